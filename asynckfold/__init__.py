@@ -1,0 +1,1 @@
+"""Cross-validate many PyTorch models at once."""

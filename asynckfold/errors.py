@@ -1,0 +1,144 @@
+"""What can go wrong, drawn as a tree.
+
+::
+
+    AsyncKFoldError
+     ├─ InputError            what the caller passed cannot work; nothing was started   exit 2
+     │   └─ PlanMismatchError the folder holds a run of another plan                    exit 2
+     ├─ RunHeldError          another process works on this folder                      exit 3
+     ├─ StoreCorruptError     the run on disk is damaged                                exit 4
+     ├─ StorageError          the disk refused; the run can be continued                exit 5
+     ├─ AllJobsFailedError    not one job succeeded                                     exit 1
+     ├─ JobFailedError        a job failed and ``error_score="raise"``                  exit 1
+     └─ WorkerDiedError       a worker process ended without an answer (retried)
+
+    KeyboardInterrupt
+     └─ InterruptedRunError   Ctrl-C, after everything that can be saved was saved      exit 130
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One rule that the input breaks.
+
+    Parameters
+    ----------
+    rule : str
+        What must hold, naming the argument: ``"epochs must be at least 1"``.
+    received : str
+        The value that was found.
+    remedy : str
+        What to do instead.
+    """
+
+    rule: str
+    received: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: received {self.received}. {self.remedy}"
+
+
+class AsyncKFoldError(Exception):
+    """Base of everything that asynckfold raises on purpose."""
+
+    exit_code = 1
+
+
+class InputError(AsyncKFoldError, ValueError):
+    """All problems found in the arguments, raised before any job starts.
+
+    >>> raise InputError([Problem("epochs must be at least 1", "0", "Pass epochs=1 or more.")])
+    Traceback (most recent call last):
+    asynckfold.errors.InputError: epochs must be at least 1: received 0. Pass epochs=1 or more.
+    """
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        if len(self.problems) == 1:
+            return str(self.problems[0])
+        lines = [f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1)]
+        return "\n".join([f"{len(lines)} problems, nothing was started:", *lines])
+
+
+class PlanMismatchError(InputError):
+    """The run folder holds another plan."""
+
+
+class RunHeldError(AsyncKFoldError):
+    """Another process holds the run folder."""
+
+    exit_code = 3
+
+
+class StoreCorruptError(AsyncKFoldError):
+    """The run on disk is damaged, or is not a run."""
+
+    exit_code = 4
+
+
+class StorageError(AsyncKFoldError, OSError):
+    """The disk is full, read-only or broken; what was recorded stays, the run can be continued."""
+
+    exit_code = 5
+
+
+class AllJobsFailedError(AsyncKFoldError):
+    """No job of the sweep succeeded."""
+
+
+class JobFailedError(AsyncKFoldError):
+    """A job failed and the caller asked for ``error_score="raise"``."""
+
+
+class WorkerDiedError(AsyncKFoldError):
+    """A worker process ended without an answer: killed, crashed, or exited by user code.
+
+    Parameters
+    ----------
+    pid : int
+        The worker's process number.
+    cause : str
+        ``"SIGKILL"``, ``"SIGSEGV"`` or ``"exit code 3"``.
+    """
+
+    def __init__(self, pid: int, cause: str) -> None:
+        self.pid = pid
+        self.cause = cause
+        super().__init__(f"worker process {pid} died: {cause}")
+
+
+class InterruptedRunError(KeyboardInterrupt):
+    """Ctrl-C. What was finished is recorded; the same call continues."""
+
+    exit_code = 130
+
+
+def refuse(problems: Iterable[Problem]) -> None:
+    """Raise one `InputError` for all problems, if there are any."""
+    found = list(problems)
+    if found:
+        raise InputError(found)
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """Return ``" Did you mean 'cosine'?"`` when a valid word is close, else ``""``.
+
+    >>> nearest("cosin", ["cosine", "warm"])
+    " Did you mean 'cosine'?"
+    >>> nearest("zzz", ["cosine"])
+    ''
+    """
+    close = difflib.get_close_matches(word, list(valid), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

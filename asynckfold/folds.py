@@ -1,0 +1,311 @@
+"""Who is held out when: the folds, made once and shared by every candidate.
+
+Any scikit-learn splitter, an integer, or a list of (train, valid) index pairs becomes a tuple of
+`Fold`. An integer means seeded, shuffled folds: stratified by class for integer targets, and never
+dividing a group when ``groups`` are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.errors import Problem, refuse
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """One division of the samples.
+
+    Parameters
+    ----------
+    repeat, index : int
+        Which repetition of the cross-validation, and which fold of it; both from 0.
+    train, valid : ndarray of int64, shapes (n_train,) and (n_valid,)
+        Sample numbers; disjoint.
+    """
+
+    repeat: int
+    index: int
+    train: Indices
+    valid: Indices
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """``(repeat, index)``."""
+        return (self.repeat, self.index)
+
+
+def make_folds(
+    n_samples: int,
+    targets: npt.NDArray[Any],
+    cv: Any = 5,
+    *,
+    classification: bool = True,
+    stratify: bool = True,
+    n_repeats: int = 1,
+    groups: Any = None,
+    random_state: int = 0,
+) -> tuple[Fold, ...]:
+    """Divide the samples, once, for the whole sweep.
+
+    Parameters
+    ----------
+    n_samples : int
+        Number of samples.
+    targets : ndarray of shape (n_samples,) or (n_samples, n_outputs)
+        Class indices or regression targets.
+    cv : int, scikit-learn splitter, or iterable of (train, valid) index arrays
+        An integer is the number of folds.
+    classification : bool
+        Whether the targets are classes.
+    stratify : bool
+        Keep class proportions in each fold; only for an integer ``cv`` and class targets.
+    n_repeats : int
+        How often to divide anew, with another shuffle; only for an integer ``cv``.
+    groups : array-like of shape (n_samples,), optional
+        Samples of one group are never on both sides.
+    random_state : int
+        Seed of the shuffle.
+
+    Returns
+    -------
+    tuple of Fold
+        Repeat by repeat, fold by fold.
+
+    Raises
+    ------
+    InputError
+        All problems at once: too few samples, a class smaller than the number of folds, indices
+        that overlap or do not exist.
+
+    Examples
+    --------
+    >>> folds = make_folds(6, np.array([0, 0, 0, 1, 1, 1]), 3)
+    >>> [len(fold.valid) for fold in folds]
+    [2, 2, 2]
+    """
+    group_array = None if groups is None else np.asarray(groups)
+    refuse(_group_problems(n_samples, group_array))
+    if isinstance(cv, (int, np.integer)) and not isinstance(cv, bool):
+        n_splits = int(cv)
+        stratified = classification and stratify
+        refuse(_count_problems(n_samples, targets, n_splits, n_repeats, stratified, group_array))
+        pairs = _repeated(
+            n_samples, targets, n_splits, n_repeats, stratified, group_array, random_state
+        )
+    else:
+        pairs = _given(n_samples, targets, cv, n_repeats, group_array)
+    folds = tuple(
+        Fold(repeat, index, _indices(train), _indices(valid))
+        for repeat, index, train, valid in pairs
+    )
+    refuse(_fold_problems(folds, n_samples, group_array))
+    return folds
+
+
+def _indices(values: Any) -> Indices:
+    array = np.asarray(values)
+    if array.dtype == bool:
+        array = np.flatnonzero(array)
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _group_problems(n_samples: int, groups: npt.NDArray[Any] | None) -> list[Problem]:
+    if groups is None or groups.shape == (n_samples,):
+        return []
+    return [
+        Problem(
+            f"groups must hold one label for each of the {n_samples} samples",
+            f"an array of shape {groups.shape}",
+            "Pass an array of that length.",
+        )
+    ]
+
+
+def _count_problems(
+    n_samples: int,
+    targets: npt.NDArray[Any],
+    n_splits: int,
+    n_repeats: int,
+    stratified: bool,
+    groups: npt.NDArray[Any] | None,
+) -> list[Problem]:
+    problems = []
+    if n_splits < 2:
+        problems.append(
+            Problem(
+                "the number of folds must be at least 2", str(n_splits), "Pass kfolds=2 or more."
+            )
+        )
+    if n_repeats < 1:
+        problems.append(
+            Problem("n_repeats must be at least 1", str(n_repeats), "Pass n_repeats=1 or more.")
+        )
+    if n_samples < n_splits:
+        problems.append(
+            Problem(
+                "there must be at least as many samples as folds",
+                f"{n_samples} samples for {n_splits} folds",
+                "Use fewer folds or more samples.",
+            )
+        )
+    elif stratified and n_splits >= 2:
+        problems += _class_problems(targets, n_splits)
+    if groups is not None and len(np.unique(groups)) < n_splits:
+        problems.append(
+            Problem(
+                "there must be at least as many groups as folds",
+                f"{len(np.unique(groups))} groups for {n_splits} folds",
+                "Use fewer folds.",
+            )
+        )
+    return problems
+
+
+def _class_problems(targets: npt.NDArray[Any], n_splits: int) -> list[Problem]:
+    classes, counts = np.unique(targets, return_counts=True)
+    rare = [
+        f"class {name} has {count}"
+        for name, count in zip(classes.tolist(), counts.tolist(), strict=True)
+        if count < n_splits
+    ]
+    if not rare:
+        return []
+    shown = ", ".join(rare[:5]) + (f" and {len(rare) - 5} more" if len(rare) > 5 else "")
+    return [
+        Problem(
+            f"each class must have at least {n_splits} members, one for each fold",
+            shown,
+            f"Use at most {max(2, int(counts.min()))} folds, merge rare classes, "
+            "or pass stratify=False.",
+        )
+    ]
+
+
+def _repeated(
+    n_samples: int,
+    targets: npt.NDArray[Any],
+    n_splits: int,
+    n_repeats: int,
+    stratified: bool,
+    groups: npt.NDArray[Any] | None,
+    random_state: int,
+) -> Iterable[tuple[int, int, Any, Any]]:
+    rows = np.zeros((n_samples, 1))
+    for repeat in range(n_repeats):
+        seed = random_state if repeat == 0 else _repeat_seed(random_state, repeat)
+        splitter = _splitter(n_splits, stratified, groups is not None, seed)
+        for index, (train, valid) in enumerate(splitter.split(rows, targets, groups)):
+            yield repeat, index, train, valid
+
+
+def _repeat_seed(random_state: int, repeat: int) -> int:
+    return int(np.random.SeedSequence([random_state, repeat]).generate_state(1)[0])
+
+
+def _splitter(n_splits: int, stratified: bool, grouped: bool, seed: int) -> Any:
+    from sklearn import model_selection
+
+    if grouped and stratified:
+        return model_selection.StratifiedGroupKFold(n_splits, shuffle=True, random_state=seed)
+    if grouped:
+        return model_selection.GroupKFold(n_splits, shuffle=True, random_state=seed)
+    if stratified:
+        return model_selection.StratifiedKFold(n_splits, shuffle=True, random_state=seed)
+    return model_selection.KFold(n_splits, shuffle=True, random_state=seed)
+
+
+def _given(
+    n_samples: int,
+    targets: npt.NDArray[Any],
+    cv: Any,
+    n_repeats: int,
+    groups: npt.NDArray[Any] | None,
+) -> list[tuple[int, int, Any, Any]]:
+    if n_repeats != 1:
+        refuse(
+            [
+                Problem(
+                    "n_repeats applies to a number of folds only",
+                    f"n_repeats={n_repeats} with cv={cv!r}",
+                    "Use scikit-learn's RepeatedStratifiedKFold as cv, or leave n_repeats out.",
+                )
+            ]
+        )
+    if hasattr(cv, "split"):
+        try:
+            pairs = list(cv.split(np.zeros((n_samples, 1)), targets, groups))
+        except ValueError as error:
+            refuse([Problem("cv must be able to divide the samples", str(error), f"cv is {cv!r}.")])
+            raise
+    elif isinstance(cv, Iterable) and not isinstance(cv, (str, bytes)):
+        pairs = list(cv)
+    else:
+        pairs = []
+    if not pairs or any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
+        refuse(
+            [
+                Problem(
+                    "cv must be a number of folds, a scikit-learn splitter, or a list of "
+                    "(train, valid) index pairs",
+                    repr(cv)[:80],
+                    "Pass cv=5, cv=GroupKFold(5), or cv=[(train, valid), ...].",
+                )
+            ]
+        )
+    return [(0, index, train, valid) for index, (train, valid) in enumerate(pairs)]
+
+
+def _fold_problems(
+    folds: Sequence[Fold], n_samples: int, groups: npt.NDArray[Any] | None
+) -> list[Problem]:
+    problems = []
+    for fold in folds:
+        name = f"fold {fold.index}" + (f" of repeat {fold.repeat}" if fold.repeat else "")
+        for side, indices in (("train", fold.train), ("valid", fold.valid)):
+            problems += _side_problems(name, side, indices, n_samples)
+        common = np.intersect1d(fold.train, fold.valid)
+        if common.size:
+            problems.append(
+                Problem(
+                    f"{name}: train and valid must not share samples",
+                    f"{common.size} in both, such as {common[:5].tolist()}",
+                    "Hold each sample out of training where it is scored.",
+                )
+            )
+        elif groups is not None and fold.train.size and fold.valid.size:
+            shared = np.intersect1d(groups[fold.train], groups[fold.valid])
+            if shared.size:
+                problems.append(
+                    Problem(
+                        f"{name}: a group must not be on both sides",
+                        f"{shared.size} groups in both, such as {shared[:5].tolist()}",
+                        "Use a splitter that respects groups, such as GroupKFold.",
+                    )
+                )
+    return problems
+
+
+def _side_problems(name: str, side: str, indices: Indices, n_samples: int) -> list[Problem]:
+    remedy = f"Indices count the samples from 0 to {n_samples - 1}, each at most once."
+    if indices.ndim != 1 or indices.size == 0:
+        return [
+            Problem(f"{name}: {side} must be a list of samples", f"shape {indices.shape}", remedy)
+        ]
+    outside = indices[(indices < 0) | (indices >= n_samples)]
+    if outside.size:
+        return [
+            Problem(f"{name}: {side} must name existing samples", str(outside[:5].tolist()), remedy)
+        ]
+    values, counts = np.unique(indices, return_counts=True)
+    if (counts > 1).any():
+        doubled = values[counts > 1][:5].tolist()
+        return [Problem(f"{name}: {side} must name each sample once", f"{doubled} twice", remedy)]
+    return []

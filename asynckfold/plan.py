@@ -1,0 +1,310 @@
+"""What is to be done: jobs, trainer parameters, and the plan that holds them. Pure data.
+
+A plan is everything that a result depends on. Two runs of equal plans give equal bits on the same
+machine and software; where, when and beside whom a job runs is not in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.folds import Fold
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model × one LR schedule × one fold.
+
+    Parameters
+    ----------
+    model, lr_schedule : str
+        Names; the live objects are in the recipe.
+    repeat, fold : int
+        Which fold is held out.
+    seed : int
+        Seeds initial weights, shuffling, dropout and augmentation. The same for every candidate, so
+        that candidates are compared on equal terms.
+    repeated : bool
+        Whether the sweep repeats its folds, so that the id has to say which repeat this is.
+    """
+
+    model: str
+    lr_schedule: str
+    repeat: int
+    fold: int
+    seed: int
+    repeated: bool = False
+
+    @property
+    def candidate(self) -> str:
+        """``"LeNet/cosine"``."""
+        return f"{self.model}/{self.lr_schedule}"
+
+    @property
+    def id(self) -> str:
+        """``"LeNet/cosine/fold-0"``, with ``repeat-1/`` before the fold where folds repeat."""
+        repeat = f"repeat-{self.repeat}/" if self.repeated else ""
+        return f"{self.candidate}/{repeat}fold-{self.fold}"
+
+
+@dataclass(frozen=True)
+class TrainerParams:
+    """How each job trains.
+
+    Parameters
+    ----------
+    epochs : int
+        Passes over the training fold.
+    save_checkpoint_frequency : int
+        Epochs between checkpoints; the last epoch is always saved.
+    print_frequency : int
+        Batches between two lines in a job's log.
+    lr_step : {"epoch", "batch"}
+        When the LR schedule steps.
+    inner_val : float
+        Share of the *training* fold that is set aside to steer ``ReduceLROnPlateau``; no other
+        LR schedule uses it.
+    clip_grad_norm : float or None
+        Largest gradient norm.
+    eval_batch_size : int
+        Samples per batch where nothing is trained; touches no result but through rounding.
+    """
+
+    epochs: int = 5
+    save_checkpoint_frequency: int = 1
+    print_frequency: int = 100
+    lr_step: str = "epoch"
+    inner_val: float = 0.1
+    clip_grad_norm: float | None = None
+    eval_batch_size: int = 256
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any] | None) -> TrainerParams:
+        """Check a user's dictionary and return the parameters.
+
+        Raises
+        ------
+        InputError
+            Naming each unknown key and each value out of range.
+
+        Examples
+        --------
+        >>> TrainerParams.from_mapping({"epochs": 2}).epochs
+        2
+        >>> TrainerParams.from_mapping({"epoch": 2})
+        Traceback (most recent call last):
+        asynckfold.errors.InputError: trainer_params must use known keys: received 'epoch'. \
+Did you mean 'epochs'? Valid: clip_grad_norm, epochs, eval_batch_size, inner_val, lr_step, \
+print_frequency, save_checkpoint_frequency.
+        """
+        known = {item.name for item in fields(cls)}
+        values = dict(given or {})
+        if "max_epochs" in values and "epochs" not in values:
+            values["epochs"] = values.pop("max_epochs")
+        problems = [
+            Problem(
+                "trainer_params must use known keys",
+                repr(key),
+                f"{nearest(str(key), known).strip()} Valid: {', '.join(sorted(known))}.".strip(),
+            )
+            for key in values
+            if key not in known
+        ]
+        params = cls(**{key: value for key, value in values.items() if key in known})
+        refuse([*problems, *params._problems()])
+        return params
+
+    def _problems(self) -> Iterator[Problem]:
+        for name in ("epochs", "save_checkpoint_frequency", "print_frequency", "eval_batch_size"):
+            value = getattr(self, name)
+            if not _is_count(value):
+                yield Problem(
+                    f"{name} must be a whole number of at least 1",
+                    repr(value),
+                    f"Pass {name}=1 or more.",
+                )
+        if self.lr_step not in ("epoch", "batch"):
+            yield Problem(
+                "lr_step must be 'epoch' or 'batch'", repr(self.lr_step), "The default is 'epoch'."
+            )
+        if not _is_number(self.inner_val) or not 0 < self.inner_val < 1:
+            yield Problem(
+                "inner_val must be a share between 0 and 1",
+                repr(self.inner_val),
+                "The default is 0.1.",
+            )
+        clip = self.clip_grad_norm
+        if clip is not None and (not _is_number(clip) or not 0 < clip < float("inf")):
+            yield Problem(
+                "clip_grad_norm must be a positive number", repr(clip), "Pass None for no clipping."
+            )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All jobs of a sweep and everything their results depend on.
+
+    Parameters
+    ----------
+    jobs : tuple of Job
+        Candidate by candidate, fold by fold.
+    params : TrainerParams
+        How each job trains.
+    batch_size, threads_per_job, random_state : int
+        Samples per step, threads inside a job, root seed.
+    device : {"cpu", "cuda"}
+        The kind of device every job runs on.
+    scoring : tuple of str
+        Names of the scores; the first ranks.
+    dataset : str
+        Fingerprint of samples, targets and transforms.
+    folds : str
+        Fingerprint of the folds.
+    classes : tuple of str
+        Class names by index; empty for regression.
+    recipe : Mapping
+        What is known about the live objects: architecture of each model, optimizer settings.
+    """
+
+    jobs: tuple[Job, ...]
+    params: TrainerParams
+    batch_size: int
+    threads_per_job: int
+    random_state: int
+    device: str
+    scoring: tuple[str, ...]
+    dataset: str
+    folds: str
+    classes: tuple[str, ...] = ()
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def candidates(self) -> tuple[tuple[str, str], ...]:
+        """(model, LR schedule) pairs, in the caller's order."""
+        return tuple(dict.fromkeys((job.model, job.lr_schedule) for job in self.jobs))
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the whole plan."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Return the plan as canonical JSON."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read a plan that `to_json` wrote."""
+        raw = json.loads(text)
+        raw["jobs"] = tuple(Job(**job) for job in raw["jobs"])
+        raw["params"] = TrainerParams(**raw["params"])
+        for name in ("scoring", "classes"):
+            raw[name] = tuple(raw[name])
+        return cls(**raw)
+
+    def first_difference(self, other: Plan) -> str | None:
+        """Name the first thing in which `other` differs, or None when the plans are equal.
+
+        Examples
+        --------
+        >>> plan = Plan((), TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+        >>> from dataclasses import replace
+        >>> plan.first_difference(replace(plan, batch_size=64))
+        'batch_size: 32 there, 64 here'
+        """
+        mine, theirs = json.loads(self.to_json()), json.loads(other.to_json())
+        order = ("batch_size", "params", "random_state", "jobs", "dataset", "folds", "scoring")
+        names = [*order, *(name for name in mine if name not in order)]
+        for name in names:
+            found = _difference(name, mine[name], theirs[name])
+            if found:
+                return found
+        return None
+
+
+def _difference(path: str, there: Any, here: Any) -> str | None:
+    if there == here:
+        return None
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in [*there, *(key for key in here if key not in there)]:
+            found = _difference(f"{path}.{key}", there.get(key), here.get(key))
+            if found:
+                return found
+    if path == "jobs":
+        return _jobs_difference(there, here)
+    return f"{path}: {_short(there)} there, {_short(here)} here"
+
+
+def _jobs_difference(there: list[dict[str, Any]], here: list[dict[str, Any]]) -> str:
+    for name in ("model", "lr_schedule", "repeat", "fold"):
+        old = list(dict.fromkeys(str(job[name]) for job in there))
+        new = list(dict.fromkeys(str(job[name]) for job in here))
+        if old != new:
+            label = {"model": "models", "lr_schedule": "schedulers"}.get(name, f"{name}s")
+            return f"{label}: {', '.join(old)} there, {', '.join(new)} here"
+    return "jobs: other seeds or another order"
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def job_seed(random_state: int, repeat: int, fold: int) -> int:
+    """Return the seed of a fold's jobs: a function of the root seed, the repeat and the fold only.
+
+    Uses NumPy's ``SeedSequence`` (O'Neill 2015), whose streams do not overlap for near inputs.
+    """
+    return int(np.random.SeedSequence([random_state, repeat, fold]).generate_state(1)[0])
+
+
+def make_jobs(
+    models: Sequence[str], lr_schedules: Sequence[str], folds: Sequence[Fold], random_state: int
+) -> tuple[Job, ...]:
+    """Return folds × models × LR schedules, candidate by candidate.
+
+    Examples
+    --------
+    >>> one = np.array([0]), np.array([1])
+    >>> [job.id for job in make_jobs(["A"], ["step", "warm"], [Fold(0, 0, *one)], 0)]
+    ['A/step/fold-0', 'A/warm/fold-0']
+    """
+    repeated = any(fold.repeat for fold in folds)
+    return tuple(
+        Job(
+            model,
+            lr_schedule,
+            fold.repeat,
+            fold.index,
+            job_seed(random_state, fold.repeat, fold.index),
+            repeated,
+        )
+        for model in models
+        for lr_schedule in lr_schedules
+        for fold in folds
+    )
+
+
+def folds_fingerprint(folds: Sequence[Fold]) -> str:
+    """Return the SHA-256 of all index arrays, in order."""
+    digest = hashlib.sha256()
+    for fold in folds:
+        digest.update(np.array([*fold.key, len(fold.train), len(fold.valid)], np.int64).tobytes())
+        digest.update(fold.train.tobytes())
+        digest.update(fold.valid.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,609 @@
+"""What comes out: the result of one job, and `CVResults`, what the user gets back."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.folds import Fold
+from asynckfold.plan import Job, Plan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DONE, FAILED, DIVERGED, CANCELLED = "done", "failed", "diverged", "cancelled"
+ENDED = (DONE, FAILED, DIVERGED, CANCELLED)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch of one job.
+
+    Parameters
+    ----------
+    number : int
+        From 1.
+    train_loss, valid_loss : float
+        Mean over the samples of the training fold, while training; and over the held-out fold.
+    accuracy : float or None
+        Share of held-out samples whose class is right; None for regression.
+    lr : float
+        Learning rate of the first parameter group at the start of the epoch.
+    seconds : float
+        Wall time, evaluation included.
+    """
+
+    number: int
+    train_loss: float
+    valid_loss: float
+    accuracy: float | None
+    lr: float
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The end of one job.
+
+    Parameters
+    ----------
+    job_id : str
+        ``"LeNet/cosine/fold-0"``.
+    attempt : int
+        The attempt that ended, from 1.
+    status : {"done", "failed", "diverged", "cancelled"}
+        How it ended.
+    scores : Mapping of str to float
+        By metric, on the held-out fold, by the model of the last epoch; greater is better.
+    epochs : tuple of Epoch
+        What was recorded on the way.
+    outputs : ndarray of float32, shape (n_valid, n_outputs), or None
+        What the model says of the held-out samples, in the fold's order.
+    weights : str
+        SHA-256 of the trained parameters and buffers.
+    fit_seconds, score_seconds : float
+        Wall time of training with its evaluations, and of the last evaluation.
+    peak_memory : int
+        Largest resident set of the worker during the job, bytes.
+    pid, cores, threads, device : int, tuple of int, int, str
+        Where it ran.
+    started, ended : float
+        Run seconds: wall time of the run's sessions up to then.
+    error, traceback : str
+        One line, and the whole story; empty when done.
+    """
+
+    job_id: str
+    attempt: int
+    status: str
+    scores: Mapping[str, float] = field(default_factory=dict)
+    epochs: tuple[Epoch, ...] = ()
+    outputs: npt.NDArray[np.float32] | None = None
+    weights: str = ""
+    fit_seconds: float = 0.0
+    score_seconds: float = 0.0
+    peak_memory: int = 0
+    pid: int = 0
+    cores: tuple[int, ...] = ()
+    threads: int = 1
+    device: str = "cpu"
+    started: float = 0.0
+    ended: float = 0.0
+    error: str = ""
+    traceback: str = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over what must never change: weights, outputs, metrics; no time, no place."""
+        canonical = {
+            "job": self.job_id,
+            "status": self.status,
+            "weights": self.weights,
+            "outputs": "" if self.outputs is None else _array_digest(self.outputs),
+            "scores": {name: float(value).hex() for name, value in sorted(self.scores.items())},
+            "epochs": [
+                [
+                    item.number,
+                    *(
+                        None if value is None else float(value).hex()
+                        for value in (item.train_loss, item.valid_loss, item.accuracy, item.lr)
+                    ),
+                ]
+                for item in self.epochs
+            ],
+        }
+        return hashlib.sha256(json.dumps(canonical, sort_keys=True).encode()).hexdigest()
+
+
+def _array_digest(array: npt.NDArray[Any]) -> str:
+    head = f"{array.dtype.str}{array.shape}".encode()
+    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def fingerprint(digests: Mapping[str, str]) -> str:
+    """Return one hash for all jobs' canonical results; `digests` maps job id to `Result.digest`."""
+    return hashlib.sha256(json.dumps(dict(sorted(digests.items()))).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The ordinary serial loop over the same jobs, to compare with.
+
+    Parameters
+    ----------
+    kind : {"measured", "estimated"}
+        Whether the whole loop was run, or some batches of each candidate timed and multiplied.
+    seconds : float
+        All jobs, one after another.
+    threads : int
+        Threads of the loop: torch's default.
+    by_candidate : Mapping of str to float
+        Seconds of each candidate's jobs.
+    accuracy : Mapping of str to float
+        Mean score of each candidate in the baseline's own training; empty for an estimate.
+    """
+
+    kind: str
+    seconds: float
+    threads: int
+    by_candidate: Mapping[str, float] = field(default_factory=dict)
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One row of the ranking: a model × LR schedule over all its folds.
+
+    Parameters
+    ----------
+    model, lr_schedule : str
+        Names.
+    scores : Mapping of str to ndarray of shape (n_folds,)
+        By metric; NaN where a fold has no score.
+    fit_seconds, score_seconds : ndarray of shape (n_folds,)
+        NaN where a fold did not end.
+    done, planned : int
+        Folds.
+    status : str
+        ``"done"`` when complete, else the worst that happened: ``"failed"``, ``"diverged"``,
+        ``"cancelled"`` or ``"pending"``.
+    """
+
+    model: str
+    lr_schedule: str
+    scores: Mapping[str, npt.NDArray[np.float64]]
+    fit_seconds: npt.NDArray[np.float64]
+    score_seconds: npt.NDArray[np.float64]
+    done: int
+    planned: int
+    status: str
+
+    @property
+    def name(self) -> str:
+        """``"LeNet/cosine"``."""
+        return f"{self.model}/{self.lr_schedule}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether every fold has a score; only then is the candidate ranked."""
+        return self.done == self.planned
+
+
+def candidates(
+    plan: Plan, results: Mapping[str, Result], error_score: float = float("nan")
+) -> list[Candidate]:
+    """Gather results by candidate, in the caller's order."""
+    rows = []
+    for model, lr_schedule in plan.candidates:
+        jobs = [job for job in plan.jobs if (job.model, job.lr_schedule) == (model, lr_schedule)]
+        found = [results.get(job.id) for job in jobs]
+        rows.append(
+            Candidate(
+                model,
+                lr_schedule,
+                {
+                    metric: np.array([_score(item, metric, error_score) for item in found])
+                    for metric in plan.scoring
+                },
+                np.array([item.fit_seconds if item else np.nan for item in found]),
+                np.array([item.score_seconds if item else np.nan for item in found]),
+                sum(item is not None and item.status == DONE for item in found),
+                len(jobs),
+                _worst(found),
+            )
+        )
+    return rows
+
+
+def _score(result: Result | None, metric: str, error_score: float) -> float:
+    if result is None:
+        return float("nan")
+    if result.status != DONE:
+        return error_score
+    return float(result.scores.get(metric, float("nan")))
+
+
+def _worst(found: Sequence[Result | None]) -> str:
+    statuses = {item.status if item else "pending" for item in found}
+    for status in (FAILED, DIVERGED, CANCELLED, "pending"):
+        if status in statuses:
+            return status
+    return DONE
+
+
+def rank(rows: Sequence[Candidate], metric: str) -> list[int]:
+    """Rank candidates by mean score, 1 is best; ties share a rank; incomplete ones come last.
+
+    Independent of the order of the rows, NaN or not.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace as Row
+    >>> rows = [Row(complete=True, scores={"a": np.array([value])}) for value in (0.5, 0.9, 0.5)]
+    >>> rank(rows, "a")
+    [2, 1, 2]
+    """
+    means = [float(np.mean(row.scores[metric])) if row.complete else float("nan") for row in rows]
+    finite = [value for value in means if not np.isnan(value)]
+    return [
+        1 + (len(finite) if np.isnan(value) else sum(other > value for other in finite))
+        for value in means
+    ]
+
+
+def confidence_interval(
+    scores: npt.NDArray[np.float64], train_valid_ratio: float, level: float = 0.95
+) -> tuple[float, float]:
+    """Return the corrected resampled t interval of a mean over folds.
+
+    Folds share training samples, so the naive interval is too narrow; Nadeau and Bengio (2003),
+    "Inference for the Generalization Error", add ``n_valid / n_train`` to ``1 / k``. Derived for
+    random divisions, a heuristic for k-fold.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (k,)
+        One score a fold.
+    train_valid_ratio : float
+        ``n_valid / n_train``.
+    level : float
+        Coverage.
+
+    Returns
+    -------
+    tuple of float
+        Lower and upper end; NaN for fewer than two folds.
+    """
+    from scipy import stats
+
+    count = len(scores)
+    if count < 2 or np.isnan(scores).any():
+        return (float("nan"), float("nan"))
+    error = np.sqrt((1 / count + train_valid_ratio) * scores.var(ddof=1))
+    half = float(stats.t.ppf((1 + level) / 2, count - 1) * error)
+    return (float(scores.mean()) - half, float(scores.mean()) + half)
+
+
+@dataclass(frozen=True, eq=False)
+class CVResults:
+    """The results of a sweep, complete or not.
+
+    Parameters
+    ----------
+    plan : Plan
+        What was asked.
+    folds : tuple of Fold
+        Who was held out when.
+    n_samples : int
+        Samples of the dataset.
+    results : Mapping of str to Result
+        By job id; jobs without a result are pending.
+    seconds : float
+        Wall time of the packed run: data, worker start-up, checks and jobs, over all sessions.
+    baseline : Baseline or None
+        The serial loop to compare with.
+    root_dir : Path
+        The run on disk.
+    error_score : float
+        What stands for the score of a job that failed.
+    """
+
+    plan: Plan
+    folds: tuple[Fold, ...]
+    n_samples: int
+    results: Mapping[str, Result]
+    seconds: float
+    baseline: Baseline | None
+    root_dir: Path
+    error_score: float = float("nan")
+    _build_report: Callable[[], Path] | None = None
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """One `Candidate` per model × LR schedule, in the caller's order."""
+        return candidates(self.plan, self.results, self.error_score)
+
+    @property
+    def cv_results_(self) -> dict[str, Any]:
+        """Scores and times with scikit-learn's keys, one entry per candidate.
+
+        ``params``, ``param_model``, ``param_scheduler``, ``split0_test_accuracy``, …,
+        ``mean_test_accuracy``, ``std_test_accuracy``, ``rank_test_accuracy``, ``mean_fit_time``,
+        ``std_fit_time``, ``mean_score_time``, ``std_score_time``.
+        """
+        rows = self.candidates
+        table: dict[str, Any] = {}
+        for name, column in (("fit", "fit_seconds"), ("score", "score_seconds")):
+            seconds = np.array([getattr(row, column) for row in rows])
+            table[f"mean_{name}_time"] = seconds.mean(axis=1)
+            table[f"std_{name}_time"] = seconds.std(axis=1)
+        for name, values in (
+            ("model", [row.model for row in rows]),
+            ("scheduler", [row.lr_schedule for row in rows]),
+        ):
+            table[f"param_{name}"] = np.ma.MaskedArray(np.array(values, dtype=object), mask=False)
+        table["params"] = [{"model": row.model, "scheduler": row.lr_schedule} for row in rows]
+        for metric in self.plan.scoring:
+            scores = np.array([row.scores[metric] for row in rows])
+            for split in range(scores.shape[1]):
+                table[f"split{split}_test_{metric}"] = scores[:, split]
+            table[f"mean_test_{metric}"] = scores.mean(axis=1)
+            table[f"std_test_{metric}"] = scores.std(axis=1)
+            table[f"rank_test_{metric}"] = np.array(rank(rows, metric), dtype=np.int32)
+        return table
+
+    @property
+    def best_index_(self) -> int:
+        """Position of the best complete candidate.
+
+        Raises
+        ------
+        ValueError
+            No candidate is complete.
+        """
+        rows = self.candidates
+        if not any(row.complete for row in rows):
+            raise ValueError(
+                f"no candidate has a score on every fold, so none is best; {self._account()}"
+            )
+        return int(np.argmin(rank(rows, self.plan.scoring[0])))
+
+    @property
+    def best_params_(self) -> dict[str, str]:
+        """``{"model": …, "scheduler": …}`` of the best complete candidate."""
+        row = self.candidates[self.best_index_]
+        return {"model": row.model, "scheduler": row.lr_schedule}
+
+    @property
+    def best_score_(self) -> float:
+        """Mean of the first metric over the folds of the best complete candidate."""
+        return float(np.mean(self.candidates[self.best_index_].scores[self.plan.scoring[0]]))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Jobs by state: planned = done + failed + diverged + cancelled + pending."""
+        found = [result.status for result in self.results.values()]
+        ended = {status: found.count(status) for status in ENDED}
+        planned = len(self.plan.jobs)
+        return {"planned": planned, **ended, "pending": planned - sum(ended.values())}
+
+    @property
+    def speedup(self) -> float | None:
+        """Serial seconds / packed seconds; None without a baseline or while jobs are pending."""
+        if self.baseline is None or self.counts["pending"] or not self.seconds:
+            return None
+        return self.baseline.seconds / self.seconds
+
+    @property
+    def fingerprint(self) -> str:
+        """One hash over all jobs' canonical results: equal hashes, equal bits."""
+        return fingerprint({name: item.digest for name, item in self.results.items()})
+
+    @property
+    def oof(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Out-of-fold outputs by candidate, one row per sample of the dataset, in its order.
+
+        Rows of samples that no finished fold held out are NaN; with repeats, their mean.
+        """
+        return {
+            f"{model}/{lr_schedule}": outputs
+            for model, lr_schedule in self.plan.candidates
+            if (outputs := self._out_of_fold(model, lr_schedule)) is not None
+        }
+
+    def _out_of_fold(self, model: str, lr_schedule: str) -> npt.NDArray[np.float32] | None:
+        by_key = {fold.key: fold for fold in self.folds}
+        total: npt.NDArray[np.float64] | None = None
+        count = np.zeros(self.n_samples)
+        for job in self.plan.jobs:
+            if (job.model, job.lr_schedule) != (model, lr_schedule):
+                continue
+            result = self.results.get(job.id)
+            if result is None or result.outputs is None or result.status != DONE:
+                continue
+            if total is None:
+                total = np.zeros((self.n_samples, *result.outputs.shape[1:]))
+            rows = by_key[(job.repeat, job.fold)].valid
+            total[rows] += result.outputs
+            count[rows] += 1
+        if total is None:
+            return None
+        count[count == 0] = np.nan
+        return (total / count.reshape(-1, *[1] * (total.ndim - 1))).astype(np.float32)
+
+    def to_frame(self, level: str = "candidate") -> pd.DataFrame:
+        """Return a pandas table: one row per candidate, per fold, or per epoch.
+
+        Parameters
+        ----------
+        level : {"candidate", "fold", "epoch"}
+            What a row is. Candidates are sorted by rank.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Seconds in ``*_seconds``, bytes in ``peak_memory``.
+        """
+        import pandas as pd
+
+        makers: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
+            "candidate": self._candidate_rows,
+            "fold": self._fold_rows,
+            "epoch": self._epoch_rows,
+        }
+        if level not in makers:
+            raise ValueError(
+                f"level must be 'candidate', 'fold' or 'epoch': received {level!r}. "
+                "The default is 'candidate'."
+            )
+        frame: pd.DataFrame = pd.DataFrame(list(makers[level]()))
+        return frame
+
+    def _candidate_rows(self) -> list[dict[str, Any]]:
+        rows = self.candidates
+        first = self.plan.scoring[0]
+        ratio = float(np.mean([len(fold.valid) / len(fold.train) for fold in self.folds]))
+        table = []
+        for position, row in zip(rank(rows, first), rows, strict=True):
+            low, high = confidence_interval(row.scores[first], ratio)
+            entry: dict[str, Any] = {
+                "rank": position if row.complete else None,
+                "model": row.model,
+                "scheduler": row.lr_schedule,
+            }
+            for metric in self.plan.scoring:
+                entry[f"mean_{metric}"] = _nan_mean(row.scores[metric])
+                entry[f"std_{metric}"] = _nan_std(row.scores[metric])
+            entry |= {
+                "ci_low": low,
+                "ci_high": high,
+                "fit_seconds": _nan_mean(row.fit_seconds) * row.planned,
+                "folds_done": row.done,
+                "folds": row.planned,
+                "status": row.status,
+            }
+            table.append((position, entry))
+        return [entry for _, entry in sorted(table, key=lambda pair: pair[0])]
+
+    def _fold_rows(self) -> Iterable[dict[str, Any]]:
+        for job in self.plan.jobs:
+            result = self.results.get(job.id)
+            yield {
+                "model": job.model,
+                "scheduler": job.lr_schedule,
+                "repeat": job.repeat,
+                "fold": job.fold,
+                "status": result.status if result else "pending",
+                **{
+                    metric: _score(result, metric, self.error_score) for metric in self.plan.scoring
+                },
+                "fit_seconds": result.fit_seconds if result else float("nan"),
+                "score_seconds": result.score_seconds if result else float("nan"),
+                "peak_memory": result.peak_memory if result else 0,
+                "device": result.device if result else "",
+                "cores": ",".join(map(str, result.cores)) if result else "",
+                "threads": result.threads if result else 0,
+                "attempt": result.attempt if result else 0,
+                "error": result.error if result else "",
+            }
+
+    def _epoch_rows(self) -> Iterable[dict[str, Any]]:
+        for job in self.plan.jobs:
+            result = self.results.get(job.id)
+            for item in result.epochs if result else ():
+                yield {
+                    "model": job.model,
+                    "scheduler": job.lr_schedule,
+                    "repeat": job.repeat,
+                    "fold": job.fold,
+                    "epoch": item.number,
+                    "train_loss": item.train_loss,
+                    "valid_loss": item.valid_loss,
+                    "accuracy": item.accuracy,
+                    "lr": item.lr,
+                    "seconds": item.seconds,
+                }
+
+    def report(self) -> Path:
+        """Write the HTML report, its figures and tables; return the path of the page."""
+        if self._build_report is None:
+            raise ValueError("these results have no run on disk; use `asynckfold report DIR`")
+        return self._build_report()
+
+    def _account(self) -> str:
+        counts = self.counts
+        return ", ".join(
+            f"{number} {state}" for state, number in counts.items() if number or state == "done"
+        )
+
+    def _lines(self) -> list[tuple[str, ...]]:
+        first = self.plan.scoring[0]
+        lines: list[tuple[str, ...]] = [("", "model", "scheduler", first, "folds", "seconds")]
+        for entry in self._candidate_rows():
+            mark = "" if entry["rank"] is None else str(entry["rank"])
+            mean, std = entry[f"mean_{first}"], entry[f"std_{first}"]
+            lines.append(
+                (
+                    mark or "-",
+                    entry["model"],
+                    entry["scheduler"],
+                    "n/a" if np.isnan(mean) else f"{mean:.4f} ± {std:.4f}",
+                    f"{entry['folds_done']}/{entry['folds']}",
+                    f"{entry['fit_seconds']:.1f}",
+                )
+            )
+        return lines
+
+    def _summary(self) -> str:
+        text = f"{self._account()}; {self.seconds:.1f} s"
+        if self.baseline is not None and self.speedup is not None:
+            text += (
+                f", serial {self.baseline.seconds:.1f} s ({self.baseline.kind}): "
+                f"{self.speedup:.2f}x"
+            )
+        return f"{text}; fingerprint {self.fingerprint[:12]}"
+
+    def __repr__(self) -> str:
+        lines = self._lines()
+        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+        table = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
+        return "\n".join([f"CVResults: {self._summary()}", *table])
+
+    def _repr_html_(self) -> str:
+        head, *body = [[html.escape(cell) for cell in line] for line in self._lines()]
+        rows = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in body]
+        return (
+            f"<p><b>CVResults</b>: {html.escape(self._summary())}</p><table><thead><tr>"
+            f"{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead>"
+            f"<tbody>{''.join(rows)}</tbody></table>"
+        )
+
+
+def _nan_mean(values: npt.NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def _nan_std(values: npt.NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.std()) if known.size else float("nan")
+
+
+def job_by_id(plan: Plan) -> dict[str, Job]:
+    """Return the plan's jobs by id."""
+    return {job.id: job for job in plan.jobs}

@@ -1,0 +1,783 @@
+"""The run on disk: everything that happened, in one SQLite file with one writer.
+
+::
+
+    root_dir/
+      run.lock      an flock on this file's open descriptor says who holds the run
+      run.db        plan, jobs, attempts, epochs, results, checkpoints, events, load samples
+      splits.npz    the indices of every fold, and the targets
+
+The process that runs the sweep holds the run and is its only writer. Everyone else reads, at any
+time, also while it runs. A result is acknowledged only after its transaction is on the disk
+(``synchronous=EXTRA``); what can be lost in a crash is progress, never a result.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.errors import (
+    PlanMismatchError,
+    Problem,
+    RunHeldError,
+    StorageError,
+    StoreCorruptError,
+)
+from asynckfold.files import storage_error, write_whole
+from asynckfold.folds import Fold
+from asynckfold.plan import Plan, folds_fingerprint
+from asynckfold.result import DONE, ENDED, FAILED, Baseline, Epoch, Result, fingerprint
+
+FORMAT = 1
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE sessions (session INTEGER PRIMARY KEY, pid INTEGER, host TEXT, started TEXT,
+    offset REAL NOT NULL, seconds REAL NOT NULL, packed REAL NOT NULL DEFAULT 0);
+CREATE TABLE attempts (job_id TEXT NOT NULL, attempt INTEGER NOT NULL, session INTEGER NOT NULL,
+    started REAL NOT NULL, ended REAL, outcome TEXT, cores TEXT, threads INTEGER, device TEXT,
+    pid INTEGER, expected REAL, error TEXT, PRIMARY KEY (job_id, attempt));
+CREATE TABLE epochs (job_id TEXT NOT NULL, attempt INTEGER NOT NULL, number INTEGER NOT NULL,
+    train_loss REAL, valid_loss REAL, accuracy REAL, lr REAL, seconds REAL,
+    PRIMARY KEY (job_id, attempt, number));
+CREATE TABLE results (job_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, status TEXT NOT NULL,
+    scores TEXT NOT NULL, epochs TEXT NOT NULL, outputs BLOB, shape TEXT, weights TEXT,
+    fit_seconds REAL, score_seconds REAL, peak_memory INTEGER, pid INTEGER, cores TEXT,
+    threads INTEGER, device TEXT, started REAL, ended REAL, error TEXT, traceback TEXT,
+    digest TEXT NOT NULL);
+CREATE TABLE checkpoints (job_id TEXT NOT NULL, attempt INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    batch INTEGER NOT NULL, file TEXT NOT NULL, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL,
+    PRIMARY KEY (job_id, file));
+CREATE TABLE events (seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, job_id TEXT,
+    text TEXT NOT NULL);
+CREATE TABLE samples (at REAL NOT NULL, phase TEXT NOT NULL, used REAL NOT NULL, own REAL NOT NULL,
+    cores TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A checkpoint file that was durable when this was recorded.
+
+    Parameters
+    ----------
+    job_id, attempt : str, int
+        Who wrote it.
+    epoch, batch : int
+        Whole epochs that it contains, and batches of the next one.
+    file : str
+        Path relative to the run's folder.
+    sha256 : str
+        Digest of the file.
+    bytes : int
+        Its size.
+    """
+
+    job_id: str
+    attempt: int
+    epoch: int
+    batch: int
+    file: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at a job: where and when (run seconds), and how it ended.
+
+    ``outcome`` is None while it runs; ``"ok"``, ``"error"``, ``"diverged"``, ``"died"``,
+    ``"timeout"``, ``"cancelled"``, or ``"lost"`` when the whole run was killed.
+    """
+
+    job_id: str
+    attempt: int
+    session: int
+    started: float
+    ended: float | None
+    outcome: str | None
+    cores: tuple[int, ...]
+    threads: int
+    device: str
+    pid: int
+    expected: float
+    error: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something worth telling: a fallback, a retry, a decision."""
+
+    at: float
+    kind: str
+    job_id: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """CPU use at one moment.
+
+    Parameters
+    ----------
+    at : float
+        Run seconds.
+    phase : {"packed", "serial"}
+        Whether the sweep or the serial baseline was running.
+    used, own : float
+        Cores' worth of use of the allowed cores: by everyone, and by this run.
+    cores : tuple of float
+        Use of each allowed core, 0 to 1.
+    """
+
+    at: float
+    phase: str
+    used: float
+    own: float
+    cores: tuple[float, ...]
+
+
+class RunStore:
+    """The run on disk. Open it with `hold` to write, with `read` to look.
+
+    Attributes
+    ----------
+    root : Path
+        The run's folder.
+    """
+
+    def __init__(self, root: Path, connection: sqlite3.Connection, lock: int | None) -> None:
+        self.root = root
+        self._db = connection
+        self._lock = lock
+        self._owner = os.getpid()
+        self._session = 0
+        self._offset = 0.0
+        self._clock = time.monotonic()
+        self._dirty = False
+
+    # Opening and closing
+
+    @classmethod
+    def hold(cls, root: Path | str) -> RunStore:
+        """Take the run for writing, making the folder if there is none.
+
+        Raises
+        ------
+        RunHeldError
+            Another process holds it.
+        StorageError
+            The folder cannot be written.
+        StoreCorruptError
+            ``run.db`` is not a run of this program.
+        """
+        root = Path(root)
+        lock = _lock(root)
+        try:
+            connection = _connect(root)
+            return cls(root, connection, lock)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    @classmethod
+    def read(cls, root: Path | str) -> RunStore:
+        """Open a run for reading; it may be running.
+
+        Raises
+        ------
+        StoreCorruptError
+            There is no run in this folder, or it is damaged.
+        """
+        root = Path(root)
+        path = root / "run.db"
+        if not path.is_file():
+            raise StoreCorruptError(f"{root} holds no run: there is no run.db in it")
+        try:
+            return cls(root, _open_read_only(path), None)
+        except sqlite3.Error as error:
+            raise StoreCorruptError(f"{path} cannot be read: {error}") from error
+
+    def close(self) -> None:
+        """Write what is buffered and let go of the run."""
+        try:
+            if self._lock is not None and self._session and os.getpid() == self._owner:
+                self.flush()
+        finally:
+            self._db.close()
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
+
+    def __enter__(self) -> RunStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Writing
+
+    def begin(
+        self,
+        plan: Plan,
+        folds: Sequence[Fold],
+        targets: npt.NDArray[Any],
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the plan, or check that the folder holds the same one; start a session.
+
+        Attempts of a killed session are marked lost; failed jobs become pending again, so that the
+        same command after a repair tries them once more.
+
+        Parameters
+        ----------
+        plan : Plan
+            What this sweep does.
+        folds : sequence of Fold
+            As the plan's fingerprint says.
+        targets : ndarray of shape (n_samples,) or (n_samples, n_outputs)
+            Kept for reports.
+        about : Mapping, optional
+            What else should be known: versions, machine, command. Written once.
+
+        Raises
+        ------
+        PlanMismatchError
+            The folder holds a run of another plan; names the first difference.
+        """
+        stored = self._meta("plan")
+        if stored is None:
+            self._write_splits(folds, targets)
+            with self._transaction() as db:
+                _put(db, "format", str(FORMAT))
+                _put(db, "plan", plan.to_json())
+                _put(db, "about", json.dumps(dict(about or {})))
+        else:
+            difference = Plan.from_json(stored).first_difference(plan)
+            if difference:
+                raise PlanMismatchError(
+                    [
+                        Problem(
+                            f"{self.root} holds a run of another plan, and a run keeps its plan",
+                            difference,
+                            "Use another folder, or the same arguments to continue that run.",
+                        )
+                    ]
+                )
+        with self._transaction() as db:
+            db.execute("UPDATE attempts SET outcome = 'lost' WHERE outcome IS NULL")
+            db.execute(
+                "DELETE FROM results WHERE status NOT IN (?, 'diverged')",
+                (DONE,),
+            )
+            row = db.execute("SELECT COALESCE(SUM(seconds), 0) FROM sessions").fetchone()
+            self._offset = float(row[0])
+            self._clock = time.monotonic()
+            cursor = db.execute(
+                "INSERT INTO sessions (pid, host, started, offset, seconds) VALUES (?,?,?,?,0)",
+                (os.getpid(), socket.gethostname(), _now_text(), self._offset),
+            )
+            self._session = int(cursor.lastrowid or 0)
+
+    def now(self) -> float:
+        """Run seconds: wall time of all sessions so far."""
+        return self._offset + time.monotonic() - self._clock
+
+    def start_attempt(
+        self, job_id: str, cores: Sequence[int], threads: int, device: str, expected: float
+    ) -> int:
+        """Record that a job starts now; return the number of the attempt, from 1."""
+        self._begin_buffered()
+        row = self._db.execute(
+            "SELECT COALESCE(MAX(attempt), 0) + 1 FROM attempts WHERE job_id = ?", (job_id,)
+        ).fetchone()
+        number = int(row[0])
+        self._db.execute(
+            "INSERT INTO attempts VALUES (?,?,?,?,NULL,NULL,?,?,?,0,?,'')",
+            (
+                job_id,
+                number,
+                self._session,
+                self.now(),
+                json.dumps(list(cores)),
+                threads,
+                device,
+                expected,
+            ),
+        )
+        self.flush()
+        return number
+
+    def end_attempt(
+        self, job_id: str, attempt: int, outcome: str, *, pid: int = 0, error: str = ""
+    ) -> None:
+        """Record how an attempt ended that leaves no result: it will be tried again."""
+        self._begin_buffered()
+        self._end_attempt(job_id, attempt, outcome, pid, error)
+        self.flush()
+
+    def record(self, result: Result) -> bool:
+        """Make a result durable; return whether it was accepted.
+
+        A job keeps its first result: a late writer whose attempt is not the newest, or whose job is
+        done already, is refused.
+        """
+        self._begin_buffered()
+        newest = self._db.execute(
+            "SELECT MAX(attempt) FROM attempts WHERE job_id = ?", (result.job_id,)
+        ).fetchone()[0]
+        present = self._db.execute(
+            "SELECT 1 FROM results WHERE job_id = ?", (result.job_id,)
+        ).fetchone()
+        if present or result.attempt != newest:
+            return False
+        outputs = result.outputs
+        self._db.execute(
+            f"INSERT INTO results VALUES ({','.join('?' * 20)})",
+            (
+                result.job_id,
+                result.attempt,
+                result.status,
+                json.dumps(dict(result.scores)),
+                json.dumps([astuple(item) for item in result.epochs]),
+                None if outputs is None else np.ascontiguousarray(outputs, np.float32).tobytes(),
+                None if outputs is None else json.dumps(outputs.shape),
+                result.weights,
+                result.fit_seconds,
+                result.score_seconds,
+                result.peak_memory,
+                result.pid,
+                json.dumps(list(result.cores)),
+                result.threads,
+                result.device,
+                result.started,
+                result.ended,
+                result.error,
+                result.traceback,
+                result.digest,
+            ),
+        )
+        outcome = {DONE: "ok", FAILED: "error"}.get(result.status, result.status)
+        self._end_attempt(result.job_id, result.attempt, outcome, result.pid, result.error)
+        self.flush()
+        return True
+
+    def checkpoint(self, ref: CheckpointRef) -> list[str]:
+        """Make a checkpoint known; return files of the same job that nobody needs any more.
+
+        The two newest stay.
+        """
+        self._begin_buffered()
+        self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,?,?,?,?)", astuple(ref))
+        rows = self._db.execute(
+            "SELECT file FROM checkpoints WHERE job_id = ? "
+            "ORDER BY epoch DESC, batch DESC, attempt DESC LIMIT -1 OFFSET 2",
+            (ref.job_id,),
+        ).fetchall()
+        old = [str(row[0]) for row in rows]
+        self._db.executemany(
+            "DELETE FROM checkpoints WHERE job_id = ? AND file = ?",
+            [(ref.job_id, file) for file in old],
+        )
+        self.flush()
+        return old
+
+    def epoch(self, job_id: str, attempt: int, item: Epoch) -> None:
+        """Note an epoch of a running job; buffered."""
+        self._begin_buffered()
+        self._db.execute(
+            f"INSERT OR REPLACE INTO epochs VALUES ({','.join('?' * 8)})",
+            (job_id, attempt, *astuple(item)),
+        )
+
+    def event(self, kind: str, text: str, job_id: str | None = None) -> None:
+        """Note something worth telling; buffered."""
+        self._begin_buffered()
+        self._db.execute(
+            "INSERT INTO events (at, kind, job_id, text) VALUES (?,?,?,?)",
+            (self.now(), kind, job_id, text),
+        )
+
+    def sample(self, phase: str, used: float, own: float, cores: Sequence[float]) -> None:
+        """Note the CPU use now; buffered."""
+        self._begin_buffered()
+        self._db.execute(
+            "INSERT INTO samples VALUES (?,?,?,?,?)",
+            (self.now(), phase, used, own, json.dumps([round(value, 3) for value in cores])),
+        )
+
+    def set_baseline(self, baseline: Baseline) -> None:
+        """Make the serial baseline durable."""
+        self._begin_buffered()
+        _put(self._db, "baseline", json.dumps(baseline.to_dict()))
+        self.flush()
+
+    def set_packed_seconds(self, seconds: float) -> None:
+        """Set this session's share of the packed run's wall time; buffered."""
+        self._begin_buffered()
+        self._db.execute(
+            "UPDATE sessions SET packed = ? WHERE session = ?", (seconds, self._session)
+        )
+
+    def flush(self) -> None:
+        """Put on disk what is buffered."""
+        self._begin_buffered()
+        self._db.execute(
+            "UPDATE sessions SET seconds = ? WHERE session = ?",
+            (self.now() - self._offset, self._session),
+        )
+        self._commit()
+
+    def _end_attempt(self, job_id: str, attempt: int, outcome: str, pid: int, error: str) -> None:
+        self._db.execute(
+            "UPDATE attempts SET ended = ?, outcome = ?, pid = ?, error = ? "
+            "WHERE job_id = ? AND attempt = ?",
+            (self.now(), outcome, pid, error, job_id, attempt),
+        )
+
+    def _begin_buffered(self) -> None:
+        if os.getpid() != self._owner or self._lock is None:
+            raise StorageError("only the process that holds the run may write to it")
+        if not self._dirty:
+            self._execute("BEGIN IMMEDIATE")
+            self._dirty = True
+
+    def _commit(self) -> None:
+        self._execute("COMMIT")
+        self._dirty = False
+
+    def _execute(self, statement: str) -> None:
+        try:
+            self._db.execute(statement)
+        except sqlite3.OperationalError as error:
+            raise _from_sqlite(error, self.root) from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._begin_buffered()
+        try:
+            yield self._db
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            self._dirty = False
+            raise
+        self._commit()
+
+    def _write_splits(self, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> None:
+        arrays: dict[str, npt.NDArray[Any]] = {"targets": np.asarray(targets)}
+        for fold in folds:
+            name = f"repeat{fold.repeat}-fold{fold.index}"
+            arrays[f"{name}-train"] = fold.train
+            arrays[f"{name}-valid"] = fold.valid
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+        write_whole(self.root / "splits.npz", buffer.getvalue())
+
+    # Reading
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run.
+
+        Raises
+        ------
+        StoreCorruptError
+            The run was killed before its plan was written.
+        """
+        text = self._meta("plan")
+        if text is None:
+            raise StoreCorruptError(f"{self.root} holds no plan yet; run the same command again")
+        return Plan.from_json(text)
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether a plan was written."""
+        return self._meta("plan") is not None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Versions, machine, command."""
+        return dict(json.loads(self._meta("about") or "{}"))
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """The serial baseline, once it is known."""
+        text = self._meta("baseline")
+        return None if text is None else Baseline(**json.loads(text))
+
+    def splits(self) -> tuple[tuple[Fold, ...], npt.NDArray[Any]]:
+        """Return the folds and the targets.
+
+        Raises
+        ------
+        StoreCorruptError
+            ``splits.npz`` does not hold the folds of the plan.
+        """
+        plan = self.plan
+        try:
+            with np.load(self.root / "splits.npz", allow_pickle=False) as arrays:
+                keys = dict.fromkeys((job.repeat, job.fold) for job in plan.jobs)
+                folds = tuple(
+                    Fold(
+                        repeat,
+                        fold,
+                        arrays[f"repeat{repeat}-fold{fold}-train"],
+                        arrays[f"repeat{repeat}-fold{fold}-valid"],
+                    )
+                    for repeat, fold in sorted(keys)
+                )
+                targets = arrays["targets"]
+        except (OSError, ValueError, KeyError) as error:
+            raise StoreCorruptError(f"{self.root / 'splits.npz'} is damaged: {error}") from error
+        if folds_fingerprint(folds) != plan.folds:
+            raise StoreCorruptError(f"{self.root / 'splits.npz'} holds folds of another plan")
+        return folds, targets
+
+    def results(self) -> dict[str, Result]:
+        """Return all results by job id."""
+        columns = (
+            "job_id, attempt, status, scores, epochs, outputs, shape, weights, fit_seconds, "
+            "score_seconds, peak_memory, pid, cores, threads, device, started, ended, error, "
+            "traceback"
+        )
+        found = {}
+        for row in self._db.execute(f"SELECT {columns} FROM results"):
+            (job_id, attempt, status, scores, epochs, outputs, shape, weights, *rest) = row
+            fit, score, memory, pid, cores, threads, device, started, ended, error, trace = rest
+            found[job_id] = Result(
+                job_id,
+                attempt,
+                status,
+                json.loads(scores),
+                tuple(Epoch(*item) for item in json.loads(epochs)),
+                None
+                if outputs is None
+                else np.frombuffer(outputs, np.float32).reshape(json.loads(shape)),
+                weights,
+                fit,
+                score,
+                memory,
+                pid,
+                tuple(json.loads(cores)),
+                threads,
+                device,
+                started,
+                ended,
+                error,
+                trace,
+            )
+        return found
+
+    def finished(self) -> dict[str, str]:
+        """Return the status of each job that has a result."""
+        return dict(self._db.execute("SELECT job_id, status FROM results").fetchall())
+
+    def fingerprint(self) -> str:
+        """One hash over all jobs' canonical results."""
+        return fingerprint(dict(self._db.execute("SELECT job_id, digest FROM results").fetchall()))
+
+    def epochs(self, job_id: str | None = None) -> list[tuple[str, Epoch]]:
+        """Return (job id, epoch) pairs of the newest attempt of each job, in order."""
+        rows = self._db.execute(
+            "SELECT job_id, number, train_loss, valid_loss, accuracy, lr, seconds FROM epochs "
+            "AS e WHERE attempt = (SELECT MAX(attempt) FROM epochs WHERE job_id = e.job_id "
+            "AND number = e.number) AND (? IS NULL OR job_id = ?) ORDER BY job_id, number",
+            (job_id, job_id),
+        )
+        return [(row[0], Epoch(*row[1:])) for row in rows]
+
+    def attempts(self) -> list[Attempt]:
+        """Return all attempts in the order of their start."""
+        rows = self._db.execute(
+            "SELECT job_id, attempt, session, started, ended, outcome, cores, threads, device, "
+            "pid, expected, error FROM attempts ORDER BY started, job_id"
+        )
+        return [Attempt(*(*row[:6], tuple(json.loads(row[6])), *row[7:])) for row in rows]
+
+    def checkpoints(self, job_id: str) -> list[CheckpointRef]:
+        """Return a job's checkpoints, newest first."""
+        rows = self._db.execute(
+            "SELECT * FROM checkpoints WHERE job_id = ? "
+            "ORDER BY epoch DESC, batch DESC, attempt DESC",
+            (job_id,),
+        )
+        return [CheckpointRef(*row) for row in rows]
+
+    def events(self) -> list[Event]:
+        """Return all events in order."""
+        rows = self._db.execute("SELECT at, kind, job_id, text FROM events ORDER BY seq")
+        return [Event(*row) for row in rows]
+
+    def samples(self) -> list[Sample]:
+        """Return the CPU use over time."""
+        rows = self._db.execute("SELECT at, phase, used, own, cores FROM samples ORDER BY at")
+        return [Sample(*(*row[:4], tuple(json.loads(row[4])))) for row in rows]
+
+    def packed_seconds(self) -> float:
+        """Return the wall time of the packed run over all sessions."""
+        row = self._db.execute("SELECT COALESCE(SUM(packed), 0) FROM sessions").fetchone()
+        return float(row[0])
+
+    def counts(self) -> dict[str, int]:
+        """Jobs by state: planned = done + failed + diverged + cancelled + pending.
+
+        ``running`` counts those of the pending that an attempt works on now.
+        """
+        ended = dict.fromkeys(ENDED, 0)
+        for status in self.finished().values():
+            ended[status] += 1
+        planned = len(self.plan.jobs)
+        row = self._db.execute("SELECT COUNT(*) FROM attempts WHERE outcome IS NULL").fetchone()
+        return {
+            "planned": planned,
+            **ended,
+            "pending": planned - sum(ended.values()),
+            "running": int(row[0]) if self.holder() else 0,
+        }
+
+    def holder(self) -> dict[str, Any] | None:
+        """Say who holds the run (pid, host, start), or None when nobody does."""
+        if self._lock is not None:
+            return {"pid": os.getpid(), "host": socket.gethostname()}
+        return _holder(self.root)
+
+    def _meta(self, key: str) -> str | None:
+        try:
+            row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        except sqlite3.DatabaseError as error:
+            raise StoreCorruptError(f"{self.root / 'run.db'} cannot be read: {error}") from error
+        return None if row is None else str(row[0])
+
+
+def _put(db: sqlite3.Connection, key: str, value: str) -> None:
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, value))
+
+
+def _now_text() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _lock(root: Path) -> int:
+    path = root / "run.lock"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise storage_error(error, path) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = _owner_text(descriptor)
+        os.close(descriptor)
+        raise RunHeldError(
+            f"{root} is held by {owner}. Wait for it, stop it, or use another folder"
+        ) from None
+    except OSError as error:
+        os.close(descriptor)
+        raise storage_error(error, path) from error
+    about = {"pid": os.getpid(), "host": socket.gethostname(), "started": _now_text()}
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(about).encode(), 0)
+    except OSError as error:
+        os.close(descriptor)
+        raise storage_error(error, path) from error
+    return descriptor
+
+
+def _owner_text(descriptor: int) -> str:
+    about = _owner(descriptor)
+    if not about:
+        return "another process"
+    return "process {pid} on {host} since {started}".format(
+        **{"pid": "?", "host": "?", "started": "?", **about}
+    )
+
+
+def _owner(descriptor: int) -> dict[str, Any]:
+    try:
+        about = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
+    except ValueError:
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _holder(root: Path) -> dict[str, Any] | None:
+    try:
+        descriptor = os.open(root / "run.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner(descriptor) or {"pid": 0}
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _connect(root: Path) -> sqlite3.Connection:
+    path = root / "run.db"
+    try:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+        db.execute("PRAGMA journal_mode=DELETE")
+        db.execute("PRAGMA synchronous=EXTRA")
+        tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
+        if not tables:
+            db.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
+        elif not {"meta", "results", "attempts"} <= tables:
+            raise StoreCorruptError(f"{path} is not a run of asynckfold")
+        written = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+        if written and int(written[0]) != FORMAT:
+            raise StoreCorruptError(
+                f"{path} has format {written[0]}, this asynckfold reads format {FORMAT}"
+            )
+    except sqlite3.OperationalError as error:
+        raise _from_sqlite(error, root) from error
+    except sqlite3.DatabaseError as error:
+        raise StoreCorruptError(f"{path} is damaged or not a run: {error}") from error
+    return db
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    address = path.absolute().as_uri()
+    db = sqlite3.connect(f"{address}?mode=ro", uri=True, isolation_level=None, timeout=10)
+    try:
+        db.execute("SELECT COUNT(*) FROM meta").fetchone()
+    except sqlite3.OperationalError:
+        # A killed writer leaves a journal that only a writer may roll back.
+        db.close()
+        if _holder(path.parent):
+            raise
+        db = sqlite3.connect(path, isolation_level=None, timeout=10)
+        db.execute("SELECT COUNT(*) FROM meta").fetchone()
+    return db
+
+
+def _from_sqlite(error: sqlite3.OperationalError, root: Path) -> StorageError:
+    return StorageError(
+        f"could not write {root / 'run.db'}: {error}. What was recorded before stays; "
+        "make room and run the same command again"
+    )
