@@ -1,9 +1,9 @@
 """Files that exist whole or not at all, and names that cannot leave their folder.
 
 `write_whole` is the only way in which asynckfold puts a file under its final name: temporary name
-in the same folder, all bytes, fsync, rename, fsync of the folder. Each step is there because leaving
-it out loses or tears files at a crash (Pillai et al. 2014, "All File Systems Are Not Created
-Equal").
+in the same folder, all bytes, fsync, rename, fsync of the folder. Each step is there because
+leaving it out loses or tears files at a crash (Pillai et al. 2014, "All File Systems Are Not
+Created Equal").
 """
 
 from __future__ import annotations
