@@ -10,6 +10,7 @@
      ├─ StorageError          the disk refused; the run can be continued                exit 5
      ├─ AllJobsFailedError    not one job succeeded                                     exit 1
      ├─ JobFailedError        a job failed and ``error_score="raise"``                  exit 1
+     ├─ UnpackError           a worker could not unpack the sweep's objects (recorded)
      └─ WorkerDiedError       a worker process ended without an answer (retried)
 
     KeyboardInterrupt
@@ -117,6 +118,23 @@ class WorkerDiedError(AsyncKFoldError):
         self.pid = pid
         self.cause = cause
         super().__init__(f"worker process {pid} died: {cause}")
+
+
+class UnpackError(AsyncKFoldError):
+    """A worker could not unpack the models, data or functions that it was sent.
+
+    Parameters
+    ----------
+    line : str
+        What was raised there.
+    trace : str
+        Its traceback.
+    """
+
+    def __init__(self, line: str, trace: str) -> None:
+        self.line = line
+        self.trace = trace
+        super().__init__(line)
 
 
 class InterruptedRunError(KeyboardInterrupt):

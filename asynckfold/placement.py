@@ -35,12 +35,18 @@ class Load:
         Bytes of memory that jobs of this run may take in all, running ones included.
     gpus : tuple of Gpu
         GPUs this run may use.
+    use : tuple of float
+        Use of each of `cores` by everyone, 0 to 1; empty when unknown.
+    own : float
+        Cores' worth of use by this run.
     """
 
     cores: tuple[int, ...]
     idle: tuple[int, ...]
     free_memory: int
     gpus: tuple[Gpu, ...] = ()
+    use: tuple[float, ...] = ()
+    own: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,7 @@ class RunStore:
         self._offset = 0.0
         self._clock = time.monotonic()
         self._dirty = False
+        self._packed_since: float | None = None
 
     # Opening and closing
 
@@ -432,12 +433,11 @@ class RunStore:
         _put(self._db, "baseline", json.dumps(baseline.to_dict()))
         self.flush()
 
-    def set_packed_seconds(self, seconds: float) -> None:
-        """Set this session's share of the packed run's wall time; buffered."""
-        self._begin_buffered()
-        self._db.execute(
-            "UPDATE sessions SET packed = ? WHERE session = ?", (seconds, self._session)
-        )
+    def packing(self, since: float | None) -> None:
+        """Count this session's time as the packed run's, from `since` (monotonic) until None."""
+        if since is None:
+            self.flush()
+        self._packed_since = since
 
     def flush(self) -> None:
         """Put on disk what is buffered."""
@@ -446,6 +446,11 @@ class RunStore:
             "UPDATE sessions SET seconds = ? WHERE session = ?",
             (self.now() - self._offset, self._session),
         )
+        if self._packed_since is not None:
+            self._db.execute(
+                "UPDATE sessions SET packed = ? WHERE session = ?",
+                (time.monotonic() - self._packed_since, self._session),
+            )
         self._commit()
 
     def _end_attempt(self, job_id: str, attempt: int, outcome: str, pid: int, error: str) -> None:

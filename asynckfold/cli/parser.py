@@ -1,0 +1,195 @@
+"""The words of the command line, with their help."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import metadata
+
+from asynckfold.cli.parts import DEFAULTS
+
+EXIT_CODES = (
+    "Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is "
+    "held by another process, 4 the run on disk is damaged, 5 an I/O fault and resumable, "
+    "130 interrupted and resumable."
+)
+
+RUN_HELP = (
+    "Cross-validate models × LR schedules × folds. The data and models are named by flags, or "
+    "defined in a Python file (dataset, criterion, models, schedulers, opt_fn; optionally "
+    "trainer_params and settings); flags stand above the file. Killed or interrupted, the same "
+    "command continues."
+)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs; the verb's name ends up in ``verb``."""
+    parser = argparse.ArgumentParser(
+        prog="asynckfold",
+        description="Cross-validate many PyTorch models at once.",
+        epilog=EXIT_CODES,
+    )
+    parser.add_argument("--version", action="version", version=metadata.version("asynckfold"))
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, text in (
+        ("run", "cross-validate a sweep; the same command continues it"),
+        ("plan", "print what a run would do; starts nothing"),
+    ):
+        verb = verbs.add_parser(name, help=text, description=RUN_HELP, epilog=EXIT_CODES)
+        _add_data_flags(verb)
+        _add_model_flags(verb)
+        _add_training_flags(verb)
+        _add_running_flags(verb)
+        _add_output_flags(verb)
+    for name, text in (
+        ("resume", "continue a run of built-in models and data by its folder"),
+        ("status", "say how far a run is"),
+        ("report", "build the HTML report, figures and tables of a run"),
+    ):
+        verb = verbs.add_parser(name, help=text, description=_sentence(text), epilog=EXIT_CODES)
+        verb.add_argument("directory", metavar="DIR", help="the run's folder")
+        _add_output_flags(verb)
+    text = "say what this machine offers, and what would be used and why"
+    verb = verbs.add_parser("doctor", help=text, description=_sentence(text))
+    _add_output_flags(verb)
+    return parser
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _default(name: str) -> str:
+    return f" (default {DEFAULTS[name]})"
+
+
+def _add_data_flags(verb: argparse.ArgumentParser) -> None:
+    group = verb.add_argument_group("data")
+    group.add_argument(
+        "file", nargs="?", metavar="SWEEP.py", help="Python file that defines the sweep"
+    )
+    group.add_argument(
+        "--data",
+        metavar="SOURCE",
+        help="digits, mnist, fashion-mnist, kmnist, cifar10, folder:PATH (one folder per class), "
+        "csv:PATH, or npz:PATH (X, y)",
+    )
+    group.add_argument(
+        "--data-root",
+        metavar="DIR",
+        help="folder of torchvision's collections" + _default("data_root"),
+    )
+    group.add_argument(
+        "--download", action="store_true", help="let torchvision fetch what is missing"
+    )
+    group.add_argument(
+        "--target", metavar="COLUMN", help="csv: column of the labels by name or position; the last"
+    )
+    group.add_argument(
+        "--header", choices=("auto", "yes", "no"), help="csv: whether the first row names columns"
+    )
+    group.add_argument(
+        "--limit", type=int, metavar="N", help="use N samples only, classes balanced"
+    )
+    group.add_argument(
+        "--augment", action="store_true", help="random crops and flips on the training view"
+    )
+
+
+def _add_model_flags(verb: argparse.ArgumentParser) -> None:
+    group = verb.add_argument_group("candidates")
+    group.add_argument(
+        "--models",
+        metavar="A,B",
+        help="mlp, lenet, lenet5, alexnet, mobilenet, vgg11, vgg13, vgg16, vgg19, or pkg.mod:Name"
+        + _default("models"),
+    )
+    group.add_argument(
+        "--schedulers",
+        metavar="A,B",
+        help="constant, cosine, exponential, multistep, onecycle, reduce, step, warm"
+        + _default("schedulers"),
+    )
+    group.add_argument(
+        "--optimizer",
+        metavar="NAME",
+        help="adam, adamw, sgd, rmsprop, adagrad, adadelta, nadam, radam, adamax"
+        + _default("optimizer"),
+    )
+    group.add_argument("--lr", type=float, help="learning rate" + _default("lr"))
+    group.add_argument("--momentum", type=float, help="of sgd and rmsprop" + _default("momentum"))
+    group.add_argument("--weight-decay", type=float, help="" + _default("weight_decay").strip())
+
+
+def _add_training_flags(verb: argparse.ArgumentParser) -> None:
+    group = verb.add_argument_group("training")
+    group.add_argument("--folds", type=int, metavar="K", help="number of folds" + _default("folds"))
+    group.add_argument("--repeats", type=int, help="divide so often anew" + _default("repeats"))
+    group.add_argument("--epochs", type=int, help="passes over the data" + _default("epochs"))
+    group.add_argument("--batch-size", type=int, help="samples per step" + _default("batch_size"))
+    group.add_argument(
+        "--lr-step", choices=("epoch", "batch"), help="when LR schedules step" + _default("lr_step")
+    )
+    group.add_argument("--clip-grad-norm", type=float, metavar="X", help="largest gradient norm")
+    group.add_argument("--seed", type=int, help="root of all seeds" + _default("seed"))
+    group.add_argument(
+        "--scoring",
+        metavar="A,B",
+        help="scikit-learn scorers, such as accuracy,f1_macro; the first ranks (default accuracy)",
+    )
+
+
+def _add_running_flags(verb: argparse.ArgumentParser) -> None:
+    group = verb.add_argument_group("running")
+    group.add_argument("--root", metavar="DIR", required=True, help="folder of the run")
+    group.add_argument(
+        "--n-jobs",
+        type=_jobs,
+        metavar="N",
+        help="jobs at a time; -1 all cores, auto what is idle" + _default("n_jobs"),
+    )
+    group.add_argument(
+        "--threads-per-job",
+        type=int,
+        metavar="N",
+        help="threads inside a job; changes bits, so part of the plan"
+        + _default("threads_per_job"),
+    )
+    group.add_argument(
+        "--devices",
+        type=_devices,
+        metavar="D",
+        help="auto, cpu, cuda, or GPU numbers such as 0,1" + _default("devices"),
+    )
+    group.add_argument(
+        "--baseline",
+        choices=("measure", "estimate", "none"),
+        help="the serial loop to compare with" + _default("baseline"),
+    )
+    group.add_argument(
+        "--resume",
+        choices=("auto", "never", "must"),
+        help="what to do with a folder that holds this run" + _default("resume"),
+    )
+    group.add_argument(
+        "--save-checkpoint-frequency", type=int, metavar="N", help="epochs between checkpoints"
+    )
+    group.add_argument("--no-report", action="store_true", help="do not build the HTML report")
+
+
+def _add_output_flags(verb: argparse.ArgumentParser) -> None:
+    group = verb.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    group.add_argument(
+        "-v", "--verbose", action="count", default=0, help="a line per job; twice: per epoch"
+    )
+    group.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def _jobs(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
+def _devices(text: str) -> str | list[int]:
+    if text in ("auto", "cpu", "cuda"):
+        return text
+    return [int(word) for word in text.split(",")]

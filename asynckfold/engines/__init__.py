@@ -1,0 +1,1 @@
+"""Who executes a placement: this process, or worker processes on chosen cores."""

@@ -1,0 +1,61 @@
+"""The contract between the sweep and whoever executes placements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from asynckfold.messages import News, Task
+from asynckfold.placement import Load, Placement
+
+Tell = Callable[[News], None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a placement came to.
+
+    Parameters
+    ----------
+    results : list
+        One entry a task: a `Result`, or None where the worker was asked to stop. For a preflight or
+        a baseline: its single finding.
+    pid : int
+        The process that did it.
+    peak_memory : int
+        Largest resident set meanwhile, bytes.
+    """
+
+    results: list[Any]
+    pid: int
+    peak_memory: int = 0
+
+
+class Engine(Protocol):
+    """Executes placements.
+
+    Rules for every implementation:
+
+    - `load` never blocks for long and never raises; it subtracts the engine's own work.
+    - `submit` returns at once (a serial engine may return a future that is done already). The
+      future ends with an `Answer`, with `WorkerDiedError` when the process ended without one, or
+      with `StorageError` when the disk refused; user exceptions are results, not exceptions.
+    - News of a task arrive through the ``tell`` that the engine was made with, before its future
+      ends, from any thread.
+    - `close` asks running tasks to save themselves, waits up to `grace_s` for their futures, then
+      ends everything that the engine started. It may be called twice.
+    """
+
+    def load(self, running: Sequence[Placement]) -> Load:
+        """Return one snapshot of the machine."""
+        ...
+
+    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
+        """Start a placement."""
+        ...
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """End what runs and let go of everything."""
+        ...

@@ -1,0 +1,67 @@
+"""The serial engine: jobs one after another in this very process.
+
+The debugger (breakpoints and prints work), the test double, and the proof that the worker processes
+change no bit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from asynckfold.engines.engine import Answer, Tell
+from asynckfold.engines.machine import Machine
+from asynckfold.errors import StorageError
+from asynckfold.messages import Task
+from asynckfold.placement import Load, Placement
+
+if TYPE_CHECKING:
+    from asynckfold.data import Batches
+    from asynckfold.training.bundle import Bundle
+
+
+class SerialEngine:
+    """Runs each placement inside `submit`, with the caller's random state and threads preserved.
+
+    Parameters
+    ----------
+    bundle : Bundle
+        The sweep.
+    data : Batches
+        The samples.
+    machine : Machine
+        For the load.
+    tell : callable
+        Receives the news.
+    """
+
+    def __init__(self, bundle: Bundle, data: Batches, machine: Machine, tell: Tell) -> None:
+        self._bundle = bundle
+        self._data = data
+        self._machine = machine
+        self._tell = tell
+
+    def load(self, running: Sequence[Placement]) -> Load:
+        """Return the machine's load."""
+        return self._machine.load(running)
+
+    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
+        """Run the placement now; the future is done when this returns."""
+        from asynckfold.training import seeding, worker
+
+        future: Future[Answer] = Future()
+        future.set_running_or_notify_cancel()
+        try:
+            with seeding.preserved():
+                results = worker.execute(
+                    self._bundle, self._data, placement, tasks, self._tell, lambda: False
+                )
+            future.set_result(Answer(results, os.getpid()))
+        except StorageError as error:
+            future.set_exception(error)
+        return future
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """Nothing runs outside `submit`."""

@@ -1,0 +1,95 @@
+"""What passes between the sweep and its workers: tasks one way, news the other. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from asynckfold.plan import Job
+from asynckfold.result import Epoch
+from asynckfold.store import CheckpointRef
+
+
+@dataclass(frozen=True)
+class Task:
+    """One attempt at one job.
+
+    Parameters
+    ----------
+    job : Job
+        What to train.
+    attempt : int
+        Number of the attempt, from 1; names the files it writes.
+    checkpoints : tuple of CheckpointRef
+        Where earlier attempts got to, newest first.
+    """
+
+    job: Job
+    attempt: int = 1
+    checkpoints: tuple[CheckpointRef, ...] = ()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a job is: ``batch`` of ``batches`` in epoch ``epoch`` (from 1) of ``epochs``."""
+
+    job_id: str
+    attempt: int
+    epoch: int
+    epochs: int
+    batch: int
+    batches: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """An epoch of a job is complete."""
+
+    job_id: str
+    attempt: int
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class CheckpointWritten:
+    """A checkpoint is durable under its final name."""
+
+    ref: CheckpointRef
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something for the log of the run."""
+
+    job_id: str | None
+    kind: str
+    text: str
+
+
+News = Progress | EpochEnded | CheckpointWritten | Remark
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a dry run of the candidates found, before any job starts.
+
+    Parameters
+    ----------
+    recipe : dict
+        What the plan says of the live objects: architectures, optimizer and LR schedule settings.
+    step_seconds : dict of str to float
+        Seconds of one training step by model name.
+    memory : dict of str to int
+        Bytes of parameters, gradients and optimizer state by model name.
+    problems : tuple of (rule, received, remedy)
+        What makes the sweep impossible.
+    failures : dict of str to str
+        Traceback by candidate whose own code raised; its jobs will fail by themselves.
+    """
+
+    recipe: dict[str, Any]
+    step_seconds: dict[str, float]
+    memory: dict[str, int]
+    problems: tuple[tuple[str, str, str], ...] = ()
+    failures: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,281 @@
+"""What a person sees while a sweep runs: one live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TextIO
+
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from asynckfold.messages import EpochEnded, News, Progress, Remark
+from asynckfold.placement import Load, Placement, Request
+from asynckfold.plan import Plan
+from asynckfold.result import DONE, Result
+
+LINE_SECONDS = 2.0
+"""Between two plain lines at verbosity 1."""
+
+MOST_ROWS = 16
+"""Running jobs shown at once."""
+
+
+class Display:
+    """The sweep's watch for people.
+
+    Parameters
+    ----------
+    verbose : int
+        0 silent, 1 one live table or some lines, 2 a line for each job, 3 a line for each epoch.
+    stream : file, optional
+        Standard error by default.
+    """
+
+    def __init__(self, verbose: int = 1, stream: TextIO | None = None) -> None:
+        self._verbose = verbose
+        self._console = Console(
+            file=stream or sys.stderr, force_jupyter=False, highlight=False, soft_wrap=True
+        )
+        self._live: Live | None = None
+        self._state: State | None = None
+        self._printed = 0.0
+        self._doing = ""
+
+    def __enter__(self) -> Display:
+        if self._verbose and self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self._render,
+                console=self._console,
+                refresh_per_second=5,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def doing(self, text: str) -> None:
+        """Say which stage the run is in."""
+        self._doing = text
+
+    def note(self, text: str) -> None:
+        """Say something once."""
+        if self._verbose:
+            self._console.print(Text(text))
+
+    def begin(self, plan: Plan, requests: Mapping[str, Request], results: list[Result]) -> None:
+        """The jobs are known."""
+        self._state = State(plan, requests, results)
+        waiting = len(self._state.waiting)
+        if self._verbose and not self._live:
+            found = f", {len(results)} of them finished before" if results else ""
+            self.note(f"{len(plan.jobs)} jobs{found}; {waiting} to do")
+
+    def placed(self, placement: Placement) -> None:
+        """A placement starts."""
+        if self._state is not None:
+            self._state.placed(placement)
+
+    def heard(self, news: News) -> None:
+        """A worker said something."""
+        if self._state is None:
+            return
+        self._state.heard(news)
+        if isinstance(news, EpochEnded) and self._verbose >= 3:
+            item = news.epoch
+            score = "" if item.accuracy is None else f" accuracy {item.accuracy:.4f}"
+            self.note(
+                f"{news.job_id} epoch {item.number} train_loss {item.train_loss:.4f} "
+                f"valid_loss {item.valid_loss:.4f}{score}"
+            )
+        elif isinstance(news, Remark):
+            self.note(f"{news.job_id or 'run'}: {news.text}")
+
+    def ended(self, result: Result) -> None:
+        """A result is durable."""
+        if self._state is None:
+            return
+        self._state.ended(result)
+        now = time.monotonic()
+        failed = result.status != DONE
+        last = not self._state.waiting and not self._state.running
+        due = not self._live and (now - self._printed > LINE_SECONDS or last)
+        if self._verbose and (failed or due or self._verbose >= 2):
+            self._printed = now
+            self.note(f"{_line(result)}  [{self._state.summary()}]")
+
+    def ticked(self, load: Load) -> None:
+        """The load was looked at."""
+        if self._state is not None:
+            self._state.load = load
+
+    def _render(self) -> Group:
+        if self._state is None:
+            return Group(Text(self._doing, style="dim"))
+        return self._state.render(self._doing)
+
+
+def _line(result: Result) -> str:
+    if result.status != DONE:
+        return f"{result.job_id} {result.status}: {result.error}"
+    scores = " ".join(f"{name} {value:.4f}" for name, value in result.scores.items())
+    return f"{result.job_id} {scores} in {result.fit_seconds:.1f} s"
+
+
+class State:
+    """What the display knows, gathered from the news.
+
+    Parameters
+    ----------
+    plan : Plan
+        All jobs.
+    requests : Mapping of str to Request
+        Expected seconds by job id.
+    results : list of Result
+        What earlier sessions finished.
+    """
+
+    def __init__(self, plan: Plan, requests: Mapping[str, Request], results: list[Result]) -> None:
+        self.plan = plan
+        self.results = {result.job_id: result for result in results}
+        self.waiting = {job.id for job in plan.jobs} - set(self.results)
+        self.running: dict[str, float] = {}
+        self.news: dict[str, Progress] = {}
+        self.load: Load | None = None
+        self._candidate = {job.id: job.candidate for job in plan.jobs}
+        self._expected = {name: request.seconds for name, request in requests.items()}
+        self._epochs: dict[str, list[float]] = {}
+
+    def placed(self, placement: Placement) -> None:
+        """Jobs went from waiting to running."""
+        for name in placement.jobs:
+            self.waiting.discard(name)
+            self.running[name] = time.monotonic()
+
+    def heard(self, news: News) -> None:
+        """Remember where a job is, and how long its epochs take."""
+        if isinstance(news, Progress):
+            self.news[news.job_id] = news
+        elif isinstance(news, EpochEnded):
+            model = self._candidate[news.job_id].split("/")[0]
+            self._epochs.setdefault(model, []).append(news.epoch.seconds)
+
+    def ended(self, result: Result) -> None:
+        """A job went from running to ended."""
+        self.running.pop(result.job_id, None)
+        self.waiting.discard(result.job_id)
+        self.news.pop(result.job_id, None)
+        self.results[result.job_id] = result
+
+    def seconds_left(self) -> float | None:
+        """Expected wall time until the last job ends, from measured epochs where there are any."""
+        now = time.monotonic()
+        waiting = [self._seconds(name) for name in self.waiting]
+        running = [
+            max(0.0, self._seconds(name) - (now - since)) for name, since in self.running.items()
+        ]
+        if not waiting and not running:
+            return 0.0
+        if not self._epochs:
+            return None
+        width = max(1, len(self.running))
+        return max([sum(waiting + running) / width, *running])
+
+    def _seconds(self, name: str) -> float:
+        seen = self._epochs.get(self._candidate[name].split("/")[0])
+        if seen:
+            return float(np.mean(seen)) * self.plan.params.epochs
+        return self._expected.get(name, 0.0)
+
+    def best(self) -> str:
+        """The candidate with the best mean so far, and on how many folds."""
+        metric = self.plan.scoring[0]
+        by_candidate: dict[str, list[float]] = {}
+        for result in self.results.values():
+            if result.status == DONE and metric in result.scores:
+                scores = by_candidate.setdefault(self._candidate[result.job_id], [])
+                scores.append(result.scores[metric])
+        if not by_candidate:
+            return ""
+        most = max(len(scores) for scores in by_candidate.values())
+        means = {
+            name: float(np.mean(scores))
+            for name, scores in by_candidate.items()
+            if len(scores) == most
+        }
+        name = max(means, key=lambda key: (means[key], key))
+        folds = "1 fold" if most == 1 else f"{most} folds"
+        return f"best so far {name} {metric} {means[name]:.4f} ({folds})"
+
+    def summary(self) -> str:
+        """Counts and the time left, on one line."""
+        done = sum(result.status == DONE for result in self.results.values())
+        failed = len(self.results) - done
+        parts = [f"{done}/{len(self.plan.jobs)} done", f"{len(self.running)} running"]
+        if failed:
+            parts.append(f"{failed} failed")
+        left = self.seconds_left()
+        if left is not None and (self.waiting or self.running):
+            parts.append(f"{clock(left)} left")
+        return ", ".join(parts)
+
+    def render(self, doing: str) -> Group:
+        """The live table."""
+        bar = ProgressBar(total=len(self.plan.jobs), completed=len(self.results), width=40)
+        head = Table.grid(padding=(0, 1))
+        head.add_row(bar, Text(self.summary()), Text(doing, style="dim"))
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("job", "epoch", "batch", "loss"):
+            table.add_column(name, justify="left" if name == "job" else "right")
+        for name in sorted(self.running)[:MOST_ROWS]:
+            table.add_row(*self._row(name))
+        lines = [Text(text, style="dim") for text in (self.best(), self._cores()) if text]
+        return Group(head, table, *lines) if self.running else Group(head, *lines)
+
+    def _row(self, name: str) -> tuple[Text, str, str, str]:
+        news = self.news.get(name)
+        if news is None:
+            return Text(name), "-", "-", "-"
+        return (
+            Text(name),
+            f"{news.epoch}/{news.epochs}",
+            f"{news.batch}/{news.batches}",
+            f"{news.loss:.4f}",
+        )
+
+    def _cores(self) -> str:
+        if self.load is None:
+            return ""
+        used = f"{len(self.running)} of {len(self.load.cores)} cores in use"
+        others = len(self.load.cores) - len(self.load.idle)
+        return f"{used}, {others} left to other programs" if others else used
+
+
+def clock(seconds: float) -> str:
+    """Return a duration for people.
+
+    >>> clock(4.24), clock(75), clock(7300)
+    ('4.2 s', '1 min 15 s', '2 h 01 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02} min"

@@ -1,0 +1,304 @@
+"""What cannot be written as JSON: the live objects of a sweep, named, checked and packed.
+
+Models, LR schedules, the optimizer function and the criterion travel to the workers by value
+(cloudpickle), so that lambdas, notebook cells and definitions in ``__main__`` work. What truly
+cannot be sent is named by its attribute path before any work starts.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asynckfold.errors import Problem, nearest
+
+LR_SCHEDULES = (
+    "constant",
+    "cosine",
+    "exponential",
+    "multistep",
+    "onecycle",
+    "reduce",
+    "step",
+    "warm",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """The live objects that every job is made of.
+
+    Parameters
+    ----------
+    models : Mapping of str to callable
+        Name → function without arguments that returns a new ``nn.Module``.
+    lr_schedules : Mapping of str to str or callable
+        Name → name of a built-in LR schedule, or function optimizer → LR schedule.
+    opt_fn : callable
+        Model → optimizer.
+    criterion : callable
+        (outputs, targets) → scalar loss; copied for each job.
+    preprocess : object or None
+        Unfitted scikit-learn transformer; each job fits a clone on its training fold only.
+    """
+
+    models: Mapping[str, Callable[[], Any]]
+    lr_schedules: Mapping[str, str | Callable[[Any], Any]]
+    opt_fn: Callable[[Any], Any]
+    criterion: Callable[..., Any]
+    preprocess: Any = None
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """A model factory made from an instance: each job starts from a copy of its first state."""
+
+    module: Any
+
+    def __call__(self) -> Any:
+        """Return a deep copy of the module."""
+        return copy.deepcopy(self.module)
+
+
+def named_models(models: Any) -> tuple[dict[str, Callable[[], Any]], list[Problem], list[str]]:
+    """Give each model a name.
+
+    Parameters
+    ----------
+    models : class, callable, module instance, sequence of these, or mapping of name to these
+        What the user passed.
+
+    Returns
+    -------
+    named : dict of str to callable
+        Factories by name.
+    problems : list of Problem
+        Duplicate, impossible or missing names; what is not a model.
+    notes : list of str
+        What should be said once.
+
+    Examples
+    --------
+    >>> named_models([dict, list])[0]
+    {'dict': <class 'dict'>, 'list': <class 'list'>}
+    >>> [str(problem) for problem in named_models([dict, dict])[1]]
+    ["model names must differ: received 'dict' twice. Pass a dict of name → callable."]
+    """
+    pairs = list(_pairs(models))
+    problems = _name_problems([name for name, _ in pairs], "model")
+    notes = []
+    named: dict[str, Callable[[], Any]] = {}
+    for name, model in pairs:
+        if _is_module_instance(model):
+            named[name] = InitialState(copy.deepcopy(model))
+            notes.append(
+                f"model {name} was given as an instance: every job starts from a copy of its "
+                "present weights; pass the class to initialise each fold anew"
+            )
+        elif callable(model):
+            named[name] = model
+        else:
+            problems.append(
+                Problem(
+                    "a model must be a class or a function without arguments",
+                    f"{model!r:.80} of type {type(model).__name__}",
+                    "Pass for instance models=[LeNet5] or {'wide': lambda: Net(256)}.",
+                )
+            )
+    if not pairs:
+        problems.append(Problem("there must be a model", repr(models), "Pass models=[LeNet5]."))
+    return named, problems, notes
+
+
+def named_lr_schedules(
+    schedulers: Any,
+) -> tuple[dict[str, str | Callable[[Any], Any]], list[Problem]]:
+    """Give each LR schedule a name; refuse names that do not exist.
+
+    Parameters
+    ----------
+    schedulers : str, callable, sequence of these, or mapping of name to these
+        What the user passed.
+
+    Returns
+    -------
+    named : dict of str to str or callable
+        LR schedules by name.
+    problems : list of Problem
+        Unknown, duplicate or missing names.
+
+    Examples
+    --------
+    >>> named_lr_schedules(["cosine", "warm"])[0]
+    {'cosine': 'cosine', 'warm': 'warm'}
+    >>> print(named_lr_schedules("cosin")[1][0])
+    an LR schedule must have a known name: received 'cosin'. Did you mean 'cosine'? Valid: \
+constant, cosine, exponential, multistep, onecycle, reduce, step, warm, or a function \
+optimizer → LR schedule.
+    """
+    pairs = list(_pairs(schedulers))
+    problems = _name_problems([name for name, _ in pairs], "LR schedule")
+    for _, schedule in pairs:
+        if isinstance(schedule, str) and schedule not in LR_SCHEDULES:
+            problems.append(
+                Problem(
+                    "an LR schedule must have a known name",
+                    repr(schedule),
+                    f"{nearest(schedule, LR_SCHEDULES).strip()} Valid: {', '.join(LR_SCHEDULES)}, "
+                    "or a function optimizer → LR schedule.".strip(),
+                )
+            )
+        elif not isinstance(schedule, str) and not callable(schedule):
+            problems.append(
+                Problem(
+                    "an LR schedule must be a name or a function optimizer → LR schedule",
+                    f"{schedule!r:.80}",
+                    f"Valid names: {', '.join(LR_SCHEDULES)}.",
+                )
+            )
+    if not pairs:
+        problems.append(
+            Problem("there must be an LR schedule", repr(schedulers), "Pass schedulers=['cosine'].")
+        )
+    return dict(pairs), problems
+
+
+def _pairs(given: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(given, Mapping):
+        yield from ((str(name), value) for name, value in given.items())
+        return
+    many = isinstance(given, Sequence) and not isinstance(given, str)
+    for position, value in enumerate(given if many else [given]):
+        yield _name_of(value, position), value
+
+
+def _name_of(value: Any, position: int) -> str:
+    if isinstance(value, str):
+        return value
+    while isinstance(value, functools.partial):
+        value = value.func
+    name = getattr(value, "__name__", None) or type(value).__name__
+    return f"lambda{position}" if name == "<lambda>" else str(name)
+
+
+def _is_module_instance(value: Any) -> bool:
+    return (
+        not isinstance(value, type) and hasattr(value, "state_dict") and hasattr(value, "forward")
+    )
+
+
+def _name_problems(names: Sequence[str], what: str) -> list[Problem]:
+    problems = [
+        Problem(f"{what} names must differ", f"{name!r} twice", "Pass a dict of name → callable.")
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    for name in dict.fromkeys(names):
+        if not name.strip() or re.search(r"[/\\\x00-\x1f\x7f]", name) or name in (".", ".."):
+            problems.append(
+                Problem(
+                    f"a {what} name must not be empty, leave the run's folder, or hold slashes "
+                    "or control characters",
+                    repr(name),
+                    "Choose a plain name.",
+                )
+            )
+        elif len(name) > 200:
+            problems.append(
+                Problem(
+                    f"a {what} name must have at most 200 characters",
+                    repr(name[:40] + "…"),
+                    "Choose a shorter name.",
+                )
+            )
+    return problems
+
+
+def pack(value: Any) -> bytes:
+    """Return `value` pickled by value; definitions of ``__main__`` and lambdas included."""
+    import cloudpickle
+
+    data: bytes = cloudpickle.dumps(value)
+    return data
+
+
+def sending_problems(parts: Mapping[str, Any]) -> list[Problem]:
+    """Name what cannot be sent to a worker, by its attribute path.
+
+    Parameters
+    ----------
+    parts : Mapping of str to object
+        What has to be sent, by the name that the user knows it by.
+
+    Returns
+    -------
+    list of Problem
+        One for each part that cannot be pickled.
+
+    Examples
+    --------
+    >>> import threading
+    >>> class Loss:
+    ...     def __init__(self):
+    ...         self.guard = threading.Lock()
+    >>> print(sending_problems({"criterion": Loss()})[0])  # doctest: +ELLIPSIS
+    criterion must be sendable to a worker process: received criterion.guard: ...
+    """
+    problems = []
+    for name, value in parts.items():
+        reason = _refusal(value)
+        if reason is not None:
+            path, reason = _deepest(value, name, reason, depth=6)
+            problems.append(
+                Problem(
+                    f"{name} must be sendable to a worker process",
+                    f"{path}: {reason}",
+                    "Create it inside a function instead of holding it, or drop it when pickled "
+                    "(__getstate__).",
+                )
+            )
+    return problems
+
+
+def _refusal(value: Any) -> str | None:
+    # Pickling runs the user's own __reduce__ and __getstate__, which may raise anything; whatever
+    # they raise is the answer to the question that is asked here.
+    try:
+        pack(value)
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _deepest(value: Any, path: str, reason: str, depth: int) -> tuple[str, str]:
+    for name, part in _parts(value) if depth else ():
+        found = _refusal(part)
+        if found is not None:
+            return _deepest(part, f"{path}{name}", found, depth - 1)
+    return path, reason
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+    elif isinstance(value, functools.partial):
+        yield from ((f".args[{index}]", part) for index, part in enumerate(value.args))
+        yield from ((f".keywords[{key!r}]", part) for key, part in value.keywords.items())
+    closure = getattr(value, "__closure__", None)
+    if closure:
+        names = value.__code__.co_freevars
+        yield from (
+            (f".{name}", cell.cell_contents) for name, cell in zip(names, closure, strict=True)
+        )
+    if not isinstance(value, type) and hasattr(value, "__dict__"):
+        yield from ((f".{key}", part) for key, part in vars(value).items())
+    code = getattr(value, "__code__", None)
+    if code is not None:
+        scope = getattr(value, "__globals__", {})
+        yield from ((f".{name}", scope[name]) for name in code.co_names if name in scope)

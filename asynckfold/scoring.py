@@ -1,0 +1,120 @@
+"""From outputs to scores: scikit-learn's scorers on what a network said of a held-out fold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.errors import Problem, nearest, refuse
+
+Outputs = npt.NDArray[np.float32]
+Score = Callable[[npt.NDArray[Any], Outputs], float]
+
+
+def resolve(scoring: Any, classification: bool) -> dict[str, Score]:
+    """Return scores by name; the first ranks.
+
+    Parameters
+    ----------
+    scoring : None, str, callable, sequence of these, or mapping of name to these
+        scikit-learn's names (``"accuracy"``, ``"f1_macro"``, ``"neg_log_loss"``), or functions
+        (targets, outputs) → float; greater is better. None means ``"accuracy"`` for classes and
+        ``"r2"`` for numbers.
+    classification : bool
+        Whether the targets are classes.
+
+    Raises
+    ------
+    InputError
+        A name that scikit-learn does not know.
+
+    Examples
+    --------
+    >>> scores = resolve(["accuracy", "f1_macro"], classification=True)
+    >>> scores["accuracy"](np.array([0, 1]), np.array([[2.0, 1.0], [3.0, 0.0]], np.float32))
+    0.5
+    """
+    if scoring is None:
+        scoring = "accuracy" if classification else "r2"
+    if isinstance(scoring, Mapping):
+        pairs = list(scoring.items())
+    else:
+        many = isinstance(scoring, Sequence) and not isinstance(scoring, str)
+        pairs = [
+            (item if isinstance(item, str) else getattr(item, "__name__", "score"), item)
+            for item in (scoring if many else [scoring])
+        ]
+    refuse(_problems(pairs))
+    return {
+        str(name): _by_name(item, classification) if isinstance(item, str) else item
+        for name, item in pairs
+    }
+
+
+def _problems(pairs: Sequence[tuple[Any, Any]]) -> list[Problem]:
+    from sklearn.metrics import get_scorer_names
+
+    valid = get_scorer_names()
+    problems = []
+    for _, item in pairs:
+        if isinstance(item, str) and item not in valid:
+            problems.append(
+                Problem(
+                    "scoring must name scikit-learn scorers",
+                    repr(item),
+                    f"{nearest(item, valid)} See sklearn.metrics.get_scorer_names().".strip(),
+                )
+            )
+        elif not isinstance(item, str) and not callable(item):
+            problems.append(
+                Problem(
+                    "scoring must be names or functions (targets, outputs) → float",
+                    repr(item)[:80],
+                    "Pass for instance scoring=['accuracy', 'f1_macro'].",
+                )
+            )
+    if not pairs:
+        problems.append(Problem("there must be a score", "none", "Leave scoring out."))
+    return problems
+
+
+def _by_name(name: str, classification: bool) -> Score:
+    from sklearn.metrics import get_scorer
+
+    scorer = get_scorer(name)
+
+    def score(targets: npt.NDArray[Any], outputs: Outputs) -> float:
+        return float(scorer(_trained(outputs, classification), np.arange(len(targets)), targets))
+
+    return score
+
+
+def _trained(outputs: Outputs, classification: bool) -> Any:
+    """Dress outputs up as a fitted scikit-learn estimator, whose X is row numbers."""
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+
+    class Regressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+        def predict(self, rows: npt.NDArray[np.int64]) -> Outputs:
+            return outputs[rows].squeeze(-1) if outputs.shape[1:] == (1,) else outputs[rows]
+
+        def __sklearn_is_fitted__(self) -> bool:
+            return True
+
+    class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+        classes_ = np.arange(outputs.shape[1] if outputs.ndim > 1 else 0)
+
+        def predict(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            return outputs[rows].argmax(axis=1)
+
+        def predict_proba(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+            from scipy.special import softmax
+
+            return np.asarray(softmax(outputs[rows].astype(np.float64), axis=1))
+
+        def __sklearn_is_fitted__(self) -> bool:
+            return True
+
+    return Classifier() if classification else Regressor()

@@ -1,0 +1,147 @@
+"""A training frozen in a file: tensors by safetensors, everything else as JSON in its header.
+
+No pickle, so that nothing that lies in a run's folder can run code; a digest that stands in the
+run's store, so that damage is seen before a byte is parsed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from asynckfold.errors import StoreCorruptError
+from asynckfold.files import write_whole
+
+
+def save(path: Path, tree: Mapping[str, Any]) -> tuple[str, int]:
+    """Write `tree` durably; return the SHA-256 and the size of the file.
+
+    Parameters
+    ----------
+    path : Path
+        A name that does not exist yet; its folder exists.
+    tree : Mapping
+        Nested dicts, lists and tuples of tensors, arrays, numbers, text, None.
+
+    Raises
+    ------
+    TypeError
+        Something in the tree cannot be written; names its place.
+    StorageError
+        The disk refused.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    skeleton = _freeze(tree, "", tensors)
+    data = save_tensors(tensors, {"tree": json.dumps(skeleton)})
+    write_whole(path, data)
+    return hashlib.sha256(data).hexdigest(), len(data)
+
+
+def load(path: Path, sha256: str) -> dict[str, Any]:
+    """Read what `save` wrote.
+
+    Raises
+    ------
+    StoreCorruptError
+        The file is missing, or is not the one whose digest was recorded.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreCorruptError(f"checkpoint {path} cannot be read: {error}") from error
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise StoreCorruptError(
+            f"checkpoint {path} ({len(data)} bytes) is not the file that was recorded: "
+            "its SHA-256 differs"
+        )
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        tree = _thaw(json.loads(header["__metadata__"]["tree"]), load_tensors(data))
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise StoreCorruptError(f"{path} is not an asynckfold checkpoint: {error}") from error
+    if not isinstance(tree, dict):
+        raise StoreCorruptError(f"{path} is not an asynckfold checkpoint")
+    return tree
+
+
+def _freeze(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return JSON that stands for `value`; tensors go into `tensors` under their number."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, np.generic):
+        return _freeze(value.item(), place, tensors)
+    if isinstance(value, torch.Tensor):
+        return {"tensor": _keep(value.detach(), tensors)}
+    if isinstance(value, np.ndarray):
+        return {"array": _keep(torch.from_numpy(value.copy()), tensors)}
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_freeze(item, f"{place}[{i}]", tensors) for i, item in enumerate(value)]}
+    if isinstance(value, Mapping):
+        kind = {Counter: "counter", OrderedDict: "ordered"}.get(type(value), "dict")
+        return {
+            kind: [
+                [_freeze(key, place, tensors), _freeze(item, f"{place}[{key!r}]", tensors)]
+                for key, item in value.items()
+            ]
+        }
+    raise TypeError(
+        f"a checkpoint holds tensors, numbers, text, lists and dicts only: {place} is a "
+        f"{type(value).__name__}"
+    )
+
+
+def _keep(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> str:
+    name = str(len(tensors))
+    # A copy of its own: safetensors refuses tensors that share memory, such as tied weights.
+    tensors[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)
+    return name
+
+
+def _thaw(frozen: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if not isinstance(frozen, dict):
+        return frozen
+    ((kind, content),) = frozen.items()
+    if kind == "float":
+        return float(content)
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "array":
+        return tensors[content].numpy()
+    if kind in ("list", "tuple"):
+        items = [_thaw(item, tensors) for item in content]
+        return tuple(items) if kind == "tuple" else items
+    pairs = [(_thaw(key, tensors), _thaw(item, tensors)) for key, item in content]
+    if kind == "counter":
+        return Counter(dict(pairs))
+    if kind == "ordered":
+        return OrderedDict(pairs)
+    if kind == "dict":
+        return dict(pairs)
+    raise ValueError(f"unknown kind {kind!r}")
+
+
+def weights_digest(module: torch.nn.Module) -> str:
+    """Return the SHA-256 of all parameters and buffers, with their names, types and shapes."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        if not isinstance(tensor, torch.Tensor):
+            digest.update(f"{name}={tensor!r}".encode())
+            continue
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{name}:{plain.dtype}:{tuple(plain.shape)}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,450 @@
+"""The plain trainer: one job, from its seed or its last checkpoint to its result.
+
+::
+
+    train ── seed, build ── restore? ──┐
+                                       ▼
+              ┌─ epoch: seeded order ─ batches: gather, step ─ (stop? checkpoint, leave)
+              │                        evaluate the held-out fold
+              └─ LR schedule ─ checkpoint ◄─┘                        ── result
+
+A job's result depends on its plan alone: every random choice comes from (seed, epoch) or (seed,
+epoch, sample), and a checkpoint carries the generators of an epoch that was left in the middle.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from asynckfold.data import Batches
+from asynckfold.errors import StoreCorruptError
+from asynckfold.folds import Indices
+from asynckfold.messages import CheckpointWritten, EpochEnded, News, Progress, Remark, Task
+from asynckfold.plan import Job
+from asynckfold.result import DIVERGED, DONE, Epoch, Result
+from asynckfold.store import CheckpointRef
+from asynckfold.training import checkpoint, lr_schedules, seeding
+from asynckfold.training.bundle import Bundle, job_folder
+
+NEWS_SECONDS = 0.2
+"""Between two pieces of news of one job: a display needs no more."""
+
+CHECKPOINT_SECONDS = 1.0
+"""Least time between two checkpoints: less work than that is cheaper to repeat than to save."""
+
+Report = Callable[[News], None]
+
+
+class Diverged(Exception):  # noqa: N818
+    """The loss or an output became infinite or NaN."""
+
+
+@dataclass(eq=False)
+class Training:
+    """A job in progress: the live objects and how far it is.
+
+    ``epoch`` whole epochs and ``batch`` batches of the next are behind it.
+    """
+
+    task: Task
+    bundle: Bundle
+    device: torch.device
+    model: nn.Module
+    criterion: Callable[..., Any]
+    optimizer: torch.optim.Optimizer
+    lr_schedule: Any
+    data: Batches
+    train: Indices
+    steer: Indices
+    valid: Indices
+    log: TextIO
+    clip: float | None = None
+    epoch: int = 0
+    batch: int = 0
+    losses: list[torch.Tensor] = field(default_factory=list)
+    epochs: list[Epoch] = field(default_factory=list)
+    random: dict[str, Any] | None = None
+    outputs: npt.NDArray[np.float32] | None = None
+    score_seconds: float = 0.0
+
+    @property
+    def seed(self) -> int:
+        """The job's seed."""
+        return self.task.job.seed
+
+    def tree(self) -> dict[str, Any]:
+        """Return everything that a continuation needs."""
+        return {
+            "job": self.task.job.id,
+            "plan": self.bundle.plan.fingerprint,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "losses": torch.stack(self.losses) if self.losses else None,
+            "epochs": [vars(item) for item in self.epochs],
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "lr_schedule": self.lr_schedule.state_dict(),
+            "criterion": self.criterion.state_dict()
+            if isinstance(self.criterion, nn.Module)
+            else None,
+            "random": seeding.state(),
+        }
+
+    def continue_from(self, tree: dict[str, Any]) -> None:
+        """Take up a tree that `tree` returned."""
+        if tree["job"] != self.task.job.id or tree["plan"] != self.bundle.plan.fingerprint:
+            raise StoreCorruptError(f"a checkpoint of {tree['job']} lies in {self.task.job.id}")
+        self.model.load_state_dict(tree["model"])
+        self.optimizer.load_state_dict(tree["optimizer"])
+        self.lr_schedule.load_state_dict(tree["lr_schedule"])
+        if isinstance(self.criterion, nn.Module):
+            self.criterion.load_state_dict(tree["criterion"])
+        self.epoch, self.batch = tree["epoch"], tree["batch"]
+        self.epochs = [Epoch(**item) for item in tree["epochs"]]
+        losses = tree["losses"]
+        self.losses = [] if losses is None else list(losses.to(self.device).unbind())
+        self.random = tree["random"]
+
+
+def train(
+    bundle: Bundle,
+    task: Task,
+    data: Batches,
+    device: torch.device,
+    report: Report,
+    stop: Callable[[], bool],
+) -> Result | None:
+    """Train one job and score its held-out fold.
+
+    Parameters
+    ----------
+    bundle : Bundle
+        The sweep.
+    task : Task
+        The job, and where earlier attempts got to.
+    data : Batches
+        The samples, already on `device`.
+    device : torch.device
+        Where to train.
+    report : callable
+        Receives progress, epochs and checkpoints as they come.
+    stop : callable
+        Asked after every batch; when true, the training is saved and left.
+
+    Returns
+    -------
+    Result or None
+        None when it was asked to stop.
+    """
+    folder = job_folder(bundle.root, task.job)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.txt").open("a", encoding="utf-8", buffering=1) as log:
+        training = _build(bundle, task, data, device, log)
+        _restore(training, report)
+        started = time.perf_counter()
+        try:
+            if not _run(training, report, stop):
+                return None
+            return _result(training, time.perf_counter() - started)
+        except Diverged as error:
+            log.write(f"diverged: {error}\n")
+            return Result(
+                task.job.id,
+                task.attempt,
+                DIVERGED,
+                epochs=tuple(training.epochs),
+                fit_seconds=time.perf_counter() - started,
+                error=str(error),
+            )
+
+
+def _build(
+    bundle: Bundle, task: Task, data: Batches, device: torch.device, log: TextIO
+) -> Training:
+    job, plan, recipe = task.job, bundle.plan, bundle.recipe
+    fold = bundle.fold_of(job)
+    seeding.seed_all(job.seed)
+    model = recipe.models[job.model]().to(device)
+    optimizer = recipe.opt_fn(model)
+    schedule, train_part, steer = _schedule(bundle, job, model, optimizer, fold.train)
+    criterion = copy.deepcopy(recipe.criterion)
+    if isinstance(criterion, nn.Module):
+        criterion = criterion.to(device)
+    return Training(
+        task,
+        bundle,
+        device,
+        model,
+        criterion,
+        optimizer,
+        schedule,
+        fitted(data, recipe.preprocess, fold.train).to(device),
+        train_part,
+        steer,
+        fold.valid,
+        log,
+        clip=plan.params.clip_grad_norm,
+    )
+
+
+def _schedule(
+    bundle: Bundle, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, train: Indices
+) -> tuple[Any, Indices, Indices]:
+    """Return the LR schedule, the samples to train on, and those that steer the schedule.
+
+    A rule that reacts to a loss gets samples of the training fold, never the fold that is scored.
+    """
+    plan, spec = bundle.plan, bundle.recipe.lr_schedules[job.lr_schedule]
+    made = None if isinstance(spec, str) else lr_schedules.make(spec, optimizer, 0)
+    steer = train[:0]
+    if spec == "reduce" or lr_schedules.needs_metric(made):
+        order = np.random.default_rng([job.seed, 1]).permutation(len(train))
+        count = max(1, round(len(train) * plan.params.inner_val))
+        train, steer = train[np.sort(order[count:])], train[np.sort(order[:count])]
+    if made is None:
+        per_epoch = len(list(batch_bounds(len(train), plan.batch_size, model)))
+        steps = plan.params.epochs * (per_epoch if plan.params.lr_step == "batch" else 1)
+        made = lr_schedules.make(spec, optimizer, steps)
+    return made, train, steer
+
+
+def fitted(data: Batches, preprocess: Any, train: Indices) -> Batches:
+    """Return the data as a scikit-learn transformer sees it that was fitted on `train` only."""
+    if preprocess is None:
+        return data
+    from sklearn.base import clone
+
+    rows = data.inputs(np.arange(data.n_samples))
+    flat = rows.reshape(len(rows), -1)
+    changed = clone(preprocess).fit(flat[train]).transform(flat)
+    return data.with_inputs(torch.from_numpy(np.ascontiguousarray(changed, dtype=np.float32)))
+
+
+def _restore(training: Training, report: Report) -> None:
+    for ref in training.task.checkpoints:
+        try:
+            training.continue_from(checkpoint.load(training.bundle.root / ref.file, ref.sha256))
+        except StoreCorruptError as error:
+            report(Remark(training.task.job.id, "damage", f"{error}; an older one is used"))
+        else:
+            training.log.write(f"continues after epoch {training.epoch}, batch {training.batch}\n")
+            return
+
+
+def _run(training: Training, report: Report, stop: Callable[[], bool]) -> bool:
+    """Train to the end; return False when asked to stop before."""
+    params = training.bundle.plan.params
+    saved = time.monotonic()
+    while training.epoch < params.epochs:
+        started = time.perf_counter()
+        lr = float(training.optimizer.param_groups[0]["lr"])
+        if not _train_epoch(training, report, stop):
+            _save(training, report)
+            return False
+        _end_epoch(training, lr, started, report)
+        due = training.epoch % params.save_checkpoint_frequency == 0
+        last = training.epoch == params.epochs
+        if not last and stop():
+            _save(training, report)
+            return False
+        if last or (due and time.monotonic() - saved >= CHECKPOINT_SECONDS):
+            _save(training, report)
+            saved = time.monotonic()
+    return True
+
+
+def _train_epoch(training: Training, report: Report, stop: Callable[[], bool]) -> bool:
+    plan, number = training.bundle.plan, training.epoch + 1
+    order = torch.from_numpy(epoch_order(training.train, training.seed, training.epoch))
+    bounds = list(batch_bounds(len(order), plan.batch_size, training.model))
+    if training.random is not None:
+        seeding.restore(training.random)
+        training.random = None
+    if training.batch == 0:
+        seeding.seed_all(seeding.stream(training.seed, number))
+    training.model.train()
+    told = time.monotonic()
+    for position in range(training.batch, len(bounds)):
+        low, high = bounds[position]
+        inputs, targets = training.data.train(order[low:high], training.seed, training.epoch)
+        training.losses.append(training_step(training, inputs, targets))
+        if plan.params.lr_step == "batch" and not lr_schedules.needs_metric(training.lr_schedule):
+            training.lr_schedule.step()
+        training.batch = position + 1
+        told = _tell(training, len(bounds), told, report)
+        if stop() and training.batch < len(bounds):
+            return False
+    return True
+
+
+def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Take one step of the optimizer; return the loss, detached."""
+
+    def backward() -> torch.Tensor:
+        training.optimizer.zero_grad()
+        loss: torch.Tensor = training.criterion(training.model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if training.clip is not None:
+            nn.utils.clip_grad_norm_(training.model.parameters(), training.clip)
+        return loss
+
+    if isinstance(training.optimizer, torch.optim.LBFGS):
+        # The only one of torch.optim that evaluates the loss more than once a step.
+        return torch.as_tensor(training.optimizer.step(backward)).detach()  # type: ignore[arg-type]
+    loss = backward()
+    training.optimizer.step()
+    return loss.detach()
+
+
+def _tell(training: Training, batches: int, told: float, report: Report) -> float:
+    params, job = training.bundle.plan.params, training.task.job
+    if training.batch % params.print_frequency == 0:
+        training.log.write(
+            f"epoch {training.epoch + 1}/{params.epochs} batch {training.batch}/{batches} "
+            f"loss {float(training.losses[-1]):.4f}\n"
+        )
+    now = time.monotonic()
+    if now - told < NEWS_SECONDS:
+        return told
+    report(
+        Progress(
+            job.id,
+            training.task.attempt,
+            training.epoch + 1,
+            params.epochs,
+            training.batch,
+            batches,
+            float(training.losses[-1]),
+        )
+    )
+    return now
+
+
+def _end_epoch(training: Training, lr: float, started: float, report: Report) -> None:
+    train_loss = _mean_loss(training, lr)
+    scoring = time.perf_counter()
+    training.outputs, valid_loss, accuracy = evaluate(training, training.valid)
+    training.score_seconds = time.perf_counter() - scoring
+    if not np.isfinite(valid_loss):
+        raise Diverged(
+            f"the loss on the held-out fold became {valid_loss} at epoch {training.epoch + 1} "
+            f"(learning rate {lr:g})"
+        )
+    if lr_schedules.needs_metric(training.lr_schedule):
+        training.lr_schedule.step(evaluate(training, training.steer)[1])
+    elif training.bundle.plan.params.lr_step == "epoch":
+        training.lr_schedule.step()
+    training.epoch, training.batch, training.losses = training.epoch + 1, 0, []
+    seconds = time.perf_counter() - started
+    item = Epoch(training.epoch, train_loss, valid_loss, accuracy, lr, seconds)
+    training.epochs.append(item)
+    training.log.write(
+        f"epoch {item.number} train_loss {train_loss:.4f} valid_loss {valid_loss:.4f} "
+        + (f"accuracy {accuracy:.4f} " if accuracy is not None else "")
+        + f"lr {lr:g} seconds {seconds:.2f}\n"
+    )
+    report(EpochEnded(training.task.job.id, training.task.attempt, item))
+
+
+def _mean_loss(training: Training, lr: float) -> float:
+    """Mean over samples; one synchronisation with the device for a whole epoch."""
+    bounds = batch_bounds(len(training.train), training.bundle.plan.batch_size, training.model)
+    sizes = np.array([high - low for low, high in bounds])
+    losses = torch.stack(training.losses).double().cpu().numpy()
+    if not np.isfinite(losses).all():
+        first = int(np.flatnonzero(~np.isfinite(losses))[0])
+        raise Diverged(
+            f"the loss became {losses[first]} at epoch {training.epoch + 1}, batch {first + 1} "
+            f"(learning rate {lr:g})"
+        )
+    return float(losses @ sizes / sizes.sum())
+
+
+def evaluate(
+    training: Training, indices: Indices
+) -> tuple[npt.NDArray[np.float32], float, float | None]:
+    """Return outputs, loss and accuracy (None for regression) of the model in hand."""
+    training.model.eval()
+    size = training.bundle.plan.params.eval_batch_size
+    outputs, targets = [], []
+    with torch.inference_mode():
+        for low in range(0, len(indices), size):
+            inputs, wanted = training.data.eval(torch.from_numpy(indices[low : low + size]))
+            outputs.append(training.model(inputs))
+            targets.append(wanted)
+        found, wanted = torch.cat(outputs), torch.cat(targets)
+        loss = float(training.criterion(found, wanted))
+        accuracy = None
+        if training.bundle.plan.classes:
+            accuracy = float((found.argmax(1) == wanted).double().mean())
+    return found.float().cpu().numpy(), loss, accuracy
+
+
+def _save(training: Training, report: Report) -> None:
+    task = training.task
+    folder = job_folder(training.bundle.root, task.job)
+    name = f"checkpoint-{training.epoch:04}-{training.batch:06}-{task.attempt}.safetensors"
+    path = folder / name
+    digest, size = checkpoint.save(path, training.tree())
+    report(
+        CheckpointWritten(
+            CheckpointRef(
+                task.job.id,
+                task.attempt,
+                training.epoch,
+                training.batch,
+                str(Path(path).relative_to(training.bundle.root)),
+                digest,
+                size,
+            )
+        )
+    )
+
+
+def _result(training: Training, fit_seconds: float) -> Result:
+    if training.outputs is None:
+        # Continued from the checkpoint of the last epoch.
+        training.outputs, _, _ = evaluate(training, training.valid)
+    return Result(
+        training.task.job.id,
+        training.task.attempt,
+        DONE,
+        epochs=tuple(training.epochs),
+        outputs=training.outputs,
+        weights=checkpoint.weights_digest(training.model),
+        fit_seconds=fit_seconds,
+        score_seconds=training.score_seconds,
+    )
+
+
+def epoch_order(indices: Indices, seed: int, epoch: int) -> Indices:
+    """Return the samples in the order of one epoch: a function of seed and epoch alone."""
+    return np.random.default_rng([seed, 0, epoch]).permutation(indices)
+
+
+def batch_bounds(count: int, size: int, model: nn.Module) -> Iterator[tuple[int, int]]:
+    """Yield (low, high) of each batch.
+
+    A last batch of one sample cannot be normalised by BatchNorm; it then joins the one before.
+    """
+    low = 0
+    while low < count:
+        high = min(low + size, count)
+        if count - high == 1 and _normalises_batches(model):
+            high = count
+        yield low, high
+        low = high
+
+
+def _normalises_batches(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -1,0 +1,89 @@
+"""The built-in LR schedules by name, fitted to the length of the training.
+
+Each comes from `torch.optim.lr_scheduler` with settings that make sense for any number of steps; a
+step is an epoch, or a batch on request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer, lr_scheduler
+
+Schedule = lr_scheduler.LRScheduler
+
+
+def constant(optimizer: Optimizer, steps: int) -> Schedule:
+    """The learning rate of the optimizer, unchanged."""
+    return lr_scheduler.ConstantLR(optimizer, factor=1.0)
+
+
+def cosine(optimizer: Optimizer, steps: int) -> Schedule:
+    """Half a cosine from the learning rate to 0 over the training (Loshchilov & Hutter 2017)."""
+    return lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+
+
+def warm(optimizer: Optimizer, steps: int) -> Schedule:
+    """Cosine with warm restarts, twice over the training (SGDR, Loshchilov & Hutter 2017)."""
+    return lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=max(1, (steps + 1) // 2))
+
+
+def reduce(optimizer: Optimizer, steps: int) -> Schedule:
+    """A tenth of the rate whenever the inner-validation loss stops falling."""
+    return lr_scheduler.ReduceLROnPlateau(optimizer, patience=max(1, steps // 10))
+
+
+def multistep(optimizer: Optimizer, steps: int) -> Schedule:
+    """A tenth of the rate after one half and after three quarters (He et al. 2016)."""
+    milestones = sorted({max(1, steps // 2), max(1, steps * 3 // 4)})
+    return lr_scheduler.MultiStepLR(optimizer, milestones)
+
+
+def step(optimizer: Optimizer, steps: int) -> Schedule:
+    """A tenth of the rate after each third of the training."""
+    return lr_scheduler.StepLR(optimizer, step_size=max(1, -(-steps // 3)))
+
+
+def exponential(optimizer: Optimizer, steps: int) -> Schedule:
+    """A constant factor each step that ends at a hundredth of the rate."""
+    return lr_scheduler.ExponentialLR(optimizer, gamma=0.01 ** (1 / max(1, steps)))
+
+
+def onecycle(optimizer: Optimizer, steps: int) -> Schedule:
+    """Up to the optimizer's learning rate and down again (Smith & Topin 2018)."""
+    group = optimizer.param_groups[0]
+    return lr_scheduler.OneCycleLR(
+        optimizer,
+        max_lr=[float(item["lr"]) for item in optimizer.param_groups],
+        total_steps=max(steps, 2) + 1,
+        cycle_momentum="momentum" in group or "betas" in group,
+    )
+
+
+BUILT_IN: dict[str, Callable[[Optimizer, int], Schedule]] = {
+    function.__name__: function
+    for function in (constant, cosine, exponential, multistep, onecycle, reduce, step, warm)
+}
+
+
+def make(schedule: str | Callable[[Any], Any], optimizer: Optimizer, steps: int) -> Any:
+    """Return the LR schedule for a training of `steps` steps.
+
+    Parameters
+    ----------
+    schedule : str or callable
+        Name of a built-in one, or function optimizer → LR schedule.
+    optimizer : torch.optim.Optimizer
+        Whose learning rates are changed.
+    steps : int
+        How often ``step`` will be called.
+    """
+    if isinstance(schedule, str):
+        return BUILT_IN[schedule](optimizer, steps)
+    return schedule(optimizer)
+
+
+def needs_metric(schedule: Any) -> bool:
+    """Whether ``step`` wants a metric."""
+    return isinstance(schedule, lr_scheduler.ReduceLROnPlateau)

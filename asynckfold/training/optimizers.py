@@ -1,0 +1,56 @@
+"""The optimizers of torch.optim by name, for callers who have no code of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn, optim
+
+OPTIMIZERS: dict[str, type[optim.Optimizer]] = {
+    name.lower(): getattr(optim, name)
+    for name in (
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "Adamax",
+        "AdamW",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "SGD",
+    )
+}
+"""Element-wise optimizers by lower-case name."""
+
+MOMENTUM = ("rmsprop", "sgd")
+
+
+@dataclass(frozen=True)
+class NamedOptimizer:
+    """An optimizer function: model → ``torch.optim.<name>`` over all its parameters.
+
+    Parameters
+    ----------
+    name : str
+        Key of `OPTIMIZERS`.
+    lr : float
+        Learning rate.
+    momentum : float
+        For SGD and RMSprop.
+    weight_decay : float
+        L2 penalty, or the decoupled decay of AdamW.
+    """
+
+    name: str
+    lr: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __call__(self, model: nn.Module) -> optim.Optimizer:
+        """Return a new optimizer for the model."""
+        settings = {"lr": self.lr, "weight_decay": self.weight_decay}
+        if self.name in MOMENTUM:
+            settings["momentum"] = self.momentum
+        make: Callable[..., optim.Optimizer] = OPTIMIZERS[self.name]
+        return make(model.parameters(), **settings)

@@ -1,0 +1,222 @@
+"""A dry run of every candidate before the sweep: what cannot work is told before hours are spent.
+
+One small step of each model with each LR schedule. What breaks our rules (no optimizer, an output
+that does not fit the labels, a loss without a gradient) refuses the sweep; what the user's own code
+raises does not: those jobs will fail by themselves, and the others go on.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import time
+import traceback
+from typing import Any
+
+import torch
+from torch import nn
+
+from asynckfold.data import Batches
+from asynckfold.messages import Facts
+from asynckfold.training import lr_schedules, seeding
+from asynckfold.training.bundle import Bundle
+from asynckfold.training.loop import fitted
+
+_Problem = tuple[str, str, str]
+
+
+class _Refused(Exception):  # noqa: N818
+    """One of our rules is broken: (rule, received, remedy)."""
+
+
+def check(bundle: Bundle, data: Batches) -> Facts:
+    """Build and step every candidate once.
+
+    Parameters
+    ----------
+    bundle : Bundle
+        The sweep.
+    data : Batches
+        The samples.
+
+    Returns
+    -------
+    Facts
+        Problems, failures, and what the plan should know of the live objects.
+    """
+    recipe = bundle.recipe
+    architectures: dict[str, Any] = dict.fromkeys(recipe.models)
+    settings: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
+    memory: dict[str, int] = {}
+    problems: dict[_Problem, None] = {}
+    failures: dict[str, str] = {}
+    for name in recipe.models:
+        for schedule in recipe.lr_schedules:
+            # The user's code may raise anything here; it is told, and its jobs tell it again.
+            try:
+                dry = _DryRun(bundle, data, name, schedule)
+                architectures[name] = _architecture(dry.model)
+                settings[name] = _settings(dry.optimizer)
+                settings[f"{name}/{schedule}"] = type(dry.lr_schedule).__name__
+                if name not in seconds:
+                    seconds[name] = dry.step_seconds()
+                    memory[name] = _bytes(dry)
+            except _Refused as refused:
+                problems[refused.args[0]] = None
+            except Exception:  # noqa: BLE001
+                failures[f"{name}/{schedule}"] = traceback.format_exc()
+    facts = {
+        "architecture": architectures,
+        "settings": settings,
+        "criterion": _describe(recipe.criterion),
+        "preprocess": None if recipe.preprocess is None else repr(recipe.preprocess),
+    }
+    return Facts(facts, seconds, memory, tuple(problems), failures)
+
+
+class _DryRun:
+    def __init__(self, bundle: Bundle, data: Batches, name: str, schedule: str) -> None:
+        recipe, plan = bundle.recipe, bundle.plan
+        self.bundle, self.name = bundle, name
+        seeding.seed_all(bundle.folds[0].index)
+        self.model = recipe.models[name]()
+        if not isinstance(self.model, nn.Module):
+            raise _Refused(
+                (
+                    f"model {name} must be a torch.nn.Module",
+                    f"{type(self.model).__name__}",
+                    "Return the module from the factory.",
+                )
+            )
+        self.optimizer = recipe.opt_fn(self.model)
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise _Refused(
+                (
+                    "opt_fn must return a torch.optim.Optimizer",
+                    f"{self.optimizer!r:.80}",
+                    "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)",
+                )
+            )
+        self.lr_schedule = lr_schedules.make(
+            recipe.lr_schedules[schedule], self.optimizer, plan.params.epochs
+        )
+        _check_schedule(schedule, self.lr_schedule)
+        fold = bundle.folds[0]
+        rows = torch.from_numpy(fold.train[: max(2, plan.batch_size)])
+        seen = fitted(data, recipe.preprocess, fold.train)
+        self.inputs, self.targets = seen.train(rows, 0, 0)
+
+    def step_seconds(self) -> float:
+        """Seconds of a step: the second one where the first is short, since it warms up."""
+        first = self._step()
+        return first if first > 0.1 else self._step()
+
+    def _step(self) -> float:
+        started = time.perf_counter()
+        criterion = copy.deepcopy(self.bundle.recipe.criterion)
+        outputs = self.model.train()(self.inputs)
+        _check_outputs(self.name, outputs, self.targets, self.bundle)
+        loss = criterion(outputs, self.targets)
+        _check_loss(self.name, loss)
+        loss.backward()
+        if not isinstance(self.optimizer, torch.optim.LBFGS):
+            self.optimizer.step()
+        return time.perf_counter() - started
+
+
+def _check_schedule(name: str, schedule: Any) -> None:
+    if not callable(getattr(schedule, "step", None)) or not hasattr(schedule, "state_dict"):
+        raise _Refused(
+            (
+                f"LR schedule {name} must have step() and state_dict()",
+                f"{schedule!r:.80}",
+                "Return a torch.optim.lr_scheduler object from the function optimizer → schedule.",
+            )
+        )
+
+
+def _check_outputs(name: str, outputs: Any, targets: torch.Tensor, bundle: Bundle) -> None:
+    classes = len(bundle.plan.classes)
+    if not isinstance(outputs, torch.Tensor):
+        raise _Refused(
+            (
+                f"model {name} must return one tensor",
+                type(outputs).__name__,
+                "Return the outputs only, not a tuple or dict.",
+            )
+        )
+    if len(outputs) != len(targets):
+        raise _Refused(
+            (
+                f"model {name} must return one row for each sample",
+                f"shape {tuple(outputs.shape)} for {len(targets)} samples",
+                "Keep the first dimension of the input.",
+            )
+        )
+    if classes and (outputs.ndim != 2 or outputs.shape[1] < classes):
+        raise _Refused(
+            (
+                f"model {name} must return (samples, classes) scores for the {classes} classes",
+                f"shape {tuple(outputs.shape)}",
+                f"Give its last layer {classes} outputs.",
+            )
+        )
+
+
+def _check_loss(name: str, loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        found = (
+            f"a tensor of shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
+            if isinstance(loss, torch.Tensor)
+            else repr(loss)[:80]
+        )
+        raise _Refused(
+            (
+                f"the criterion must give model {name} one number with a gradient",
+                found,
+                "Use a mean-reducing loss, and a model with parameters that are not frozen.",
+            )
+        )
+
+
+def _architecture(model: nn.Module) -> str:
+    shapes = [
+        f"{name}:{tuple(tensor.shape)}:{tensor.dtype}"
+        for name, tensor in model.state_dict().items()
+        if isinstance(tensor, torch.Tensor)
+    ]
+    return hashlib.sha256("\n".join([repr(model), *shapes]).encode()).hexdigest()[:16]
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> str:
+    groups = [
+        {key: repr(value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    for group in groups:
+        group.pop("initial_lr", None)
+    return f"{type(optimizer).__name__} {json.dumps(groups, sort_keys=True)}"
+
+
+def _describe(criterion: Any) -> str:
+    if isinstance(criterion, nn.Module):
+        tensors = {
+            name: hashlib.sha256(tensor.detach().cpu().numpy().tobytes()).hexdigest()[:16]
+            for name, tensor in criterion.state_dict().items()
+        }
+        return f"{criterion!r} {json.dumps(tensors)}" if tensors else repr(criterion)
+    return getattr(criterion, "__qualname__", type(criterion).__name__)
+
+
+def _bytes(dry: _DryRun) -> int:
+    """Parameters and gradients, optimizer state, and some room for activations."""
+    weights = sum(tensor.nbytes for tensor in dry.model.state_dict().values())
+    state = sum(
+        value.nbytes
+        for entry in dry.optimizer.state.values()
+        for value in entry.values()
+        if isinstance(value, torch.Tensor)
+    )
+    return 2 * weights + state + 64 * dry.inputs.nbytes

@@ -1,0 +1,133 @@
+"""The clean process that workers are forked from.
+
+It imports torch once and then runs nothing, so that a fork is safe (no thread of OpenMP exists yet)
+and a further worker costs some 10 ms instead of the 1.5 s that importing torch takes. It is the
+parent of all workers: it alone can signal them without mistaking a reused process number, and when
+the process that started it goes away, in whatever way, it takes all of them along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import selectors
+import signal
+import sys
+import traceback
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+def serve(descriptor: int, preload: list[str]) -> None:
+    """Fork and reap workers as the control pipe says, until it closes.
+
+    Commands: ``("fork",)`` followed by a descriptor, ``("signal", pid, number)``,
+    ``("kill", pid)``. Answers: ``("exited", pid, status)``.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ["asynckfold.training.worker", *preload]:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    _Server(Connection(descriptor)).run()
+
+
+class _Server:
+    def __init__(self, control: Connection[Any, Any]) -> None:
+        self.control = control
+        self.workers: set[int] = set()
+        self.wake_read, self.wake_write = os.pipe()
+        os.set_blocking(self.wake_read, False)
+        os.set_blocking(self.wake_write, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self.control.fileno(), selectors.EVENT_READ)
+        selector.register(self.wake_read, selectors.EVENT_READ)
+        try:
+            while True:
+                for key, _ in selector.select():
+                    if key.fd == self.wake_read:
+                        self.reap()
+                    elif not self.obey():
+                        return
+        finally:
+            for pid in self.workers:
+                _kill(pid)
+
+    def obey(self) -> bool:
+        """Carry out one command; False when the other side is gone."""
+        try:
+            command, *arguments = self.control.recv()
+        except (EOFError, OSError):
+            return False
+        if command == "fork":
+            self.fork()
+        elif arguments[0] in self.workers:
+            if command == "kill":
+                _kill(arguments[0])
+            else:
+                os.kill(arguments[0], arguments[1])
+        return True
+
+    def fork(self) -> None:
+        pipe = reduction.recv_handle(self.control)
+        pid = os.fork()
+        if pid == 0:
+            self.become_worker(pipe)
+        os.close(pipe)
+        self.workers.add(pid)
+
+    def become_worker(self, pipe: int) -> None:
+        """In the child: forget the server, and never come back."""
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for descriptor in (self.wake_read, self.wake_write, self.control.fileno()):
+                os.close(descriptor)
+            from asynckfold.training import worker
+
+            worker.main(pipe)
+            status = 0
+        except SystemExit as request:
+            # User code called sys.exit: no answer was sent, so the sweep sees a death.
+            status = request.code if isinstance(request.code, int) else 1
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_read, 4096)
+        for pid in list(self.workers):
+            try:
+                found, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                found, status = pid, 0
+            if found:
+                self.workers.discard(pid)
+                # What the worker started, such as DataLoader processes, goes with it.
+                _kill_group(pid)
+                with contextlib.suppress(OSError):
+                    self.control.send(("exited", pid, os.waitstatus_to_exitcode(status)))
+
+
+def _kill_group(pid: int) -> None:
+    """Kill what a worker started: each worker leads a process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _kill(pid: int) -> None:
+    """Kill a worker that is not reaped yet, and its group once it leads one."""
+    _kill_group(pid)
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,195 @@
+"""The life of a worker process, on one page.
+
+::
+
+    born ── own session, dies with its server ── loop: receive
+                                                  bundle  → unpack, map the data
+                                                  run     → pin, set threads, train, answer
+                                                  exit    → gone
+
+News go up the same pipe while a task runs. SIGTERM asks for a checkpoint at the next batch; SIGINT,
+which a terminal sends to everyone, is the sweep's business.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import torch
+
+from asynckfold import proc
+from asynckfold.data import Batches
+from asynckfold.errors import StorageError
+from asynckfold.messages import News, Task
+from asynckfold.placement import Placement
+from asynckfold.result import FAILED, Result
+from asynckfold.training import baseline, loop, preflight
+from asynckfold.training.bundle import Bundle, job_folder
+
+Report = Callable[[News], None]
+Stop = Callable[[], bool]
+
+PDEATHSIG = 1
+
+
+def execute(
+    bundle: Bundle,
+    data: Batches,
+    placement: Placement,
+    tasks: Sequence[Task],
+    report: Report,
+    stop: Stop,
+) -> list[Any]:
+    """Carry out a placement, here: in a worker, or in the process of the serial engine.
+
+    Returns
+    -------
+    list
+        Of `Result` for the plain trainer (None where it was asked to stop); the `Facts` of a
+        preflight; the `Baseline` of a serial loop.
+    """
+    torch.set_num_threads(placement.threads)
+    if placement.trainer == "preflight":
+        return [preflight.check(bundle, data)]
+    if placement.trainer == "measure":
+        return [baseline.measure(bundle, data, stop)]
+    if placement.trainer == "estimate":
+        return [baseline.estimate(bundle, data, stop)]
+    device = torch.device("cpu" if placement.gpu is None else f"cuda:{placement.gpu}")
+    return [_train(bundle, data, task, device, report, stop) for task in tasks]
+
+
+def _train(
+    bundle: Bundle, data: Batches, task: Task, device: torch.device, report: Report, stop: Stop
+) -> Result | None:
+    # The one place where whatever the user's code raises becomes the result of its job.
+    try:
+        return loop.train(bundle, task, data.to(device), device, report, stop)
+    except StorageError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        return failure(bundle, task, error)
+
+
+def failure(bundle: Bundle, task: Task, error: BaseException) -> Result:
+    """Return the result of a job that raised, with its traceback in the job's log too."""
+    text = "".join(traceback.format_exception(error))
+    folder = job_folder(bundle.root, task.job)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.txt").open("a", encoding="utf-8") as log:
+        log.write(text)
+    line = f"{type(error).__name__}: {error}".splitlines()[0]
+    return Result(task.job.id, task.attempt, FAILED, error=line[:500], traceback=text[-65536:])
+
+
+def main(descriptor: int) -> None:
+    """Serve one pipe until it closes; never returns to the code that forked."""
+    server = os.getppid()
+    os.setsid()
+    _die_with_parent(server)
+    stopping = False
+
+    def ask_to_stop(number: int, frame: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, ask_to_stop)
+    pipe: Connection[Any, Any] = Connection(descriptor)
+    pipe.send(("ready", os.getpid()))
+    worker = _Worker(pipe, lambda: stopping)
+    while True:
+        try:
+            command, *arguments = pipe.recv()
+        except (EOFError, OSError):
+            return
+        if command == "bundle":
+            worker.take_bundle(*arguments)
+        elif command == "run":
+            stopping = False
+            pipe.send(worker.run(*arguments))
+        else:
+            return
+
+
+class _Worker:
+    """A bundle in hand, and what is wrong with it if it could not be unpacked."""
+
+    def __init__(self, pipe: Connection[Any, Any], stop: Stop) -> None:
+        self.pipe = pipe
+        self.stop = stop
+        self.bundle: Bundle | None = None
+        self.data: Batches | None = None
+        self.broken = ""
+
+    def take_bundle(self, paths: list[str], folder: str, descriptors: int) -> None:
+        """Receive descriptors: the packed bundle first, then the shared arrays."""
+        received = [reduction.recv_handle(self.pipe) for _ in range(descriptors)]
+        sys.path[:] = paths
+        self.bundle, self.data, self.broken = None, None, ""
+        # Unpacking imports the user's modules, which may raise anything; it is told per task.
+        try:
+            os.chdir(folder)
+            with os.fdopen(received[0], "rb") as file:
+                file.seek(0)
+                self.bundle = cloudpickle.loads(file.read())
+            self.data = self.bundle.data.open(received[1:])
+        except Exception:  # noqa: BLE001
+            self.broken = traceback.format_exc()
+
+    def run(self, placement: Placement, tasks: Sequence[Task]) -> tuple[Any, ...]:
+        """Return ``("answer", results, peak bytes)``, or what went wrong."""
+        if self.bundle is None or self.data is None:
+            return ("error", self.broken.strip().splitlines()[-1], self.broken)
+        if placement.cores:
+            proc.pin(0, placement.cores)
+        proc.reset_peak_memory()
+        try:
+            with _output_to_log(self.bundle, tasks):
+                results = execute(self.bundle, self.data, placement, tasks, self.tell, self.stop)
+            return ("answer", results, proc.peak_memory())
+        except StorageError as error:
+            return ("storage", error.errno, str(error))
+
+    def tell(self, news: News) -> None:
+        self.pipe.send(("news", news))
+
+
+@contextmanager
+def _output_to_log(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[None]:
+    """What the user's code prints belongs to its job, not into the sweep's display."""
+    if tasks:
+        folder = job_folder(bundle.root, tasks[0].job)
+        folder.mkdir(parents=True, exist_ok=True)
+        target = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    else:
+        target = os.open(os.devnull, os.O_WRONLY)
+    saved = [os.dup(number) for number in (1, 2)]
+    try:
+        for number in (1, 2):
+            os.dup2(target, number)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, old in zip((1, 2), saved, strict=True):
+            os.dup2(old, number)
+            os.close(old)
+        os.close(target)
+
+
+def _die_with_parent(server: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != server:
+            os._exit(1)
