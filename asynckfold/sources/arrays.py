@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,20 +41,23 @@ def npz_source(name: str, path: Path) -> Source:
 
 def _read(path: Path) -> tuple[Array, Array]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise ValueError("a single array, not an .npz file")
-            refuse(_name_problems(path, arrays.files))
-            return arrays["X"], arrays["y"]
-    except InputError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        with path.open("rb") as file:
+            names, arrays = _wanted(np.load(file, allow_pickle=False))
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         problem = Problem(
             f"{path} must be an .npz file of plain arrays",
             str(error).splitlines()[0] if str(error) else type(error).__name__,
             "Write it with numpy.savez(path, X=..., y=...), without arrays of objects.",
         )
         raise InputError([problem]) from error
+    refuse(_name_problems(path, names))
+    return arrays["X"], arrays["y"]
+
+
+def _wanted(content: Any) -> tuple[list[str], dict[str, Array]]:
+    if isinstance(content, np.ndarray):
+        raise ValueError("a single array, not an .npz file")
+    return content.files, {name: content[name] for name in ("X", "y") if name in content.files}
 
 
 def _name_problems(path: Path, found: list[str]) -> Iterator[Problem]:

@@ -104,7 +104,7 @@ def csv_source(name: str, path: Path, *, target: str | None = None, header: str 
     header : {"auto", "yes", "no"}
         Whether the first row names the columns. ``"auto"``: it does when, in those columns that
         hold only numbers below it, it holds no number and at least one text. When no column holds
-        only numbers: when its cells all differ and none of them occurs below in its column.
+        only numbers: when its cells are all different texts and none occurs below in its column.
 
     Raises
     ------
@@ -185,6 +185,15 @@ def _head_problems(path: Path, rows: Sequence[Sequence[str]]) -> Iterator[Proble
             f"one column, such as {rows[0][0][:40]!r}",
             "Separate features and class label by commas, semicolons or tabs.",
         )
+    else:
+        yield from _wider_rows(path, rows)
+
+
+def _wider_rows(path: Path, rows: Sequence[Sequence[str]]) -> Iterator[Problem]:
+    for index, row in enumerate(rows):
+        if len(row) > len(rows[0]):
+            yield _ragged(path, f"{len(rows[0])} in the first, {len(row)} in row {index + 1}")
+            return
 
 
 def has_header(rows: Sequence[Sequence[str]]) -> bool:
@@ -202,6 +211,8 @@ def has_header(rows: Sequence[Sequence[str]]) -> bool:
     numeric = [cell for cell, column in zip(first, columns, strict=True) if _all_numbers(column)]
     if numeric:
         return not any(map(_is_number, numeric)) and any(cell not in _MISSING for cell in numeric)
+    if any(map(_is_number, first)):
+        return False
     apart = all(cell not in column for cell, column in zip(first, columns, strict=True))
     return bool(below) and apart and "" not in first and len(set(first)) == len(first)
 
@@ -397,7 +408,8 @@ def _source(
 
     rows = np.hstack([feature.values for feature in features if feature.values is not None])
     encoded = sum(feature.one_hot for feature in features)
-    more = (f"{encoded} columns of names one-hot encoded",) if encoded else ()
+    columns = "column" if encoded == 1 else "columns"
+    more = (f"{encoded} {columns} of names one-hot encoded",) if encoded else ()
     return Source(
         name,
         TableRows(np.ascontiguousarray(rows), targets),
