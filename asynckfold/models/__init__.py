@@ -1,0 +1,136 @@
+"""Well-known architectures for small images and tables, and their names for the shell.
+
+Every class can be made without arguments, takes ``num_classes``, and flattens with ``nn.Flatten``,
+so that the channels-last memory format works. A user's own ``nn.Module`` is as welcome as these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+from torch import nn
+
+from asynckfold.errors import Problem, refuse
+from asynckfold.models.alexnet import AlexNet
+from asynckfold.models.lenet import LeNet
+from asynckfold.models.lenet5 import LeNet5
+from asynckfold.models.mlp import MLP
+from asynckfold.models.mobilenet import MobileNet
+from asynckfold.models.vgg import VGG
+
+__all__ = [
+    "ARCHITECTURES",
+    "MLP",
+    "VGG",
+    "AlexNet",
+    "Architecture",
+    "LeNet",
+    "LeNet5",
+    "MobileNet",
+    "shared_input_shape",
+]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the shell has to know of a model before it can make one.
+
+    Parameters
+    ----------
+    name : str
+        The word on the command line.
+    model : type of nn.Module
+        The class.
+    input_shape : tuple of int, or None
+        (channels, height, width) of the sample that the class is made for; None when any shape
+        will do.
+    variant : str
+        First argument of the class; empty when there is none.
+    """
+
+    name: str
+    model: type[nn.Module]
+    input_shape: tuple[int, int, int] | None = None
+    variant: str = ""
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> Callable[[], nn.Module]:
+        """Return a zero-argument factory, which can be pickled, for samples of a given shape.
+
+        Parameters
+        ----------
+        input_shape : tuple of int
+            (channels, height, width) of the images that the model will get, or (features,) of a
+            table's rows.
+        num_classes : int
+            Number of classes.
+
+        Raises
+        ------
+        InputError
+            The model cannot take samples of this shape.
+
+        Examples
+        --------
+        >>> factory = ARCHITECTURES["lenet5"].build((3, 32, 32), num_classes=6)
+        >>> factory()[0].in_channels
+        3
+        """
+        if self.input_shape is None:
+            return partial(self.model, math.prod(input_shape), num_classes=num_classes)
+        refuse(self._shape_problems(input_shape))
+        first = (self.variant,) if self.variant else ()
+        return partial(self.model, *first, num_classes=num_classes, in_channels=input_shape[0])
+
+    def _shape_problems(self, given: tuple[int, ...]) -> Iterator[Problem]:
+        if self.input_shape is None or (len(given) == 3 and given[1:] == self.input_shape[1:]):
+            return
+        height, width = self.input_shape[1:]
+        remedy = "Resize them." if len(given) == 3 else "Use mlp for tables."
+        yield Problem(
+            f"{self.name} needs images of {height}×{width}",
+            f"samples of shape {'×'.join(map(str, given))}",
+            remedy,
+        )
+
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        item.name: item
+        for item in (
+            Architecture("alexnet", AlexNet, (1, 32, 32)),
+            Architecture("lenet", LeNet, (3, 32, 32)),
+            Architecture("lenet5", LeNet5, (1, 32, 32)),
+            Architecture("mlp", MLP),
+            Architecture("mobilenet", MobileNet, (3, 32, 32)),
+            *(
+                Architecture(name.lower(), VGG, (3, 32, 32), name)
+                for name in ("VGG11", "VGG13", "VGG16", "VGG19")
+            ),
+        )
+    }
+)
+
+
+def shared_input_shape(
+    architectures: Iterable[Architecture], sample_shape: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return the one sample shape that suits all models of a sweep.
+
+    The channels are the data's; the height and width are what the models need, or the data's own
+    when every model takes any shape. Rows of a table stay as they are.
+
+    Examples
+    --------
+    >>> shared_input_shape([ARCHITECTURES["mlp"], ARCHITECTURES["lenet5"]], (1, 8, 8))
+    (1, 32, 32)
+    >>> shared_input_shape([ARCHITECTURES["mlp"]], (1, 8, 8))
+    (1, 8, 8)
+    """
+    needed = [item.input_shape for item in architectures if item.input_shape is not None]
+    if not needed or len(sample_shape) != 3:
+        return sample_shape
+    return (sample_shape[0], *needed[0][1:])

@@ -1,0 +1,147 @@
+"""Named data for the shell: a word or a path becomes labelled samples.
+
+========================================== =================================================
+``digits``                                 scikit-learn's, 1,797 images of 8×8, no download
+``mnist fashion-mnist kmnist cifar10``     torchvision's training parts
+``folder:PATH``                            images, one folder per class
+``csv:PATH``                               a table with one column of class labels
+``npz:PATH``                               arrays ``X`` and ``y``
+========================================== =================================================
+
+torch, torchvision, scikit-learn and pandas are imported when data is loaded, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.sources.arrays import npz_source
+from asynckfold.sources.images import (
+    TORCHVISION,
+    digits,
+    folder_source,
+    image_transform,
+    torchvision_source,
+)
+from asynckfold.sources.source import Source, balanced_subset, limited
+from asynckfold.sources.tables import HEADER_CHOICES, csv_source
+
+__all__ = ["SOURCES", "Source", "balanced_subset", "image_transform", "load_source"]
+
+_PATHS = ("csv", "folder", "npz")
+
+SOURCES: tuple[str, ...] = tuple(
+    sorted(("digits", *TORCHVISION, *(f"{word}:PATH" for word in _PATHS)))
+)
+"""What `load_source` takes."""
+
+
+def load_source(
+    spec: str,
+    *,
+    data_root: Path = Path("data"),
+    download: bool = False,
+    target: str | None = None,
+    header: str = "auto",
+    limit: int | None = None,
+    random_state: int = 0,
+) -> Source:
+    """Load data by its name.
+
+    Parameters
+    ----------
+    spec : str
+        One of `SOURCES`.
+    data_root : Path
+        Folder of torchvision's collections.
+    download : bool
+        Whether torchvision may fetch what is not in `data_root`.
+    target : str, optional
+        For ``csv:`` only: column of the class labels, by name or position; the last by default.
+    header : {"auto", "yes", "no"}
+        For ``csv:`` only: whether the first row names the columns.
+    limit : int, optional
+        Use only so many samples, classes balanced.
+    random_state : int
+        Seed of that choice.
+
+    Returns
+    -------
+    Source
+        Samples as they are: nothing resized, scaled or augmented.
+
+    Raises
+    ------
+    InputError
+        There is no such source, an option does not apply to it, or its data cannot be used.
+
+    Examples
+    --------
+    >>> source = load_source("digits", limit=100)
+    >>> source.sample_shape, len(source.dataset), source.classes[:3]
+    ((1, 8, 8), 100, ('0', '1', '2'))
+    """
+    word, colon, path = spec.partition(":")
+    refuse([*_spec_problems(spec), *_option_problems(word, target, header, limit)])
+    place = Path(path).expanduser() if colon else Path(data_root).expanduser()
+    if colon:
+        refuse(_place_problems(word, place))
+    source = _load(spec, word, place, download, target, header)
+    return source if limit is None else limited(source, limit, random_state)
+
+
+def _load(
+    spec: str, word: str, place: Path, download: bool, target: str | None, header: str
+) -> Source:
+    if word == "digits":
+        return digits()
+    if word == "csv":
+        return csv_source(spec, place, target=target, header=header)
+    if word == "npz":
+        return npz_source(spec, place)
+    if word == "folder":
+        return folder_source(spec, place)
+    return torchvision_source(word, place, download)
+
+
+def _spec_problems(spec: str) -> Iterator[Problem]:
+    word, colon, path = spec.partition(":")
+    if word in _PATHS and not path:
+        yield Problem(f"{word} needs a path", repr(spec), f"Pass {word}:PATH.")
+    elif word not in _PATHS and (colon or word not in ("digits", *TORCHVISION)):
+        remedy = _path_remedy(spec) or nearest(spec, SOURCES)
+        yield Problem(
+            "data must be a known source", repr(spec), f"Known: {', '.join(SOURCES)}.{remedy}"
+        )
+
+
+def _place_problems(word: str, place: Path) -> Iterator[Problem]:
+    if not place.exists():
+        siblings = [item.name for item in place.parent.iterdir()] if place.parent.is_dir() else []
+        yield Problem(
+            f"{word}: must name what exists",
+            str(place),
+            f"Check the path.{nearest(place.name, siblings)}",
+        )
+
+
+def _path_remedy(spec: str) -> str:
+    path = Path(spec)
+    word = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".npz": "npz"}.get(path.suffix.lower())
+    if word is None and path.is_dir():
+        word = "folder"
+    return f" Did you mean '{word}:{spec}'?" if word else ""
+
+
+def _option_problems(
+    word: str, target: str | None, header: str, limit: int | None
+) -> Iterator[Problem]:
+    if header not in HEADER_CHOICES:
+        yield Problem("header must be auto, yes or no", repr(header), "The default is auto.")
+    for name, given in (("--target", target), ("--header", header if header != "auto" else None)):
+        if given is not None and word != "csv":
+            yield Problem(f"{name} applies to csv: only", f"{name} {given} with {word}", "Drop it.")
+    if limit is not None and limit < 1:
+        yield Problem("limit must be at least 1", str(limit), "Leave it out to use all samples.")

@@ -1,0 +1,255 @@
+"""Images: scikit-learn's digits, torchvision's collections, a folder per class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.sources.source import IMAGE, Source
+
+TORCHVISION = MappingProxyType(
+    {"cifar10": "CIFAR10", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST", "mnist": "MNIST"}
+)
+
+# Of the 50,000 training images, values from 0 to 1, as they are usually given.
+_CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
+_CIFAR10_STD = (0.2470, 0.2435, 0.2616)
+
+# ITU-R BT.601, by which PIL turns RGB into grey.
+_LUMA = (0.299, 0.587, 0.114)
+
+_PARTS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})
+
+
+def digits() -> Source:
+    """Return scikit-learn's digits as 1,797 grey images of 8×8.
+
+    The values 0 to 16 become 0 to 255: ``round(v * 255 / 16)``.
+    """
+    from sklearn.datasets import load_digits
+
+    from asynckfold.sources.datasets import ImageArrays
+
+    bunch = load_digits()
+    images = np.rint(bunch.images * 255 / 16).astype(np.uint8)
+    dataset = ImageArrays(images, bunch.target.astype(np.int64))
+    classes = tuple(str(name) for name in bunch.target_names)
+    return Source("digits", dataset, classes, (1, 8, 8), IMAGE)
+
+
+def torchvision_source(name: str, data_root: Path, download: bool) -> Source:
+    """Return the training part of a torchvision collection, without a transform.
+
+    Raises
+    ------
+    InputError
+        The files are not under `data_root`, are damaged, or cannot be downloaded.
+    """
+    from torchvision import datasets
+
+    collection = getattr(datasets, TORCHVISION[name])
+    try:
+        dataset = collection(data_root, train=True, download=download)
+    except RuntimeError as error:
+        raise InputError([_not_found(name, data_root, download, error)]) from error
+    except (OSError, ValueError, KeyError, EOFError, AssertionError) as error:
+        raise InputError([_damaged(name, data_root, error)]) from error
+    cifar = name == "cifar10"
+    height, width = dataset.data.shape[1:3]
+    return Source(
+        name,
+        dataset,
+        tuple(str(label).split(" - ")[0] for label in dataset.classes),
+        (3 if cifar else 1, height, width),
+        IMAGE,
+        notes=(f"the training part of {name}: {len(dataset)} images",),
+        photographs=cifar,
+        mean=_CIFAR10_MEAN if cifar else (),
+        std=_CIFAR10_STD if cifar else (),
+    )
+
+
+def _not_found(name: str, data_root: Path, download: bool, error: Exception) -> Problem:
+    if download:
+        remedy = "Check the network, or put the files there by hand."
+    else:
+        remedy = "Pass --download to fetch them, or --data-root with the folder that holds them."
+    first = str(error).splitlines()[0]
+    return Problem(f"the files of {name} must be under {data_root}", repr(first), remedy)
+
+
+def _damaged(name: str, data_root: Path, error: Exception) -> Problem:
+    return Problem(
+        f"the files of {name} under {data_root} must be readable and whole",
+        f"{type(error).__name__} {error}".strip(),
+        "Check the folder's permissions, or remove the files and pass --download.",
+    )
+
+
+def folder_source(name: str, path: Path) -> Source:
+    """Return the images under `path`, where each folder is a class; all are read as RGB.
+
+    Raises
+    ------
+    InputError
+        There are fewer than two classes, a class without images, or `path` holds parts such as
+        ``train`` and ``test`` instead of classes.
+    """
+    from torchvision.datasets import ImageFolder
+
+    refuse(_folder_problems(path))
+    try:
+        dataset = ImageFolder(path, loader=open_rgb)
+    except OSError as error:
+        problem = Problem(
+            f"each folder in {path} must hold the images of a class",
+            str(error).splitlines()[0],
+            "Remove empty folders, and folders that are no class.",
+        )
+        raise InputError([problem]) from error
+    width, height = open_rgb(dataset.samples[0][0]).size
+    return Source(
+        name,
+        dataset,
+        tuple(dataset.classes),
+        (3, height, width),
+        IMAGE,
+        notes=(f"{len(dataset)} images in {len(dataset.classes)} classes, all read as RGB",),
+        photographs=True,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
+    )
+
+
+def _folder_problems(path: Path) -> Iterator[Problem]:
+    if not path.is_dir():
+        yield Problem(
+            "folder: must name an existing folder", str(path), "It holds one folder per class."
+        )
+        return
+    classes = sorted(item.name for item in path.iterdir() if item.is_dir())
+    if len(classes) < 2:
+        yield Problem(
+            f"{path} must hold two folders or more, one per class",
+            ", ".join(classes) or "none",
+            "Put the images of each class into a folder of its own.",
+        )
+    elif {name.lower() for name in classes} <= _PARTS:
+        yield Problem(
+            f"the folders in {path} must be classes",
+            ", ".join(classes),
+            f"Cross-validation makes its own parts: pass folder:{path / classes[-1]} or another.",
+        )
+
+
+def open_rgb(path: str) -> Any:
+    """Read an image file as a PIL image in RGB.
+
+    Raises
+    ------
+    InputError
+        The file is not an image, or is damaged.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        problem = Problem(
+            f"{path} must be a readable image", str(error), "Replace it or take it out."
+        )
+        raise InputError([problem]) from error
+
+
+def image_transform(source: Source, input_shape: tuple[int, ...], *, augment: bool) -> Any:
+    """Return what turns a source's images into tensors that a model takes.
+
+    In this order, each only where it is needed: grey or RGB, by the channels asked for; resizing;
+    random crops (after padding by an eighth of the height: 4 pixels for 32) and horizontal flips;
+    scaling to 0 to 1; normalisation. CIFAR-10 is normalised by its usual statistics. A folder's
+    images are normalised by mean and standard deviation 0.5, to -1 to 1, because statistics taken
+    from all images would let the held-out ones influence training. Other sources stay at 0 to 1.
+
+    Parameters
+    ----------
+    source : Source
+        Of kind ``"image"``.
+    input_shape : tuple of int
+        (channels, height, width), with 1 or 3 channels.
+    augment : bool
+        Whether to crop and flip at random. For training only.
+
+    Returns
+    -------
+    torchvision.transforms.Compose
+        From PIL image to float32 tensor of `input_shape`.
+
+    Raises
+    ------
+    InputError
+        The source holds no images, the shape is no image's, or a flipped image would be of another
+        class.
+
+    Examples
+    --------
+    >>> image_transform(digits(), (1, 32, 32), augment=False)
+    Compose(
+        Resize(size=(32, 32), interpolation=bilinear, max_size=None, antialias=True)
+        ToTensor()
+    )
+    """
+    from torchvision.transforms import Compose
+
+    refuse(_transform_problems(source, input_shape, augment))
+    return Compose(list(_steps(source, input_shape, augment)))
+
+
+def _transform_problems(
+    source: Source, input_shape: tuple[int, ...], augment: bool
+) -> Iterator[Problem]:
+    if source.kind != IMAGE:
+        yield Problem("image_transform takes images", source.name, "Tables need no transform.")
+    elif augment and not source.photographs:
+        yield Problem(
+            "crops and flips must keep the class",
+            f"augmentation of {source.name}",
+            "Augment cifar10 or folder: only.",
+        )
+    if len(input_shape) != 3 or input_shape[0] not in (1, 3) or min(input_shape) < 1:
+        yield Problem(
+            "input_shape must be (channels, height, width) with 1 or 3 channels",
+            str(input_shape),
+            "Pass (1, 32, 32) or (3, 32, 32).",
+        )
+
+
+def _steps(source: Source, input_shape: tuple[int, ...], augment: bool) -> Iterator[Any]:
+    from torchvision import transforms
+
+    channels, height, width = input_shape
+    if channels != source.sample_shape[0]:
+        yield transforms.Grayscale(channels)
+    # A folder's images may differ in size; resizing to the size that is there changes nothing.
+    if source.photographs or (height, width) != source.sample_shape[1:]:
+        yield transforms.Resize((height, width))
+    if augment:
+        yield transforms.RandomCrop((height, width), padding=max(1, height // 8))
+        yield transforms.RandomHorizontalFlip()
+    yield transforms.ToTensor()
+    if source.mean:
+        yield transforms.Normalize(*_statistics(source, channels))
+
+
+def _statistics(source: Source, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if channels == len(source.mean):
+        return source.mean, source.std
+    # Exact for the mean; for the standard deviation as if the channels rose and fell together,
+    # as those of photographs nearly do.
+    mean = float(np.dot(_LUMA, source.mean))
+    return (mean,), (float(np.dot(_LUMA, source.std)),)

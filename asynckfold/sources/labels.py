@@ -1,0 +1,78 @@
+"""Class labels, whatever they are, to class names and class indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal, InvalidOperation
+
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.errors import Problem
+
+_MOST_FRACTIONAL_CLASSES = 50
+
+
+def class_indices(labels: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    """Return the class names in order, and the index of each label's class.
+
+    Names are sorted by value when all are numbers, else as text. Numbers that are equal are one
+    class, named as it is first spelled.
+
+    Examples
+    --------
+    >>> classes, indices = class_indices(["10", "2", "2.0", "10"])
+    >>> classes, indices.tolist()
+    (('2', '10'), [1, 0, 0, 1])
+    """
+    spellings = dict.fromkeys(labels)
+    numbers = {label: number(label) for label in spellings}
+    numeric = all(value is not None for value in numbers.values())
+    keys: dict[str, Decimal | str] = {
+        label: value if numeric and value is not None else label for label, value in numbers.items()
+    }
+    names: dict[Decimal | str, str] = {}
+    for label in spellings:
+        names.setdefault(keys[label], label)
+    order = {key: index for index, key in enumerate(sorted(names))}
+    indices = np.array([order[keys[label]] for label in labels], np.int64)
+    return tuple(names[key] for key in order), indices
+
+
+def number(text: str) -> Decimal | None:
+    """Return the finite number that a text spells, or None.
+
+    Examples
+    --------
+    >>> number(" 1.50 "), number("1e3"), number("nan"), number("1_000"), number("one")
+    (Decimal('1.50'), Decimal('1E+3'), None, None, None)
+    """
+    if "_" in text:
+        return None
+    try:
+        value = Decimal(text.strip())
+    except InvalidOperation:
+        return None
+    return value if value.is_finite() else None
+
+
+def label_problems(what: str, classes: Sequence[str], n_samples: int) -> Iterator[Problem]:
+    """Yield what keeps labels from being classes: one class only, or values without classes."""
+    if len(classes) < 2:
+        yield Problem(
+            f"{what} must hold two classes or more",
+            f"{', '.join(map(repr, classes)) or 'none'} in all {n_samples} rows",
+            "Choose another target.",
+        )
+    elif len(classes) > max(2, n_samples / 2) or _looks_continuous(classes):
+        yield Problem(
+            f"{what} must hold class labels",
+            f"{len(classes)} different values in {n_samples} rows",
+            "Choose another target, or group its values into classes first.",
+        )
+
+
+def _looks_continuous(classes: Sequence[str]) -> bool:
+    values = [number(label) for label in classes]
+    fractional = any(value is not None and value != value.to_integral_value() for value in values)
+    return len(classes) > _MOST_FRACTIONAL_CLASSES and fractional and None not in values

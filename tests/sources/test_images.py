@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torchvision import transforms
+
+from asynckfold.errors import InputError
+from asynckfold.sources import Source, image_transform, load_source
+
+
+@pytest.fixture(scope="module")
+def digits() -> Source:
+    return load_source("digits")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes with two images each, of different sizes and modes."""
+    for label, mode, size in (("cat", "RGB", (20, 16)), ("dog", "L", (32, 32))):
+        (tmp_path / label).mkdir()
+        for number in range(2):
+            Image.new(mode, size, 40 * (number + 1)).save(tmp_path / label / f"{number}.png")
+    return tmp_path
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    path.write_bytes(head + array.astype(np.uint8).tobytes())
+
+
+@pytest.fixture
+def mnist_root(tmp_path: Path) -> Path:
+    """A data root with a tiny MNIST: image i is filled with i and is of class i modulo 10."""
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, count in (("train", 20), ("t10k", 10)):
+        images = np.repeat(np.arange(count), 28 * 28).reshape(count, 28, 28)
+        write_idx(raw / f"{part}-images-idx3-ubyte", images)
+        write_idx(raw / f"{part}-labels-idx1-ubyte", np.arange(count) % 10)
+    return tmp_path
+
+
+def test_digits_are_grey_images_scaled_to_255(digits: Source) -> None:
+    image, target = digits.dataset[5]
+    expected = [[round(value * 255 / 16) for value in row] for row in load_digits().images[5]]
+    assert (image.mode, image.size) == ("L", (8, 8))
+    assert np.asarray(image).tolist() == expected
+    assert target == load_digits().target[5]
+    assert digits.targets.tolist() == load_digits().target.tolist()
+    assert digits.classes == tuple("0123456789")
+    assert (digits.kind, digits.sample_shape) == ("image", (1, 8, 8))
+
+
+def test_digits_for_a_perceptron_and_for_a_convolution(digits: Source) -> None:
+    image = digits.dataset[0][0]
+    flat = image_transform(digits, (1, 8, 8), augment=False)(image)
+    assert torch.equal(flat, transforms.ToTensor()(image))
+    large = image_transform(digits, (1, 32, 32), augment=False)(image)
+    assert (large.shape, large.dtype) == ((1, 32, 32), torch.float32)
+    assert 0 <= large.min() < large.max() <= 1
+
+
+def test_grey_becomes_rgb_and_back(digits: Source, folder: Path) -> None:
+    colour = image_transform(digits, (3, 8, 8), augment=False)(digits.dataset[0][0])
+    assert colour.shape == (3, 8, 8)
+    assert torch.equal(colour[0], colour[2])
+    source = load_source(f"folder:{folder}")
+    grey = image_transform(source, (1, 32, 32), augment=False)(source.dataset[0][0])
+    assert grey.shape == (1, 32, 32)
+
+
+def test_a_folder_of_images(folder: Path) -> None:
+    source = load_source(f"folder:{folder}")
+    assert source.classes == ("cat", "dog")
+    assert source.targets.tolist() == [0, 0, 1, 1]
+    assert source.sample_shape == (3, 16, 20)
+    assert [source.dataset[index][0].mode for index in range(4)] == ["RGB"] * 4
+
+
+def test_images_of_different_sizes_come_out_alike(folder: Path) -> None:
+    source = load_source(f"folder:{folder}")
+    transform = image_transform(source, source.sample_shape, augment=False)
+    assert {transform(source.dataset[index][0]).shape for index in range(4)} == {(3, 16, 20)}
+
+
+def test_a_folders_images_lie_between_minus_one_and_one(folder: Path) -> None:
+    source = load_source(f"folder:{folder}")
+    image = image_transform(source, (3, 32, 32), augment=False)(Image.new("RGB", (32, 32)))
+    assert torch.equal(image, -torch.ones(3, 32, 32))
+
+
+def names(transform: transforms.Compose) -> list[str]:
+    return [type(step).__name__ for step in transform.transforms]
+
+
+def test_augmentation_stands_before_the_tensor(folder: Path) -> None:
+    source = load_source(f"folder:{folder}")
+    assert names(image_transform(source, (3, 32, 32), augment=True)) == [
+        "Resize",
+        "RandomCrop",
+        "RandomHorizontalFlip",
+        "ToTensor",
+        "Normalize",
+    ]
+    crop = image_transform(source, (3, 32, 32), augment=True).transforms[1]
+    assert (crop.size, crop.padding) == ((32, 32), 4)
+    assert names(image_transform(source, (1, 32, 32), augment=False)) == [
+        "Grayscale",
+        "Resize",
+        "ToTensor",
+        "Normalize",
+    ]
+
+
+def test_cifar10_statistics_give_mean_0_and_deviation_1(digits: Source) -> None:
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    cifar = replace(digits, name="cifar10", sample_shape=(3, 32, 32), mean=mean, std=std)
+    step = image_transform(cifar, (3, 32, 32), augment=False).transforms[-1]
+    assert (step.mean, step.std) == (mean, std)
+    grey = image_transform(cifar, (1, 32, 32), augment=False).transforms[-1]
+    assert grey.mean[0] == pytest.approx(0.4809, abs=1e-3)
+    assert grey.std[0] == pytest.approx(0.2466, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "augment", "message"),
+    [
+        ((1, 8, 8), True, "crops and flips must keep the class: received augmentation of digits"),
+        ((2, 8, 8), False, r"input_shape must be .*received \(2, 8, 8\)"),
+        ((64,), False, r"input_shape must be .*received \(64,\)"),
+    ],
+)
+def test_transforms_that_make_no_sense(
+    digits: Source, shape: tuple[int, ...], augment: bool, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        image_transform(digits, shape, augment=augment)
+
+
+def test_a_table_needs_no_transform(digits: Source) -> None:
+    with pytest.raises(InputError, match="image_transform takes images"):
+        image_transform(replace(digits, kind="table"), (1, 8, 8), augment=False)
+
+
+def test_mnist_from_its_four_files(mnist_root: Path) -> None:
+    source = load_source("mnist", data_root=mnist_root)
+    image, target = source.dataset[13]
+    assert (image.mode, image.size, target) == ("L", (28, 28), 3)
+    assert np.asarray(image).max() == 13
+    assert source.classes == tuple("0123456789")
+    assert source.sample_shape == (1, 28, 28)
+    assert source.targets.tolist() == [index % 10 for index in range(20)]
+    assert source.notes == ("the training part of mnist: 20 images",)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "kmnist", "cifar10"])
+def test_missing_files_are_refused_with_the_remedy(tmp_path: Path, name: str) -> None:
+    with pytest.raises(
+        InputError, match=f"files of {name} must be under .*--download.*--data-root"
+    ):
+        load_source(name, data_root=tmp_path)
+
+
+def test_damaged_files_are_refused(mnist_root: Path) -> None:
+    (mnist_root / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03torn")
+    with pytest.raises(InputError, match=r"files of mnist under .* must be readable and whole"):
+        load_source("mnist", data_root=mnist_root)
+
+
+def test_a_folder_with_an_empty_class_is_refused(folder: Path) -> None:
+    (folder / "bird").mkdir()
+    with pytest.raises(InputError, match=r"must hold the images of a class: received .*bird"):
+        load_source(f"folder:{folder}")
+
+
+def test_a_folder_with_one_class_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(InputError, match="two folders or more, one per class: received cat"):
+        load_source(f"folder:{tmp_path}")
+
+
+def test_a_folder_of_parts_is_refused(tmp_path: Path) -> None:
+    for part in ("test", "train"):
+        (tmp_path / part / "cat").mkdir(parents=True)
+    with pytest.raises(
+        InputError, match=r"must be classes: received test, train\..*folder:.*/train"
+    ):
+        load_source(f"folder:{tmp_path}")
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="folder: must name an existing folder"):
+        load_source(f"folder:{tmp_path / 'file'}")
+
+
+def test_a_damaged_image_is_named(folder: Path) -> None:
+    (folder / "dog" / "1.png").write_bytes(b"\x89PNG torn")
+    source = load_source(f"folder:{folder}")
+    with pytest.raises(InputError, match=r"dog/1\.png must be a readable image"):
+        source.dataset[3]
+
+
+@pytest.mark.parametrize("limit", [None, 40])
+def test_image_datasets_survive_pickling(digits: Source, limit: int | None) -> None:
+    dataset = load_source("digits", limit=limit).dataset
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again[7][0].tobytes() == dataset[7][0].tobytes()
+    assert again.targets.tolist() == dataset.targets.tolist()
+
+
+@pytest.mark.skipif(
+    "ASYNCKFOLD_TEST_DATA" not in os.environ, reason="ASYNCKFOLD_TEST_DATA names no data root"
+)
+def test_real_mnist() -> None:
+    source = load_source("mnist", data_root=Path(os.environ["ASYNCKFOLD_TEST_DATA"]))
+    assert np.bincount(source.targets).sum() == 60_000
+    assert source.dataset[0][1] == 5

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import asynckfold.sources
+from asynckfold.errors import InputError
+from asynckfold.sources import balanced_subset, load_source
+
+
+def test_every_public_name_is_there() -> None:
+    names = asynckfold.sources.__all__
+    assert names == sorted(names)
+    assert all(hasattr(asynckfold.sources, name) for name in names)
+
+
+def test_importing_sources_is_cheap() -> None:
+    check = (
+        "import sys, asynckfold.sources; "
+        "heavy = {'torch', 'torchvision', 'sklearn', 'pandas', 'PIL'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("digit", "must be a known source: received 'digit'.*Did you mean 'digits'"),
+        ("digits:x", "must be a known source: received 'digits:x'"),
+        ("glass.csv", "Did you mean 'csv:glass.csv'"),
+        ("glass.NPZ", "Did you mean 'npz:glass.NPZ'"),
+        ("csv:", "csv needs a path: received 'csv:'. Pass csv:PATH"),
+        ("folder", "folder needs a path"),
+        ("", "must be a known source: received ''"),
+    ],
+)
+def test_unknown_sources_are_refused_with_the_remedy(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_source(spec)
+
+
+def test_a_folder_without_its_word_is_recognised(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"Did you mean 'folder:{tmp_path}'"):
+        load_source(str(tmp_path))
+
+
+@pytest.mark.parametrize("word", ["csv", "npz", "folder"])
+def test_a_path_that_is_not_there_is_refused_with_the_nearest(tmp_path: Path, word: str) -> None:
+    (tmp_path / "glass.csv").write_text("1,a\n")
+    with pytest.raises(InputError, match=r"must name what exists: .*Did you mean 'glass\.csv'"):
+        load_source(f"{word}:{tmp_path / 'glas.csv'}")
+
+
+def test_a_folder_is_no_csv_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"csv: must name a readable file: .*Is a directory"):
+        load_source(f"csv:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "3"}, "--target applies to csv: only: received --target 3 with digits"),
+        ({"header": "no"}, "--header applies to csv: only"),
+        ({"header": "maybe"}, "header must be auto, yes or no: received 'maybe'"),
+        ({"limit": 0}, "limit must be at least 1: received 0"),
+        ({"limit": 9}, "a sample of each of the 10 classes: received 9"),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_source("digits", **options)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    with pytest.raises(InputError) as caught:
+        load_source("digit", target="x", limit=-1)
+    assert len(caught.value.problems) == 3
+
+
+def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.csv").write_text("1,a\n2,b\n3,a\n4,b\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(load_source("csv:~/t.csv").targets) == 4
+
+
+def test_a_limit_leaves_a_balanced_part_that_a_seed_decides() -> None:
+    source = load_source("digits", limit=105, random_state=3)
+    assert np.bincount(source.targets).tolist().count(10) == 5
+    assert np.bincount(source.targets).max() == 11
+    again = load_source("digits", limit=105, random_state=3)
+    other = load_source("digits", limit=105, random_state=4)
+    assert again.dataset.indices == source.dataset.indices  # type: ignore[attr-defined]
+    assert other.dataset.indices != source.dataset.indices  # type: ignore[attr-defined]
+    assert "105 of 1797 samples, classes balanced, drawn with seed 3" in source.notes
+
+
+def test_a_limited_sample_keeps_its_class() -> None:
+    source = load_source("digits", limit=30)
+    assert [source.dataset[index][1] for index in range(30)] == source.targets.tolist()
+
+
+def test_a_limit_above_the_number_of_samples_changes_nothing() -> None:
+    assert load_source("digits", limit=5000).notes == load_source("digits").notes
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 70), st.integers(0, 9))
+def test_a_balanced_subset(labels: list[int], limit: int, seed: int) -> None:
+    targets = np.array(labels)
+    chosen = balanced_subset(targets, limit, seed)
+    assert len(chosen) == min(limit, len(labels))
+    assert (np.diff(chosen) > 0).all()
+    taken, there = np.bincount(targets[chosen], minlength=5), np.bincount(targets, minlength=5)
+    assert (taken <= there).all()
+    open_classes = taken[taken < there]
+    assert not open_classes.size or taken.max() - open_classes.min() <= 1

@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold.errors import InputError
+from asynckfold.sources import Source, load_source
+from asynckfold.sources.labels import class_indices
+from asynckfold.sources.tables import has_header
+
+Load = Callable[..., Source]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Load a table from its text."""
+
+    def load_text(text: str, **options: str) -> Source:
+        path = tmp_path / "table.csv"
+        path.write_bytes(text.encode())
+        return load_source(f"csv:{path}", **options)  # type: ignore[arg-type]
+
+    return load_text
+
+
+def rows(source: Source) -> list[list[float]]:
+    return [source.dataset[index][0].tolist() for index in range(len(source.targets))]
+
+
+PLAIN = "1.5,2,a\n2.5,4,b\n3.5,6,a\n4.5,8,b\n"
+
+
+def test_a_table_without_a_header(load: Load) -> None:
+    source = load(PLAIN)
+    assert rows(source) == [[1.5, 2], [2.5, 4], [3.5, 6], [4.5, 8]]
+    assert source.targets.tolist() == [0, 1, 0, 1]
+    assert source.classes == ("a", "b")
+    assert source.sample_shape == (2,)
+    assert source.features == ("column 0", "column 1")
+    assert (source.kind, source.standardize) == ("table", True)
+    assert source.notes == ("no header; the class is column 2",)
+
+
+def test_samples_are_float32_and_classes_int64(load: Load) -> None:
+    row, target = load(PLAIN).dataset[1]
+    assert str(row.dtype) == "torch.float32"
+    assert str(target.dtype) == "torch.int64"
+
+
+def test_a_table_with_a_header(load: Load) -> None:
+    source = load("width,length,kind\n" + PLAIN)
+    assert rows(source) == rows(load(PLAIN))
+    assert source.features == ("width", "length")
+    assert source.notes == ("the first row is the header; the class is column 'kind'",)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_delimiters_and_line_ends(load: Load, delimiter: str, end: str) -> None:
+    text = ("x,y,kind\n" + PLAIN).replace(",", delimiter).replace("\n", end)
+    source = load(text)
+    assert rows(source) == rows(load(PLAIN))
+    assert source.classes == ("a", "b")
+
+
+def test_a_byte_order_mark_blank_lines_and_spaces_do_no_harm(load: Load) -> None:
+    source = load("\ufeffx, y, kind\n\n1.5, 2, a \n\n2.5, 4, b\n3.5 , 6,a\n4.5, 8, b\n\n")
+    assert rows(source) == rows(load(PLAIN))
+    assert source.features == ("x", "y")
+    assert source.classes == ("a", "b")
+
+
+def test_a_quoted_delimiter_belongs_to_its_cell(load: Load) -> None:
+    source = load('1,"a,b"\n2,"c,d"\n3,"a,b"\n4,"c,d"\n')
+    assert source.classes == ("a,b", "c,d")
+
+
+@pytest.mark.parametrize("target", ["kind", "2", "-1"])
+def test_the_target_by_name_and_by_position(load: Load, target: str) -> None:
+    source = load("x,y,kind\n" + PLAIN, target=target)
+    assert source.features == ("x", "y")
+
+
+def test_the_target_may_be_the_first_column(load: Load) -> None:
+    source = load("a,1,2\nb,3,4\na,5,6\nb,7,8\n", target="0")
+    assert source.classes == ("a", "b")
+    assert rows(source) == [[1, 2], [3, 4], [5, 6], [7, 8]]
+
+
+def test_a_column_name_goes_before_a_position(load: Load) -> None:
+    source = load("kind,1\na,5\nb,6\na,5\nb,6\n", target="1", header="yes")
+    assert source.features == ("kind=a", "kind=b")
+    assert source.classes == ("5", "6")
+
+
+@pytest.mark.parametrize(
+    ("target", "remedy"),
+    [("knd", "Columns: x, y, kind. Did you mean 'kind'"), ("3", "Columns:"), ("-4", "Columns:")],
+)
+def test_a_missing_target_column_is_named(load: Load, target: str, remedy: str) -> None:
+    with pytest.raises(InputError, match=f"--target must be a column .*'{target}'.*{remedy}"):
+        load("x,y,kind\n" + PLAIN, target=target)
+
+
+def test_a_target_name_without_a_header_is_refused(load: Load) -> None:
+    with pytest.raises(InputError, match="no header: pass a position from 0 to 2, or --header yes"):
+        load(PLAIN, target="kind")
+
+
+def test_a_target_name_that_stands_twice_is_refused(load: Load) -> None:
+    with pytest.raises(InputError, match="'x', which 2 columns are called"):
+        load("x,x,kind\n" + PLAIN, target="x")
+
+
+def test_labels_that_are_not_contiguous_sort_by_value(load: Load) -> None:
+    source = load("1,10\n2,2\n3,7\n4,10\n5,2\n6,7\n")
+    assert source.classes == ("2", "7", "10")
+    assert source.targets.tolist() == [2, 0, 1, 2, 0, 1]
+
+
+def test_labels_keep_their_spelling(load: Load) -> None:
+    source = load("1,007\n2,x1\n3,007\n4,x1\n")
+    assert source.classes == ("007", "x1")
+
+
+@given(st.lists(st.integers(-99, 99), min_size=1))
+def test_class_indices_lead_back_to_the_labels(labels: list[int]) -> None:
+    classes, indices = class_indices([str(label) for label in labels])
+    assert [int(classes[index]) for index in indices] == labels
+    assert list(map(int, classes)) == sorted(set(labels))
+
+
+@given(st.lists(st.text(alphabet="abx1"), min_size=1))
+def test_class_indices_of_any_text_are_0_to_k(labels: list[str]) -> None:
+    classes, indices = class_indices(labels)
+    assert sorted(set(indices.tolist())) == list(range(len(classes)))
+
+
+def test_equal_numbers_are_one_class() -> None:
+    classes, indices = class_indices(["1.0", "2", "1", "1e0"])
+    assert classes == ("1.0", "2")
+    assert indices.tolist() == [0, 1, 0, 0]
+
+
+def test_numbers_are_sorted_as_text_where_one_label_is_no_number() -> None:
+    assert class_indices(["10", "9", "x"])[0] == ("10", "9", "x")
+
+
+def test_columns_of_names_are_one_hot_encoded(load: Load) -> None:
+    source = load("colour,size,kind\nred,1,a\nblue,2,b\nred,3,a\ngreen,4,b\n")
+    assert source.features == ("colour=blue", "colour=green", "colour=red", "size")
+    assert rows(source) == [[0, 0, 1, 1], [1, 0, 0, 2], [0, 0, 1, 3], [0, 1, 0, 4]]
+    assert "1 column of names one-hot encoded" in source.notes
+
+
+def test_true_and_false_are_one_and_zero(load: Load) -> None:
+    source = load("smoker,kind\nTrue,a\nFalse,b\nTrue,a\nFalse,b\n")
+    assert rows(source) == [[1], [0], [1], [0]]
+
+
+def test_too_many_names_are_refused(load: Load) -> None:
+    with pytest.raises(InputError, match=r"at most 50 different ones: received code \(51\)"):
+        load("code,kind\n" + "".join(f"n{row},{'ab'[row % 2]}\n" for row in range(51)))
+    assert load("code,kind\n" + "".join(f"n{row},{'ab'[row % 2]}\n" for row in range(50)))
+
+
+@pytest.mark.parametrize("cell", ["", "?", "NA", "N/A", "nan", "NaN", "null"])
+def test_missing_features_name_column_count_and_first_row(load: Load, cell: str) -> None:
+    text = f"x,y,kind\n1,2,a\n{cell},2,b\n3,4,a\n{cell},2,b\n"
+    with pytest.raises(InputError, match=r"missing values: received x \(2 cells, first in row 2\)"):
+        load(text)
+
+
+@pytest.mark.parametrize("cell", ["inf", "-inf", "1e999", "1e39"])
+def test_features_that_do_not_fit_float32_are_refused(load: Load, cell: str) -> None:
+    with pytest.raises(
+        InputError, match=r"fit float32: received column 0 \(1 cell, first in row 3"
+    ):
+        load(f"1,a\n2,b\n{cell},a\n4,b\n")
+
+
+def test_a_typing_error_among_numbers_is_refused_not_encoded(load: Load) -> None:
+    with pytest.raises(
+        InputError, match=r"not both: received x \(1 cell, first in row 2, '2\.5O'\)"
+    ):
+        load("x,kind\n1,a\n2.5O,b\n3,a\n4,b\n")
+
+
+def test_decimal_commas_are_refused_with_the_remedy(load: Load) -> None:
+    with pytest.raises(InputError, match=r"decimal point: received x \(4 cells"):
+        load("x;kind\n1,5;a\n2,5;b\n3,5;a\n4,5;b\n")
+
+
+def test_all_problems_are_told_at_once(load: Load) -> None:
+    with pytest.raises(InputError) as caught:
+        load("x,y,z,kind\n1,,1,a\n2,2,inf,b\n3,3,3,\n4,4,4,b\n")
+    text = str(caught.value)
+    assert len(caught.value.problems) == 3
+    assert "target column 'kind' must have no missing labels: received 1 missing" in text
+    assert "y (1 cell, first in row 1)" in text
+    assert "z (1 cell, first in row 2, 'inf')" in text
+
+
+def test_many_bad_columns_are_summed_up(load: Load) -> None:
+    header = ",".join(f"c{index}" for index in range(9)) + ",kind\n"
+    with pytest.raises(InputError, match=r"c4 \(1 cell, first in row 1\) and 4 more") as caught:
+        load(header + "," * 9 + "a\n" + "1," * 9 + "b\n")
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must hold rows: received an empty file"),
+        ("\n \n", "must hold rows: received an empty file"),
+        ("x\n1\n2\n", "two columns or more: received one column, such as 'x'"),
+        ("x,kind\n1,2,a\n", "must have the columns of the first: received 2 in the first, 3 in"),
+        ("1,a\n2,b\n3,a,9\n", "must have the columns of the first"),
+        ("1,a\n2,a\n3,a\n", "two classes or more: received 'a' in all 3 rows"),
+        ("1,a\n2,b\n3,c\n4,d\n", "class labels: received 4 different values in 4 rows"),
+    ],
+)
+def test_files_that_hold_no_labelled_rows(load: Load, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load(text)
+
+
+def test_a_row_that_is_too_long_far_below_is_refused(load: Load) -> None:
+    with pytest.raises(InputError, match="Expected 2 fields in line 401, saw 3"):
+        load("1,a\n2,b\n" * 200 + "1,a,9\n")
+
+
+def test_a_header_without_rows_is_refused(load: Load) -> None:
+    with pytest.raises(InputError, match="must hold rows: received a header only"):
+        load("x,kind\n", header="yes")
+
+
+def test_a_continuous_target_is_refused(load: Load) -> None:
+    text = "".join(f"{row},{row % 60 / 7}\n" for row in range(300))
+    with pytest.raises(InputError, match="column 1 must hold class labels: received 60 different"):
+        load(text)
+    whole = "".join(f"{row},{row % 60}\n" for row in range(300))
+    assert len(load(whole).classes) == 60
+
+
+def test_other_encodings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "latin.csv"
+    path.write_bytes("1,größe\n2,b\n".encode("latin-1"))
+    with pytest.raises(InputError, match="must be a text file in UTF-8: received byte 0xf6"):
+        load_source(f"csv:{path}")
+
+
+def test_a_column_that_counts_the_rows_is_left_out(load: Load) -> None:
+    source = load(
+        ",x,kind\n" + "".join(f"{row},{row * 7 % 5},{'ab'[row % 2]}\n" for row in range(6))
+    )
+    assert source.features == ("x",)
+    assert "column 0 only counts the rows and is left out" in source.notes
+
+
+@pytest.mark.parametrize("header", ["x", "id"])
+def test_other_columns_of_whole_numbers_stay(load: Load, header: str) -> None:
+    numbers = range(4) if header == "x" else (5, 3, 4, 1)
+    text = f"{header},kind\n" + "".join(f"{row},{'ab'[row % 2]}\n" for row in numbers)
+    assert load(text).features == (header,)
+
+
+def test_nothing_but_a_counter_is_no_feature(load: Load) -> None:
+    with pytest.raises(InputError, match=r"must hold a feature beside the target: received .*'id'"):
+        load("id,kind\n1,a\n2,b\n3,a\n4,b\n")
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ([["x", "kind"], ["1", "a"], ["2", "b"]], True),
+        ([["1", "a"], ["1", "a"], ["2", "b"]], False),
+        ([["", "x"], ["1", "2"]], True),  # an unnamed index column
+        ([["?", "?"], ["1", "2"]], False),  # a row of missing values
+        ([["kind", "colour"], ["a", "red"], ["b", "blue"]], True),
+        ([["a", "red"], ["a", "blue"], ["b", "red"]], False),
+        ([["2019", "2020"], ["1.5", "2.5"]], False),
+        ([["1.5", "a"], ["x", "b"]], False),
+        ([["a", "b"]], False),
+    ],
+)
+def test_the_header_rule(table: list[list[str]], expected: bool) -> None:
+    assert has_header(table) is expected
+
+
+def test_the_header_can_be_forced(load: Load) -> None:
+    text = "2019,2020\n1,0\n2,1\n3,0\n4,1\n"
+    assert load(text, header="yes").features == ("2019",)
+    assert load(text, header="yes").targets.tolist() == [0, 1, 0, 1]
+    with pytest.raises(InputError, match=r"not both: .*'x'.*--header yes"):
+        load("x,kind\n1,a\n2,b\n3,a\n4,b\n", header="no")
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-1e6, 1e6, width=32), st.sampled_from("ab")), min_size=4, max_size=20
+    )
+)
+def test_numbers_come_back_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, table: list[tuple[float, str]]
+) -> None:
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    table = [*table, (1.0, "a"), (2.0, "b")]
+    path.write_text("".join(f"{value!r},{label}\n" for value, label in table))
+    source = load_source(f"csv:{path}")
+    expected = np.array([[value] for value, _ in table], np.float32)
+    np.testing.assert_array_equal(rows(source), expected)
+    assert [source.classes[index] for index in source.targets] == [label for _, label in table]
+
+
+def test_a_table_survives_pickling(load: Load) -> None:
+    dataset = load(PLAIN).dataset
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again[3][0].tolist() == [4.5, 8]
+    assert again.targets.tolist() == [0, 1, 0, 1]
