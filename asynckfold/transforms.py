@@ -30,6 +30,7 @@ import joblib
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 Step = Callable[[Any], Any]
@@ -342,37 +343,43 @@ def _is_range(setting: Any) -> bool:
     return isinstance(setting, Sequence) and len(set(setting)) > 1
 
 
-def describe(step: Any) -> str:
+def describe(step: Any, depth: int = 3) -> str:
     """Return a text that is equal, in any process, for equal steps, and else most likely not.
+
+    Parameters
+    ----------
+    step : object
+        A step, or a setting of one.
+    depth : int
+        How deep to look into attributes, which may refer back to where they came from.
 
     Examples
     --------
     >>> describe(lambda x: x + 1) == describe(lambda x: x + 2)
     False
     """
-    code = getattr(step, "__code__", None)
     name = f"{type(step).__module__}.{getattr(step, '__qualname__', type(step).__qualname__)}"
     parts = [name, re.sub(r" at 0x[0-9a-f]+", "", repr(step))]
+    return "|".join(parts + [describe(inner, depth - 1) for inner in _inside(step) if depth])
+
+
+def _inside(step: Any) -> list[Any]:
+    """Return what a step's text does not show: its code, its settings, its parts."""
+    if isinstance(step, CodeType):
+        constants = [value for value in step.co_consts if isinstance(value, CodeType)]
+        plain = [value for value in step.co_consts if not isinstance(value, CodeType)]
+        digest = hashlib.sha256(step.co_code).hexdigest()
+        return [digest, repr(plain), repr(step.co_names), *constants]
+    if isinstance(step, (tuple, list)):
+        return list(step)
+    code = getattr(step, "__code__", None)
     if isinstance(code, CodeType):
-        closure = [
-            describe(cell.cell_contents) for cell in getattr(step, "__closure__", None) or ()
-        ]
-        parts += [_describe_code(code), repr(getattr(step, "__defaults__", None)), *closure]
-    elif callable(step) and not isinstance(step, type):
-        parts += [
-            f"{key}={describe(value)}"
-            for key, value in sorted(getattr(step, "__dict__", {}).items())
-            if not key.startswith("_")
-        ]
-    return "|".join(parts)
-
-
-def _describe_code(code: CodeType) -> str:
-    constants = [
-        _describe_code(value) if isinstance(value, CodeType) else repr(value)
-        for value in code.co_consts
-    ]
-    return hashlib.sha256(code.co_code).hexdigest() + repr((constants, code.co_names))
+        cells = [cell.cell_contents for cell in getattr(step, "__closure__", None) or ()]
+        return [code, *(getattr(step, "__defaults__", None) or ()), *cells]
+    if not callable(step) or isinstance(step, type):
+        return []
+    settings = sorted(getattr(step, "__dict__", {}).items())
+    return [pair for pair in settings if not pair[0].startswith("_")]
 
 
 def same_steps(one: Sequence[Step], other: Sequence[Step]) -> bool:
@@ -474,7 +481,7 @@ class RandomFlip:
         chances = (draw.bits() >> np.uint64(11)) * 2.0**-53
         flipped = torch.from_numpy(np.flatnonzero(chances < self.p)).to(batch.device)
         if len(flipped):
-            batch[flipped] = batch[flipped].flip(self.dim)
+            batch[flipped] = batch.index_select(0, flipped).flip(self.dim)
         return batch
 
 
@@ -504,9 +511,7 @@ class RandomCrop:
             batch = torch.nn.functional.pad(batch, sides, value=self.fill)
         height, width = self.size
         corners = self.corners(batch.shape[-2] - height + 1, batch.shape[-1] - width + 1, draw)
-        windows = batch.unfold(2, height, 1).unfold(3, width, 1)
-        tops, lefts = (torch.from_numpy(values).to(batch.device) for values in corners)
-        return windows[torch.arange(len(batch), device=batch.device), :, tops, lefts]
+        return _windows(batch, self.size, *corners)
 
     @staticmethod
     def corners(
@@ -521,6 +526,22 @@ class RandomCrop:
         tops = ((bits >> half) * np.uint64(n_tops)) >> half
         lefts = ((bits & np.uint64(0xFFFFFFFF)) * np.uint64(n_lefts)) >> half
         return tops.astype(np.int64), lefts.astype(np.int64)
+
+
+def _windows(
+    batch: Tensor,
+    size: tuple[int, int],
+    tops: npt.NDArray[np.int64],
+    lefts: npt.NDArray[np.int64],
+) -> Tensor:
+    """Cut one window (C, height, width) out of each sample."""
+    if batch.device.type == "cpu":
+        # NumPy copies whole windows, torch single pixels: 31 against 125 us for 32 of 3x32x32.
+        views = sliding_window_view(batch.numpy(), size, axis=(2, 3))
+        return torch.from_numpy(views[np.arange(len(batch)), :, tops, lefts])
+    top, left = (torch.from_numpy(values).to(batch.device) for values in (tops, lefts))
+    windows = batch.unfold(2, size[0], 1).unfold(3, size[1], 1)
+    return windows[torch.arange(len(batch), device=batch.device), :, top, left]
 
 
 @dataclass(frozen=True)
