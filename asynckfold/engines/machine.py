@@ -176,7 +176,12 @@ def foreign_shares(
             left |= {core: math.nan for core in use.cores if use.pinned and core in left}
         else:
             _subtract(left, use)
-    return {core: min(1.0, max(0.0, seconds / window)) for core, seconds in left.items()}
+    return {core: _share(seconds, window) for core, seconds in left.items()}
+
+
+def _share(seconds: float, window: float) -> float:
+    """0 to 1, or NaN, which `min` and `max` alone would turn into a number."""
+    return seconds if math.isnan(seconds) else min(1.0, max(0.0, seconds / window))
 
 
 def _subtract(left: dict[int, float], use: OwnUse) -> None:
