@@ -6,8 +6,10 @@ placements, and a simulator can drive the very same function.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import attrgetter
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,9 @@ def place(pending: Sequence[Request], running: Sequence[Placement], load: Load) 
 
     Longest expected job first (Graham 1969), ties by job id, so that the order of `pending` does
     not matter. Cores of running jobs are reserved; of the others only idle ones are taken, and
-    never more at once than the machine has cores that others leave alone. One job always runs: with
-    nothing running and nothing idle, the first request gets the first cores.
+    never more at once than the machine has cores that others leave alone. A request that does not
+    fit lets shorter ones pass. One job always runs: with nothing running and nothing that fits, the
+    first request whose device is there starts all the same.
 
     Parameters
     ----------
@@ -132,55 +135,72 @@ def place(pending: Sequence[Request], running: Sequence[Placement], load: Load) 
     >>> place([Request("a", 2), Request("b", 3)], [], load)[0].jobs
     ('b',)
     """
-    queue = sorted(pending, key=lambda request: (-request.seconds, request.job_id))
     placed: list[Placement] = []
-    for request in queue:
-        active = [*running, *placed]
-        chosen = _fit(request, active, load)
-        if chosen is None and not active:
-            chosen = _force(request, load)
+    rest = _rest(running, load)
+    # Nothing idle is the usual answer while jobs run: it costs no look at the queue.
+    for request in _longest_first(pending) if rest.cores else ():
+        chosen = _fit(request, rest)
         if chosen is not None:
             placed.append(chosen)
-        elif _room(active, load) <= 0:
+            rest = _rest([*running, *placed], load)
+        if not rest.cores:
             break
-    return placed
+    return placed if placed or running else _force(pending, load)
 
 
-def _room(active: Sequence[Placement], load: Load) -> int:
-    """Cores that others leave alone, less those that running jobs need."""
-    return len(load.idle) - sum(len(placement.cores) for placement in active)
+def _longest_first(pending: Sequence[Request]) -> Iterator[Request]:
+    """Requests by falling seconds, then by job id; only as far as it is read.
+
+    A queue that is in this order already is read in linear time.
+    """
+    by_seconds = sorted(pending, key=attrgetter("seconds"), reverse=True)
+    for _, equals in groupby(by_seconds, key=attrgetter("seconds")):
+        yield from sorted(equals, key=attrgetter("job_id"))
 
 
-def _fit(request: Request, active: Sequence[Placement], load: Load) -> Placement | None:
+@dataclass(frozen=True)
+class _Rest:
+    """What nobody uses and nothing was promised to: cores, bytes of memory, GPUs."""
+
+    cores: tuple[int, ...]
+    memory: int
+    gpus: tuple[Gpu, ...]
+
+
+def _rest(active: Sequence[Placement], load: Load) -> _Rest:
+    """What `active` jobs leave: never more cores at once than others leave alone."""
     reserved = {core for placement in active for core in placement.cores}
+    room = len(load.idle) - sum(len(item.cores) or item.threads for item in active)
     free = [core for core in load.idle if core not in reserved]
-    if len(free) < request.threads or _room(active, load) < request.threads:
-        return None
-    if request.memory > load.free_memory - sum(placement.memory for placement in active):
-        return None
-    gpu = _gpu(active, load) if request.gpu else None
-    if request.gpu and gpu is None:
-        return None
-    return Placement(
-        (request.job_id,), tuple(free[: request.threads]), request.threads, gpu, request.memory
+    taken = {placement.gpu for placement in active}
+    return _Rest(
+        tuple(free[: max(0, room)]),
+        load.free_memory - sum(placement.memory for placement in active),
+        tuple(gpu for gpu in load.gpus if gpu.index not in taken),
     )
 
 
-def _gpu(active: Sequence[Placement], load: Load) -> int | None:
-    """The GPU with the most free memory among those that no job of ours uses.
+def _fit(request: Request, rest: _Rest) -> Placement | None:
+    if len(rest.cores) < request.threads or request.memory > rest.memory:
+        return None
+    if request.gpu and not rest.gpus:
+        return None
+    return _placed(request, rest.cores, rest.gpus)
+
+
+def _force(pending: Sequence[Request], load: Load) -> list[Placement]:
+    """At least one job runs, however busy the machine is: the longest that has its device."""
+    order = (*load.idle, *(core for core in load.cores if core not in load.idle))
+    able = (item for item in _longest_first(pending) if load.gpus or not item.gpu)
+    return [_placed(item, order, load.gpus) for item in islice(able, 1)]
+
+
+def _placed(request: Request, cores: Sequence[int], gpus: Sequence[Gpu]) -> Placement:
+    """Put a request on the first of these cores and the GPU with the most free memory.
 
     One job per GPU: several processes on one GPU were measured slower than one after another.
     """
-    taken = {placement.gpu for placement in active}
-    free = [gpu for gpu in load.gpus if gpu.index not in taken]
-    return max(free, key=lambda gpu: (gpu.free, -gpu.index)).index if free else None
-
-
-def _force(request: Request, load: Load) -> Placement | None:
-    """At least one job runs, however busy the machine is."""
-    order = [*load.idle, *(core for core in load.cores if core not in load.idle)]
-    gpu = _gpu((), load) if request.gpu else None
-    if request.gpu and gpu is None:
-        return None
-    cores = tuple(order[: request.threads])
-    return Placement((request.job_id,), cores, request.threads, gpu, request.memory)
+    gpu = max(gpus, key=lambda gpu: (gpu.free, -gpu.index)).index if request.gpu else None
+    return Placement(
+        (request.job_id,), tuple(cores[: request.threads]), request.threads, gpu, request.memory
+    )

@@ -1,0 +1,213 @@
+"""Which cores and how much memory this process may use at all, and which limit says so.
+
+A list of small functions, each a number of cores or None. The smallest wins, and its name is told:
+a container with a quota of 1.5 cores on a host of 64 is the usual reason for "why so slow".
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from asynckfold.errors import Problem, refuse
+
+
+def _own_affinity() -> Collection[int]:
+    return os.sched_getaffinity(0)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where limits are read; a test points it at folders of its own.
+
+    Parameters
+    ----------
+    proc, cgroup : Path
+        Mount points of the process and of the control group file systems.
+    environ : Mapping of str to str
+        Environment variables.
+    affinity : callable
+        Returns the core numbers that this process may run on.
+    """
+
+    proc: Path = Path("/proc")
+    cgroup: Path = Path("/sys/fs/cgroup")
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    affinity: Callable[[], Collection[int]] = _own_affinity
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One limit by name, in cores; None where it does not apply."""
+
+    name: str
+    cores: int | None
+
+
+def limits(host: Host | None = None) -> tuple[Limit, ...]:
+    """Return every limit that is known, also those that do not apply here.
+
+    Raises
+    ------
+    InputError
+        ``ASYNCKFOLD_CPU_COUNT`` is not a whole number of at least 1. Other programs' variables are
+        ignored where they cannot be read.
+    """
+    host = host or Host()
+    return (
+        Limit("affinity", len(host.affinity())),
+        Limit("cgroup v2 quota", _cores(quota_v2(host))),
+        Limit("cgroup v1 quota", _cores(quota_v1(host))),
+        Limit("SLURM_CPUS_PER_TASK", _count(host, "SLURM_CPUS_PER_TASK")),
+        Limit("SLURM_CPUS_ON_NODE", _count(host, "SLURM_CPUS_ON_NODE")),
+        Limit("ASYNCKFOLD_CPU_COUNT", _own_count(host)),
+        Limit("LOKY_MAX_CPU_COUNT", _count(host, "LOKY_MAX_CPU_COUNT")),
+    )
+
+
+def binding_limit(found: Collection[Limit]) -> Limit:
+    """Return the limit that wins: the smallest, of equal ones the first.
+
+    >>> binding_limit([Limit("affinity", 8), Limit("cgroup v2 quota", 2), Limit("x", None)]).name
+    'cgroup v2 quota'
+    """
+    known = [limit for limit in found if limit.cores is not None]
+    return min(known, key=lambda limit: limit.cores or 0)
+
+
+def allowed_cores(host: Host | None = None) -> tuple[int, ...]:
+    """Return the affinity cut to the smallest limit, at least one core, in ascending order."""
+    host = host or Host()
+    return tuple(sorted(host.affinity()))[: binding_limit(limits(host)).cores]
+
+
+def _cores(quota: float | None) -> int | None:
+    """Round a quota up, as joblib does: the last core is used in part rather than not at all."""
+    return None if quota is None else max(1, math.ceil(quota))
+
+
+def _count(host: Host, name: str) -> int | None:
+    text = host.environ.get(name, "").strip()
+    return int(text) if text.isdecimal() and int(text) >= 1 else None
+
+
+def _own_count(host: Host) -> int | None:
+    name = "ASYNCKFOLD_CPU_COUNT"
+    count, text = _count(host, name), host.environ.get(name, "").strip()
+    if text and count is None:
+        rule = f"{name} must be a whole number of at least 1"
+        refuse([Problem(rule, repr(text), f"Set {name}=1 or more, or unset it.")])
+    return count
+
+
+def quota_v2(host: Host) -> float | None:
+    """Return the smallest ``cpu.max`` from this process' control group up to the root, in cores."""
+    return _least(_max_cores(folder / "cpu.max") for folder in _folders_v2(host))
+
+
+def quota_v1(host: Host) -> float | None:
+    """Return the smallest ``cpu.cfs_quota_us`` from the control group up to the root, in cores."""
+    return _least(_cfs_cores(folder) for folder in _folders_v1(host, "cpu"))
+
+
+def _max_cores(path: Path) -> float | None:
+    words = _read(path).split()
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+        return None  # "max 100000": no quota
+    return int(words[0]) / int(words[1])
+
+
+def _cfs_cores(folder: Path) -> float | None:
+    quota = _number(folder / "cpu.cfs_quota_us")
+    period = _number(folder / "cpu.cfs_period_us")
+    return quota / period if quota and period else None
+
+
+@dataclass(frozen=True)
+class GroupMemory:
+    """A control group's memory limit, and what may still be taken of it, in bytes."""
+
+    limit: int
+    free: int
+
+
+# cgroup v1 says "no limit" as the largest multiple of a page below 2**63.
+_NO_LIMIT = 1 << 60
+
+
+def group_memory(host: Host | None = None) -> GroupMemory | None:
+    """Return the tightest memory limit of the control groups above this process, v1 and v2.
+
+    Page cache that the kernel can drop (``inactive_file``) does not count as taken.
+    """
+    host = host or Host()
+    found = [
+        *(_memory(folder, "memory.max", "memory.current", "") for folder in _folders_v2(host)),
+        *(
+            _memory(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            for folder in _folders_v1(host, "memory")
+        ),
+    ]
+    known = [group for group in found if group is not None]
+    return min(known, key=lambda group: group.free) if known else None
+
+
+def _memory(folder: Path, limit_file: str, usage_file: str, prefix: str) -> GroupMemory | None:
+    limit, usage = _number(folder / limit_file), _number(folder / usage_file)
+    if limit is None or usage is None or limit >= _NO_LIMIT:
+        return None
+    cached = 0
+    for line in _read(folder / "memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name == f"{prefix}inactive_file" and value.isdecimal():
+            cached = int(value)
+    return GroupMemory(limit, max(0, limit - max(0, usage - cached)))
+
+
+def _folders_v2(host: Host) -> Iterator[Path]:
+    for controllers, path in _memberships(host):
+        if not controllers:
+            for mount in (host.cgroup, host.cgroup / "unified"):
+                yield from _upward(mount, path)
+
+
+def _folders_v1(host: Host, controller: str) -> Iterator[Path]:
+    for controllers, path in _memberships(host):
+        if controller in controllers.split(","):
+            for mount in dict.fromkeys((controllers, controller)):
+                yield from _upward(host.cgroup / mount, path)
+
+
+def _memberships(host: Host) -> Iterator[tuple[str, str]]:
+    """(controllers, path) of each line ``number:controllers:path``."""
+    for line in _read(host.proc / "self" / "cgroup").splitlines():
+        words = line.split(":", 2)
+        if len(words) == 3:
+            yield words[1], words[2]
+
+
+def _upward(mount: Path, path: str) -> Iterator[Path]:
+    """Folders from a group to its mount; in a container only the mount may exist, as its root."""
+    names = [name for name in path.split("/") if name not in ("", "..")]
+    for length in range(len(names), -1, -1):
+        yield mount.joinpath(*names[:length])
+
+
+def _least(values: Iterator[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    """A whole number above zero, or None: no file, "max", or -1 for no limit."""
+    text = _read(path).strip()
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,91 @@
+"""What Linux lets a process be told: which cores its threads may use, and its peak memory.
+
+Everything here goes through ``/proc`` and works inside a worker, where psutil is not loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def pin(pid: int, cores: Sequence[int], *, proc: Path = PROC) -> bool:
+    """Let all threads of a process run on these cores only.
+
+    Parameters
+    ----------
+    pid : int
+        The process; 0 is the calling one.
+    cores : sequence of int
+        Core numbers; empty leaves the process as it is.
+    proc : Path
+        Where the process file system is.
+
+    Returns
+    -------
+    bool
+        False when the kernel refused (a core was taken offline, another user's process, the
+        process is gone): it then runs on, less well placed, with the same numbers.
+
+    Examples
+    --------
+    >>> pin(0, sorted(os.sched_getaffinity(0)))
+    True
+    """
+    if not cores:
+        return True
+    wanted, pinned = frozenset(cores), set[int]()
+    while fresh := _threads(pid or os.getpid(), proc) - pinned:
+        # Threads that start meanwhile inherit the mask of a thread that may not be pinned yet.
+        for thread in fresh:
+            if not _pin_thread(thread, wanted):
+                return False
+        pinned |= fresh
+    return bool(pinned)
+
+
+def _threads(pid: int, proc: Path) -> set[int]:
+    try:
+        return {int(entry.name) for entry in (proc / str(pid) / "task").iterdir()}
+    except OSError:
+        return set()
+
+
+def _pin_thread(thread: int, cores: frozenset[int]) -> bool:
+    try:
+        os.sched_setaffinity(thread, cores)
+    except ProcessLookupError:
+        return True  # the thread ended; the others are still to be pinned
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def peak_memory(*, proc: Path = PROC) -> int:
+    """Return the largest resident set of this process since the last reset, in bytes.
+
+    Without ``VmHWM`` it is the peak since the start of the process.
+    """
+    try:
+        for line in (proc / "self" / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # no process file system: the older call below knows it as well
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def reset_peak_memory(*, proc: Path = PROC) -> bool:
+    """Start the peak anew from what is resident now; return whether the kernel did it.
+
+    Writes 5 to ``clear_refs``, see proc(5); Linux 4.0 or newer.
+    """
+    try:
+        (proc / "self" / "clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True

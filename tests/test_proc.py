@@ -1,0 +1,100 @@
+"""Pinning and peak memory of real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asynckfold import proc
+
+ALL = sorted(os.sched_getaffinity(0))
+
+
+@pytest.fixture(autouse=True)
+def _cores_come_back() -> Iterator[None]:
+    yield
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), ALL)
+
+
+def test_all_threads_are_pinned() -> None:
+    ended = threading.Event()
+    threads = [threading.Thread(target=ended.wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert proc.pin(0, ALL[-1:])
+        masks = [os.sched_getaffinity(thread.native_id or 0) for thread in threads]
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert masks == [{ALL[-1]}] * 3
+    assert os.sched_getaffinity(0) == {ALL[-1]}
+
+
+def test_another_process_is_pinned_by_its_number() -> None:
+    with subprocess.Popen(["sleep", "30"]) as child:
+        try:
+            assert proc.pin(child.pid, ALL[:1])
+            assert os.sched_getaffinity(child.pid) == {ALL[0]}
+        finally:
+            child.kill()
+
+
+def test_no_cores_leave_a_process_as_it_is() -> None:
+    assert proc.pin(0, ())
+    assert sorted(os.sched_getaffinity(0)) == ALL
+
+
+@pytest.mark.parametrize("cores", [(4000,), (-1,), (10**30,)])
+def test_a_core_that_is_not_there_is_told_and_changes_nothing(cores: tuple[int, ...]) -> None:
+    assert not proc.pin(0, cores)
+    assert sorted(os.sched_getaffinity(0)) == ALL
+
+
+def test_a_process_that_ended_is_told() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    assert not proc.pin(child.pid, ALL[:1])
+
+
+def test_refused_permission_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, cores: object) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    answer = proc.pin(0, ALL)
+    monkeypatch.undo()
+    assert not answer
+
+
+def test_the_peak_counts_what_is_free_again_until_it_is_reset() -> None:
+    size = 64 << 20
+    before = proc.peak_memory()
+    block = bytearray(size)
+    block[::4096] = b"x" * len(block[::4096])
+    del block
+    assert proc.peak_memory() >= max(before, size)
+    if not proc.reset_peak_memory():
+        pytest.skip("this kernel does not reset the peak")
+    assert proc.peak_memory() < before + size
+
+
+def test_without_a_process_file_system_the_peak_is_that_of_the_whole_life(tmp_path: Path) -> None:
+    assert proc.peak_memory(proc=tmp_path) > 1 << 20
+    assert not proc.reset_peak_memory(proc=tmp_path)
+
+
+def test_it_is_light() -> None:
+    code = (
+        "import sys; import asynckfold.proc; "
+        "sys.exit(bool({'psutil', 'torch', 'numpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
