@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from asynckfold.report import findings
 from asynckfold.report.summary import Bar, CandidateRow, Curve, Summary, Use
@@ -133,7 +133,8 @@ def plotted(text: str, limit: int = 30) -> str:
 
 
 def _new_figure(height_inches: float, title: str) -> Figure:
-    figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
+    figure = Figure(figsize=(WIDTH_INCHES, height_inches))
+    figure.set_layout_engine("constrained", w_pad=0.09, h_pad=0.07)
     FigureCanvasAgg(figure)
     text = "\n".join(textwrap.wrap(plotted(title, 170), 82))
     figure.suptitle(text, x=0.012, ha="left", fontsize=11, fontweight="bold", color=INK)
@@ -158,7 +159,8 @@ def _name_candidates(
     figure: Figure, summary: Summary, names: Iterable[str], *, lines: bool
 ) -> None:
     colours = _colours(summary)
-    named = [name for name in dict.fromkeys(names) if colours[name] != OTHERS]
+    present = set(names)
+    named = [name for name, own in colours.items() if own != OTHERS and name in present]
     handles: list[Any] = [_handle(colours[name], plotted(name), lines=lines) for name in named]
     others = len(summary.candidates) - len(COLOURS)
     if others > 0:
@@ -267,7 +269,7 @@ def _curves_title(row: CandidateRow) -> str:
         return f"{row.name} reaches a validation loss of {findings.number(losses[0])} in one epoch"
     if epoch == len(losses):
         return f"{row.name}: validation loss is lowest at the last epoch, more may help"
-    return f"{row.name}: validation loss is lowest at epoch {epoch} of {len(losses)}, then rises"
+    return f"{row.name}: validation loss is lowest at epoch {epoch} of {len(losses)}"
 
 
 def _curve(row: CandidateRow, measure: str) -> Curve | None:
@@ -307,10 +309,22 @@ def _limit_to_complete(axes: Axes, rows: Sequence[CandidateRow], measure: str) -
     found = [_curve(row, measure) for row in rows if row.complete]
     lines = [line for curve in found if curve is not None for line in curve.folds]
     values = [value for line in lines for value in line if math.isfinite(value)]
-    if values:
-        low, high = min(values), max(values)
-        margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.05
-        axes.set_ylim(low - margin, high + margin)
+    if not values:
+        return
+    low, high = min(values), max(values)
+    if measure != "accuracy" and low > 0 and high > 20 * low:
+        _log_axis(axes)
+        axes.set_ylim(low / 1.2, high * 1.2)
+        return
+    margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.05
+    axes.set_ylim(low - margin, high + margin)
+
+
+def _log_axis(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 # Classes
@@ -471,7 +485,7 @@ def _draw_phase(axes: Axes, phase: str, use: Use | None, divisor: float, colour:
     axes.set_ylabel("cores")
     if use is None:
         axes.set_title(phase, loc="left")
-        text = f"no CPU samples of the {phase} run"
+        text = f"there are no CPU samples of the {phase} run"
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=FAINT)
         axes.set_yticks([])
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from asynckfold.report.summary import CandidateRow, Difference, Summary
+from asynckfold.report.summary import Bar, CandidateRow, Difference, Summary
 
 SIGNIFICANT = 0.05
 
@@ -32,20 +32,25 @@ def signed(value: float) -> str:
     return number(value) if value < 0 or not math.isfinite(value) else f"+{number(value)}"
 
 
-def duration(seconds: float) -> str:
-    """Return seconds for reading.
+def duration(wall_seconds: float) -> str:
+    """Return a time for reading.
 
     >>> duration(0.034), duration(38.81), duration(72.4), duration(7322)
     ('0.03 s', '38.8 s', '1 min 12 s', '2 h 02 min')
     """
-    if not math.isfinite(seconds):
+    if not math.isfinite(wall_seconds):
         return "n/a"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    if wall_seconds < 59.95:
+        return f"{wall_seconds:.1f} s" if wall_seconds >= 1 else f"{wall_seconds:.2f} s"
+    minutes, rest = divmod(round(wall_seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def seconds(value: float) -> str:
+    """Return seconds for a table: ``"12.3"``."""
+    return f"{value:.1f}" if math.isfinite(value) else "n/a"
 
 
 def percent(share: float) -> str:
@@ -177,6 +182,14 @@ def what_failed(summary: Summary) -> str:
         if counts[state]
     ]
     return ", ".join(bad) if bad else "Nothing failed"
+
+
+def retried(summary: Summary) -> list[Bar]:
+    """Return the attempts after which the same job was tried again."""
+    newest = {bar.job: bar.attempt for bar in summary.bars}
+    for bar in summary.bars:
+        newest[bar.job] = max(newest[bar.job], bar.attempt)
+    return [bar for bar in summary.bars if bar.attempt < newest[bar.job]]
 
 
 def shorten(name: str, limit: int) -> str:
