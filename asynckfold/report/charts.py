@@ -313,16 +313,16 @@ def _limit_to_complete(axes: Axes, rows: Sequence[CandidateRow], measure: str) -
         return
     low, high = min(values), max(values)
     if measure != "accuracy" and low > 0 and high > 20 * low:
-        _log_axis(axes)
+        _log_axis(axes, decades=math.log10(high / low))
         axes.set_ylim(low / 1.2, high * 1.2)
         return
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.05
     axes.set_ylim(low - margin, high + margin)
 
 
-def _log_axis(axes: Axes) -> None:
+def _log_axis(axes: Axes, decades: float) -> None:
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
@@ -474,8 +474,7 @@ def _use_title(found: dict[str, Use]) -> str:
     }
     if len(shares) == 2:
         return (
-            f"{shares['packed']} of the allowed cores were in use in the packed run, "
-            f"{shares['serial']} in the serial one"
+            f"Of the allowed cores {shares['packed']} were in use packed, {shares['serial']} serial"
         )
     phase, share = next(iter(shares.items()))
     return f"{share} of the allowed cores were in use in the {phase} run"

@@ -28,7 +28,7 @@ def number(value: float | None) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a difference with its sign: ``"+0.0233"``, ``"−0.0100"``."""
+    """Return a difference with its sign: ``"+0.0233"``, ``"-0.0100"``."""
     return number(value) if value < 0 or not math.isfinite(value) else f"+{number(value)}"
 
 
@@ -66,6 +66,11 @@ def plural(count: int, noun: str) -> str:
 def mean_std(row: CandidateRow, metric: str) -> str:
     """Return ``"0.9400 ± 0.0133"``."""
     return f"{number(row.mean[metric])} ± {number(row.std[metric])}"
+
+
+def interval(low: float, high: float) -> str:
+    """Return ``"0.8591 to 0.9640"``."""
+    return "n/a" if math.isnan(low) else f"{number(low)} to {number(high)}"
 
 
 def folds_note(row: CandidateRow) -> str:
@@ -114,7 +119,7 @@ def verdict(summary: Summary) -> str:
 def reason(summary: Summary) -> str:
     """Give the numbers behind `verdict`."""
     if summary.lead is None:
-        return "It takes two complete candidates."
+        return "it takes two complete candidates"
     difference = summary.lead.difference
     if math.isnan(difference.p):
         return _untestable(difference)
@@ -128,8 +133,8 @@ def reason(summary: Summary) -> str:
 
 def _untestable(difference: Difference) -> str:
     if difference.folds < 2:
-        return "One fold says nothing about the spread between folds."
-    return f"The difference is the same on all {difference.folds} folds: no spread to test with."
+        return "one fold says nothing about the spread between folds"
+    return f"the difference is the same on all {difference.folds} folds: no spread to test with"
 
 
 def p_value(value: float) -> str:
@@ -145,7 +150,8 @@ def speed(summary: Summary) -> str:
         return f"{packed}; no serial baseline was taken, so no speedup is claimed"
     serial = f"{duration(found.serial_seconds)} serial ({found.kind})"
     if found.ratio is None:
-        return f"{packed} so far against {serial}: the run is not complete"
+        why = "the run is not complete" if summary.counts["pending"] else "no job succeeded"
+        return f"{packed} against {serial}: no speedup, {why}"
     return f"{times(found.ratio)}: {packed} against {serial}"
 
 

@@ -151,7 +151,7 @@ def _plan_rows(summary: Summary) -> list[tuple[str, Any]]:
         ("device", facts.device),
         ("scoring", ", ".join(summary.metrics)),
     ]
-    rows += [(name.replace("_", " "), clean(value)) for name, value in facts.params.items()]
+    rows += [(name, clean(value)) for name, value in facts.params.items()]
     return [
         *rows,
         ("fingerprint of the plan", facts.plan_fingerprint),

@@ -11,7 +11,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from asynckfold.folds import Fold
 from asynckfold.plan import Job, Plan
 from asynckfold.result import (
     DONE,
-    Baseline,
     Candidate,
     CVResults,
     Epoch,
@@ -51,7 +50,7 @@ class Curve:
     measure : {"train_loss", "valid_loss", "accuracy"}
         What is measured.
     mean : tuple of float, length n_epochs
-        Mean over folds; NaN where a fold is missing, so that no fold is averaged away.
+        Mean over `folds`; NaN from the epoch on that one of them does not have.
     folds : tuple of tuple of float
         One line per job that got that far, in the plan's order; epoch 1 first.
     """
@@ -149,7 +148,7 @@ class Speedup:
     serial_threads : int
         Threads of the serial loop.
     ratio : float or None
-        Serial / packed; None while jobs are pending.
+        Serial / packed; None while jobs are pending, and where not one succeeded.
     accuracy : tuple of AccuracyPair
         Empty for an estimate.
     """
@@ -374,6 +373,7 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
     _, targets = store.splits()
     class_names, confusions = _confusions(found, targets)
     rows = _rows(found, confusions, len(plan.classes))
+    jobs = job_by_id(plan)
     return Summary(
         root=clean(store.root.absolute()),
         metric=clean(plan.scoring[0]),
@@ -385,12 +385,17 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
         lead=_lead(rows, clean(plan.scoring[0]), _train_valid_ratio(found.folds)),
         class_names=class_names,
         packed_seconds=found.seconds,
-        speedup=_speedup(found.baseline, found.seconds, found.speedup, rows),
+        speedup=_speedup(found, rows),
         use=_uses(store.samples()),
-        bars=_bars(store.attempts(), job_by_id(plan), running=store.holder() is not None),
+        bars=_bars(store.attempts(), jobs, running=store.holder() is not None),
         failures=_failures(plan, found.results),
         events=tuple(
-            LogLine(item.at, clean(item.kind), clean(item.job_id or ""), clean(item.text, 4096))
+            LogLine(
+                item.at,
+                clean(item.kind),
+                _shown(jobs[item.job_id]).id if item.job_id in jobs else clean(item.job_id or ""),
+                clean(item.text, 4096),
+            )
             for item in store.events()
         ),
         facts=_facts(plan, found),
@@ -447,7 +452,7 @@ def _row(
     mean = {clean(name): _over_known(values, np.mean) for name, values in scores.items()}
     ranked = candidate.complete and not math.isnan(mean[clean(metric)])
     return CandidateRow(
-        name=clean(candidate.name),
+        name=f"{clean(candidate.model)}/{clean(candidate.lr_schedule)}",
         model=clean(candidate.model),
         lr_schedule=clean(candidate.lr_schedule),
         rank=position if ranked else None,
@@ -603,21 +608,21 @@ def _class_accuracy(confusion: npt.NDArray[np.int64], n_classes: int) -> tuple[f
 # Time and machine
 
 
-def _speedup(
-    baseline: Baseline | None,
-    packed_seconds: float,
-    ratio: float | None,
-    rows: Sequence[CandidateRow],
-) -> Speedup | None:
+def _speedup(found: CVResults, rows: Sequence[CandidateRow]) -> Speedup | None:
+    baseline = found.baseline
     if baseline is None:
         return None
-    serial = {clean(name): value for name, value in baseline.accuracy.items()}
+    serial = {
+        f"{clean(model)}/{clean(lr_schedule)}": baseline.accuracy[f"{model}/{lr_schedule}"]
+        for model, lr_schedule in found.plan.candidates
+        if f"{model}/{lr_schedule}" in baseline.accuracy
+    }
     return Speedup(
         kind=clean(baseline.kind),
         serial_seconds=baseline.seconds,
         serial_threads=baseline.threads,
-        packed_seconds=packed_seconds,
-        ratio=ratio,
+        packed_seconds=found.seconds,
+        ratio=found.speedup if found.counts[DONE] else None,
         accuracy=tuple(
             AccuracyPair(row.name, next(iter(row.mean.values())), serial[row.name])
             for row in rows
@@ -655,8 +660,8 @@ def _bars(
     open_outcome = "running" if running else "lost"
     return tuple(
         Bar(
-            job=clean(item.job_id),
-            candidate=clean(jobs[item.job_id].candidate),
+            job=_shown(jobs[item.job_id]).id,
+            candidate=_shown(jobs[item.job_id]).candidate,
             attempt=item.attempt,
             cores=item.cores,
             device=clean(item.device),
@@ -675,17 +680,17 @@ def _bars(
 
 def _failures(plan: Plan, results: Mapping[str, Result]) -> tuple[FailureGroup, ...]:
     """Group equal errors, the most frequent first."""
-    groups: dict[tuple[str, str], list[Result]] = {}
+    groups: dict[tuple[str, str], list[tuple[Job, Result]]] = {}
     for job in plan.jobs:
         result = results.get(job.id)
         if result is not None and result.status != DONE:
-            groups.setdefault((result.status, result.error), []).append(result)
+            groups.setdefault((result.status, result.error), []).append((job, result))
     found = [
         FailureGroup(
             status,
             clean(error, 4096) or "no error text was recorded",
-            tuple(clean(item.job_id) for item in members),
-            clean(next((item.traceback for item in members if item.traceback), ""), TEXT_LIMIT),
+            tuple(_shown(job).id for job, _ in members),
+            clean(next((item.traceback for _, item in members if item.traceback), ""), TEXT_LIMIT),
         )
         for (status, error), members in groups.items()
     ]
@@ -718,6 +723,11 @@ def _command(about: Mapping[str, Any]) -> str:
     given = about.get("command") or ""
     text = given if isinstance(given, str) else shlex.join(map(str, given))
     return clean(text, 4096)
+
+
+def _shown(job: Job) -> Job:
+    """Return the job under names that are safe to show; different jobs keep different ids."""
+    return replace(job, model=clean(job.model), lr_schedule=clean(job.lr_schedule))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
