@@ -1,0 +1,748 @@
+"""The numbers of a report: plain frozen data, read from the store alone.
+
+Everything that the figures, the page and ``results.json`` show is computed here, once. Text that a
+user or a user's code may have written is capped and cleaned here too, so that nobody later meets
+control characters, lone surrogates or a 5 MB name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.folds import Fold
+from asynckfold.plan import Job, Plan
+from asynckfold.result import (
+    DONE,
+    Candidate,
+    CVResults,
+    Epoch,
+    Result,
+    confidence_interval,
+    job_by_id,
+    rank,
+)
+from asynckfold.store import Attempt, RunStore, Sample
+
+NAME_LIMIT = 256
+TEXT_LIMIT = 64 * 1024
+USE_POINTS = 400
+PHASES = ("serial", "packed")
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One measure over the epochs of a candidate.
+
+    Parameters
+    ----------
+    measure : {"train_loss", "valid_loss", "accuracy"}
+        What is measured.
+    mean : tuple of float, length n_epochs
+        Mean over `folds`; NaN from the epoch on that one of them does not have.
+    folds : tuple of tuple of float
+        One line per job that got that far, in the plan's order; epoch 1 first.
+    """
+
+    measure: str
+    mean: tuple[float, ...]
+    folds: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class CandidateRow:
+    """One model × LR schedule in the ranking.
+
+    Parameters
+    ----------
+    rank : int or None
+        1 is best; None where a fold is missing or the mean is not a number.
+    scores : Mapping of str to tuple of float
+        By metric, one score per fold.
+    mean, std : Mapping of str to float
+        Over the folds that have a score; `std` divides by their number, as scikit-learn does.
+    ci_low, ci_high : float
+        Corrected 95 % interval of the first metric's mean; NaN for incomplete candidates.
+    fit_seconds : float
+        Seconds of training all folds; for an incomplete candidate the mean fold times the folds.
+    confusion : tuple of tuple of int, or None
+        Out-of-fold counts, a row per true class, a column per class that the model says.
+    class_accuracy : tuple of float, or None
+        Share of each class that is recognised; NaN for a class without held-out samples.
+    """
+
+    name: str
+    model: str
+    lr_schedule: str
+    rank: int | None
+    status: str
+    folds_done: int
+    folds: int
+    scores: Mapping[str, tuple[float, ...]]
+    mean: Mapping[str, float]
+    std: Mapping[str, float]
+    ci_low: float
+    ci_high: float
+    fit_seconds: float
+    curves: tuple[Curve, ...]
+    confusion: tuple[tuple[int, ...], ...] | None
+    class_accuracy: tuple[float, ...] | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every fold has a score."""
+        return self.folds_done == self.folds
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Paired comparison of two candidates over the same folds; see `paired_difference`."""
+
+    mean: float
+    ci_low: float
+    ci_high: float
+    t: float
+    p: float
+    folds: int
+
+
+@dataclass(frozen=True)
+class Lead:
+    """How far the best candidate is ahead of the runner-up."""
+
+    best: str
+    runner_up: str
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class AccuracyPair:
+    """Mean score of one candidate in the packed run and in the serial baseline."""
+
+    candidate: str
+    packed: float
+    serial: float
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Serial against packed wall time.
+
+    Parameters
+    ----------
+    kind : {"measured", "estimated"}
+        Whether the serial loop was run whole.
+    serial_seconds, packed_seconds : float
+        Wall time of all jobs.
+    serial_threads : int
+        Threads of the serial loop.
+    ratio : float or None
+        Serial / packed; None while jobs are pending, and where not one succeeded.
+    accuracy : tuple of AccuracyPair
+        Empty for an estimate.
+    """
+
+    kind: str
+    serial_seconds: float
+    serial_threads: int
+    packed_seconds: float
+    ratio: float | None
+    accuracy: tuple[AccuracyPair, ...]
+
+
+@dataclass(frozen=True)
+class Use:
+    """CPU use over one phase, thinned to at most `USE_POINTS` moments.
+
+    Parameters
+    ----------
+    phase : {"packed", "serial"}
+        What was running.
+    seconds : tuple of float
+        Since the first sample of the phase.
+    used, own : tuple of float
+        Cores' worth of use: by everyone, and by this run.
+    cores : int
+        Allowed cores.
+    mean_used, mean_own : float
+        Over all samples of the phase, cores' worth.
+    """
+
+    phase: str
+    seconds: tuple[float, ...]
+    used: tuple[float, ...]
+    own: tuple[float, ...]
+    cores: int
+    mean_used: float
+    mean_own: float
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One attempt in the Gantt chart; times in run seconds."""
+
+    job: str
+    candidate: str
+    attempt: int
+    cores: tuple[int, ...]
+    device: str
+    start: float
+    end: float
+    outcome: str
+    error: str
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Jobs that ended with the same status and error text."""
+
+    status: str
+    error: str
+    jobs: tuple[str, ...]
+    traceback: str
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """An event of the run; `at` in run seconds."""
+
+    at: float
+    kind: str
+    job: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the plan says."""
+
+    models: tuple[str, ...]
+    lr_schedules: tuple[str, ...]
+    folds: int
+    repeats: int
+    samples: int
+    classes: tuple[str, ...]
+    batch_size: int
+    epochs: int
+    random_state: int
+    threads_per_job: int
+    device: str
+    params: Mapping[str, Any]
+    recipe: Mapping[str, str]
+    dataset: str
+    folds_fingerprint: str
+    plan_fingerprint: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All numbers of a run's report.
+
+    Parameters
+    ----------
+    metric, metrics : str, tuple of str
+        The score that ranks (greater is better), and all of them.
+    counts : Mapping of str to int
+        planned = done + failed + diverged + cancelled + pending; `running` is part of pending.
+    candidates : tuple of CandidateRow
+        By rank; unranked ones last.
+    best : str or None
+        Name of the best complete candidate.
+    lead : Lead or None
+        None with fewer than two ranked candidates.
+    class_names : tuple of str
+        Rows and columns of the confusion matrices; empty for regression.
+    packed_seconds : float
+        Wall time of the packed run over all sessions.
+    command : str
+        What reproduces the run; empty where it was not started from a shell.
+    """
+
+    root: str
+    metric: str
+    metrics: tuple[str, ...]
+    counts: Mapping[str, int]
+    candidates: tuple[CandidateRow, ...]
+    fold_names: tuple[str, ...]
+    best: str | None
+    lead: Lead | None
+    class_names: tuple[str, ...]
+    packed_seconds: float
+    speedup: Speedup | None
+    use: tuple[Use, ...]
+    bars: tuple[Bar, ...]
+    failures: tuple[FailureGroup, ...]
+    events: tuple[LogLine, ...]
+    facts: Facts
+    command: str
+    about: Mapping[str, str]
+    fingerprint: str
+
+    @property
+    def ranked(self) -> tuple[CandidateRow, ...]:
+        """Complete candidates, best first."""
+        return tuple(row for row in self.candidates if row.rank is not None)
+
+    @property
+    def best_row(self) -> CandidateRow | None:
+        """The best complete candidate."""
+        return self.ranked[0] if self.ranked else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain data for JSON: NaN and infinities become None."""
+        return dict(_plain_data(self))
+
+
+def _plain_data(value: Any) -> Any:
+    if is_dataclass(value):
+        return {item.name: _plain_data(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain_data(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain_data(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def clean(value: object, limit: int = NAME_LIMIT) -> str:
+    """Return text that is safe to show: no control characters, capped, home folder as ``~``.
+
+    Examples
+    --------
+    >>> clean("a\\x1b[31mred\\x00")
+    'ared\ufffd'
+    >>> clean("x" * 9, limit=4)
+    'xxxx… (5 more)'
+    """
+    text = _ANSI.sub("", str(value))
+    text = _UNPRINTABLE.sub("\ufffd", text)
+    home = str(Path.home())
+    if len(home) > 1:
+        text = re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more)"
+
+
+def read_results(store: RunStore) -> CVResults:
+    """Return the results of a run on disk, complete or not."""
+    folds, targets = store.splits()
+    return CVResults(
+        plan=store.plan,
+        folds=folds,
+        n_samples=len(targets),
+        results=store.results(),
+        seconds=store.packed_seconds(),
+        baseline=store.baseline,
+        root_dir=store.root,
+    )
+
+
+def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
+    """Compute all numbers of a run's report.
+
+    Parameters
+    ----------
+    store : RunStore
+        The run; it may be incomplete, and it may be running.
+    results : CVResults, optional
+        What `read_results` returned for this store, where it is at hand already.
+
+    Returns
+    -------
+    Summary
+        A function of the store's content alone.
+
+    Raises
+    ------
+    StoreCorruptError
+        The run has no plan, or its files are damaged.
+    """
+    found = read_results(store) if results is None else results
+    plan = found.plan
+    _, targets = store.splits()
+    class_names, confusions = _confusions(found, targets)
+    rows = _rows(found, confusions, len(plan.classes))
+    jobs = job_by_id(plan)
+    return Summary(
+        root=clean(store.root.absolute()),
+        metric=clean(plan.scoring[0]),
+        metrics=tuple(clean(name) for name in plan.scoring),
+        counts=store.counts(),
+        candidates=rows,
+        fold_names=_fold_names(plan),
+        best=rows[0].name if rows and rows[0].rank == 1 else None,
+        lead=_lead(rows, clean(plan.scoring[0]), _train_valid_ratio(found.folds)),
+        class_names=class_names,
+        packed_seconds=found.seconds,
+        speedup=_speedup(found, rows),
+        use=_uses(store.samples()),
+        bars=_bars(store.attempts(), jobs, running=store.holder() is not None),
+        failures=_failures(plan, found.results),
+        events=tuple(
+            LogLine(
+                item.at,
+                clean(item.kind),
+                _shown(jobs[item.job_id]).id if item.job_id in jobs else clean(item.job_id or ""),
+                clean(item.text, 4096),
+            )
+            for item in store.events()
+        ),
+        facts=_facts(plan, found),
+        command=_command(store.about),
+        about=_flat({key: value for key, value in store.about.items() if key != "command"}),
+        fingerprint=store.fingerprint(),
+    )
+
+
+# Candidates
+
+
+def _rows(
+    found: CVResults, confusions: Mapping[str, npt.NDArray[np.int64]], n_classes: int
+) -> tuple[CandidateRow, ...]:
+    metric = found.plan.scoring[0]
+    listed = found.candidates
+    ratio = _train_valid_ratio(found.folds)
+    jobs = _jobs_by_candidate(found.plan)
+    rows = [
+        _row(
+            candidate,
+            position,
+            metric,
+            ratio,
+            [found.results[job.id] for job in jobs[candidate.name] if job.id in found.results],
+            confusions.get(candidate.name),
+            n_classes,
+        )
+        for candidate, position in zip(listed, rank(listed, metric), strict=True)
+    ]
+    worst = len(rows) + 1
+    return tuple(sorted(rows, key=lambda row: (row.rank or worst, -row.folds_done)))
+
+
+def _jobs_by_candidate(plan: Plan) -> dict[str, list[Job]]:
+    jobs: dict[str, list[Job]] = {}
+    for job in plan.jobs:
+        jobs.setdefault(job.candidate, []).append(job)
+    return jobs
+
+
+def _row(
+    candidate: Candidate,
+    position: int,
+    metric: str,
+    ratio: float,
+    results: Sequence[Result],
+    confusion: npt.NDArray[np.int64] | None,
+    n_classes: int,
+) -> CandidateRow:
+    scores = candidate.scores
+    low, high = confidence_interval(scores[metric], ratio)
+    mean = {clean(name): _over_known(values, np.mean) for name, values in scores.items()}
+    ranked = candidate.complete and not math.isnan(mean[clean(metric)])
+    return CandidateRow(
+        name=f"{clean(candidate.model)}/{clean(candidate.lr_schedule)}",
+        model=clean(candidate.model),
+        lr_schedule=clean(candidate.lr_schedule),
+        rank=position if ranked else None,
+        status=candidate.status,
+        folds_done=candidate.done,
+        folds=candidate.planned,
+        scores={clean(name): tuple(values.tolist()) for name, values in scores.items()},
+        mean=mean,
+        std={clean(name): _over_known(values, np.std) for name, values in scores.items()},
+        ci_low=low,
+        ci_high=high,
+        fit_seconds=_over_known(candidate.fit_seconds, np.mean) * candidate.planned,
+        curves=_curves(results),
+        confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
+        class_accuracy=None if confusion is None else _class_accuracy(confusion, n_classes),
+    )
+
+
+def _over_known(values: npt.NDArray[np.float64], measure: Any) -> float:
+    known = values[~np.isnan(values)]
+    return float(measure(known)) if known.size else float("nan")
+
+
+def _curves(results: Sequence[Result]) -> tuple[Curve, ...]:
+    histories = [result.epochs for result in results if result.epochs]
+    measures = ("train_loss", "valid_loss", "accuracy")
+    curves = (_curve(measure, histories) for measure in measures)
+    return tuple(curve for curve in curves if curve is not None)
+
+
+def _curve(measure: str, histories: Sequence[Sequence[Epoch]]) -> Curve | None:
+    lines = [[getattr(item, measure) for item in history] for history in histories]
+    known = [[math.nan if value is None else float(value) for value in line] for line in lines]
+    if not any(value is not None for line in lines for value in line):
+        return None
+    length = max(map(len, known))
+    padded = np.array([line + [math.nan] * (length - len(line)) for line in known])
+    return Curve(measure, tuple(padded.mean(axis=0).tolist()), tuple(map(tuple, known)))
+
+
+def _fold_names(plan: Plan) -> tuple[str, ...]:
+    keys = dict.fromkeys((job.repeat, job.fold) for job in plan.jobs)
+    repeated = any(repeat for repeat, _ in keys)
+    return tuple(
+        f"repeat {repeat} fold {fold}" if repeated else f"fold {fold}" for repeat, fold in keys
+    )
+
+
+# Is the difference real?
+
+
+def _train_valid_ratio(folds: Sequence[Fold]) -> float:
+    return float(np.mean([len(fold.valid) / len(fold.train) for fold in folds]))
+
+
+def paired_difference(
+    first: Sequence[float], second: Sequence[float], train_valid_ratio: float
+) -> Difference:
+    """Compare two candidates over the same folds by the corrected resampled t test.
+
+    Nadeau and Bengio (2003), "Inference for the Generalization Error", Machine Learning 52:
+    ``t = mean / sqrt((1 / k + n_valid / n_train) * variance)`` with ``k - 1`` degrees of freedom.
+    Derived for random divisions; over the folds of one cross-validation it is a heuristic.
+
+    Parameters
+    ----------
+    first, second : sequence of float, length k
+        Scores fold by fold, in the same order.
+    train_valid_ratio : float
+        ``n_valid / n_train``.
+
+    Returns
+    -------
+    Difference
+        Of `first` less `second`. `t` and `p` are NaN where the differences do not vary or there
+        are fewer than two: then there is nothing to test with.
+
+    Examples
+    --------
+    >>> found = paired_difference([0.9, 0.8, 0.9], [0.8, 0.75, 0.75], 0.5)
+    >>> round(found.mean, 3), round(found.t, 3), round(found.p, 3)
+    (0.1, 2.191, 0.16)
+    """
+    from scipy import stats
+
+    differences = np.asarray(first, float) - np.asarray(second, float)
+    count = len(differences)
+    mean = float(differences.mean())
+    spread = float(differences.std(ddof=1)) if count > 1 else math.nan
+    if not spread > 1e-12 * max(1.0, abs(mean)):
+        return Difference(mean, math.nan, math.nan, math.nan, math.nan, count)
+    low, high = confidence_interval(differences, train_valid_ratio)
+    t = mean / (math.sqrt(1 / count + train_valid_ratio) * spread)
+    return Difference(mean, low, high, t, float(2 * stats.t.sf(abs(t), count - 1)), count)
+
+
+def _lead(rows: Sequence[CandidateRow], metric: str, ratio: float) -> Lead | None:
+    ranked = [row for row in rows if row.rank is not None]
+    if len(ranked) < 2:
+        return None
+    best, second = ranked[:2]
+    found = paired_difference(best.scores[metric], second.scores[metric], ratio)
+    return Lead(best.name, second.name, found)
+
+
+# Classes
+
+
+def _confusions(
+    found: CVResults, targets: npt.NDArray[Any]
+) -> tuple[tuple[str, ...], dict[str, npt.NDArray[np.int64]]]:
+    """Count true against said classes over all held-out samples, candidate by candidate."""
+    names = tuple(clean(name) for name in found.plan.classes)
+    if not names or targets.ndim != 1:
+        return names, {}
+    valid = {fold.key: fold.valid for fold in found.folds}
+    said: dict[str, list[npt.NDArray[np.int64]]] = {}
+    for job in found.plan.jobs:
+        pairs = _said(found.results.get(job.id), targets[valid[(job.repeat, job.fold)]])
+        if pairs is not None:
+            said.setdefault(job.candidate, []).append(pairs)
+    joined = {name: np.concatenate(parts, axis=1) for name, parts in said.items()}
+    size = max([len(names), *(int(pairs.max()) + 1 for pairs in joined.values() if pairs.size)])
+    names += tuple(f"output {index}" for index in range(len(names), size))
+    return names, {name: _count_pairs(pairs, size) for name, pairs in joined.items()}
+
+
+def _said(result: Result | None, truth: npt.NDArray[Any]) -> npt.NDArray[np.int64] | None:
+    """Return (true, said) class of each held-out sample, shape (2, n), or None without outputs."""
+    if result is None or result.status != DONE or result.outputs is None:
+        return None
+    outputs = result.outputs
+    if outputs.ndim != 2 or outputs.shape[1] < 2 or len(outputs) != len(truth):
+        return None
+    known = np.isfinite(outputs).all(axis=1)
+    return np.stack([truth[known].astype(np.int64), outputs[known].argmax(axis=1)])
+
+
+def _count_pairs(pairs: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    flat = np.bincount(pairs[0] * size + pairs[1], minlength=size * size)
+    return flat.reshape(size, size)
+
+
+def _class_accuracy(confusion: npt.NDArray[np.int64], n_classes: int) -> tuple[float, ...]:
+    totals = confusion.sum(axis=1)[:n_classes]
+    right = confusion.diagonal()[:n_classes]
+    return tuple(
+        float(hit / total) if total else math.nan
+        for hit, total in zip(right.tolist(), totals.tolist(), strict=True)
+    )
+
+
+# Time and machine
+
+
+def _speedup(found: CVResults, rows: Sequence[CandidateRow]) -> Speedup | None:
+    baseline = found.baseline
+    if baseline is None:
+        return None
+    serial = {
+        f"{clean(model)}/{clean(lr_schedule)}": baseline.accuracy[f"{model}/{lr_schedule}"]
+        for model, lr_schedule in found.plan.candidates
+        if f"{model}/{lr_schedule}" in baseline.accuracy
+    }
+    return Speedup(
+        kind=clean(baseline.kind),
+        serial_seconds=baseline.seconds,
+        serial_threads=baseline.threads,
+        packed_seconds=found.seconds,
+        ratio=found.speedup if found.counts[DONE] else None,
+        accuracy=tuple(
+            AccuracyPair(row.name, next(iter(row.mean.values())), serial[row.name])
+            for row in rows
+            if row.name in serial
+        ),
+    )
+
+
+def _uses(samples: Sequence[Sample]) -> tuple[Use, ...]:
+    phases = {phase: [item for item in samples if item.phase == phase] for phase in PHASES}
+    return tuple(_use(phase, found) for phase, found in phases.items() if found)
+
+
+def _use(phase: str, samples: Sequence[Sample]) -> Use:
+    table = np.array([(item.at, item.used, item.own) for item in samples])
+    groups = np.array_split(table, min(USE_POINTS, len(table)))
+    thinned = np.array([group.mean(axis=0) for group in groups])
+    seconds = thinned[:, 0] - table[0, 0]
+    return Use(
+        phase=phase,
+        seconds=tuple(seconds.tolist()),
+        used=tuple(thinned[:, 1].tolist()),
+        own=tuple(thinned[:, 2].tolist()),
+        cores=max(len(item.cores) for item in samples),
+        mean_used=float(table[:, 1].mean()),
+        mean_own=float(table[:, 2].mean()),
+    )
+
+
+def _bars(
+    attempts: Sequence[Attempt], jobs: Mapping[str, Job], *, running: bool
+) -> tuple[Bar, ...]:
+    moments = [moment for item in attempts for moment in (item.started, item.ended) if moment]
+    latest = max(moments, default=0.0)
+    open_outcome = "running" if running else "lost"
+    return tuple(
+        Bar(
+            job=_shown(jobs[item.job_id]).id,
+            candidate=_shown(jobs[item.job_id]).candidate,
+            attempt=item.attempt,
+            cores=item.cores,
+            device=clean(item.device),
+            start=item.started,
+            end=latest if item.ended is None else item.ended,
+            outcome=item.outcome or open_outcome,
+            error=clean(item.error, 4096),
+        )
+        for item in attempts
+        if item.job_id in jobs
+    )
+
+
+# Failures and setup
+
+
+def _failures(plan: Plan, results: Mapping[str, Result]) -> tuple[FailureGroup, ...]:
+    """Group equal errors, the most frequent first."""
+    groups: dict[tuple[str, str], list[tuple[Job, Result]]] = {}
+    for job in plan.jobs:
+        result = results.get(job.id)
+        if result is not None and result.status != DONE:
+            groups.setdefault((result.status, result.error), []).append((job, result))
+    found = [
+        FailureGroup(
+            status,
+            clean(error, 4096) or "no error text was recorded",
+            tuple(_shown(job).id for job, _ in members),
+            clean(next((item.traceback for _, item in members if item.traceback), ""), TEXT_LIMIT),
+        )
+        for (status, error), members in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda group: -len(group.jobs)))
+
+
+def _facts(plan: Plan, found: CVResults) -> Facts:
+    keys = {fold.key for fold in found.folds}
+    return Facts(
+        models=tuple(dict.fromkeys(clean(job.model) for job in plan.jobs)),
+        lr_schedules=tuple(dict.fromkeys(clean(job.lr_schedule) for job in plan.jobs)),
+        folds=len({index for _, index in keys}),
+        repeats=len({repeat for repeat, _ in keys}),
+        samples=found.n_samples,
+        classes=tuple(clean(name) for name in plan.classes),
+        batch_size=plan.batch_size,
+        epochs=plan.params.epochs,
+        random_state=plan.random_state,
+        threads_per_job=plan.threads_per_job,
+        device=clean(plan.device),
+        params={item.name: getattr(plan.params, item.name) for item in fields(plan.params)},
+        recipe=_flat(plan.recipe),
+        dataset=clean(plan.dataset),
+        folds_fingerprint=clean(plan.folds),
+        plan_fingerprint=plan.fingerprint,
+    )
+
+
+def _command(about: Mapping[str, Any]) -> str:
+    given = about.get("command") or ""
+    text = given if isinstance(given, str) else shlex.join(map(str, given))
+    return clean(text, 4096)
+
+
+def _shown(job: Job) -> Job:
+    """Return the job under names that are safe to show; different jobs keep different ids."""
+    return replace(job, model=clean(job.model), lr_schedule=clean(job.lr_schedule))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested settings as one level: ``{"versions": {"torch": …}}`` → ``versions.torch``."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{name}.")
+        else:
+            flat[clean(name)] = clean(_joined(value), 4096)
+    return flat
+
+
+def _joined(value: Any) -> str:
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
