@@ -278,7 +278,7 @@ def _identity(sample: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class Opened:
     """A dataset, opened: its samples before their transform, and the transform's steps.
 
     Parameters
@@ -350,7 +350,7 @@ def _not_a_pair(index: int, found: Any) -> Problem:
     )
 
 
-def open_source(dataset: Any) -> Source:
+def open_source(dataset: Any) -> Opened:
     """Take a dataset apart without changing it.
 
     Parameters
@@ -374,7 +374,7 @@ def open_source(dataset: Any) -> Source:
     refuse(_style_problems(dataset))
     names = getattr(dataset, "classes", ())
     plain = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
-    source = _sized(Source(dataset, rows=rows, names=tuple(names) if plain else ()))
+    source = _sized(Opened(dataset, rows=rows, names=tuple(names) if plain else ()))
     return _with_whole_arrays(_undressed(source))
 
 
@@ -391,7 +391,7 @@ def _style_problems(dataset: Any) -> list[Problem]:
     ]
 
 
-def _sized(source: Source) -> Source:
+def _sized(source: Opened) -> Opened:
     if len(source) < 2:
         refuse(
             [
@@ -405,7 +405,7 @@ def _sized(source: Source) -> Source:
     return source
 
 
-def _open_arrays(pair: tuple[Any, ...]) -> Source:
+def _open_arrays(pair: tuple[Any, ...]) -> Opened:
     sizes = [len(part) if hasattr(part, "__len__") else None for part in pair]
     if len(pair) != 2 or None in sizes or sizes[0] != sizes[1]:
         refuse(
@@ -425,10 +425,10 @@ def _open_arrays(pair: tuple[Any, ...]) -> Source:
             notes = ["X was converted from float64 to float32"]
             samples = samples.astype(np.float32)
     whole = to_array(samples) if kind_of(samples).storable else None
-    return Source(_Pairs(samples, labels), samples=whole, labels=labels, notes=tuple(notes))
+    return Opened(_Pairs(samples, labels), samples=whole, labels=labels, notes=tuple(notes))
 
 
-def _undressed(source: Source) -> Source:
+def _undressed(source: Opened) -> Opened:
     """Return the source with its transform taken out, where that gives the same samples."""
     transform = getattr(source.base, "transform", None)
     if transform is None:
@@ -458,7 +458,7 @@ def _redressed(dataset: Any, transform: Any, replacement: Any) -> Any:
     return dressed
 
 
-def _reads_alike(source: Source, bare: Source, steps: Sequence[Step]) -> bool:
+def _reads_alike(source: Opened, bare: Opened, steps: Sequence[Step]) -> bool:
     with generators_kept():
         for index in source.probes[:3]:
             try:
@@ -482,7 +482,7 @@ def _same_label(one: Any, other: Any) -> bool:
     return np.array_equal(np.asarray(one), np.asarray(other))
 
 
-def _with_whole_arrays(source: Source) -> Source:
+def _with_whole_arrays(source: Opened) -> Opened:
     """Add all samples and all labels, where the dataset has them as attributes."""
     base = source.base
     pairs = [(index, *source.read(index)) for index in source.probes]
@@ -490,7 +490,7 @@ def _with_whole_arrays(source: Source) -> Source:
         index: index if source.rows is None else int(source.rows[index]) for index in source.probes
     }
     samples, labels = None, None
-    if type(base) is TensorDataset and len(base.tensors) == 2:
+    if isinstance(base, TensorDataset) and len(base.tensors) == 2:
         samples, labels = to_array(base.tensors[0]), base.tensors[1]
     else:
         samples = _stored_images(getattr(base, "data", None), len(base))
@@ -536,7 +536,7 @@ class Views:
     problems: tuple[Problem, ...]
 
 
-def make_views(source: Source, train_transform: Any, eval_transform: Any) -> Views:
+def make_views(source: Opened, train_transform: Any, eval_transform: Any) -> Views:
     """Divide the pipelines of both views; see `prepare` for which transform goes where."""
     samples = [source.read(index)[0] for index in source.probes]
     own = source.steps
@@ -737,7 +737,7 @@ class _Held:
 class _Read:
     """A view whose samples are read from the dataset, each under its own seed."""
 
-    source: Source
+    source: Opened
     steps: tuple[Step, ...]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -803,6 +803,11 @@ class Batches:
         array: Array = (inputs if inputs.is_floating_point() else inputs.float()).numpy()
         return array
 
+    def with_inputs(self, inputs: Tensor) -> Batches:
+        """Return batches of other inputs, shape (n_samples, ...), the same in both views."""
+        held = _Held(inputs, View((), None, (), ()))
+        return Batches(self.targets, held, held)
+
     def to(self, device: torch.device | str) -> Batches:
         """Return the same batches from arrays that reside on a device."""
         place = torch.device(device)
@@ -829,7 +834,7 @@ class DataHandle:
         Their batch steps.
     slots : (int, int)
         Which arrays the train view and the eval view are stored in.
-    source : Source or None
+    source : Opened or None
         The dataset, where its samples are not held.
     fds : tuple of int
         Descriptors of the arrays in this process, in the order of `specs`. They are not pickled:
@@ -840,7 +845,7 @@ class DataHandle:
     train: View
     eval: View
     slots: tuple[int, int] = (0, 0)
-    source: Source | None = None
+    source: Opened | None = None
     fds: tuple[int, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -855,6 +860,34 @@ class DataHandle:
         train_slot, eval_slot = self.slots
         held = _Held(arrays[train_slot], self.train)
         return Batches(arrays[0], held, _Held(arrays[eval_slot], self.eval))
+
+
+class OneByOne:
+    """One view as an ordinary map-style data set: what a DataLoader gets in an ordinary script.
+
+    Parameters
+    ----------
+    source : Opened
+        Gives untransformed samples.
+    steps : sequence of callable
+        The user's transforms, in order.
+    targets : ndarray
+        As jobs use them.
+    """
+
+    def __init__(self, source: Opened, steps: Sequence[Step], targets: Array) -> None:
+        self.source = replace(source, samples=None, labels=None)
+        self.steps = tuple(steps)
+        self.targets = torch.from_numpy(targets)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        sample, _ = self.source.read(index)
+        for step in self.steps:
+            sample = step(sample)
+        return sample, self.targets[index]
 
 
 # ---- preparing ----
@@ -894,6 +927,11 @@ class Prepared:
     sample_shape: tuple[int, ...]
     _handle: DataHandle
     _shared: tuple[SharedArray, ...]
+    _ordinary: tuple[OneByOne, OneByOne]
+
+    def ordinary(self) -> tuple[OneByOne, OneByOne]:
+        """Return the train view and the eval view as data sets that read sample by sample."""
+        return self._ordinary
 
     def handle(self) -> DataHandle:
         """Return what a worker needs, with this process's descriptors of the shared arrays."""
@@ -951,7 +989,7 @@ def prepare(
     return _assemble(source, views, labels, reading)
 
 
-def _given_labels(source: Source, targets: Any) -> Any:
+def _given_labels(source: Opened, targets: Any) -> Any:
     if targets is None:
         if source.labels is None or source.rows is None:
             return source.labels
@@ -970,7 +1008,7 @@ def _given_labels(source: Source, targets: Any) -> Any:
     return targets
 
 
-def _label_refusal(values: Any, wants_classes: bool | None, source: Source) -> InputError | None:
+def _label_refusal(values: Any, wants_classes: bool | None, source: Opened) -> InputError | None:
     try:
         resolve_labels(values, wants_classes, source.names)
     except InputError as error:
@@ -993,7 +1031,7 @@ class _Reading:
 
 
 def _read_all(
-    source: Source, views: Views, memory_budget: int | None, folder: Path | None, need_labels: bool
+    source: Opened, views: Views, memory_budget: int | None, folder: Path | None, need_labels: bool
 ) -> _Reading:
     reason = _why_not_held(source, views)
     arrays: list[SharedArray] = []
@@ -1016,7 +1054,7 @@ def _read_all(
     return _Reading(labels=labels, notes=(note,))
 
 
-def _why_not_held(source: Source, views: Views) -> str:
+def _why_not_held(source: Opened, views: Views) -> str:
     if any(varies(lambda at=index: source.read(at)[0]) for index in source.probes):  # type: ignore[misc]
         return (
             "the dataset is random by itself and has no transform to divide (its randomness is "
@@ -1060,7 +1098,7 @@ def _allocate(
 
 
 def _fill(
-    source: Source,
+    source: Opened,
     stored: Sequence[tuple[tuple[Step, ...], Kind]],
     arrays: Sequence[SharedArray],
     need_labels: bool,
@@ -1114,7 +1152,7 @@ def _feature_notes(arrays: Sequence[SharedArray]) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def _assemble(source: Source, views: Views, labels: Labels, reading: _Reading) -> Prepared:
+def _assemble(source: Opened, views: Views, labels: Labels, reading: _Reading) -> Prepared:
     target_array = SharedArray(ArraySpec(labels.targets.shape, str(labels.targets.dtype)))
     target_array.writable()[...] = labels.targets
     shared = (target_array, *reading.arrays)
@@ -1137,6 +1175,10 @@ def _assemble(source: Source, views: Views, labels: Labels, reading: _Reading) -
         views.sample_shape,
         handle,
         shared,
+        (
+            OneByOne(source, views.train.pipeline, labels.targets),
+            OneByOne(source, views.eval.pipeline, labels.targets),
+        ),
     )
     return _audited(source, views, labels, prepared)
 
@@ -1146,7 +1188,7 @@ def _travelling(view: View, held: bool) -> View:
     return replace(view, prefix=(), pipeline=()) if held else replace(view, prefix=(), steps=())
 
 
-def _audited(source: Source, views: Views, labels: Labels, prepared: Prepared) -> Prepared:
+def _audited(source: Opened, views: Views, labels: Labels, prepared: Prepared) -> Prepared:
     """Read a few samples of the eval view in both ways; what differs is not held.
 
     The user's own steps are the reference, so that a change in torchvision can cost speed but
@@ -1167,7 +1209,7 @@ def _audited(source: Source, views: Views, labels: Labels, prepared: Prepared) -
 
 
 def _fingerprint(
-    handle: DataHandle, shared: Sequence[SharedArray], labels: Labels, source: Source
+    handle: DataHandle, shared: Sequence[SharedArray], labels: Labels, source: Opened
 ) -> str:
     digest = hashlib.sha256(repr((handle.specs, labels.classes, handle.slots)).encode())
     for array in shared:

@@ -6,7 +6,7 @@ import queue
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
+from asynckfold.engines.limits import allowed_cores
 from asynckfold.engines.machine import Machine, resolve_n_jobs
 from asynckfold.engines.process import ProcessEngine, preloads
 from asynckfold.engines.serial import SerialEngine
@@ -29,7 +30,7 @@ from asynckfold.errors import (
 )
 from asynckfold.folds import Fold, make_folds
 from asynckfold.messages import Facts
-from asynckfold.placement import Placement
+from asynckfold.placement import Load, Placement
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.progress import Display
 from asynckfold.recipe import Recipe, named_lr_schedules, named_models, sending_problems
@@ -231,7 +232,8 @@ class AsyncKFold:
         with Display(self.verbose) as display, _held(self.root_dir, self.resume) as store:
             for note in notes:
                 display.note(note)
-            call = _Call(self, recipe, params, store, display, started, tuple(notes))
+            machine = Machine(self.devices)
+            call = _Call(self, recipe, params, store, display, machine, started, tuple(notes))
             call.run()
             results = load_results(store, self._error_value())
         self._judge(results)
@@ -254,9 +256,10 @@ class AsyncKFold:
             Who would be held out when.
         """
         recipe, params, _ = self._recipe(models, schedulers, opt_fn, trainer_params)
-        with self._prepared() as data:
+        machine = Machine(self.devices)
+        with self._prepared(machine) as data:
             folds = self._folds(data)
-            return self._draft(recipe, params, data, folds, self._machine()), folds
+            return self._draft(recipe, params, data, folds, machine), folds
 
     def _setting_problems(self) -> Iterator[Problem]:
         for name in ("batch_size", "threads_per_job", "n_repeats"):
@@ -281,10 +284,11 @@ class AsyncKFold:
                     repr(value),
                     nearest(str(value), filter(None, valid)).strip() or "See its documentation.",
                 )
-        if not callable(self.criterion):
+        criterion: Any = self.criterion
+        if not callable(criterion):
             yield Problem(
                 "criterion must be callable",
-                repr(self.criterion)[:80],
+                repr(criterion)[:80],
                 "Pass for instance torch.nn.CrossEntropyLoss().",
             )
         elif isinstance(self.criterion, type):
@@ -302,8 +306,7 @@ class AsyncKFold:
         yield from self._core_problems()
 
     def _core_problems(self) -> Iterator[Problem]:
-        machine = Machine()
-        cores = len(machine.cores)
+        cores = len(allowed_cores())
         try:
             resolve_n_jobs(self.n_jobs, cores)
         except InputError as error:
@@ -355,7 +358,7 @@ class AsyncKFold:
         return Recipe(named, lr_schedules, opt_fn, self.criterion, self.preprocess), params, notes
 
     @contextmanager
-    def _prepared(self) -> Iterator[Prepared]:
+    def _prepared(self, machine: Machine) -> Iterator[Prepared]:
         from asynckfold.data import prepare
 
         data = prepare(
@@ -364,7 +367,7 @@ class AsyncKFold:
             eval_transform=self.eval_transform,
             targets=self.targets,
             criterion_wants_classes=_wants_classes(self.criterion),
-            memory_budget=Machine().free_memory // 2,
+            memory_budget=machine.free_memory({}) // 2,
             folder=self.root_dir if self.root_dir.is_dir() else None,
         )
         try:
@@ -384,9 +387,6 @@ class AsyncKFold:
             random_state=self.random_state,
         )
 
-    def _machine(self) -> Machine:
-        return Machine(self.n_jobs, self.devices, self.threads_per_job)
-
     def _draft(
         self,
         recipe: Recipe,
@@ -401,7 +401,7 @@ class AsyncKFold:
             self.batch_size,
             self.threads_per_job,
             self.random_state,
-            "cuda" if machine.gpus() else "cpu",
+            "cuda" if machine.gpus().gpus else "cpu",
             tuple(resolve(self.scoring, data.classification)),
             data.fingerprint,
             folds_fingerprint(folds),
@@ -440,6 +440,7 @@ class _Call:
     params: TrainerParams
     store: RunStore
     display: Display
+    machine: Machine
     started: float
     notes: tuple[str, ...]
 
@@ -447,13 +448,13 @@ class _Call:
         """Prepare, check, sweep, compare."""
         with self._pool() as pool:
             self.display.doing("reading the data")
-            with self.kfold._prepared() as data:
-                kfold = self.kfold
-                folds, machine = kfold._folds(data), kfold._machine()
+            kfold, machine = self.kfold, self.machine
+            with kfold._prepared(machine) as data:
+                folds = kfold._folds(data)
                 inbox: Inbox = queue.SimpleQueue()
                 draft = kfold._draft(self.recipe, self.params, data, folds, machine)
                 bundle = self._bundle(draft, folds, data)
-                make = _Engines(pool, data, machine, inbox)
+                make = _Engines(pool, data, machine, inbox, kfold.n_jobs, kfold.threads_per_job)
                 self.display.doing("checking the candidates")
                 facts = self._preflight(make, bundle)
                 self.store.begin(
@@ -575,6 +576,8 @@ class _Engines:
     data: Prepared
     machine: Machine
     inbox: Inbox
+    n_jobs: int | str
+    threads: int
 
     @contextmanager
     def __call__(self, bundle: Any) -> Iterator[Engine]:
@@ -582,13 +585,18 @@ class _Engines:
         engine: Engine
         if self.pool is None:
             batches = handle.open(handle.fds)
-            engine = SerialEngine(bundle, batches, self.machine, self.inbox.put)
+            engine = SerialEngine(bundle, batches, self.look, self.inbox.put)
         else:
-            engine = ProcessEngine(bundle, handle.fds, self.machine, self.inbox.put, self.pool)
+            engine = ProcessEngine(bundle, handle.fds, self.look, self.inbox.put, self.pool)
         try:
             yield engine
         finally:
             engine.close()
+
+    def look(self, running: Sequence[Placement], own: Mapping[int, tuple[int, ...]]) -> Load:
+        """Read the load for as many jobs as the caller wants."""
+        count = resolve_n_jobs(self.n_jobs, self.machine.max_cores)
+        return self.machine.load(count, running, own, threads=self.threads)
 
     def everything(self, trainer: str, threads: int) -> Placement:
         """A placement on all cores."""
@@ -729,13 +737,7 @@ def _joined(parts: list[Facts]) -> Facts:
 
 
 def _about(machine: Machine) -> dict[str, Any]:
-    import platform
-    from importlib import metadata
-
-    packages = ("asynckfold", "torch", "torchvision", "scikit-learn", "numpy", "joblib", "psutil")
-    found = {name: metadata.version(name) for name in packages}
     return {
-        "versions": {"python": platform.python_version(), **found},
         "machine": machine.describe(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
     }

@@ -38,7 +38,7 @@ class Load:
     gpus : tuple of Gpu
         GPUs this run may use.
     use : tuple of float
-        Use of each of `cores` by everyone, 0 to 1; empty when unknown.
+        Use of each core of the affinity mask by everyone, 0 to 1; empty when unknown.
     own : float
         Cores' worth of use by this run.
     """

@@ -107,7 +107,7 @@ def _trained(outputs: Outputs, classification: bool) -> Any:
         classes_ = np.arange(outputs.shape[1] if outputs.ndim > 1 else 0)
 
         def predict(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-            return outputs[rows].argmax(axis=1)
+            return np.asarray(outputs[rows].argmax(axis=1), np.int64)
 
         def predict_proba(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
             from scipy.special import softmax

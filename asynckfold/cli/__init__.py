@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,6 @@ from asynckfold.cli.tell import (
     partial_report,
     plan_table,
     tell_results,
-    versions,
 )
 from asynckfold.errors import (
     AllJobsFailedError,
@@ -100,7 +100,7 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     found, folds = kfold.plan(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
     from asynckfold.engines.machine import Machine
 
-    machine = Machine(kfold.n_jobs, kfold.devices, kfold.threads_per_job)
+    machine = Machine(kfold.devices)
     sizes = [(len(fold.train), len(fold.valid)) for fold in folds]
     out.data(
         {
@@ -116,8 +116,8 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
         }
     )
     out.say(plan_table(found, sizes))
-    slots = len(machine.cores) // found.threads_per_job
-    where = f"{len(machine.gpus())} GPUs" if found.device == "cuda" else f"{slots} at a time"
+    slots = machine.max_cores // found.threads_per_job
+    where = f"{len(machine.gpus().gpus)} GPUs" if found.device == "cuda" else f"{slots} at a time"
     out.say(
         f"{len(found.jobs)} jobs on {found.device}, {where} on cores "
         f"{', '.join(map(str, machine.cores))}, {found.threads_per_job} thread(s) each; "
@@ -132,10 +132,10 @@ def resume(parsed: argparse.Namespace, out: Output) -> int:
     root = Path(parsed.directory)
     with RunStore.read(root) as store:
         stored = store.about.get("cli")
-    known = isinstance(stored, list) and all(isinstance(word, str) for word in stored)
-    again = make_parser().parse_args(stored if known else ["run"])
-    if not known or names_code(again):
-        shown = shlex.join(["asynckfold", *stored]) if known else "the script that started it"
+    words = [str(word) for word in stored] if isinstance(stored, list) else []
+    again = make_parser().parse_args(words) if words else None
+    if again is None or names_code(again):
+        shown = shlex.join(["asynckfold", *words]) if words else "the script that started it"
         refuse(
             [
                 Problem(
@@ -146,7 +146,8 @@ def resume(parsed: argparse.Namespace, out: Output) -> int:
                 )
             ]
         )
-    again.root, again.line = str(root), stored
+        return 2
+    again.root, again.line = str(root), words
     again.json, again.verbose, again.quiet = parsed.json, parsed.verbose, parsed.quiet
     return run(again, out)
 
@@ -155,24 +156,23 @@ def status(parsed: argparse.Namespace, out: Output) -> int:
     """Say how far a run is."""
     with RunStore.read(parsed.directory) as store:
         counts = store.counts()
-        found = {**counts, "fingerprint": store.fingerprint(), "holder": store.holder()}
+        fingerprint, holder = store.fingerprint(), store.holder()
         running = [
             (item, store.epochs(item.job_id)) for item in store.attempts() if item.outcome is None
         ]
         total = store.plan.params.epochs
-    out.data(found)
+    out.data({**counts, "fingerprint": fingerprint, "holder": holder})
     out.say(
         f"{counts['planned']} planned = {counts['done']} done + {counts['failed']} failed + "
         f"{counts['diverged']} diverged + {counts['cancelled']} cancelled + "
         f"{counts['pending']} pending ({counts['running']} of them running)"
     )
-    holder = found["holder"]
     if holder:
         out.say(f"held by process {holder.get('pid')} on {holder.get('host')}")
         for attempt, epochs in running:
             where = attempt.device if attempt.device != "cpu" else f"cores {attempt.cores}"
             out.say(f"  {attempt.job_id}: epoch {len(epochs)}/{total} done, {where}")
-    out.say(f"fingerprint {found['fingerprint']}")
+    out.say(f"fingerprint {fingerprint}")
     return 0
 
 
@@ -189,15 +189,18 @@ def report(parsed: argparse.Namespace, out: Output) -> int:
 
 def doctor(parsed: argparse.Namespace, out: Output) -> int:
     """Say what this machine offers."""
-    from asynckfold.engines.machine import Machine
+    from asynckfold.engines.machine import WINDOW_SECONDS, Machine
 
     machine = Machine()
-    found = {"machine": machine.describe(), "versions": dict(versions())}
+    time.sleep(2 * WINDOW_SECONDS)
+    machine.sample()
+    found = machine.describe()
     out.data(found)
-    for title, section in found.items():
-        table = Table(title=title, title_justify="left", show_header=False, box=None)
-        for key, value in flat(section):
-            table.add_row(Text(key, style="dim"), Text(str(value)))
+    for key, value in found.items():
+        section = value if isinstance(value, dict) else {"": value}
+        table = Table(title=key, title_justify="left", show_header=False, box=None)
+        for name, entry in flat(section):
+            table.add_row(Text(name, style="dim"), Text(str(entry)))
         out.say(table)
     return 0
 

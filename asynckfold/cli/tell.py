@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -173,24 +172,6 @@ def plan_table(found: Plan, sizes: Sequence[tuple[int, int]]) -> Table:
 def _range(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low}-{high}"
-
-
-def versions() -> Iterator[tuple[str, str]]:
-    """Yield (package, version) without importing any of them."""
-    for name in (
-        "asynckfold",
-        "torch",
-        "torchvision",
-        "scikit-learn",
-        "numpy",
-        "joblib",
-        "psutil",
-        "nvidia-ml-py",
-    ):
-        try:
-            yield name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            yield name, "not installed"
 
 
 def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,6 +11,9 @@ from asynckfold.messages import News, Task
 from asynckfold.placement import Load, Placement
 
 Tell = Callable[[News], None]
+
+Look = Callable[[Sequence[Placement], Mapping[int, tuple[int, ...]]], Load]
+"""(what runs, own processes and the cores that each is pinned to) → the load."""
 
 
 @dataclass(frozen=True)

@@ -632,7 +632,8 @@ class Machine:
             for gpu in self.gpus().gpus
         )
         memory = max(0, self.free_memory(own or {}) - reserve_memory)
-        return Load(tuple(sorted(chosen)), idle, memory, gpus)
+        _, mine, use = self.usage()
+        return Load(tuple(sorted(chosen)), idle, memory, gpus, use, mine)
 
     def _choose(self, count: int, running: Sequence[Placement]) -> frozenset[int]:
         """The cores of running jobs, then the idlest, up to `count`."""

@@ -10,8 +10,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from asynckfold.engines import pool as pools
-from asynckfold.engines.engine import Answer, Tell
-from asynckfold.engines.machine import Machine
+from asynckfold.engines.engine import Answer, Look, Tell
 from asynckfold.messages import Task
 from asynckfold.placement import Load, Placement
 from asynckfold.recipe import pack
@@ -29,8 +28,8 @@ class ProcessEngine:
         The sweep; packed once, by value.
     descriptors : sequence of int
         Of the shared arrays, passed to every worker beside the bundle.
-    machine : Machine
-        For the load.
+    look : callable
+        Reads the load.
     tell : callable
         Receives the news, from another thread.
     pool : WorkerPool
@@ -41,14 +40,14 @@ class ProcessEngine:
         self,
         bundle: Bundle,
         descriptors: Sequence[int],
-        machine: Machine,
+        look: Look,
         tell: Tell,
         pool: pools.WorkerPool,
     ) -> None:
         self._key = os.urandom(8).hex()
         self._packed = _anonymous_file(pack(bundle))
         self._descriptors = [self._packed, *descriptors]
-        self._machine = machine
+        self._look = look
         self._tell = tell
         self._pool = pool
         self._running: dict[Future[Answer], tuple[pools.Worker, Placement]] = {}
@@ -60,8 +59,8 @@ class ProcessEngine:
             worker.pid: () for worker in self._pool.workers if worker.pid
         }
         own |= {worker.pid: placed.cores for worker, placed in self._running.values() if worker.pid}
-        own |= {self._pool.server_pid: (), os.getpid(): ()}
-        return self._machine.load(running, own)
+        own[self._pool.server_pid] = ()
+        return self._look(running, own)
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Send the placement to an idle worker, starting one if there is none."""

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from asynckfold.engines.engine import Answer, Tell
-from asynckfold.engines.machine import Machine
+from asynckfold.engines.engine import Answer, Look, Tell
 from asynckfold.errors import StorageError
 from asynckfold.messages import Task
 from asynckfold.placement import Load, Placement
@@ -31,21 +30,21 @@ class SerialEngine:
         The sweep.
     data : Batches
         The samples.
-    machine : Machine
-        For the load.
+    look : callable
+        Reads the load.
     tell : callable
         Receives the news.
     """
 
-    def __init__(self, bundle: Bundle, data: Batches, machine: Machine, tell: Tell) -> None:
+    def __init__(self, bundle: Bundle, data: Batches, look: Look, tell: Tell) -> None:
         self._bundle = bundle
         self._data = data
-        self._machine = machine
+        self._look = look
         self._tell = tell
 
     def load(self, running: Sequence[Placement]) -> Load:
         """Return the machine's load."""
-        return self._machine.load(running)
+        return self._look(running, {})
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Run the placement now; the future is done when this returns."""

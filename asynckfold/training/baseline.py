@@ -103,7 +103,7 @@ class _Loop:
             return loss
 
         if isinstance(self.optimizer, torch.optim.LBFGS):
-            return float(self.optimizer.step(backward))  # type: ignore[arg-type]
+            return float(self.optimizer.step(backward))  # type: ignore[no-untyped-call]
         loss = backward()
         self.optimizer.step()
         return loss.item()

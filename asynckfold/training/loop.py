@@ -300,7 +300,7 @@ def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tenso
 
     if isinstance(training.optimizer, torch.optim.LBFGS):
         # The only one of torch.optim that evaluates the loss more than once a step.
-        return torch.as_tensor(training.optimizer.step(backward)).detach()  # type: ignore[arg-type]
+        return torch.as_tensor(training.optimizer.step(backward)).detach()  # type: ignore[no-untyped-call]
     loss = backward()
     training.optimizer.step()
     return loss.detach()

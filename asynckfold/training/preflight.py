@@ -212,11 +212,11 @@ def _describe(criterion: Any) -> str:
 
 def _bytes(dry: _DryRun) -> int:
     """Parameters and gradients, optimizer state, and some room for activations."""
-    weights = sum(tensor.nbytes for tensor in dry.model.state_dict().values())
-    state = sum(
+    weights: int = sum(tensor.nbytes for tensor in dry.model.state_dict().values())
+    state: int = sum(
         value.nbytes
         for entry in dry.optimizer.state.values()
         for value in entry.values()
         if isinstance(value, torch.Tensor)
     )
-    return 2 * weights + state + 64 * dry.inputs.nbytes
+    return 2 * weights + state + 64 * int(dry.inputs.nbytes)

@@ -33,7 +33,7 @@ def state() -> dict[str, Any]:
         "numpy": np.random.get_state(legacy=True),  # noqa: NPY002
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["cuda"] = torch.cuda.get_rng_state()
     return found
 
