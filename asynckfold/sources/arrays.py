@@ -153,7 +153,7 @@ def _table(
     rows = np.ascontiguousarray(samples, dtype=np.float32)
     return Source(
         name,
-        TableRows(rows, targets),
+        TableRows(rows, targets, classes),
         classes,
         (rows.shape[1],),
         TABLE,
@@ -172,5 +172,5 @@ def _images(
     if samples.ndim == 4 and samples.shape[3] == 1:
         samples = samples[..., 0]
     channels = 1 if samples.ndim == 3 else 3
-    dataset = ImageArrays(np.ascontiguousarray(samples), targets)
+    dataset = ImageArrays(np.ascontiguousarray(samples), targets, classes=classes)
     return Source(name, dataset, classes, (channels, *samples.shape[1:3]), IMAGE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ class ImageArrays(Dataset[tuple[Any, int]]):
         Class indices.
     transform : callable, optional
         PIL image to sample.
+    classes : sequence of str
+        Class names by index, if they have any.
     """
 
     def __init__(
@@ -30,10 +32,12 @@ class ImageArrays(Dataset[tuple[Any, int]]):
         data: npt.NDArray[np.uint8],
         targets: npt.NDArray[np.int64],
         transform: Callable[[Any], Any] | None = None,
+        classes: Sequence[str] = (),
     ) -> None:
         self.data = data
         self.targets = targets
         self.transform = transform
+        self.classes = tuple(classes)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -54,10 +58,18 @@ class TableRows(TensorDataset):
         The rows.
     targets : ndarray of int64, shape (n,)
         Class indices.
+    classes : sequence of str
+        Class names by index.
     """
 
-    def __init__(self, features: npt.NDArray[np.float32], targets: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        features: npt.NDArray[np.float32],
+        targets: npt.NDArray[np.int64],
+        classes: Sequence[str],
+    ) -> None:
         super().__init__(torch.from_numpy(features), torch.from_numpy(targets))
+        self.classes = tuple(classes)
 
     @property
     def targets(self) -> torch.Tensor:
@@ -76,6 +88,8 @@ class Selection(Subset[Any]):
         Which samples.
     targets : ndarray of int64, shape (n,)
         Class indices of these samples.
+    classes : sequence of str
+        Class names by index.
     """
 
     def __init__(
@@ -83,6 +97,8 @@ class Selection(Subset[Any]):
         dataset: Dataset[Any],
         indices: npt.NDArray[np.int64],
         targets: npt.NDArray[np.int64],
+        classes: Sequence[str],
     ) -> None:
         super().__init__(dataset, indices.tolist())
         self.targets = targets
+        self.classes = tuple(classes)

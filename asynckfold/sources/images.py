@@ -37,8 +37,8 @@ def digits() -> Source:
 
     bunch = load_digits()
     images = np.rint(bunch.images * 255 / 16).astype(np.uint8)
-    dataset = ImageArrays(images, bunch.target.astype(np.int64))
     classes = tuple(str(name) for name in bunch.target_names)
+    dataset = ImageArrays(images, bunch.target.astype(np.int64), classes=classes)
     return Source("digits", dataset, classes, (1, 8, 8), IMAGE)
 
 
@@ -60,11 +60,13 @@ def torchvision_source(name: str, data_root: Path, download: bool) -> Source:
     except (OSError, ValueError, KeyError, EOFError, AssertionError) as error:
         raise InputError([_damaged(name, data_root, error)]) from error
     cifar = name == "cifar10"
+    # "7 - seven" is too long for a table's head.
+    dataset.classes = [str(label).split(" - ")[0] for label in dataset.classes]
     height, width = dataset.data.shape[1:3]
     return Source(
         name,
         dataset,
-        tuple(str(label).split(" - ")[0] for label in dataset.classes),
+        tuple(dataset.classes),
         (3 if cifar else 1, height, width),
         IMAGE,
         notes=(f"the training part of {name}: {len(dataset)} images",),

@@ -27,7 +27,8 @@ class Source:
         What the caller asked for: ``"digits"``, ``"csv:glass.csv"``.
     dataset : torch Dataset
         Map-style; sample *i* is (x, class index). x is a PIL image, or a float32 row of a table.
-        ``dataset.targets`` tells all class indices without reading a sample.
+        ``dataset.targets`` and ``dataset.classes`` tell all class indices and names without reading
+        a sample.
     classes : tuple of str
         Class names by index.
     sample_shape : tuple of int
@@ -104,7 +105,7 @@ def limited(source: Source, limit: int, random_state: int) -> Source:
     note = f"{limit} of {total} samples, classes balanced, drawn with seed {random_state}"
     return replace(
         source,
-        dataset=Selection(source.dataset, chosen, source.targets[chosen]),
+        dataset=Selection(source.dataset, chosen, source.targets[chosen], source.classes),
         notes=(*source.notes, note),
     )
 

@@ -412,7 +412,7 @@ def _source(
     more = (f"{encoded} {columns} of names one-hot encoded",) if encoded else ()
     return Source(
         name,
-        TableRows(np.ascontiguousarray(rows), targets),
+        TableRows(np.ascontiguousarray(rows), targets, classes),
         classes,
         (rows.shape[1],),
         TABLE,

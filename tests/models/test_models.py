@@ -73,9 +73,7 @@ def test_an_image_model_takes_channels_last(name: str) -> None:
     torch.manual_seed(0)
     model, images = make().eval(), torch.rand(2, channels, 32, 32)
     plain = model(images)
-    last = model.to(memory_format=torch.channels_last)(
-        images.to(memory_format=torch.channels_last)
-    )
+    last = model.to(memory_format=torch.channels_last)(images.to(memory_format=torch.channels_last))
     torch.testing.assert_close(last, plain, rtol=1e-4, atol=1e-5)
 
 

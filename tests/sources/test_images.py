@@ -56,7 +56,7 @@ def test_digits_are_grey_images_scaled_to_255(digits: Source) -> None:
     assert np.asarray(image).tolist() == expected
     assert target == load_digits().target[5]
     assert digits.targets.tolist() == load_digits().target.tolist()
-    assert digits.classes == tuple("0123456789")
+    assert digits.classes == digits.dataset.classes == tuple("0123456789")
     assert (digits.kind, digits.sample_shape) == ("image", (1, 8, 8))
 
 
@@ -156,7 +156,7 @@ def test_mnist_from_its_four_files(mnist_root: Path) -> None:
     image, target = source.dataset[13]
     assert (image.mode, image.size, target) == ("L", (28, 28), 3)
     assert np.asarray(image).max() == 13
-    assert source.classes == tuple("0123456789")
+    assert source.classes == tuple(source.dataset.classes) == tuple("0123456789")
     assert source.sample_shape == (1, 28, 28)
     assert source.targets.tolist() == [index % 10 for index in range(20)]
     assert source.notes == ("the training part of mnist: 20 images",)

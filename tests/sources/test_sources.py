@@ -105,6 +105,7 @@ def test_a_limit_leaves_a_balanced_part_that_a_seed_decides() -> None:
 def test_a_limited_sample_keeps_its_class() -> None:
     source = load_source("digits", limit=30)
     assert [source.dataset[index][1] for index in range(30)] == source.targets.tolist()
+    assert source.dataset.classes == source.classes  # type: ignore[attr-defined]
 
 
 def test_a_limit_above_the_number_of_samples_changes_nothing() -> None:

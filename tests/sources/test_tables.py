@@ -40,7 +40,7 @@ def test_a_table_without_a_header(load: Load) -> None:
     source = load(PLAIN)
     assert rows(source) == [[1.5, 2], [2.5, 4], [3.5, 6], [4.5, 8]]
     assert source.targets.tolist() == [0, 1, 0, 1]
-    assert source.classes == ("a", "b")
+    assert source.classes == source.dataset.classes == ("a", "b")
     assert source.sample_shape == (2,)
     assert source.features == ("column 0", "column 1")
     assert (source.kind, source.standardize) == ("table", True)
