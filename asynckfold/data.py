@@ -41,6 +41,7 @@ from asynckfold.transforms import (
     Trace,
     View,
     apply,
+    copied,
     describe,
     divide,
     flatten,
@@ -270,7 +271,7 @@ class _Pairs:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return copy.copy(self.samples[index]), self.labels[index]
+        return copied(self.samples[index]), self.labels[index]
 
 
 def _identity(sample: Any) -> Any:
@@ -371,6 +372,8 @@ def open_source(dataset: Any) -> Source:
         below = np.asarray(dataset.indices, dtype=np.int64)
         rows = below if rows is None else below[rows]
         dataset = dataset.dataset
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+        return _sized(replace(_open_arrays(dataset.tensors), rows=rows))
     refuse(_style_problems(dataset))
     names = getattr(dataset, "classes", ())
     plain = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
@@ -489,12 +492,8 @@ def _with_whole_arrays(source: Source) -> Source:
     at = {
         index: index if source.rows is None else int(source.rows[index]) for index in source.probes
     }
-    samples, labels = None, None
-    if type(base) is TensorDataset and len(base.tensors) == 2:
-        samples, labels = to_array(base.tensors[0]), base.tensors[1]
-    else:
-        samples = _stored_images(getattr(base, "data", None), len(base))
-        labels = _sequence(getattr(base, "targets", None), len(base))
+    samples = _stored_images(getattr(base, "data", None), len(base))
+    labels = _sequence(getattr(base, "targets", None), len(base))
     if samples is not None and not all(
         np.array_equal(to_array(x), samples[at[index]]) for index, x, _ in pairs
     ):
@@ -1076,7 +1075,7 @@ def _fill(
         sample, label = source.read(index)
         labels.append(label)
         for (prefix, kind), output in zip(stored, outputs, strict=True):
-            given = sample if len(stored) == 1 else copy.deepcopy(sample)
+            given = sample if len(stored) == 1 else copied(sample)
             array = _transformed(prefix, given, index)
             if array.shape != kind.shape or array.dtype != output.dtype:
                 found = f"sample {index} is {array.dtype} {array.shape}"

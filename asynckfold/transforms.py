@@ -251,6 +251,14 @@ def to_array(sample: Any) -> npt.NDArray[Any]:
     return array
 
 
+def copied(sample: Any) -> Any:
+    """Return a copy that shares nothing with the sample."""
+    if isinstance(sample, Tensor):
+        # deepcopy would copy the whole array of which the sample is a row.
+        return sample.clone()
+    return sample.copy() if isinstance(sample, np.ndarray) else copy.deepcopy(sample)
+
+
 def same_sample(one: Any, other: Any) -> bool:
     """Tell whether two samples are of one kind and equal to the bit (NaN equals NaN)."""
     kind = kind_of(one)
@@ -338,7 +346,7 @@ def is_random(step: Step, samples: Sequence[Any] = ()) -> bool:
 
 
 def _try(step: Step, sample: Any) -> Any:
-    return step(copy.deepcopy(sample))
+    return step(copied(sample))
 
 
 def _is_range(setting: Any) -> bool:
@@ -719,7 +727,7 @@ def trace(steps: Sequence[Step], samples: Sequence[Any]) -> Trace:
     InputError
         A step raised; it is named.
     """
-    values = [copy.deepcopy(sample) for sample in samples]
+    values = [copied(sample) for sample in samples]
     flags, kinds = [], [_common_kind(values)]
     for step in steps:
         try:
