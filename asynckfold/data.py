@@ -24,6 +24,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -474,7 +475,7 @@ def _reads_alike(source: Source, bare: Source, steps: Sequence[Step]) -> bool:
             theirs, their_label = source.read(index)
             alike = same_sample(ours, theirs) or (
                 # A transform with a generator of its own never gives the same sample twice.
-                kind_of(ours) == kind_of(theirs) and any(is_random(s, [sample]) for s in steps[:1])
+                kind_of(ours) == kind_of(theirs) and is_random(partial(apply, steps), [sample])
             )
             if not alike or not _same_label(label, their_label):
                 return False
@@ -542,7 +543,7 @@ def make_views(source: Source, train_transform: Any, eval_transform: Any) -> Vie
     given_eval = flatten(eval_transform)
     train_steps = flatten(train_transform) if train_transform is not None else own or given_eval
     train_trace = trace(train_steps, samples)
-    notes: list[str] = []
+    notes = _repeat_notes(source, train_steps)
     problems = _sample_problems("training", train_trace)
     if eval_transform is not None:
         eval_steps, eval_trace = given_eval, trace(given_eval, samples)
@@ -564,6 +565,20 @@ def make_views(source: Source, train_transform: Any, eval_transform: Any) -> Vie
         tuple(notes),
         tuple(problems),
     )
+
+
+def _repeat_notes(source: Source, steps: Sequence[Step]) -> list[str]:
+    for index in source.probes:
+        results = []
+        for _ in range(2):
+            with seeded(0):
+                results.append(apply(steps, copied(source.read(index)[0])))
+        if not same_sample(*results):
+            return [
+                "the training view draws from a generator that is not the global one of random, "
+                "NumPy or torch: it cannot be seeded, and results differ from run to run"
+            ]
+    return []
 
 
 def _sample_problems(view: str, traced: Trace) -> list[Problem]:

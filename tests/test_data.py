@@ -307,6 +307,24 @@ def test_a_dataset_that_is_random_by_itself_is_seeded_by_sample() -> None:
     assert not torch.equal(batches.train(rows, 0, 0)[0], batches.train(rows, 0, 1)[0])
 
 
+class OwnGenerator:
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, image: Any) -> Any:
+        return image + self.rng.random()
+
+
+def test_randomness_that_cannot_be_seeded_is_said_and_kept_from_the_eval_view() -> None:
+    dataset = Images(v1.Compose([v1.ToTensor(), OwnGenerator()]))
+    prepared = prepare(dataset)
+    assert any("cannot be seeded" in note for note in prepared.notes)
+    expected = v1.ToTensor()(Images()[3][0])
+    assert torch.equal(opened(prepared).eval(np.array([3]))[0][0], expected)
+    quiet = prepare(Images(v1.Compose([*AUGMENT, *SCALE])))
+    assert not any("cannot be seeded" in note for note in quiet.notes)
+
+
 # ---- sharing ----
 
 WORKER = """
