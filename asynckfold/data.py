@@ -24,6 +24,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,6 +42,7 @@ from asynckfold.transforms import (
     Trace,
     View,
     apply,
+    copied,
     describe,
     divide,
     flatten,
@@ -270,7 +272,7 @@ class _Pairs:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return copy.copy(self.samples[index]), self.labels[index]
+        return copied(self.samples[index]), self.labels[index]
 
 
 def _identity(sample: Any) -> Any:
@@ -371,6 +373,8 @@ def open_source(dataset: Any) -> Opened:
         below = np.asarray(dataset.indices, dtype=np.int64)
         rows = below if rows is None else below[rows]
         dataset = dataset.dataset
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+        return _sized(replace(_open_arrays(dataset.tensors), rows=rows))
     refuse(_style_problems(dataset))
     names = getattr(dataset, "classes", ())
     plain = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
@@ -471,7 +475,7 @@ def _reads_alike(source: Opened, bare: Opened, steps: Sequence[Step]) -> bool:
             theirs, their_label = source.read(index)
             alike = same_sample(ours, theirs) or (
                 # A transform with a generator of its own never gives the same sample twice.
-                kind_of(ours) == kind_of(theirs) and any(is_random(s, [sample]) for s in steps[:1])
+                kind_of(ours) == kind_of(theirs) and is_random(partial(apply, steps), [sample])
             )
             if not alike or not _same_label(label, their_label):
                 return False
@@ -489,12 +493,8 @@ def _with_whole_arrays(source: Opened) -> Opened:
     at = {
         index: index if source.rows is None else int(source.rows[index]) for index in source.probes
     }
-    samples, labels = None, None
-    if isinstance(base, TensorDataset) and len(base.tensors) == 2:
-        samples, labels = to_array(base.tensors[0]), base.tensors[1]
-    else:
-        samples = _stored_images(getattr(base, "data", None), len(base))
-        labels = _sequence(getattr(base, "targets", None), len(base))
+    samples = _stored_images(getattr(base, "data", None), len(base))
+    labels = _sequence(getattr(base, "targets", None), len(base))
     if samples is not None and not all(
         np.array_equal(to_array(x), samples[at[index]]) for index, x, _ in pairs
     ):
@@ -543,7 +543,7 @@ def make_views(source: Opened, train_transform: Any, eval_transform: Any) -> Vie
     given_eval = flatten(eval_transform)
     train_steps = flatten(train_transform) if train_transform is not None else own or given_eval
     train_trace = trace(train_steps, samples)
-    notes: list[str] = []
+    notes = _repeat_notes(source, train_steps)
     problems = _sample_problems("training", train_trace)
     if eval_transform is not None:
         eval_steps, eval_trace = given_eval, trace(given_eval, samples)
@@ -565,6 +565,20 @@ def make_views(source: Opened, train_transform: Any, eval_transform: Any) -> Vie
         tuple(notes),
         tuple(problems),
     )
+
+
+def _repeat_notes(source: Opened, steps: Sequence[Step]) -> list[str]:
+    for index in source.probes:
+        results = []
+        for _ in range(2):
+            with seeded(0):
+                results.append(apply(steps, copied(source.read(index)[0])))
+        if not same_sample(*results):
+            return [
+                "the training view draws from a generator that is not the global one of random, "
+                "NumPy or torch: it cannot be seeded, and results differ from run to run"
+            ]
+    return []
 
 
 def _sample_problems(view: str, traced: Trace) -> list[Problem]:
@@ -1114,7 +1128,7 @@ def _fill(
         sample, label = source.read(index)
         labels.append(label)
         for (prefix, kind), output in zip(stored, outputs, strict=True):
-            given = sample if len(stored) == 1 else copy.deepcopy(sample)
+            given = sample if len(stored) == 1 else copied(sample)
             array = _transformed(prefix, given, index)
             if array.shape != kind.shape or array.dtype != output.dtype:
                 found = f"sample {index} is {array.dtype} {array.shape}"

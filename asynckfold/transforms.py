@@ -33,6 +33,8 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
+from asynckfold.errors import InputError, Problem
+
 Step = Callable[[Any], Any]
 
 _WORD = (1 << 64) - 1
@@ -249,6 +251,14 @@ def to_array(sample: Any) -> npt.NDArray[Any]:
     return array
 
 
+def copied(sample: Any) -> Any:
+    """Return a copy that shares nothing with the sample."""
+    if isinstance(sample, Tensor):
+        # deepcopy would copy the whole array of which the sample is a row.
+        return sample.clone()
+    return sample.copy() if isinstance(sample, np.ndarray) else copy.deepcopy(sample)
+
+
 def same_sample(one: Any, other: Any) -> bool:
     """Tell whether two samples are of one kind and equal to the bit (NaN equals NaN)."""
     kind = kind_of(one)
@@ -336,7 +346,7 @@ def is_random(step: Step, samples: Sequence[Any] = ()) -> bool:
 
 
 def _try(step: Step, sample: Any) -> Any:
-    return step(copy.deepcopy(sample))
+    return step(copied(sample))
 
 
 def _is_range(setting: Any) -> bool:
@@ -606,7 +616,8 @@ def _batched_normalize(step: Any, kind: Kind) -> BatchStep | None:
     if kind.form != "tensor" or not kind.dtype.startswith("float") or len(kind.shape) != 3:
         return None
     mean, std = (tuple(np.ravel(values).tolist()) for values in (step.mean, step.std))
-    return Normalize(mean, std)
+    fits = {len(mean), len(std)} <= {1, kind.shape[0]}
+    return Normalize(mean, std) if fits else None
 
 
 def _batched_flip(step: Any, kind: Kind) -> BatchStep | None:
@@ -710,15 +721,31 @@ def trace(steps: Sequence[Step], samples: Sequence[Any]) -> Trace:
         A flattened pipeline.
     samples : sequence
         Some samples as the dataset gives them; they are copied, not changed.
+
+    Raises
+    ------
+    InputError
+        A step raised; it is named.
     """
-    values = [copy.deepcopy(sample) for sample in samples]
+    values = [copied(sample) for sample in samples]
     flags, kinds = [], [_common_kind(values)]
     for step in steps:
-        flags.append(is_random(step, values))
-        with seeded(0):
-            values = [step(value) for value in values]
+        try:
+            flags.append(is_random(step, values))
+            with seeded(0):
+                values = [step(value) for value in values]
+        except Exception as error:
+            raise InputError([_failing(step, error)]) from error
         kinds.append(_common_kind(values))
     return Trace(tuple(flags), tuple(kinds))
+
+
+def _failing(step: Step, error: Exception) -> Problem:
+    return Problem(
+        f"transform step {step_name(step)} must work on each sample",
+        f"{type(error).__name__}: {error}",
+        "Try the transform on dataset[0].",
+    )
 
 
 def _common_kind(values: Sequence[Any]) -> Kind | None:

@@ -1,0 +1,572 @@
+"""A dataset is read once, equals the user's own reading, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torchvision import transforms as v1
+from torchvision.datasets import FakeData, ImageFolder, VisionDataset
+
+from asynckfold.data import Prepared, prepare, resolve_labels
+from asynckfold.errors import InputError
+
+AUGMENT = [v1.RandomCrop(10, 2), v1.RandomHorizontalFlip()]
+SCALE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
+
+
+class Images(Dataset):  # type: ignore[type-arg]
+    """Pictures in memory, as torchvision's datasets hold them."""
+
+    def __init__(self, transform: Any = None, n: int = 20, mixed: bool = False) -> None:
+        rng = np.random.default_rng(0)
+        self.data = rng.integers(0, 256, (n, 10, 10, 3), dtype=np.uint8)
+        self.targets = [index % 4 for index in range(n)]
+        self.transform = transform
+        self.mixed = mixed
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        self.reads += 1
+        image = Image.fromarray(self.data[index])
+        if self.mixed and index % 2:
+            image = image.resize((14, 12))
+        return (self.transform(image) if self.transform else image), self.targets[index]
+
+
+def opened(prepared: Prepared) -> Any:
+    handle = prepared.handle()
+    return handle.open(handle.fds)
+
+
+def test_the_eval_view_equals_the_users_reading_to_the_bit() -> None:
+    dataset = Images(v1.Compose([v1.Resize(7), *SCALE]))
+    rows = np.array([5, 0, 19])
+    inputs, targets = opened(prepare(dataset)).eval(rows)
+    assert torch.equal(inputs, torch.stack([dataset[i][0] for i in rows]))
+    assert targets.tolist() == [1, 0, 3]
+    assert targets.dtype == torch.int64
+
+
+def test_the_eval_view_is_never_augmented() -> None:
+    dataset = Images(v1.Compose([*AUGMENT, *SCALE]))
+    prepared = prepare(dataset)
+    batches = opened(prepared)
+    plain = Images(v1.Compose(SCALE))
+    rows = np.arange(20)
+    expected = torch.stack([plain[i][0] for i in rows])
+    assert torch.equal(batches.eval(rows)[0], expected)
+    assert not torch.equal(batches.train(rows, 0, 0)[0], expected)
+    assert torch.equal(batches.eval(rows)[0], expected)
+    said = [note for note in prepared.notes if "RandomCrop, RandomHorizontalFlip" in note]
+    assert len(said) == 1
+
+
+def test_the_train_view_changes_with_epoch_and_seed_only() -> None:
+    batches = opened(prepare(Images(v1.Compose([*AUGMENT, *SCALE]))))
+    rows = np.arange(20)
+    first = batches.train(rows, 7, 0)[0]
+    assert torch.equal(first, batches.train(rows, 7, 0)[0])
+    assert not torch.equal(first, batches.train(rows, 7, 1)[0])
+    assert not torch.equal(first, batches.train(rows, 8, 0)[0])
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=st.lists(st.integers(0, 19), min_size=1, max_size=8), held=st.booleans())
+def test_a_sample_is_the_same_in_any_batch(rows: list[int], held: bool) -> None:
+    batches = opened(prepare(_augmented(), memory_budget=None if held else 1))
+    together = batches.train(np.array(rows), 3, 1)[0]
+    alone = torch.cat([batches.train(torch.tensor([row]), 3, 1)[0] for row in rows])
+    assert torch.equal(together, alone)
+
+
+def _augmented() -> Images:
+    return Images(v1.Compose([*AUGMENT, v1.ColorJitter(0.3), *SCALE]))
+
+
+def test_both_views_share_one_array_of_bytes() -> None:
+    handle = prepare(Images(v1.Compose([*AUGMENT, *SCALE]))).handle()
+    assert [(spec.shape, spec.dtype) for spec in handle.specs] == [
+        ((20,), "int64"),
+        ((20, 3, 10, 10), "uint8"),
+    ]
+
+
+def test_two_transforms_make_two_views() -> None:
+    train = v1.Compose([v1.RandomResizedCrop(6), v1.ToTensor()])
+    evaluate = v1.Compose([v1.Resize(6), v1.ToTensor()])
+    batches = opened(prepare(Images(), train_transform=train, eval_transform=evaluate))
+    rows = np.arange(4)
+    expected = torch.stack([evaluate(Images()[i][0]) for i in rows])
+    assert torch.equal(batches.eval(rows)[0], expected)
+    assert batches.train(rows, 0, 0)[0].shape == (4, 3, 6, 6)
+    assert not torch.equal(batches.train(rows, 0, 0)[0], expected)
+
+
+def test_a_train_transform_replaces_the_datasets_own() -> None:
+    dataset = Images(v1.Compose(SCALE))
+    batches = opened(prepare(dataset, train_transform=v1.ToTensor()))
+    rows = np.arange(3)
+    plain = torch.stack([v1.ToTensor()(Images()[i][0]) for i in rows])
+    assert torch.equal(batches.train(rows, 0, 0)[0], plain)
+    assert torch.equal(batches.eval(rows)[0], torch.stack([dataset[i][0] for i in rows]))
+
+
+def test_the_users_dataset_and_generators_are_untouched() -> None:
+    dataset = Images(v1.Compose([*AUGMENT, v1.ColorJitter(0.3), *SCALE]))
+    attributes = copy.copy({k: v for k, v in vars(dataset).items() if k != "reads"})
+    random.seed(5)
+    torch.manual_seed(5)
+    before = (random.getstate(), torch.get_rng_state(), np.random.get_state()[1].copy())  # noqa: NPY002
+    opened(prepare(dataset)).train(np.arange(4), 0, 0)
+    after = (random.getstate(), torch.get_rng_state(), np.random.get_state()[1])  # noqa: NPY002
+    assert all(vars(dataset)[name] is value for name, value in attributes.items())
+    assert before[0] == after[0]
+    assert torch.equal(before[1], after[1])
+    assert np.array_equal(before[2], after[2])
+
+
+def test_pixels_that_the_dataset_holds_are_not_read_one_by_one() -> None:
+    dataset = Images(v1.Compose(SCALE), n=5000)
+    prepare(dataset)
+    assert dataset.reads < 500
+
+
+def test_pixels_that_are_not_what_is_read_are_read() -> None:
+    class Inverted(Images):
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            image, label = Image.fromarray(255 - self.data[index]), 3 - self.targets[index]
+            return self.transform(image), label
+
+    dataset = Inverted(v1.Compose(SCALE))
+    inputs, targets = opened(prepare(dataset)).eval(np.arange(4))
+    assert torch.equal(inputs, torch.stack([dataset[i][0] for i in range(4)]))
+    assert targets.tolist() == [3, 2, 1, 0]
+
+
+def test_torchvision_datasets_with_joint_transforms() -> None:
+    dataset = FakeData(12, (3, 10, 10), 3, transform=v1.Compose([*AUGMENT, v1.ToTensor()]))
+    inputs, targets = opened(prepare(dataset)).eval(np.arange(12))
+    plain = FakeData(12, (3, 10, 10), 3, transform=v1.ToTensor())
+    assert torch.equal(inputs, torch.stack([plain[i][0] for i in range(12)]))
+    assert targets.tolist() == [int(plain[i][1]) for i in range(12)]
+
+
+class ByJoint(VisionDataset):
+    """Applies ``transforms`` to sample and label at once."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image = Image.new("RGB", (10, 10), (index * 20, 0, 9))
+        return self.transforms(image, index % 2) if self.transforms else (image, index % 2)
+
+
+def test_the_joint_attribute_of_vision_datasets_is_divided() -> None:
+    dataset = ByJoint(
+        None, transform=v1.Compose([v1.ColorJitter(0.9), v1.ToTensor()]), target_transform=str
+    )
+    prepared = prepare(dataset)
+    plain = v1.ToTensor()(Image.new("RGB", (10, 10), (40, 0, 9)))
+    assert torch.equal(opened(prepared).eval(np.array([2]))[0][0], plain)
+    assert prepared.classes == ("0", "1")
+
+
+def test_image_folder(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for index in range(3):
+            Image.new("RGB", (8, 8), (index * 50, 0, 0)).save(tmp_path / name / f"{index}.png")
+    dataset = ImageFolder(tmp_path, transform=v1.ToTensor())
+    prepared = prepare(dataset)
+    assert prepared.classes == ("cat", "dog")
+    assert torch.equal(opened(prepared).eval(np.array([4]))[0][0], dataset[4][0])
+
+
+def test_subsets_of_subsets() -> None:
+    dataset = Images(v1.Compose([*AUGMENT, *SCALE]))
+    subset = Subset(Subset(dataset, [9, 3, 5, 7]), [2, 0, 1])
+    prepared = prepare(subset)
+    plain = Images(v1.Compose(SCALE))
+    inputs, targets = opened(prepared).eval(np.arange(3))
+    assert prepared.n_samples == 3
+    assert torch.equal(inputs, torch.stack([plain[i][0] for i in (5, 9, 3)]))
+    assert [prepared.classes[t] for t in targets.tolist()] == ["1", "1", "3"]
+
+
+@pytest.mark.parametrize("kind", ["arrays", "tensors", "TensorDataset"])
+def test_arrays_are_taken_whole(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(9, 4)).astype(np.float32), rng.integers(0, 3, 9)
+    pair = (x, y) if kind == "arrays" else (torch.from_numpy(x), torch.from_numpy(y))
+    prepared = prepare(TensorDataset(*pair) if kind == "TensorDataset" else pair)
+    inputs, targets = opened(prepared).eval(np.array([8, 2]))
+    assert inputs.dtype == torch.float32
+    assert np.array_equal(inputs.numpy(), x[[8, 2]])
+    assert targets.tolist() == y[[8, 2]].tolist()
+    assert prepared.sample_shape == (4,)
+
+
+def test_arrays_of_double_precision_are_said_to_be_converted() -> None:
+    prepared = prepare((np.ones((4, 2)), np.array([0, 1, 0, 1])))
+    assert opened(prepared).eval(np.array([0]))[0].dtype == torch.float32
+    assert any("float64" in note for note in prepared.notes)
+
+
+def test_a_transform_on_top_of_arrays() -> None:
+    x = torch.arange(8, dtype=torch.float32).reshape(4, 2)
+    pair = (x, torch.tensor([0, 1, 0, 1]))
+    batches = opened(prepare(pair, train_transform=lambda v: v.mul_(2)))
+    assert torch.equal(batches.train(np.arange(4), 0, 0)[0], x * 2)
+    assert torch.equal(x.flatten(), torch.arange(8, dtype=torch.float32))
+
+
+def test_inputs_are_floats_for_a_preprocessor() -> None:
+    batches = opened(prepare((np.arange(8).reshape(4, 2), np.array([0, 1, 0, 1]))))
+    assert batches.inputs(np.array([3])).tolist() == [[6.0, 7.0]]
+    assert batches.inputs(np.array([3])).dtype == np.float32
+
+
+# ---- what cannot be held, or not in memory ----
+
+
+def test_samples_of_several_shapes_are_read_one_by_one() -> None:
+    transform = v1.Compose([v1.RandomResizedCrop(8), *SCALE])
+    evaluate = v1.Compose([v1.Resize((8, 8)), *SCALE])
+    dataset = Images(transform, mixed=True)
+    prepared = prepare(dataset, eval_transform=evaluate)
+    batches = opened(prepared)
+    plain = Images(evaluate, mixed=True)
+    rows = np.arange(6)
+    assert not prepared.held
+    assert any("one by one" in note for note in prepared.notes)
+    assert torch.equal(batches.eval(rows)[0], torch.stack([plain[i][0] for i in rows]))
+    assert torch.equal(batches.train(rows, 1, 2)[0], batches.train(rows, 1, 2)[0])
+    assert not torch.equal(batches.train(rows, 1, 2)[0], batches.train(rows, 1, 3)[0])
+
+
+def test_the_first_sample_of_another_shape_is_named() -> None:
+    x = [torch.zeros(3)] * 20
+    x[12] = torch.zeros(4)
+    dataset = list(zip(x, [0, 1] * 10, strict=True))
+    with pytest.raises(InputError, match=r"sample 12 is float32 \(4,\)"):
+        prepare(dataset)
+
+
+def test_beyond_the_memory_budget_a_nameless_file_is_used(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    prepared = prepare(Images(v1.Compose(SCALE)), memory_budget=100, folder=folder)
+    assert prepared.held
+    assert any(str(folder) in note and "100" in note for note in prepared.notes)
+    assert list(folder.iterdir()) == []
+    inputs = opened(prepared).eval(np.array([3]))[0]
+    assert torch.equal(inputs[0], Images(v1.Compose(SCALE))[3][0])
+
+
+def test_without_a_folder_what_exceeds_the_budget_is_read_one_by_one() -> None:
+    prepared = prepare(Images(v1.Compose(SCALE)), memory_budget=100)
+    assert not prepared.held
+    assert any("6000 bytes are needed, 100 may" in note for note in prepared.notes)
+
+
+class Noisy(Dataset):  # type: ignore[type-arg]
+    """Random by itself: nothing to divide."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.rand(3) + index, index % 2
+
+
+def test_a_dataset_that_is_random_by_itself_is_seeded_by_sample() -> None:
+    prepared = prepare(Noisy())
+    batches = opened(prepared)
+    rows = np.arange(10)
+    assert not prepared.held
+    assert any("random by itself" in note for note in prepared.notes)
+    assert torch.equal(batches.eval(rows)[0], batches.eval(rows)[0])
+    assert not torch.equal(batches.train(rows, 0, 0)[0], batches.train(rows, 0, 1)[0])
+
+
+class OwnGenerator:
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, image: Any) -> Any:
+        return image + self.rng.random()
+
+
+def test_randomness_that_cannot_be_seeded_is_said_and_kept_from_the_eval_view() -> None:
+    dataset = Images(v1.Compose([v1.ToTensor(), OwnGenerator()]))
+    prepared = prepare(dataset)
+    assert any("cannot be seeded" in note for note in prepared.notes)
+    expected = v1.ToTensor()(Images()[3][0])
+    assert torch.equal(opened(prepared).eval(np.array([3]))[0][0], expected)
+    quiet = prepare(Images(v1.Compose([*AUGMENT, *SCALE])))
+    assert not any("cannot be seeded" in note for note in quiet.notes)
+
+
+# ---- sharing ----
+
+WORKER = """
+import pickle, socket, sys
+import numpy as np, torch
+link = socket.socket(fileno=int(sys.argv[1]))
+size = int(sys.argv[2])
+data, fds, _, _ = socket.recv_fds(link, size, 8)
+while len(data) < size:
+    data += link.recv(size - len(data))
+batches = pickle.loads(data).open(fds)
+x, y = batches.train(np.arange(5), 3, 1)
+batches.eval(np.arange(5))[0].zero_()
+batches._eval.array.zero_()  # a worker's own pages
+print(x.double().sum().item(), y.tolist(), "torchvision" in sys.modules)
+"""
+
+
+def test_a_worker_gets_the_same_batches_by_descriptor() -> None:
+    prepared = prepare(Images(v1.Compose([*AUGMENT, *SCALE])))
+    handle = prepared.handle()
+    message = pickle.dumps(handle)
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", WORKER, str(theirs.fileno()), str(len(message))]
+    with subprocess.Popen(
+        command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as worker:
+        socket.send_fds(ours, [message], list(handle.fds))
+        out, err = worker.communicate(timeout=60)
+    ours.close()
+    theirs.close()
+    x, y = opened(prepared).train(np.arange(5), 3, 1)
+    assert err == b""
+    assert out.decode().split("\n")[0] == f"{x.double().sum().item()} {y.tolist()} False"
+    assert opened(prepared).eval(np.arange(5))[0].abs().sum() > 0
+
+
+def test_descriptors_are_not_pickled() -> None:
+    handle = prepare((np.zeros((2, 1), np.float32), np.array([0, 1]))).handle()
+    assert len(handle.fds) == 2
+    assert pickle.loads(pickle.dumps(handle)).fds == ()
+
+
+def open_descriptors() -> set[str]:
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    def names() -> set[str]:
+        return {entry.name for entry in Path("/dev/shm").iterdir()}
+
+    before, shm = open_descriptors(), names()
+    prepared = prepare(Images(v1.Compose(SCALE)), memory_budget=1, folder=tmp_path)
+    batches = opened(prepared)
+    prepared.close()
+    prepared.close()
+    assert batches.eval(np.array([1]))[0].shape == (1, 3, 10, 10)
+    del batches, prepared
+    assert open_descriptors() == before
+    assert names() <= shm
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_batches_move_to_a_device() -> None:
+    batches = opened(prepare(Images(v1.Compose([*AUGMENT, *SCALE]))))
+    moved = batches.to("cpu")
+    assert torch.equal(moved.train(np.arange(4), 1, 1)[0], batches.train(np.arange(4), 1, 1)[0])
+    assert moved.n_samples == 20
+
+
+# ---- fingerprints ----
+
+
+def test_fingerprints_tell_data_labels_and_augmentation_apart() -> None:
+    def fingerprint(**changes: Any) -> str:
+        dataset = Images(changes.get("transform", v1.Compose([*AUGMENT, *SCALE])))
+        dataset.data[7, 0, 0, 0] += changes.get("pixel", 0)
+        return prepare(dataset, targets=changes.get("targets")).fingerprint
+
+    wider = v1.Compose([v1.RandomCrop(10, 3), v1.RandomHorizontalFlip(), *SCALE])
+    jitter = v1.Compose([v1.ColorJitter(0.1), *SCALE])
+    more_jitter = v1.Compose([v1.ColorJitter(0.2), *SCALE])
+    different = [
+        fingerprint(),
+        fingerprint(pixel=1),
+        fingerprint(targets=[0, 1, 2, 3] * 4 + [3] * 4),
+        fingerprint(transform=wider),
+        fingerprint(transform=jitter),
+        fingerprint(transform=more_jitter),
+    ]
+    assert len(set(different)) == len(different)
+    assert fingerprint() == different[0]
+    assert fingerprint(transform=jitter) == different[4]
+
+
+# ---- labels ----
+
+
+@pytest.mark.parametrize(
+    ("values", "wants", "targets", "classes", "note"),
+    [
+        ([0, 1, 2, 1], None, [0, 1, 2, 1], ("0", "1", "2"), ""),
+        (torch.tensor([0, 1], dtype=torch.uint8), True, [0, 1], ("0", "1"), ""),
+        (np.array([0, 1], np.int32), True, [0, 1], ("0", "1"), ""),
+        ([np.int64(1), np.int64(0)], True, [1, 0], ("0", "1"), ""),
+        ([torch.tensor(1), torch.tensor(0)], True, [1, 0], ("0", "1"), ""),
+        ([True, False], True, [1, 0], ("False", "True"), ""),
+        ([42, 3, 7], True, [2, 0, 1], ("3", "7", "42"), "3 = 0, 7 = 1, 42 = 2"),
+        (["b", "a", "b"], None, [1, 0, 1], ("a", "b"), "a = 0, b = 1"),
+        ([[1], [0]], True, [1, 0], ("0", "1"), "squeezed"),
+        ([0, 0, 0], True, [0, 0, 0], ("0",), "one class"),
+        ([0.5, 1.5], None, [0.5, 1.5], (), ""),
+        ([1, 2], False, [1.0, 2.0], (), ""),
+        ([[1.0, 2.0], [3.0, 4.0]], None, [[1.0, 2.0], [3.0, 4.0]], (), ""),
+        ([[1.0], [2.0]], False, [[1.0], [2.0]], (), ""),
+    ],
+)
+def test_labels_that_are_accepted(
+    values: Any, wants: bool | None, targets: Any, classes: Any, note: str
+) -> None:
+    labels = resolve_labels(values, wants)
+    assert labels.targets.tolist() == targets
+    assert labels.classes == classes
+    assert labels.classification is bool(classes)
+    assert labels.targets.dtype == (np.int64 if classes else np.float32)
+    assert note in " ".join(labels.notes)
+    assert bool(note) is bool(labels.notes)
+
+
+def test_labels_within_the_named_classes_stay_as_they_are() -> None:
+    labels = resolve_labels([2, 0, 2], True, ("a", "b", "c"))
+    assert labels.targets.tolist() == [2, 0, 2]
+    assert labels.classes == ("a", "b", "c")
+    assert labels.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "wants", "text"),
+    [
+        ([0.0, 1.0], True, "float64, such as 0.0 at index 0. Cast them: targets.long()"),
+        ([0.0, 1.5], True, "1.5 at index 1. For regression use a criterion such as MSELoss"),
+        ([0.0, float("nan")], True, "nan at index 1, 1 in all"),
+        ([0, 1, -1, -1], True, "negative: received -1 at index 2"),
+        ([0, -100], True, "to be ignored (-100) cannot be scored"),
+        ([[0, 1], [1, 0]], True, "argmax(axis=1)"),
+        ([[0.0, 1.0], [1.0, 0.0]], True, "argmax(axis=1)"),
+        (["a", "b"], False, "regression targets must be numbers"),
+        ([1.0, float("inf")], False, "inf at index 1"),
+        ([[1, 2], [3]], None, "all of one shape"),
+        ([None, 1], None, "numbers or strings"),
+    ],
+)
+def test_labels_that_are_refused(values: Any, wants: bool | None, text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        resolve_labels(values, wants)
+    assert text in str(caught.value)
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=30))
+def test_mapped_labels_are_contiguous_and_say_what_they_were(values: list[int]) -> None:
+    labels = resolve_labels(values, True)
+    assert [int(labels.classes[index]) for index in labels.targets] == values
+    assert set(labels.targets.tolist()) == set(range(len(labels.classes)))
+
+
+def test_targets_given_beside_the_dataset() -> None:
+    prepared = prepare(Images(v1.Compose(SCALE)), targets=["x", "y"] * 10)
+    assert prepared.classes == ("x", "y")
+    with pytest.raises(InputError, match="one label for each of the 20 samples"):
+        prepare(Images(v1.Compose(SCALE)), targets=[0, 1])
+
+
+# ---- refusals ----
+
+
+class Endless(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+class Broken(Images):
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if index == 7:
+            raise OSError("bad sector")
+        return super().__getitem__(index)
+
+
+class Triples(Images):
+    def __getitem__(self, index: int) -> Any:
+        return (*super().__getitem__(index), 0)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "text"),
+    [
+        (TensorDataset(torch.zeros(0, 2), torch.zeros(0)), "dataset has 0 samples"),
+        (Subset(Images(), [3]), "dataset has 1 sample."),
+        (Endless(), "must be map-style"),
+        (object(), "object without __len__ and __getitem__"),
+        ((np.zeros((3, 2)), np.zeros(4, int)), "lengths [3, 4]"),
+        (Broken(v1.Compose([v1.Resize(5), *SCALE])), "OSError: bad sector"),
+        (Triples(v1.ToTensor()), "tuple of length 3 at index 0"),
+        (Images(), "a PIL image. End the transform with torchvision's ToTensor()"),
+        (Images(v1.ToTensor(), mixed=True), "must have one shape"),
+        (Images(v1.Compose([v1.RandomCrop(6), v1.ToTensor()])), "Pass eval_transform="),
+    ],
+)
+def test_datasets_that_are_refused(dataset: Any, text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        prepare(dataset)
+    assert text in str(caught.value)
+
+
+def test_the_index_of_an_unreadable_sample_is_the_users() -> None:
+    with pytest.raises(InputError, match=r"dataset\[2\] must be readable"):
+        prepare(Subset(Broken(v1.Compose([v1.Resize(5), *SCALE])), [0, 1, 7, 3]))
+
+
+def test_a_random_eval_transform_is_refused() -> None:
+    with pytest.raises(InputError, match="random steps: RandomCrop"):
+        prepare(Images(), eval_transform=v1.Compose([v1.RandomCrop(6), v1.ToTensor()]))
+
+
+def test_all_problems_are_told_at_once() -> None:
+    dataset = Images(v1.Compose([v1.RandomCrop(6), v1.ToTensor()]))
+    dataset.targets[5] = -3
+    with pytest.raises(InputError) as caught:
+        prepare(dataset, criterion_wants_classes=True)
+    assert len(caught.value.problems) == 2
+
+
+def test_features_that_are_not_numbers_are_counted() -> None:
+    x = np.ones((6, 2), np.float32)
+    x[1, 0], x[4] = np.nan, np.inf
+    prepared = prepare((x, np.array([0, 1] * 3)))
+    assert "2 of 6 samples hold NaN or infinite features" in prepared.notes
+
+
+def test_workers_are_not_needed_to_close() -> None:
+    prepared = prepare((np.zeros((2, 1), np.float32), np.array([0, 1])))
+    fds = prepared.handle().fds
+    prepared.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fds[0])

@@ -1,0 +1,313 @@
+"""Laws of divided pipelines: equal to the user's own, and random by place only."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from asynckfold.errors import InputError
+from asynckfold.transforms import (
+    Draw,
+    PerSample,
+    RandomCrop,
+    RandomFlip,
+    View,
+    describe,
+    divide,
+    flatten,
+    is_random,
+    kind_of,
+    same_steps,
+    seeded,
+    splitmix64,
+    to_array,
+    trace,
+    varies,
+    without_random,
+)
+
+CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+
+
+def images(count: int = 6, mode: str = "RGB", size: int = 12) -> list[Image.Image]:
+    rng = np.random.default_rng(0)
+    shape = (size, size, 3) if mode == "RGB" else (size, size)
+    return [Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)) for _ in range(count)]
+
+
+def view_of(transform: Any, samples: list[Any]) -> View:
+    steps = flatten(transform)
+    return divide(steps, trace(steps, samples))
+
+
+def stored(view: View, samples: list[Any]) -> torch.Tensor:
+    arrays = []
+    for sample in samples:
+        for step in view.prefix:
+            sample = step(sample)
+        arrays.append(to_array(sample))
+    return torch.from_numpy(np.stack(arrays))
+
+
+def run(view: View, samples: list[Any], rows: list[int], seed: int = 0, epoch: int = 0) -> Any:
+    return view(stored(view, samples)[rows], Draw(seed, epoch, np.array(rows)))
+
+
+DETERMINISTIC = {
+    "v1": v1.Compose([v1.Resize(8), v1.ToTensor(), v1.Normalize(0.4, 0.3)]),
+    "v1 convert": v1.Compose([v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)]),
+    "v2": v2.Compose(
+        [
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Compose([v2.Normalize(*CIFAR), v2.ToPureTensor()]),
+        ]
+    ),
+    "v2 unscaled": v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32)]),
+    "v2 float64": v2.Compose([v2.PILToTensor(), v2.ConvertImageDtype(torch.float64)]),
+    "resize a tensor": v1.Compose([v1.ToTensor(), v1.Resize((7, 9), antialias=True)]),
+    "own function last": v1.Compose([v1.ToTensor(), v1.Lambda(lambda x: x.flatten())]),
+    "array": v1.Compose([np.array, v1.ToTensor()]),
+    "one step": v1.ToTensor(),
+}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_deterministic_views_equal_the_users_pipeline_to_the_bit(name: str, mode: str) -> None:
+    transform, samples = DETERMINISTIC[name], images(mode=mode)
+    ours = run(view_of(transform, samples), samples, [3, 0, 5])
+    theirs = torch.stack([torch.as_tensor(transform(samples[i])) for i in (3, 0, 5)])
+    assert ours.dtype == theirs.dtype
+    assert torch.equal(ours, theirs)
+
+
+def test_pixels_stay_bytes_up_to_the_first_step_that_needs_more() -> None:
+    augmented = v1.Compose([v1.Resize(8), v1.RandomCrop(8, 2), v1.ToTensor(), v1.Normalize(*CIFAR)])
+    view = view_of(augmented, images())
+    assert [type(step).__name__ for step in view.prefix] == ["Resize"]
+    assert view.stored is not None
+    assert (view.stored.shape, view.stored.dtype) == ((3, 8, 8), "uint8")
+
+
+def test_scaling_before_a_random_step_is_not_stored() -> None:
+    view = view_of(v1.Compose([v1.ToTensor(), v1.RandomHorizontalFlip()]), images())
+    assert view.prefix == ()
+    assert view.stored is not None
+    assert view.stored.dtype == "uint8"
+
+
+@pytest.mark.parametrize("namespace", [v1, v2])
+@pytest.mark.parametrize("padding", [None, 2, (1, 3), (1, 2, 3, 4)])
+def test_a_crop_is_a_window_of_the_padded_image(namespace: Any, padding: Any) -> None:
+    samples = images()
+    tensors = run(view_of(namespace.RandomCrop((9, 7), padding, fill=7), samples), samples, [2])
+    padded = v1.Pad(padding, fill=7)(samples[2]) if padding is not None else samples[2]
+    source = to_array(padded)
+    windows = [
+        source[:, top : top + 9, left : left + 7]
+        for top in range(source.shape[1] - 8)
+        for left in range(source.shape[2] - 6)
+    ]
+    assert any(np.array_equal(tensors[0].numpy(), window) for window in windows)
+
+
+def test_every_corner_is_drawn_about_equally_often() -> None:
+    tops, lefts = RandomCrop.corners(5, 3, Draw(0, 0, np.arange(15_000)))
+    counts = np.bincount(tops * 3 + lefts, minlength=15)
+    # 1000 expected each, standard deviation 31.
+    assert counts.min() > 850
+    assert counts.max() < 1150
+
+
+@pytest.mark.parametrize(("p", "low", "high"), [(0.0, 0, 0), (1.0, 999, 999), (0.3, 240, 360)])
+def test_flips_have_their_probability(p: float, low: int, high: int) -> None:
+    batch = torch.arange(999 * 2).reshape(999, 1, 1, 2)
+    flipped = RandomFlip(p)(batch.clone(), Draw(1, 2, np.arange(999)))
+    changed = (flipped != batch).any(dim=-1).flatten()
+    assert low <= int(changed.sum()) <= high
+    assert torch.equal(flipped[changed], batch[changed].flip(-1))
+
+
+AUGMENTED = {
+    "crop and flip": v1.Compose(
+        [v1.RandomCrop(12, 3), v1.RandomHorizontalFlip(), v1.RandomVerticalFlip(), v1.ToTensor()]
+    ),
+    "sample by sample": v1.Compose([v1.ColorJitter(0.5), v1.ToTensor(), v1.RandomErasing(0.5)]),
+    "mixed": v2.Compose([v2.RandomRotation(20), v2.ToImage(), v2.RandomHorizontalFlip()]),
+}
+ROWS = st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True)
+
+
+@pytest.mark.parametrize("name", AUGMENTED)
+@settings(max_examples=15, deadline=None)
+@given(rows=ROWS, seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 1000))
+def test_a_sample_is_augmented_alike_in_any_batch(
+    name: str, rows: list[int], seed: int, epoch: int
+) -> None:
+    samples = images()
+    view = view_of(AUGMENTED[name], samples)
+    together = run(view, samples, rows, seed, epoch)
+    alone = torch.cat([run(view, samples, [row], seed, epoch) for row in rows])
+    assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("name", AUGMENTED)
+def test_augmentation_changes_with_seed_and_epoch(name: str) -> None:
+    samples = images()
+    view = view_of(AUGMENTED[name], samples)
+    rows = list(range(6))
+    first = run(view, samples, rows, seed=1, epoch=0)
+    assert torch.equal(first, run(view, samples, rows, seed=1, epoch=0))
+    assert not torch.equal(first, run(view, samples, rows, seed=1, epoch=1))
+    assert not torch.equal(first, run(view, samples, rows, seed=2, epoch=0))
+
+
+def test_two_steps_of_one_kind_draw_apart() -> None:
+    draw = Draw(0, 0, np.arange(50))
+    assert not np.array_equal(draw.at(0).bits(), draw.at(1).bits())
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**31), st.integers(1, 500), st.integers(1, 500))
+def test_corners_are_within_range(seed: int, index: int, n_tops: int, n_lefts: int) -> None:
+    tops, lefts = RandomCrop.corners(n_tops, n_lefts, Draw(seed, 0, np.array([index])))
+    assert 0 <= tops[0] < n_tops
+    assert 0 <= lefts[0] < n_lefts
+
+
+def test_splitmix64_gives_the_published_sequence() -> None:
+    # First outputs of the reference implementation for seed 1234567 (Vigna, splitmix64.c).
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert splitmix64(1234567, np.arange(3)).tolist() == expected
+
+
+def coin(image: Image.Image) -> Image.Image:
+    return image.rotate(90) if random.random() < 1e-9 else image
+
+
+def numpy_noise(image: Image.Image) -> Any:
+    return np.asarray(image) + np.random.random()  # noqa: NPY002
+
+
+class OwnGenerator:
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, image: Image.Image) -> Any:
+        return np.asarray(image) + self.rng.random()
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (v1.RandomCrop(8), True),
+        (v1.ColorJitter(0.1), True),
+        (v2.RandAugment(), True),
+        (v2.RandomApply([v2.Grayscale(3)]), True),
+        (v1.GaussianBlur(3, sigma=(0.1, 2.0)), True),
+        (v1.GaussianBlur(3, sigma=1.0), False),
+        (v1.Resize(8), False),
+        (v2.ToImage(), False),
+        (v1.Lambda(lambda image: image.rotate(90)), False),
+        (v1.Lambda(coin), True),
+        (coin, True),
+        (numpy_noise, True),
+        (OwnGenerator(), True),
+        (np.asarray, False),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_random_steps_are_told(step: Any, expected: bool) -> None:
+    assert is_random(step, images()) is expected
+
+
+def generator_states() -> tuple[Any, ...]:
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), numpy_state[1].tolist(), torch.get_rng_state().tolist()
+
+
+def test_global_generators_are_left_as_they_were() -> None:
+    before = generator_states()
+    samples = images()
+    view = view_of(v1.Compose([coin, v1.ColorJitter(0.5), v1.ToTensor()]), samples)
+    run(view, samples, [0, 1])
+    with pytest.raises(ZeroDivisionError), seeded(3):
+        1 / (0 * random.random())
+    varies(random.random)
+    assert generator_states() == before
+
+
+def test_samples_are_not_changed_by_tracing() -> None:
+    samples = [torch.zeros(3) for _ in range(3)]
+    trace([lambda x: x.add_(1)], samples)
+    assert torch.equal(torch.stack(samples), torch.zeros(3, 3))
+
+
+def test_steps_that_need_an_image_get_one_back() -> None:
+    samples = images()
+    view = view_of(v1.Compose([v1.Resize(8), coin, v1.ToTensor()]), samples)
+    assert isinstance(view.steps[0], PerSample)
+    expected = v1.Compose([v1.Resize(8), v1.ToTensor()])(samples[1])
+    assert torch.equal(run(view, samples, [1])[0], expected)
+
+
+def test_a_failing_step_is_named() -> None:
+    with pytest.raises(InputError, match=r"Normalize.*float") as caught:
+        trace(flatten(v1.Compose([v1.PILToTensor(), v1.Normalize(*CIFAR)])), images())
+    assert len(caught.value.problems) == 1
+
+
+def test_without_random_keeps_the_rest_in_order() -> None:
+    steps = flatten(v1.Compose([v1.Resize(8), v1.RandomCrop(8), v1.ToTensor()]))
+    kept = without_random(steps, trace(steps, images()))
+    assert kept == (steps[0], steps[2])
+
+
+def test_equal_steps_are_recognised() -> None:
+    assert same_steps((v1.Resize(8),), (v1.Resize(8),))
+    assert not same_steps((v1.Resize(8),), (v1.Resize(9),))
+    assert not same_steps((coin,), (numpy_noise,))
+
+
+def test_descriptions_tell_closures_and_settings_apart() -> None:
+    def scaled(by: int) -> Any:
+        return lambda x: x * by
+
+    assert describe(scaled(2)) == describe(scaled(2))
+    assert describe(scaled(2)) != describe(scaled(3))
+    assert describe(v1.Lambda(scaled(2))) != describe(v1.Lambda(scaled(3)))
+    assert " at 0x" not in describe((OwnGenerator(), scaled(1)))
+
+
+@pytest.mark.parametrize(
+    ("sample", "form"),
+    [
+        (images(1)[0], "image"),
+        (Image.new("I", (4, 4)), "other"),
+        (torch.zeros(3), "tensor"),
+        (torch.zeros(3, dtype=torch.bfloat16), "other"),
+        (np.zeros(3), "array"),
+        (np.array(["a"]), "other"),
+        (3.5, "number"),
+        ({"x": 1}, "other"),
+    ],
+)
+def test_kinds_of_samples(sample: Any, form: str) -> None:
+    assert kind_of(sample).form == form
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_a_stored_image_is_restored_whole(mode: str) -> None:
+    image = images(1)[0].convert(mode)
+    again = kind_of(image).restore(torch.from_numpy(to_array(image).copy()))
+    assert again.mode == mode
+    assert again.tobytes() == image.tobytes()
