@@ -11,7 +11,6 @@ import asynckfold
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-@pytest.mark.skipif(not hasattr(asynckfold, "AsyncKFold"), reason="AsyncKFold is not there yet")
 @pytest.mark.parametrize(
     ("script", "models"), [("mnist", ["LeNet5", "AlexNet"]), ("cifar10", ["MobileNet", "VGG"])]
 )

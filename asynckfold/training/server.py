@@ -20,6 +20,8 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
+
 
 def serve(descriptor: int, preload: list[str]) -> None:
     """Fork and reap workers as the control pipe says, until it closes.
@@ -30,9 +32,13 @@ def serve(descriptor: int, preload: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in ["asynckfold.training.worker", *preload]:
         importlib.import_module(name)
+    # The first optimizer of a process imports about a second's worth of torch; nothing is computed.
+    torch.optim.SGD([torch.nn.Parameter(torch.empty(1))])
     gc.collect()
     gc.freeze()
     _Server(Connection(descriptor)).run()
+    # Frozen objects cannot be torn down in order, and there is nothing to save.
+    os._exit(0)
 
 
 class _Server:
