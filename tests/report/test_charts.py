@@ -55,11 +55,13 @@ def test_titles_state_what_was_found(complete: Path, charts: tuple[Chart, ...]) 
 @pytest.mark.parametrize(
     ("run", "absent"),
     [
-        (Synthetic(classes=(), metrics=("r2",)), {"classes", "confusion"}),
-        (Synthetic(baseline=None, cpu_samples=False), {"use", "speedup"}),
+        (
+            Synthetic(classes=(), metrics=("r2",), baseline=None, cpu_samples=False, folds=2),
+            {"classes", "confusion", "use", "speedup"},
+        ),
         (Synthetic(status=lambda job: "failed"), {"scores", "curves", "classes", "confusion"}),
         (Synthetic(status=lambda job: "pending", baseline=None, cpu_samples=False), set(ALL)),
-        (Synthetic(score=float("nan")), {"scores"}),
+        (Synthetic(score=float("nan"), models=("A",), folds=2), {"scores"}),
         (Synthetic(epochs=1, models=("A",), lr_schedules=("x",)), set()),
     ],
 )
@@ -82,7 +84,7 @@ def test_the_callers_style_is_neither_used_nor_touched(complete: Path) -> None:
 
 def test_mathtext_is_written_as_it_is(summarized: Summarize) -> None:
     names = ("$\\frac{", "$x^2$", "a_b $", "%d {} \\n")
-    charts = draw(summarized(Synthetic(models=names, lr_schedules=("c",))))
+    charts = draw(summarized(Synthetic(models=names, lr_schedules=("c",), folds=2, epochs=2)))
     assert [chart.name for chart in charts] == ALL
 
 

@@ -32,7 +32,10 @@ ALLOWED: Mapping[str, set[str]] = {
     "th": {"class", "scope"},
     **{name: {"class"} for name in ("td", "tr", "p", "div", "section", "table")},
 }
-PLAIN = ["head", "title", "style", "body", "header", "main", "footer", "h1", "h3", "ul", "li", "thead", "tbody", "figcaption", "pre", "code", "details", "summary", "strong"]
+PLAIN = {
+    "head", "title", "style", "body", "header", "main", "footer", "h1", "h3", "ul",
+    "li", "thead", "tbody", "figcaption", "pre", "code", "details", "summary", "strong",
+}  # fmt: skip
 VOID = {"meta", "img"}
 
 PAYLOADS = [
@@ -203,10 +206,12 @@ STATES = {
         status=lambda job: "pending", baseline=None, cpu_samples=False, events=(), about={}
     ),
     "all failed": Synthetic(status=lambda job: "failed"),
-    "NaN scores": Synthetic(score=float("nan"), folds=2),
+    "NaN scores": Synthetic(score=float("nan"), folds=2, models=("A",)),
     "one fold": Synthetic(folds=[(list(range(200)), list(range(200, 300)))]),
     "regression": Synthetic(classes=(), metrics=("r2",), folds=2),
-    "no baseline, no samples": Synthetic(baseline=None, cpu_samples=False, folds=2),
+    "no baseline, no samples": Synthetic(
+        baseline=None, cpu_samples=False, folds=2, classes=(), epochs=1
+    ),
 }
 
 
@@ -231,7 +236,12 @@ def test_a_page_without_success_says_so(root: Path) -> None:
 
 
 def test_incomplete_candidates_are_shown_as_such(root: Path) -> None:
-    run = Synthetic(status=lambda job: "failed" if job.id == "MLP/warm/fold-3" else "done")
+    run = Synthetic(
+        status=lambda job: "failed" if job.id == "MLP/warm/fold-3" else "done",
+        classes=(),
+        epochs=1,
+        cpu_samples=False,
+    )
     text = walk(report(root, run)).text()
     assert "4 of 5 folds – incomplete" in text
     assert "Incomplete candidates are not ranked" in text
