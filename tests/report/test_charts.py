@@ -83,7 +83,7 @@ def test_the_callers_style_is_neither_used_nor_touched(complete: Path) -> None:
 
 
 def test_mathtext_is_written_as_it_is(summarized: Summarize) -> None:
-    names = ("$\\frac{", "$x^2$", "a_b $", "%d {} \\n")
+    names = ("$\\frac{$", "$x^2$", "a_b $", "%d {} \\n")
     charts = draw(summarized(Synthetic(models=names, lr_schedules=("c",), folds=2, epochs=2)))
     assert [chart.name for chart in charts] == ALL
 

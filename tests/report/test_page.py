@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -248,7 +249,14 @@ def test_incomplete_candidates_are_shown_as_such(root: Path) -> None:
 
 
 def test_a_thousand_jobs_make_a_page_of_moderate_size(root: Path) -> None:
-    run = Synthetic(models=tuple("ABCDE"), lr_schedules=("x",), folds=200, samples=400, epochs=1)
+    run = Synthetic(
+        models=tuple("ABCDE"),
+        lr_schedules=("x",),
+        folds=200,
+        samples=400,
+        epochs=1,
+        cpu_samples=False,
+    )
     page = report(root, run)
     assert numbers(walk(page))["counts"]["done"] == 1000
     assert page.stat().st_size < 5 << 20
@@ -290,7 +298,7 @@ def test_a_report_needs_neither_torch_nor_a_display(complete: Path, tmp_path: Pa
             "MPLBACKEND": "QtAgg",
             "HOME": str(tmp_path),
             "PATH": "",
-            "MPLCONFIGDIR": str(tmp_path),
+            "MPLCONFIGDIR": matplotlib.get_cachedir(),
         },
         capture_output=True,
         text=True,
