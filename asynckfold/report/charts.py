@@ -392,7 +392,10 @@ def _write_cells(
             shade = float(image.norm(image.get_array()[row, column]))
             colour = "white" if shade > 0.6 else INK
             text = written(float(value))
-            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
+            cell = axes.text(
+                column, row, text, ha="center", va="center", color=colour, fontsize=size
+            )
+            cell.set_in_layout(False)
 
 
 @_styled
@@ -564,19 +567,19 @@ def _draw_lane(
     first: float,
     divisor: float,
 ) -> None:
-    for bar in bars:
-        good = bar.outcome in ("ok", "running")
-        axes.barh(
-            place,
-            (bar.end - bar.start) / divisor,
-            left=(bar.start - first) / divisor,
-            height=0.72,
-            color=colours[bar.candidate],
-            edgecolor="white",
+    for good in (True, False):
+        kept = [bar for bar in bars if (bar.outcome in ("ok", "running")) == good]
+        spans = [((bar.start - first) / divisor, (bar.end - bar.start) / divisor) for bar in kept]
+        drawn = axes.broken_barh(
+            spans,
+            (place - 0.36, 0.72),
+            facecolors=[colours[bar.candidate] for bar in kept],
+            edgecolors="white",
             linewidth=0.7,
             hatch=None if good else "////",
             alpha=1 if good else 0.6,
         )
+        drawn.set_in_layout(False)
 
 
 @_styled

@@ -79,10 +79,10 @@ def write_report(store: RunStore, folder: Path | None = None) -> Path:
         The run has no plan, or its files are damaged.
     """
     folder = store.root / "report" if folder is None else Path(folder)
+    _make_folder(folder)
     results = read_results(store)
     summary = summarize(store, results)
     charts = draw(summary)
-    _make_folder(folder)
     for name, level in CSV_FILES.items():
         write_whole(folder / name, csv_table(_records(results, level)))
     for chart in charts:

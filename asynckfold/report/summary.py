@@ -328,10 +328,14 @@ def clean(value: object, limit: int = NAME_LIMIT) -> str:
     """
     text = _ANSI.sub("", str(value))
     text = _UNPRINTABLE.sub("\ufffd", text)
-    home = str(Path.home())
-    if len(home) > 1:
-        text = re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
+    if "/" in text:
+        text = _without_home(text)
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more)"
+
+
+def _without_home(text: str) -> str:
+    home = str(Path.home())
+    return text if len(home) < 2 else re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
 
 
 def read_results(store: RunStore) -> CVResults:

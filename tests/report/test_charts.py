@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from asynckfold.report.charts import Chart, draw, draw_scores, plotted
+from asynckfold.report.summary import summarize
+from asynckfold.store import RunStore
+from tests.report.conftest import Summarize
+from tests.synthetic import Synthetic
+
+ALL = ["scores", "curves", "classes", "confusion", "use", "gantt", "speedup"]
+
+
+def _pixels(chart: Chart) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.asarray(Image.open(io.BytesIO(chart.png)).convert("L"))
+
+
+@pytest.fixture(scope="module")
+def charts(complete: Path) -> tuple[Chart, ...]:
+    """All figures of the complete run."""
+    with RunStore.read(complete) as store:
+        return draw(summarize(store))
+
+
+def test_a_complete_run_has_every_figure(charts: tuple[Chart, ...]) -> None:
+    assert [chart.name for chart in charts] == ALL
+    for chart in charts:
+        pixels = _pixels(chart)
+        assert pixels.shape == (chart.height, chart.width)
+        assert pixels.std() > 5, f"{chart.name} is empty"
+        assert chart.title in chart.alt
+
+
+def test_titles_state_what_was_found(complete: Path, charts: tuple[Chart, ...]) -> None:
+    with RunStore.read(complete) as store:
+        summary = summarize(store)
+    titles = {chart.name: chart.title for chart in charts}
+    assert summary.best is not None
+    assert titles["scores"].startswith(f"{summary.best} is best: accuracy 0.")
+    assert "Hardest class" in titles["classes"]
+    assert "8 for 3" in titles["confusion"]
+    assert "(measured)" in titles["speedup"]
+    assert "20 jobs on 2 cores" in titles["gantt"]
+
+
+@pytest.mark.parametrize(
+    ("run", "absent"),
+    [
+        (
+            Synthetic(classes=(), metrics=("r2",), baseline=None, cpu_samples=False, folds=2),
+            {"classes", "confusion", "use", "speedup"},
+        ),
+        (Synthetic(status=lambda job: "failed"), {"scores", "curves", "classes", "confusion"}),
+        (Synthetic(status=lambda job: "pending", baseline=None, cpu_samples=False), set(ALL)),
+        (Synthetic(score=float("nan"), models=("A",), folds=2), {"scores"}),
+        (Synthetic(epochs=1, models=("A",), lr_schedules=("x",)), set()),
+    ],
+)
+def test_what_has_no_numbers_has_no_figure(
+    summarized: Summarize, run: Synthetic, absent: set[str]
+) -> None:
+    assert {chart.name for chart in draw(summarized(run))} == set(ALL) - absent
+
+
+def test_the_callers_style_is_neither_used_nor_touched(complete: Path) -> None:
+    with RunStore.read(complete) as store:
+        summary = summarize(store)
+    plain = draw_scores(summary)
+    with matplotlib.rc_context({"figure.facecolor": "black", "font.size": 30}):
+        before = dict(matplotlib.rcParams)
+        styled = draw_scores(summary)
+        assert dict(matplotlib.rcParams) == before
+    assert plain == styled
+
+
+def test_mathtext_is_written_as_it_is(summarized: Summarize) -> None:
+    names = ("$\\frac{$", "$x^2$", "a_b $", "%d {} \\n")
+    charts = draw(summarized(Synthetic(models=names, lr_schedules=("c",), folds=2, epochs=2)))
+    assert [chart.name for chart in charts] == ALL
+
+
+@given(st.text(max_size=200), st.integers(5, 40))
+def test_plotted_text_is_one_short_line_that_the_font_knows(text: str, limit: int) -> None:
+    shown = plotted(text, limit)
+    assert 1 <= len(shown) <= limit
+    assert "\n" not in shown
+
+
+def test_unknown_glyphs_become_boxes() -> None:
+    assert plotted("网络 é $x$") == "□□ é $x$"

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold.report import findings
+from asynckfold.report.summary import Difference, Lead, Summary, summarize
+from asynckfold.store import RunStore
+from tests.report.conftest import Summarize
+from tests.synthetic import Synthetic
+
+
+@pytest.fixture
+def summary(complete: Path) -> Summary:
+    with RunStore.read(complete) as store:
+        return summarize(store)
+
+
+def _with_lead(summary: Summary, difference: Difference) -> Summary:
+    return replace(summary, lead=Lead("A/cosine", "B/cosine", difference))
+
+
+@pytest.mark.parametrize(
+    ("difference", "word"),
+    [
+        (Difference(0.02, 0.01, 0.03, 9.0, 0.001, 5), "Probably real"),
+        (Difference(0.02, -0.01, 0.05, 1.0, 0.3, 5), "May be chance"),
+        (Difference(0.0, math.nan, math.nan, math.nan, math.nan, 5), "A tie"),
+        (Difference(0.1, math.nan, math.nan, math.nan, math.nan, 1), "Cannot be tested"),
+    ],
+)
+def test_verdict_follows_the_test(summary: Summary, difference: Difference, word: str) -> None:
+    found = _with_lead(summary, difference)
+    assert findings.verdict(found) == word
+    assert findings.is_real(found) == (word == "Probably real")
+
+
+def test_speed_names_both_times_and_their_kind(summary: Summary) -> None:
+    assert summary.speedup is not None
+    text = findings.speed(summary)
+    assert findings.duration(summary.packed_seconds) in text
+    assert findings.duration(summary.speedup.serial_seconds) in text
+    assert "measured" in text
+    assert f"{summary.speedup.ratio:.2f}×" in text
+
+
+def test_no_speedup_is_claimed_without_success(summarized: Summarize) -> None:
+    text = findings.speed(summarized(Synthetic(status=lambda job: "failed")))
+    assert "×" not in text
+    assert "no job succeeded" in text
+
+
+def test_failures_make_the_times_hard_to_compare(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(status=lambda job: "failed" if job.fold else "done"))
+    assert "16 jobs of 20" in findings.unequal_work(summary)
+
+
+def test_equal_work_needs_no_warning(summary: Summary) -> None:
+    assert findings.unequal_work(summary) == ""
+
+
+def test_retried_attempts_are_those_with_a_successor(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(retried=("MLP/warm/fold-1",)))
+    found = [(bar.job, bar.attempt) for bar in findings.retried(summary)]
+    assert found == [("MLP/warm/fold-1", 1)]
+
+
+@given(st.text(), st.integers(3, 40))
+def test_shortened_names_fit_and_keep_both_ends(name: str, limit: int) -> None:
+    short = findings.shorten(name, limit)
+    assert len(short) <= limit
+    assert short[:1] == name[:1]
+    assert short[-1:] == name[-1:]
+
+
+@given(st.floats(0, 1e7))
+def test_durations_are_readable(seconds: float) -> None:
+    text = findings.duration(seconds)
+    assert "60 s" not in text
+    assert "60 min" not in text
+
+
+def test_worst_confusion_ignores_the_diagonal() -> None:
+    assert findings.worst_confusion([[9, 1], [3, 9]]) == (1, 0, 3)
+    assert findings.worst_confusion([[9, 0], [0, 9]]) is None
