@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import asynckfold
-
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 

@@ -1,0 +1,43 @@
+# `make demo` and `make test` set everything up by themselves; neither installs twice.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := runs/demo
+
+.PHONY: help demo test check format clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/installed  ## cross-validate 2 models × 2 LR schedules on digits, against the serial loop
+	@rm -rf $(DEMO)
+	$(BIN)/asynckfold run --data digits --models mlp,lenet5 --schedulers cosine,warm \
+	  --optimizer adam --lr 1e-3 --folds 5 --epochs 5 --batch-size 32 --seed 0 --n-jobs auto \
+	  --baseline measure --root $(DEMO)
+
+test: $(VENV)/installed-test check  ## everything that must hold
+	$(BIN)/python -m pytest -q
+
+check: $(VENV)/installed-test  ## lint, types, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed-test  ## bring the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the virtual environment and what runs left
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(VENV)/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/installed-test: $(VENV)/installed pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
