@@ -268,10 +268,10 @@ class RunStore:
         stored = self._meta("plan")
         if stored is None:
             self._write_splits(folds, targets)
-            with self._transaction() as db:
-                _put(db, "format", str(FORMAT))
-                _put(db, "plan", plan.to_json())
-                _put(db, "about", json.dumps(dict(about or {})))
+            with self._transaction():
+                self._put("format", str(FORMAT))
+                self._put("plan", plan.to_json())
+                self._put("about", json.dumps(dict(about or {})))
         else:
             difference = Plan.from_json(stored).first_difference(plan)
             if difference:
@@ -284,16 +284,16 @@ class RunStore:
                         )
                     ]
                 )
-        with self._transaction() as db:
-            db.execute("UPDATE attempts SET outcome = 'lost' WHERE outcome IS NULL")
-            db.execute(
+        with self._transaction():
+            self._execute("UPDATE attempts SET outcome = 'lost' WHERE outcome IS NULL")
+            self._execute(
                 "DELETE FROM results WHERE status NOT IN (?, 'diverged')",
                 (DONE,),
             )
-            row = db.execute("SELECT COALESCE(SUM(seconds), 0) FROM sessions").fetchone()
+            row = self._execute("SELECT COALESCE(SUM(seconds), 0) FROM sessions").fetchone()
             self._offset = float(row[0])
             self._clock = time.monotonic()
-            cursor = db.execute(
+            cursor = self._execute(
                 "INSERT INTO sessions (pid, host, started, offset, seconds) VALUES (?,?,?,?,0)",
                 (os.getpid(), socket.gethostname(), _now_text(), self._offset),
             )
@@ -308,11 +308,11 @@ class RunStore:
     ) -> int:
         """Record that a job starts now; return the number of the attempt, from 1."""
         self._begin_buffered()
-        row = self._db.execute(
+        row = self._execute(
             "SELECT COALESCE(MAX(attempt), 0) + 1 FROM attempts WHERE job_id = ?", (job_id,)
         ).fetchone()
         number = int(row[0])
-        self._db.execute(
+        self._execute(
             "INSERT INTO attempts VALUES (?,?,?,?,NULL,NULL,?,?,?,0,?,'')",
             (
                 job_id,
@@ -343,16 +343,16 @@ class RunStore:
         done already, is refused.
         """
         self._begin_buffered()
-        newest = self._db.execute(
+        newest = self._execute(
             "SELECT MAX(attempt) FROM attempts WHERE job_id = ?", (result.job_id,)
         ).fetchone()[0]
-        present = self._db.execute(
+        present = self._execute(
             "SELECT 1 FROM results WHERE job_id = ?", (result.job_id,)
         ).fetchone()
         if present or result.attempt != newest:
             return False
         outputs = result.outputs
-        self._db.execute(
+        self._execute(
             f"INSERT INTO results VALUES ({','.join('?' * 20)})",
             (
                 result.job_id,
@@ -388,24 +388,24 @@ class RunStore:
         The two newest stay.
         """
         self._begin_buffered()
-        self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,?,?,?,?)", astuple(ref))
-        rows = self._db.execute(
+        self._execute("INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,?,?,?,?)", astuple(ref))
+        rows = self._execute(
             "SELECT file FROM checkpoints WHERE job_id = ? "
             "ORDER BY epoch DESC, batch DESC, attempt DESC LIMIT -1 OFFSET 2",
             (ref.job_id,),
         ).fetchall()
         old = [str(row[0]) for row in rows]
-        self._db.executemany(
-            "DELETE FROM checkpoints WHERE job_id = ? AND file = ?",
-            [(ref.job_id, file) for file in old],
-        )
+        for file in old:
+            self._execute(
+                "DELETE FROM checkpoints WHERE job_id = ? AND file = ?", (ref.job_id, file)
+            )
         self.flush()
         return old
 
     def epoch(self, job_id: str, attempt: int, item: Epoch) -> None:
         """Note an epoch of a running job; buffered."""
         self._begin_buffered()
-        self._db.execute(
+        self._execute(
             f"INSERT OR REPLACE INTO epochs VALUES ({','.join('?' * 8)})",
             (job_id, attempt, *astuple(item)),
         )
@@ -413,7 +413,7 @@ class RunStore:
     def event(self, kind: str, text: str, job_id: str | None = None) -> None:
         """Note something worth telling; buffered."""
         self._begin_buffered()
-        self._db.execute(
+        self._execute(
             "INSERT INTO events (at, kind, job_id, text) VALUES (?,?,?,?)",
             (self.now(), kind, job_id, text),
         )
@@ -421,7 +421,7 @@ class RunStore:
     def sample(self, phase: str, used: float, own: float, cores: Sequence[float]) -> None:
         """Note the CPU use now; buffered."""
         self._begin_buffered()
-        self._db.execute(
+        self._execute(
             "INSERT INTO samples VALUES (?,?,?,?,?)",
             (self.now(), phase, used, own, json.dumps([round(value, 3) for value in cores])),
         )
@@ -429,27 +429,25 @@ class RunStore:
     def set_baseline(self, baseline: Baseline) -> None:
         """Make the serial baseline durable."""
         self._begin_buffered()
-        _put(self._db, "baseline", json.dumps(baseline.to_dict()))
+        self._put("baseline", json.dumps(baseline.to_dict()))
         self.flush()
 
     def set_packed_seconds(self, seconds: float) -> None:
         """Set this session's share of the packed run's wall time; buffered."""
         self._begin_buffered()
-        self._db.execute(
-            "UPDATE sessions SET packed = ? WHERE session = ?", (seconds, self._session)
-        )
+        self._execute("UPDATE sessions SET packed = ? WHERE session = ?", (seconds, self._session))
 
     def flush(self) -> None:
         """Put on disk what is buffered."""
         self._begin_buffered()
-        self._db.execute(
+        self._execute(
             "UPDATE sessions SET seconds = ? WHERE session = ?",
             (self.now() - self._offset, self._session),
         )
         self._commit()
 
     def _end_attempt(self, job_id: str, attempt: int, outcome: str, pid: int, error: str) -> None:
-        self._db.execute(
+        self._execute(
             "UPDATE attempts SET ended = ?, outcome = ?, pid = ?, error = ? "
             "WHERE job_id = ? AND attempt = ?",
             (self.now(), outcome, pid, error, job_id, attempt),
@@ -466,20 +464,29 @@ class RunStore:
         self._execute("COMMIT")
         self._dirty = False
 
-    def _execute(self, statement: str) -> None:
+    def _execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         try:
-            self._db.execute(statement)
+            return self._db.execute(statement, values)
         except sqlite3.OperationalError as error:
+            self._roll_back()
             raise _from_sqlite(error, self.root) from error
 
+    def _put(self, key: str, value: str) -> None:
+        self._execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, value))
+
+    def _roll_back(self) -> None:
+        """Forget what is buffered; after a full disk SQLite has done so already."""
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+        self._dirty = False
+
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[None]:
         self._begin_buffered()
         try:
-            yield self._db
+            yield
         except BaseException:
-            self._db.execute("ROLLBACK")
-            self._dirty = False
+            self._roll_back()
             raise
         self._commit()
 
@@ -667,10 +674,6 @@ class RunStore:
         except sqlite3.DatabaseError as error:
             raise StoreCorruptError(f"{self.root / 'run.db'} cannot be read: {error}") from error
         return None if row is None else str(row[0])
-
-
-def _put(db: sqlite3.Connection, key: str, value: str) -> None:
-    db.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, value))
 
 
 def _now_text() -> str:
