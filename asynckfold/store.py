@@ -611,7 +611,7 @@ class RunStore:
             "AND number = e.number) AND (? IS NULL OR job_id = ?) ORDER BY job_id, number",
             (job_id, job_id),
         )
-        return [(row[0], Epoch(*row[1:])) for row in rows]
+        return [(row[0], _epoch(*row[1:])) for row in rows]
 
     def attempts(self) -> list[Attempt]:
         """Return all attempts in the order of their start."""
@@ -674,6 +674,14 @@ class RunStore:
         except sqlite3.DatabaseError as error:
             raise StoreCorruptError(f"{self.root / 'run.db'} cannot be read: {error}") from error
         return None if row is None else str(row[0])
+
+
+def _epoch(number: int, *values: float | None) -> Epoch:
+    """An epoch from its row, in which SQLite turned every NaN into NULL."""
+    train_loss, valid_loss, lr, seconds = (
+        float("nan") if value is None else value for value in (*values[:2], *values[3:])
+    )
+    return Epoch(number, train_loss, valid_loss, values[2], lr, seconds)
 
 
 def _now_text() -> str:
