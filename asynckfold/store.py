@@ -358,7 +358,7 @@ class RunStore:
                 result.job_id,
                 result.attempt,
                 result.status,
-                json.dumps(dict(result.scores)),
+                json.dumps({name: float(value) for name, value in result.scores.items()}),
                 json.dumps([astuple(item) for item in result.epochs]),
                 None if outputs is None else np.ascontiguousarray(outputs, np.float32).tobytes(),
                 None if outputs is None else json.dumps(outputs.shape),
