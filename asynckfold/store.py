@@ -45,6 +45,9 @@ from asynckfold.result import DONE, ENDED, FAILED, Baseline, Epoch, Result, fing
 
 FORMAT = 1
 
+# A tenth of a second in all: thousands of times what a reader needs to look at the lock.
+_TRIES, _TRY_SECONDS = 20, 0.005
+
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE sessions (session INTEGER PRIMARY KEY, pid INTEGER, host TEXT, started TEXT,
@@ -696,7 +699,7 @@ def _lock(root: Path) -> int:
     except OSError as error:
         raise storage_error(error, path) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(descriptor)
     except BlockingIOError:
         owner = _owner_text(descriptor)
         os.close(descriptor)
@@ -714,6 +717,17 @@ def _lock(root: Path) -> int:
         os.close(descriptor)
         raise storage_error(error, path) from error
     return descriptor
+
+
+def _take(descriptor: int) -> None:
+    """Take the lock; wait a moment for readers, who hold it for microseconds to look at it."""
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(_TRY_SECONDS)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _owner_text(descriptor: int) -> str:
