@@ -15,6 +15,7 @@ time, also while it runs. A result is acknowledged only after its transaction is
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import io
 import json
 import os
@@ -270,9 +271,10 @@ class RunStore:
         """
         stored = self._meta("plan")
         if stored is None:
-            self._write_splits(folds, targets)
+            digest = self._write_splits(folds, targets)
             with self._transaction():
                 self._put("format", str(FORMAT))
+                self._put("splits", digest)
                 self._put("plan", plan.to_json())
                 self._put("about", json.dumps(dict(about or {})))
         else:
@@ -493,7 +495,8 @@ class RunStore:
             raise
         self._commit()
 
-    def _write_splits(self, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> None:
+    def _write_splits(self, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
+        """Write the file and return its digest."""
         arrays: dict[str, npt.NDArray[Any]] = {"targets": np.asarray(targets)}
         for fold in folds:
             name = f"repeat{fold.repeat}-fold{fold.index}"
@@ -502,6 +505,7 @@ class RunStore:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
         write_whole(self.root / "splits.npz", buffer.getvalue())
+        return hashlib.sha256(buffer.getvalue()).hexdigest()
 
     # Reading
 
@@ -543,24 +547,27 @@ class RunStore:
         StoreCorruptError
             ``splits.npz`` does not hold the folds of the plan.
         """
-        plan = self.plan
+        plan, path = self.plan, self.root / "splits.npz"
         try:
-            with np.load(self.root / "splits.npz", allow_pickle=False) as arrays:
-                keys = dict.fromkeys((job.repeat, job.fold) for job in plan.jobs)
-                folds = tuple(
-                    Fold(
-                        repeat,
-                        fold,
-                        arrays[f"repeat{repeat}-fold{fold}-train"],
-                        arrays[f"repeat{repeat}-fold{fold}-valid"],
-                    )
-                    for repeat, fold in sorted(keys)
+            data = path.read_bytes()
+        except OSError as error:
+            raise StoreCorruptError(f"{path} cannot be read: {error}") from error
+        if hashlib.sha256(data).hexdigest() != self._meta("splits"):
+            raise StoreCorruptError(f"{path} is damaged: it is not what was written")
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            keys = sorted({(job.repeat, job.fold) for job in plan.jobs})
+            folds = tuple(
+                Fold(
+                    repeat,
+                    fold,
+                    arrays[f"repeat{repeat}-fold{fold}-train"],
+                    arrays[f"repeat{repeat}-fold{fold}-valid"],
                 )
-                targets = arrays["targets"]
-        except (OSError, ValueError, KeyError) as error:
-            raise StoreCorruptError(f"{self.root / 'splits.npz'} is damaged: {error}") from error
+                for repeat, fold in keys
+            )
+            targets = arrays["targets"]
         if folds_fingerprint(folds) != plan.folds:
-            raise StoreCorruptError(f"{self.root / 'splits.npz'} holds folds of another plan")
+            raise StoreCorruptError(f"{path} holds folds of another plan")
         return folds, targets
 
     def results(self) -> dict[str, Result]:
