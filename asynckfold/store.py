@@ -774,6 +774,19 @@ def _connect(root: Path) -> sqlite3.Connection:
     path = root / "run.db"
     try:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+    except sqlite3.OperationalError as error:
+        raise _from_sqlite(error, root) from error
+    try:
+        _prepare(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _prepare(db: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of a new run, or check that an old file is a run of this format."""
+    try:
         db.execute("PRAGMA journal_mode=DELETE")
         db.execute("PRAGMA synchronous=EXTRA")
         tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
@@ -787,24 +800,28 @@ def _connect(root: Path) -> sqlite3.Connection:
                 f"{path} has format {written[0]}, this asynckfold reads format {FORMAT}"
             )
     except sqlite3.OperationalError as error:
-        raise _from_sqlite(error, root) from error
+        raise _from_sqlite(error, path.parent) from error
     except sqlite3.DatabaseError as error:
         raise StoreCorruptError(f"{path} is damaged or not a run: {error}") from error
-    return db
 
 
 def _open_read_only(path: Path) -> sqlite3.Connection:
-    address = path.absolute().as_uri()
-    db = sqlite3.connect(f"{address}?mode=ro", uri=True, isolation_level=None, timeout=10)
     try:
-        db.execute("SELECT COUNT(*) FROM meta").fetchone()
+        return _opened(f"{path.absolute().as_uri()}?mode=ro")
     except sqlite3.OperationalError:
         # A killed writer leaves a journal that only a writer may roll back.
-        db.close()
         if _holder(path.parent):
             raise
-        db = sqlite3.connect(path, isolation_level=None, timeout=10)
+        return _opened(f"{path.absolute().as_uri()}?mode=rw")
+
+
+def _opened(address: str) -> sqlite3.Connection:
+    db = sqlite3.connect(address, uri=True, isolation_level=None, timeout=10)
+    try:
         db.execute("SELECT COUNT(*) FROM meta").fetchone()
+    except BaseException:
+        db.close()
+        raise
     return db
 
 
