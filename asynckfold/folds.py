@@ -239,7 +239,7 @@ def _given(
                 )
             ]
         )
-    if hasattr(cv, "split"):
+    if hasattr(cv, "split") and not isinstance(cv, (str, bytes)):
         try:
             pairs = list(cv.split(np.zeros((n_samples, 1)), targets, groups))
         except ValueError as error:
