@@ -102,16 +102,37 @@ def make_folds(
         )
     else:
         pairs = _given(n_samples, targets, cv, n_repeats, group_array)
+    found = [(repeat, index, np.asarray(a), np.asarray(b)) for repeat, index, a, b in pairs]
+    refuse(_kind_problems(found))
     folds = tuple(
         Fold(repeat, index, _indices(train), _indices(valid))
-        for repeat, index, train, valid in pairs
+        for repeat, index, train, valid in found
     )
     refuse(_fold_problems(folds, n_samples, group_array))
     return folds
 
 
-def _indices(values: Any) -> Indices:
-    array = np.asarray(values)
+def _kind_problems(
+    found: Iterable[tuple[int, int, npt.NDArray[Any], npt.NDArray[Any]]],
+) -> list[Problem]:
+    """Indices that are neither whole numbers nor a mask, which would be cut to whole numbers."""
+    return [
+        Problem(
+            f"{_name(repeat, index)}: {side} must be whole numbers or a mask",
+            f"an array of {array.dtype}",
+            "Pass positions of samples, counted from 0.",
+        )
+        for repeat, index, train, valid in found
+        for side, array in (("train", train), ("valid", valid))
+        if array.size and array.dtype.kind not in "iub"
+    ]
+
+
+def _name(repeat: int, index: int) -> str:
+    return f"fold {index}" + (f" of repeat {repeat}" if repeat else "")
+
+
+def _indices(array: npt.NDArray[Any]) -> Indices:
     if array.dtype == bool:
         array = np.flatnonzero(array)
     return np.ascontiguousarray(array, dtype=np.int64)
@@ -239,7 +260,7 @@ def _given(
                 )
             ]
         )
-    if hasattr(cv, "split"):
+    if hasattr(cv, "split") and not isinstance(cv, (str, bytes)):
         try:
             pairs = list(cv.split(np.zeros((n_samples, 1)), targets, groups))
         except ValueError as error:
@@ -268,7 +289,7 @@ def _fold_problems(
 ) -> list[Problem]:
     problems = []
     for fold in folds:
-        name = f"fold {fold.index}" + (f" of repeat {fold.repeat}" if fold.repeat else "")
+        name = _name(fold.repeat, fold.index)
         for side, indices in (("train", fold.train), ("valid", fold.valid)):
             problems += _side_problems(name, side, indices, n_samples)
         common = np.intersect1d(fold.train, fold.valid)

@@ -105,7 +105,7 @@ Did you mean 'epochs'? Valid: clip_grad_norm, epochs, eval_batch_size, inner_val
 print_frequency, save_checkpoint_frequency.
         """
         known = {item.name for item in fields(cls)}
-        values = dict(given or {})
+        values = {key: _plain(value) for key, value in dict(given or {}).items()}
         if "max_epochs" in values and "epochs" not in values:
             values["epochs"] = values.pop("max_epochs")
         problems = [
@@ -145,6 +145,11 @@ print_frequency, save_checkpoint_frequency.
             yield Problem(
                 "clip_grad_norm must be a positive number", repr(clip), "Pass None for no clipping."
             )
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy number as Python's own, which JSON can hold."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _is_count(value: object) -> bool:

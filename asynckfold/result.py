@@ -373,12 +373,12 @@ class CVResults:
         ValueError
             No candidate is complete.
         """
-        rows = self.candidates
-        if not any(row.complete for row in rows):
+        rows, metric = self.candidates, self.plan.scoring[0]
+        if not any(row.complete and not np.isnan(row.scores[metric]).any() for row in rows):
             raise ValueError(
                 f"no candidate has a score on every fold, so none is best; {self._account()}"
             )
-        return int(np.argmin(rank(rows, self.plan.scoring[0])))
+        return int(np.argmin(rank(rows, metric)))
 
     @property
     def best_params_(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ time, also while it runs. A result is acknowledged only after its transaction is
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import io
 import json
 import os
@@ -44,6 +45,9 @@ from asynckfold.plan import Plan, folds_fingerprint
 from asynckfold.result import DONE, ENDED, FAILED, Baseline, Epoch, Result, fingerprint
 
 FORMAT = 1
+
+# A tenth of a second in all: thousands of times what a reader needs to look at the lock.
+_TRIES, _TRY_SECONDS = 20, 0.005
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -268,11 +272,12 @@ class RunStore:
         """
         stored = self._meta("plan")
         if stored is None:
-            self._write_splits(folds, targets)
-            with self._transaction() as db:
-                _put(db, "format", str(FORMAT))
-                _put(db, "plan", plan.to_json())
-                _put(db, "about", json.dumps(dict(about or {})))
+            digest = self._write_splits(folds, targets)
+            with self._transaction():
+                self._put("format", str(FORMAT))
+                self._put("splits", digest)
+                self._put("plan", plan.to_json())
+                self._put("about", json.dumps(dict(about or {})))
         else:
             difference = Plan.from_json(stored).first_difference(plan)
             if difference:
@@ -285,16 +290,16 @@ class RunStore:
                         )
                     ]
                 )
-        with self._transaction() as db:
-            db.execute("UPDATE attempts SET outcome = 'lost' WHERE outcome IS NULL")
-            db.execute(
+        with self._transaction():
+            self._execute("UPDATE attempts SET outcome = 'lost' WHERE outcome IS NULL")
+            self._execute(
                 "DELETE FROM results WHERE status NOT IN (?, 'diverged')",
                 (DONE,),
             )
-            row = db.execute("SELECT COALESCE(SUM(seconds), 0) FROM sessions").fetchone()
+            row = self._execute("SELECT COALESCE(SUM(seconds), 0) FROM sessions").fetchone()
             self._offset = float(row[0])
             self._clock = time.monotonic()
-            cursor = db.execute(
+            cursor = self._execute(
                 "INSERT INTO sessions (pid, host, started, offset, seconds) VALUES (?,?,?,?,0)",
                 (os.getpid(), socket.gethostname(), _now_text(), self._offset),
             )
@@ -309,11 +314,11 @@ class RunStore:
     ) -> int:
         """Record that a job starts now; return the number of the attempt, from 1."""
         self._begin_buffered()
-        row = self._db.execute(
+        row = self._execute(
             "SELECT COALESCE(MAX(attempt), 0) + 1 FROM attempts WHERE job_id = ?", (job_id,)
         ).fetchone()
         number = int(row[0])
-        self._db.execute(
+        self._execute(
             "INSERT INTO attempts VALUES (?,?,?,?,NULL,NULL,?,?,?,0,?,'')",
             (
                 job_id,
@@ -344,22 +349,22 @@ class RunStore:
         done already, is refused.
         """
         self._begin_buffered()
-        newest = self._db.execute(
+        newest = self._execute(
             "SELECT MAX(attempt) FROM attempts WHERE job_id = ?", (result.job_id,)
         ).fetchone()[0]
-        present = self._db.execute(
+        present = self._execute(
             "SELECT 1 FROM results WHERE job_id = ?", (result.job_id,)
         ).fetchone()
         if present or result.attempt != newest:
             return False
         outputs = result.outputs
-        self._db.execute(
+        self._execute(
             f"INSERT INTO results VALUES ({','.join('?' * 20)})",
             (
                 result.job_id,
                 result.attempt,
                 result.status,
-                json.dumps(dict(result.scores)),
+                json.dumps({name: float(value) for name, value in result.scores.items()}),
                 json.dumps([astuple(item) for item in result.epochs]),
                 None if outputs is None else np.ascontiguousarray(outputs, np.float32).tobytes(),
                 None if outputs is None else json.dumps(outputs.shape),
@@ -389,24 +394,24 @@ class RunStore:
         The two newest stay.
         """
         self._begin_buffered()
-        self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,?,?,?,?)", astuple(ref))
-        rows = self._db.execute(
+        self._execute("INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,?,?,?,?)", astuple(ref))
+        rows = self._execute(
             "SELECT file FROM checkpoints WHERE job_id = ? "
             "ORDER BY epoch DESC, batch DESC, attempt DESC LIMIT -1 OFFSET 2",
             (ref.job_id,),
         ).fetchall()
         old = [str(row[0]) for row in rows]
-        self._db.executemany(
-            "DELETE FROM checkpoints WHERE job_id = ? AND file = ?",
-            [(ref.job_id, file) for file in old],
-        )
+        for file in old:
+            self._execute(
+                "DELETE FROM checkpoints WHERE job_id = ? AND file = ?", (ref.job_id, file)
+            )
         self.flush()
         return old
 
     def epoch(self, job_id: str, attempt: int, item: Epoch) -> None:
         """Note an epoch of a running job; buffered."""
         self._begin_buffered()
-        self._db.execute(
+        self._execute(
             f"INSERT OR REPLACE INTO epochs VALUES ({','.join('?' * 8)})",
             (job_id, attempt, *astuple(item)),
         )
@@ -414,7 +419,7 @@ class RunStore:
     def event(self, kind: str, text: str, job_id: str | None = None) -> None:
         """Note something worth telling; buffered."""
         self._begin_buffered()
-        self._db.execute(
+        self._execute(
             "INSERT INTO events (at, kind, job_id, text) VALUES (?,?,?,?)",
             (self.now(), kind, job_id, text),
         )
@@ -422,7 +427,7 @@ class RunStore:
     def sample(self, phase: str, used: float, own: float, cores: Sequence[float]) -> None:
         """Note the CPU use now; buffered."""
         self._begin_buffered()
-        self._db.execute(
+        self._execute(
             "INSERT INTO samples VALUES (?,?,?,?,?)",
             (self.now(), phase, used, own, json.dumps([round(value, 3) for value in cores])),
         )
@@ -430,7 +435,7 @@ class RunStore:
     def set_baseline(self, baseline: Baseline) -> None:
         """Make the serial baseline durable."""
         self._begin_buffered()
-        _put(self._db, "baseline", json.dumps(baseline.to_dict()))
+        self._put("baseline", json.dumps(baseline.to_dict()))
         self.flush()
 
     def packing(self, since: float | None) -> None:
@@ -442,7 +447,7 @@ class RunStore:
     def flush(self) -> None:
         """Put on disk what is buffered."""
         self._begin_buffered()
-        self._db.execute(
+        self._execute(
             "UPDATE sessions SET seconds = ? WHERE session = ?",
             (self.now() - self._offset, self._session),
         )
@@ -454,7 +459,7 @@ class RunStore:
         self._commit()
 
     def _end_attempt(self, job_id: str, attempt: int, outcome: str, pid: int, error: str) -> None:
-        self._db.execute(
+        self._execute(
             "UPDATE attempts SET ended = ?, outcome = ?, pid = ?, error = ? "
             "WHERE job_id = ? AND attempt = ?",
             (self.now(), outcome, pid, error, job_id, attempt),
@@ -471,24 +476,34 @@ class RunStore:
         self._execute("COMMIT")
         self._dirty = False
 
-    def _execute(self, statement: str) -> None:
+    def _execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         try:
-            self._db.execute(statement)
+            return self._db.execute(statement, values)
         except sqlite3.OperationalError as error:
+            self._roll_back()
             raise _from_sqlite(error, self.root) from error
 
+    def _put(self, key: str, value: str) -> None:
+        self._execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, value))
+
+    def _roll_back(self) -> None:
+        """Forget what is buffered; after a full disk SQLite has done so already."""
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+        self._dirty = False
+
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[None]:
         self._begin_buffered()
         try:
-            yield self._db
+            yield
         except BaseException:
-            self._db.execute("ROLLBACK")
-            self._dirty = False
+            self._roll_back()
             raise
         self._commit()
 
-    def _write_splits(self, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> None:
+    def _write_splits(self, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
+        """Write the file and return its digest."""
         arrays: dict[str, npt.NDArray[Any]] = {"targets": np.asarray(targets)}
         for fold in folds:
             name = f"repeat{fold.repeat}-fold{fold.index}"
@@ -497,6 +512,7 @@ class RunStore:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
         write_whole(self.root / "splits.npz", buffer.getvalue())
+        return hashlib.sha256(buffer.getvalue()).hexdigest()
 
     # Reading
 
@@ -538,24 +554,27 @@ class RunStore:
         StoreCorruptError
             ``splits.npz`` does not hold the folds of the plan.
         """
-        plan = self.plan
+        plan, path = self.plan, self.root / "splits.npz"
         try:
-            with np.load(self.root / "splits.npz", allow_pickle=False) as arrays:
-                keys = dict.fromkeys((job.repeat, job.fold) for job in plan.jobs)
-                folds = tuple(
-                    Fold(
-                        repeat,
-                        fold,
-                        arrays[f"repeat{repeat}-fold{fold}-train"],
-                        arrays[f"repeat{repeat}-fold{fold}-valid"],
-                    )
-                    for repeat, fold in sorted(keys)
+            data = path.read_bytes()
+        except OSError as error:
+            raise StoreCorruptError(f"{path} cannot be read: {error}") from error
+        if hashlib.sha256(data).hexdigest() != self._meta("splits"):
+            raise StoreCorruptError(f"{path} is damaged: it is not what was written")
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            keys = sorted({(job.repeat, job.fold) for job in plan.jobs})
+            folds = tuple(
+                Fold(
+                    repeat,
+                    fold,
+                    arrays[f"repeat{repeat}-fold{fold}-train"],
+                    arrays[f"repeat{repeat}-fold{fold}-valid"],
                 )
-                targets = arrays["targets"]
-        except (OSError, ValueError, KeyError) as error:
-            raise StoreCorruptError(f"{self.root / 'splits.npz'} is damaged: {error}") from error
+                for repeat, fold in keys
+            )
+            targets = arrays["targets"]
         if folds_fingerprint(folds) != plan.folds:
-            raise StoreCorruptError(f"{self.root / 'splits.npz'} holds folds of another plan")
+            raise StoreCorruptError(f"{path} holds folds of another plan")
         return folds, targets
 
     def results(self) -> dict[str, Result]:
@@ -609,7 +628,7 @@ class RunStore:
             "AND number = e.number) AND (? IS NULL OR job_id = ?) ORDER BY job_id, number",
             (job_id, job_id),
         )
-        return [(row[0], Epoch(*row[1:])) for row in rows]
+        return [(row[0], _epoch(*row[1:])) for row in rows]
 
     def attempts(self) -> list[Attempt]:
         """Return all attempts in the order of their start."""
@@ -674,8 +693,12 @@ class RunStore:
         return None if row is None else str(row[0])
 
 
-def _put(db: sqlite3.Connection, key: str, value: str) -> None:
-    db.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, value))
+def _epoch(number: int, *values: float | None) -> Epoch:
+    """An epoch from its row, in which SQLite turned every NaN into NULL."""
+    train_loss, valid_loss, lr, seconds = (
+        float("nan") if value is None else value for value in (*values[:2], *values[3:])
+    )
+    return Epoch(number, train_loss, valid_loss, values[2], lr, seconds)
 
 
 def _now_text() -> str:
@@ -690,7 +713,7 @@ def _lock(root: Path) -> int:
     except OSError as error:
         raise storage_error(error, path) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(descriptor)
     except BlockingIOError:
         owner = _owner_text(descriptor)
         os.close(descriptor)
@@ -708,6 +731,17 @@ def _lock(root: Path) -> int:
         os.close(descriptor)
         raise storage_error(error, path) from error
     return descriptor
+
+
+def _take(descriptor: int) -> None:
+    """Take the lock; wait a moment for readers, who hold it for microseconds to look at it."""
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(_TRY_SECONDS)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _owner_text(descriptor: int) -> str:
@@ -747,6 +781,19 @@ def _connect(root: Path) -> sqlite3.Connection:
     path = root / "run.db"
     try:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+    except sqlite3.OperationalError as error:
+        raise _from_sqlite(error, root) from error
+    try:
+        _prepare(db, path)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _prepare(db: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of a new run, or check that an old file is a run of this format."""
+    try:
         db.execute("PRAGMA journal_mode=DELETE")
         db.execute("PRAGMA synchronous=EXTRA")
         tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
@@ -760,24 +807,28 @@ def _connect(root: Path) -> sqlite3.Connection:
                 f"{path} has format {written[0]}, this asynckfold reads format {FORMAT}"
             )
     except sqlite3.OperationalError as error:
-        raise _from_sqlite(error, root) from error
+        raise _from_sqlite(error, path.parent) from error
     except sqlite3.DatabaseError as error:
         raise StoreCorruptError(f"{path} is damaged or not a run: {error}") from error
-    return db
 
 
 def _open_read_only(path: Path) -> sqlite3.Connection:
-    address = path.absolute().as_uri()
-    db = sqlite3.connect(f"{address}?mode=ro", uri=True, isolation_level=None, timeout=10)
     try:
-        db.execute("SELECT COUNT(*) FROM meta").fetchone()
+        return _opened(f"{path.absolute().as_uri()}?mode=ro")
     except sqlite3.OperationalError:
         # A killed writer leaves a journal that only a writer may roll back.
-        db.close()
         if _holder(path.parent):
             raise
-        db = sqlite3.connect(path, isolation_level=None, timeout=10)
+        return _opened(f"{path.absolute().as_uri()}?mode=rw")
+
+
+def _opened(address: str) -> sqlite3.Connection:
+    db = sqlite3.connect(address, uri=True, isolation_level=None, timeout=10)
+    try:
         db.execute("SELECT COUNT(*) FROM meta").fetchone()
+    except BaseException:
+        db.close()
+        raise
     return db
 
 

@@ -36,6 +36,7 @@ from asynckfold.cli.tell import (
     plan_table,
     tell_results,
 )
+from asynckfold.engines import pool
 from asynckfold.errors import (
     AllJobsFailedError,
     AsyncKFoldError,
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(parsed: argparse.Namespace, out: Output) -> int:
     """Cross-validate a sweep."""
+    pool.start_early(["torchvision", "sklearn"])
     sweep = sweep_parts(parsed)
     kfold = make_kfold(parsed, sweep)
     code = 0

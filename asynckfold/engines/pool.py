@@ -85,6 +85,7 @@ class WorkerPool:
 
     def _open(self) -> None:
         self._closing = False
+        self._forked = False
         self._wake_read, self._wake_write = multiprocessing.Pipe(duplex=False)
         self._server, self._control = _start_server(self._preload)
         self._listener = threading.Thread(
@@ -162,6 +163,9 @@ class WorkerPool:
         self._wake()
         self._listener.join()
         self._control.close()
+        if not self._forked:
+            # It may still be importing, and has nothing to take along.
+            self._server.kill()
         try:
             self._server.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -183,6 +187,7 @@ class WorkerPool:
                 self._control.send(("fork",))
                 reduction.send_handle(self._control, there.fileno(), self._server.pid)
                 self.workers.append(worker)
+            self._forked = True
             self._wake()
         except OSError:
             worker.open, worker.status = False, -signal.SIGKILL
@@ -337,6 +342,11 @@ def take(preload: Sequence[str] = ()) -> WorkerPool:
     if pool is not None and pool.owner == os.getpid() and pool.healthy:
         return pool
     return WorkerPool(preload)
+
+
+def start_early(preload: Sequence[str] = ()) -> None:
+    """Let the server import torch while this process does, for a sweep that comes soon."""
+    give_back(take(preload))
 
 
 def give_back(pool: WorkerPool, idle_s: float = IDLE_SECONDS) -> None:

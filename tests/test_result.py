@@ -1,0 +1,337 @@
+"""What the user gets back: scikit-learn's table, out-of-fold outputs, the fingerprint."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.model_selection import GridSearchCV
+
+from asynckfold.folds import make_folds
+from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.result import (
+    DONE,
+    ENDED,
+    FAILED,
+    Baseline,
+    Candidate,
+    CVResults,
+    Epoch,
+    Result,
+    confidence_interval,
+    fingerprint,
+    rank,
+)
+
+TARGETS = np.array([0, 1] * 6)
+MODELS, SCHEDULES = ["B<b>", "A"], ["cosine", "warm"]
+
+
+def make_results(
+    scores: Mapping[str, Mapping[str, float]], n_repeats: int = 1, **changes: Any
+) -> CVResults:
+    """Results of jobs by id; a missing job is pending."""
+    folds = make_folds(12, TARGETS, 3, n_repeats=n_repeats)
+    jobs = make_jobs(MODELS, SCHEDULES, folds, 0)
+    print_of_folds = folds_fingerprint(folds)
+    plan = Plan(jobs, TrainerParams(), 4, 1, 0, "cpu", ("accuracy", "f1"), "data", print_of_folds)
+    by_key = {fold.key: fold for fold in folds}
+    results = {
+        job.id: Result(
+            job.id,
+            1,
+            DONE,
+            scores[job.id],
+            (Epoch(1, 0.5, 0.6, 0.7, 1e-3, 0.1), Epoch(2, 0.4, 0.5, 0.8, 1e-3, 0.1)),
+            by_key[(job.repeat, job.fold)].valid[:, None].astype(np.float32) + job.repeat,
+            fit_seconds=2.0,
+            score_seconds=0.5,
+        )
+        for job in jobs
+        if job.id in scores
+    }
+    found = CVResults(plan, folds, 12, results, 10.0, None, Path("run"))
+    return replace(found, **changes)
+
+
+def all_scores(n_repeats: int = 1) -> dict[str, dict[str, float]]:
+    jobs = make_results({}, n_repeats).plan.jobs
+    return {
+        job.id: {"accuracy": 0.5 + 0.01 * number, "f1": 0.1 * (job.fold + 1)}
+        for number, job in enumerate(jobs)
+    }
+
+
+class Guess(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """The smallest classifier with our two parameters."""
+
+    def __init__(self, model: str = "A", scheduler: str = "cosine") -> None:
+        self.model = model
+        self.scheduler = scheduler
+
+    def fit(self, samples: Any, targets: Any) -> Guess:
+        self.classes_ = np.unique(targets)
+        return self
+
+    def predict(self, samples: Any) -> Any:
+        return np.zeros(len(samples), int)
+
+
+def test_the_table_has_exactly_the_keys_types_and_shapes_of_scikit_learn() -> None:
+    search = GridSearchCV(
+        Guess(),
+        {"model": MODELS, "scheduler": SCHEDULES},
+        scoring={"accuracy": "accuracy", "f1": "balanced_accuracy"},
+        refit=False,
+        cv=3,
+    ).fit(np.zeros((12, 1)), TARGETS)
+    theirs, ours = search.cv_results_, make_results(all_scores()).cv_results_
+    assert set(ours) == set(theirs)
+    assert ours["params"] == theirs["params"]
+    for key in set(ours) - {"params"}:
+        assert type(ours[key]) is type(theirs[key]), key
+        assert np.shape(ours[key]) == np.shape(theirs[key]), key
+        assert ours[key].dtype == theirs[key].dtype, key
+    assert list(ours["param_model"]) == list(theirs["param_model"])
+
+
+def test_the_table_adds_up() -> None:
+    table = make_results(all_scores()).cv_results_
+    splits = np.stack([table[f"split{fold}_test_accuracy"] for fold in range(3)])
+    np.testing.assert_allclose(table["mean_test_accuracy"], splits.mean(axis=0))
+    np.testing.assert_allclose(table["std_test_accuracy"], splits.std(axis=0))
+    assert table["rank_test_accuracy"].tolist() == [4, 3, 2, 1]
+    assert table["rank_test_f1"].tolist() == [1, 1, 1, 1]
+    assert table["mean_fit_time"].tolist() == [2.0] * 4
+
+
+def test_the_best_candidate_is_the_best_complete_one() -> None:
+    scores = all_scores()
+    results = make_results(scores)
+    assert results.best_params_ == {"model": "A", "scheduler": "warm"}
+    assert results.best_score_ == pytest.approx(0.6)
+    del scores["A/warm/fold-1"]
+    incomplete = make_results(scores)
+    assert incomplete.best_params_ == {"model": "A", "scheduler": "cosine"}
+    assert incomplete.cv_results_["rank_test_accuracy"].tolist() == [3, 2, 1, 4]
+    assert math.isnan(incomplete.cv_results_["mean_test_accuracy"][3])
+
+
+def test_no_complete_candidate_is_told_with_the_account() -> None:
+    with pytest.raises(ValueError, match=r"no candidate has a score on every fold.*12 pending"):
+        _ = make_results({}).best_index_
+
+
+def test_a_candidate_whose_score_is_nan_is_not_the_best() -> None:
+    nan = {"accuracy": float("nan"), "f1": 0.5}
+    results = make_results({f"A/warm/fold-{fold}": nan for fold in range(3)})
+    with pytest.raises(ValueError, match="no candidate has a score on every fold"):
+        _ = results.best_params_
+
+
+def test_a_failed_job_is_never_averaged_away() -> None:
+    results = make_results(all_scores())
+    failed = replace(results.results["A/warm/fold-0"], status=FAILED, scores={}, outputs=None)
+    found = replace(results, results={**results.results, failed.job_id: failed}, error_score=0.0)
+    row = found.candidates[3]
+    assert (row.status, row.done, row.planned, row.complete) == ("failed", 2, 3, False)
+    assert row.scores["accuracy"][0] == 0.0
+    assert found.best_params_ == {"model": "A", "scheduler": "cosine"}
+    assert found.to_frame()["rank"].isna().tolist() == [False, False, False, True]
+
+
+# Ranking
+
+
+def row(scores: list[float]) -> Candidate:
+    values = np.array(scores)
+    return Candidate("m", "s", {"a": values}, values, values, len(scores), len(scores), DONE)
+
+
+values = st.one_of(st.floats(0, 1), st.just(float("nan")), st.sampled_from([0.25, 0.5]))
+
+
+@given(st.lists(values, min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_ranks_do_not_depend_on_the_order_and_nan_is_last(means: list[float], random: Any) -> None:
+    order = list(range(len(means)))
+    random.shuffle(order)
+    ranks = rank([row([value]) for value in means], "a")
+    shuffled = rank([row([means[position]]) for position in order], "a")
+    assert shuffled == [ranks[position] for position in order]
+    for (mean, place), (other, other_place) in itertools.product(
+        zip(means, ranks, strict=True), repeat=2
+    ):
+        if mean > other or (math.isnan(other) and not math.isnan(mean)):
+            assert place < other_place
+        if mean == other or (math.isnan(mean) and math.isnan(other)):
+            assert place == other_place
+    assert min(ranks) == 1
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_finite_ranks_are_those_of_scikit_learn(means: list[float]) -> None:
+    from scipy.stats import rankdata
+
+    expected = rankdata([-mean for mean in means], method="min").astype(int).tolist()
+    assert rank([row([mean]) for mean in means], "a") == expected
+
+
+def test_the_corrected_interval_is_nadeau_and_bengios() -> None:
+    """By hand: mean 0.8, variance 0.01, k = 3, ratio 1/2, t(0.975, 2) = 4.30265."""
+    low, high = confidence_interval(np.array([0.7, 0.8, 0.9]), 0.5)
+    half = 4.30265 * math.sqrt((1 / 3 + 0.5) * 0.01)
+    assert [low, high] == pytest.approx([0.8 - half, 0.8 + half], abs=1e-5)
+    assert all(map(math.isnan, confidence_interval(np.array([0.7]), 0.5)))
+    assert all(map(math.isnan, confidence_interval(np.array([0.7, math.nan]), 0.5)))
+
+
+# Out-of-fold outputs
+
+
+def test_outputs_stand_in_the_order_of_the_dataset() -> None:
+    outputs = make_results(all_scores()).oof
+    assert list(outputs) == ["B<b>/cosine", "B<b>/warm", "A/cosine", "A/warm"]
+    for array in outputs.values():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, np.arange(12, dtype=np.float32)[:, None])
+
+
+def test_outputs_of_repeats_are_averaged() -> None:
+    outputs = make_results(all_scores(2), 2).oof["A/warm"]
+    np.testing.assert_allclose(outputs[:, 0], np.arange(12) + 0.5)
+
+
+def test_samples_that_no_finished_fold_held_out_are_nan() -> None:
+    scores = all_scores()
+    del scores["A/warm/fold-2"]
+    results = make_results(scores)
+    missing = np.isnan(results.oof["A/warm"][:, 0])
+    assert np.flatnonzero(missing).tolist() == sorted(results.folds[2].valid.tolist())
+    assert "A/warm" not in make_results({"A/cosine/fold-0": {"accuracy": 1.0, "f1": 1.0}}).oof
+
+
+# The fingerprint
+
+
+RESULT = make_results(all_scores()).results["A/warm/fold-0"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attempt": 9},
+        {"pid": 9},
+        {"cores": (3,)},
+        {"threads": 9},
+        {"device": "cuda:1"},
+        {"started": 9.0, "ended": 10.0},
+        {"fit_seconds": 9.0, "score_seconds": 9.0},
+        {"peak_memory": 9},
+        {"epochs": tuple(replace(item, seconds=9.0) for item in RESULT.epochs)},
+        {"scores": dict(sorted(RESULT.scores.items(), reverse=True))},
+    ],
+)
+def test_time_and_place_do_not_change_the_digest(change: dict[str, Any]) -> None:
+    assert replace(RESULT, **change).digest == RESULT.digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": "other"},
+        {"status": FAILED},
+        {"scores": {**RESULT.scores, "f1": np.nextafter(RESULT.scores["f1"], 1.0)}},
+        {"scores": {**RESULT.scores, "f1": float("nan")}},
+        {"outputs": RESULT.outputs[::-1] if RESULT.outputs is not None else None},
+        {"outputs": None},
+        {"epochs": RESULT.epochs[:1]},
+        {"epochs": (RESULT.epochs[0], replace(RESULT.epochs[1], accuracy=None))},
+        {"epochs": (RESULT.epochs[0], replace(RESULT.epochs[1], train_loss=0.4 + 1e-16))},
+        {"job_id": "A/warm/fold-1"},
+    ],
+)
+def test_every_bit_of_the_result_changes_the_digest(change: dict[str, Any]) -> None:
+    assert replace(RESULT, **change).digest != RESULT.digest
+
+
+def test_the_fingerprint_does_not_depend_on_the_order_of_the_results() -> None:
+    results = make_results(all_scores())
+    backwards = replace(results, results=dict(sorted(results.results.items(), reverse=True)))
+    assert backwards.fingerprint == results.fingerprint
+    assert fingerprint({"a": "1", "b": "2"}) == fingerprint({"b": "2", "a": "1"})
+    assert fingerprint({"a": "1"}) != fingerprint({"a": "2"})
+
+
+# Tables and text
+
+
+@pytest.mark.parametrize(("level", "rows"), [("candidate", 4), ("fold", 12), ("epoch", 24)])
+def test_a_frame_has_one_row_per_level(level: str, rows: int) -> None:
+    frame = make_results(all_scores()).to_frame(level)
+    assert len(frame) == rows
+    assert {"model", "scheduler"} <= set(frame)
+
+
+def test_candidates_stand_by_rank_and_folds_say_what_is_pending() -> None:
+    scores = all_scores()
+    del scores["A/warm/fold-1"]
+    results = make_results(scores)
+    assert results.to_frame()["rank"].tolist()[:3] == [1, 2, 3]
+    folds = results.to_frame("fold")
+    assert folds["status"].tolist().count("pending") == 1
+    assert results.to_frame("epoch")["epoch"].tolist()[:2] == [1, 2]
+
+
+def test_another_level_is_refused() -> None:
+    with pytest.raises(ValueError, match="level must be 'candidate', 'fold' or 'epoch'"):
+        make_results({}).to_frame("job")
+
+
+def test_the_text_is_readable() -> None:
+    baseline = Baseline("measured", 25.0, 2)
+    lines = repr(make_results(all_scores(), baseline=baseline)).splitlines()
+    assert "12 done" in lines[0]
+    assert "serial 25.0 s (measured): 2.50x" in lines[0]
+    assert lines[1].split() == ["model", "scheduler", "accuracy", "folds", "seconds"]
+    assert lines[2].split() == ["1", "A", "warm", "0.6000", "±", "0.0082", "3/3", "6.0"]
+    assert len(lines) == 6
+
+
+def test_the_page_escapes_names() -> None:
+    page = make_results(all_scores())._repr_html_()
+    assert "B&lt;b&gt;" in page
+    assert "B<b>" not in page
+
+
+def test_a_run_without_results_can_be_shown() -> None:
+    results = make_results({})
+    assert "12 pending" in repr(results)
+    assert "n/a" in repr(results)
+    assert len(results.to_frame()) == 4
+    assert results.oof == {}
+
+
+@given(st.dictionaries(st.sampled_from(sorted(all_scores())), st.sampled_from(ENDED)))
+def test_the_counts_add_up(ends: dict[str, str]) -> None:
+    results = make_results(all_scores())
+    chosen = {name: replace(results.results[name], status=end) for name, end in ends.items()}
+    counts = replace(results, results=chosen).counts
+    assert counts["planned"] == sum(counts[state] for state in (*ENDED, "pending")) == 12
+
+
+def test_the_speedup_needs_a_baseline_and_all_jobs() -> None:
+    baseline = Baseline("estimated", 25.0, 2)
+    scores = all_scores()
+    assert make_results(scores, baseline=baseline).speedup == 2.5
+    assert make_results(scores).speedup is None
+    del scores["A/warm/fold-1"]
+    assert make_results(scores, baseline=baseline).speedup is None

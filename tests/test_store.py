@@ -1,0 +1,442 @@
+"""The run on disk: what was acknowledged survives kill -9, one writer, readers at any time."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asynckfold.errors import PlanMismatchError, RunHeldError, StorageError, StoreCorruptError
+from asynckfold.folds import Fold, make_folds
+from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.result import DONE, ENDED, Baseline, Epoch, Result, fingerprint
+from asynckfold.store import CheckpointRef, RunStore
+
+TARGETS = np.array([0, 1] * 6)
+
+
+def make_plan(
+    models: tuple[str, ...] = ("A", "B"), **changes: Any
+) -> tuple[Plan, tuple[Fold, ...]]:
+    folds = make_folds(12, TARGETS, 3)
+    jobs = make_jobs(models, ["cosine"], folds, 0)
+    plan = Plan(
+        jobs, TrainerParams(), 4, 1, 0, "cpu", ("accuracy",), "data", folds_fingerprint(folds)
+    )
+    return replace(plan, **changes), folds
+
+
+PLAN, FOLDS = make_plan()
+FIRST = PLAN.jobs[0].id
+
+
+def begin(root: Path, plan: Plan = PLAN) -> RunStore:
+    store = RunStore.hold(root)
+    store.begin(plan, FOLDS, TARGETS, {"command": "test"})
+    return store
+
+
+def make_result(job_id: str, attempt: int = 1, **changes: Any) -> Result:
+    result = Result(
+        job_id,
+        attempt,
+        DONE,
+        {"accuracy": 0.75},
+        (Epoch(1, 0.5, 0.6, 0.7, 1e-3, 0.1), Epoch(2, 0.4, 0.5, None, 1e-4, 0.1)),
+        np.arange(8, dtype=np.float32).reshape(4, 2),
+        "weights",
+        1.5,
+        0.25,
+        1 << 30,
+        123,
+        (0, 1),
+        2,
+        "cpu",
+        0.5,
+        2.5,
+    )
+    return replace(result, **changes)
+
+
+def finish(store: RunStore, job_id: str, **changes: Any) -> bool:
+    attempt = store.start_attempt(job_id, (0,), 1, "cpu", 1.0)
+    return store.record(make_result(job_id, attempt, **changes))
+
+
+def other_process(root: Path, body: str) -> subprocess.Popen[str]:
+    """A process that knows `root` and this file's names, and runs `body`."""
+    code = f"from tests.test_store import *\nroot = Path({str(root)!r})\n{body}"
+    home = Path(__file__).parents[1]
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=home
+    )
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_result_comes_back_as_it_was_recorded(root: Path) -> None:
+    with begin(root) as store:
+        assert finish(store, FIRST)
+        written = make_result(FIRST)
+    with RunStore.read(root) as store:
+        found = store.results()[FIRST]
+        assert found.digest == written.digest
+        assert store.fingerprint() == fingerprint({FIRST: written.digest})
+        np.testing.assert_array_equal(found.outputs, written.outputs)
+        assert replace(found, outputs=None).__dict__ == replace(written, outputs=None).__dict__
+
+
+def test_numbers_that_are_not_finite_come_back(root: Path) -> None:
+    nan = float("nan")
+    with begin(root) as store:
+        store.epoch(FIRST, 1, Epoch(1, nan, math.inf, None, 0.1, 0.2))
+        finish(store, FIRST, status="diverged", scores={"accuracy": nan}, outputs=None)
+    with RunStore.read(root) as store:
+        ((job, item),) = store.epochs()
+        assert (job, item.number, item.accuracy) == (FIRST, 1, None)
+        assert math.isnan(item.train_loss)
+        assert item.valid_loss == math.inf
+        assert math.isnan(store.results()[FIRST].scores["accuracy"])
+
+
+def test_scores_may_be_numpy_numbers(root: Path) -> None:
+    with begin(root) as store:
+        assert finish(store, FIRST, scores={"accuracy": np.float32(0.5)})
+        assert store.results()[FIRST].scores == {"accuracy": 0.5}
+
+
+def test_plan_folds_and_targets_come_back(root: Path) -> None:
+    begin(root).close()
+    with RunStore.read(root) as store:
+        folds, targets = store.splits()
+        assert store.plan == PLAN
+        assert store.about == {"command": "test"}
+        assert [fold.key for fold in folds] == [fold.key for fold in FOLDS]
+        for found, made in zip(folds, FOLDS, strict=True):
+            np.testing.assert_array_equal(found.valid, made.valid)
+        np.testing.assert_array_equal(targets, TARGETS)
+
+
+def test_baseline_events_samples_and_seconds_come_back(root: Path) -> None:
+    baseline = Baseline("measured", 9.5, 2, {"A/cosine": 4.0}, {"A/cosine": 0.5})
+    with begin(root) as store:
+        store.event("retry", "out of memory", FIRST)
+        store.sample("packed", 1.5, 1.25, (1.0, 0.5))
+        store.set_baseline(baseline)
+        store.set_packed_seconds(3.0)
+    with begin(root) as store:
+        store.set_packed_seconds(2.0)
+    with RunStore.read(root) as store:
+        assert store.baseline == baseline
+        (event,) = store.events()
+        assert (event.kind, event.job_id, event.text) == ("retry", FIRST, "out of memory")
+        (sample,) = store.samples()
+        assert (sample.used, sample.own, sample.cores) == (1.5, 1.25, (1.0, 0.5))
+        assert store.packed_seconds() == 5.0
+
+
+# Kills
+
+
+MANY = make_plan(tuple(f"M{number}" for number in range(200)))[0]
+
+
+def test_what_was_acknowledged_survives_a_kill(root: Path) -> None:
+    body = (
+        "store = begin(root, MANY)\n"
+        "for job in MANY.jobs:\n    finish(store, job.id)\n    print(job.id, flush=True)\n"
+    )
+    with other_process(root, body) as writer:
+        acknowledged = [first_line(writer) for _ in range(20)]
+        writer.kill()
+        acknowledged += writer.stdout.read().split() if writer.stdout else []
+    with begin(root, MANY) as store:
+        assert set(acknowledged) <= set(store.finished())
+        assert 20 <= store.counts()["done"] < len(MANY.jobs)
+        assert {item.outcome for item in store.attempts()} <= {"ok", "lost"}
+
+
+def test_an_attempt_that_was_killed_is_lost_and_its_job_pending(root: Path) -> None:
+    body = "store = begin(root)\nstore.start_attempt(FIRST, (0,), 1, 'cpu', 1.0)\nprint('up')\n"
+    with other_process(root, f"{body}os.kill(os.getpid(), signal.SIGKILL)") as writer:
+        writer.wait()
+    with begin(root) as store:
+        assert [item.outcome for item in store.attempts()] == ["lost"]
+        assert store.counts()["pending"] == len(PLAN.jobs)
+        assert store.start_attempt(FIRST, (0,), 1, "cpu", 1.0) == 2
+
+
+def test_a_run_is_read_after_its_writer_was_killed_within_a_transaction(root: Path) -> None:
+    """The killed writer leaves a hot journal, and half a transaction in the file itself."""
+    body = (
+        "store = begin(root)\nfinish(store, FIRST)\nstore.close()\n"
+        "db = sqlite3.connect(root / 'run.db', isolation_level=None)\n"
+        "db.execute('PRAGMA cache_size = 2')\ndb.execute('BEGIN IMMEDIATE')\n"
+        "db.execute('DELETE FROM results')\n"
+        "for _ in range(500):\n"
+        "    db.execute('INSERT INTO events (at, kind, text) VALUES (0, ?, ?)', ('x', 'y' * 900))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with other_process(root, body) as writer:
+        assert writer.wait() == -signal.SIGKILL
+    assert (root / "run.db-journal").stat().st_size > 0
+    with RunStore.read(root) as store:
+        assert set(store.results()) == {FIRST}
+        assert store.events() == []
+
+
+# One writer
+
+
+def test_a_second_holder_is_refused_naming_the_first_until_it_is_killed(root: Path) -> None:
+    body = "store = begin(root)\nprint('up', flush=True)\ntime.sleep(60)\n"
+    with other_process(root, f"import time\n{body}") as writer:
+        try:
+            assert first_line(writer) == "up"
+            with pytest.raises(RunHeldError, match=f"held by process {writer.pid} on "):
+                RunStore.hold(root)
+            with RunStore.read(root) as store:
+                assert (store.holder() or {})["pid"] == writer.pid
+        finally:
+            writer.kill()
+    with RunStore.read(root) as store:
+        assert store.holder() is None
+    RunStore.hold(root).close()
+
+
+def test_a_look_at_the_holder_does_not_refuse_the_next_one(root: Path) -> None:
+    """``status`` in a loop never keeps a run from starting."""
+    begin(root).close()
+    stop = threading.Event()
+
+    def look() -> None:
+        with RunStore.read(root) as store:
+            while not stop.is_set():
+                store.holder()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(50):
+            RunStore.hold(root).close()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_reader_cannot_write_and_sees_what_is_committed(root: Path) -> None:
+    with begin(root) as writer, RunStore.read(root) as reader:
+        for number, job in enumerate(PLAN.jobs, 1):
+            finish(writer, job.id)
+            assert len(reader.results()) == number
+            assert reader.counts()["done"] == number
+        with pytest.raises(StorageError, match="only the process that holds the run may write"):
+            reader.event("x", "y")
+
+
+def test_readers_look_while_a_writer_writes(root: Path) -> None:
+    body = (
+        "store = begin(root, MANY)\nprint('up', flush=True)\n"
+        "for job in MANY.jobs[:100]:\n    finish(store, job.id)\n    time.sleep(0.005)\n"
+        "store.close()\n"
+    )
+    seen = []
+    with other_process(root, f"import time\n{body}") as writer:
+        assert first_line(writer) == "up"
+        while writer.poll() is None:
+            with RunStore.read(root) as reader:
+                seen.append(reader.counts()["done"])
+    assert writer.returncode == 0
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 2
+
+
+def test_a_forked_child_may_not_write(root: Path) -> None:
+    with begin(root) as store:
+        store._owner = os.getpid() + 1  # what a child sees after fork
+        with pytest.raises(StorageError, match="only the process that holds the run"):
+            store.event("x", "y")
+        store._owner = os.getpid()
+
+
+def test_a_late_writer_is_refused(root: Path) -> None:
+    with begin(root) as store:
+        old = store.start_attempt(FIRST, (0,), 1, "cpu", 1.0)
+        store.end_attempt(FIRST, old, "died", pid=5, error="SIGKILL")
+        new = store.start_attempt(FIRST, (0,), 1, "cpu", 1.0)
+        assert not store.record(make_result(FIRST, old, weights="late"))
+        assert store.record(make_result(FIRST, new))
+        assert not store.record(make_result(FIRST, new, weights="twice"))
+        assert store.results()[FIRST].weights == "weights"
+        assert [item.outcome for item in store.attempts()] == ["died", "ok"]
+
+
+# The same plan
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"batch_size": 8}, "batch_size: 4 there, 8 here"),
+        ({"params": TrainerParams(epochs=9)}, "params.epochs: 5 there, 9 here"),
+        ({"random_state": 7}, "random_state: 0 there, 7 here"),
+        ({"dataset": "other"}, "dataset: data there, other here"),
+        ({"jobs": make_plan(("A", "C"))[0].jobs}, "models: A, B there, A, C here"),
+    ],
+)
+def test_another_plan_is_refused_naming_the_first_difference(
+    root: Path, change: dict[str, Any], named: str
+) -> None:
+    begin(root).close()
+    with pytest.raises(PlanMismatchError) as caught, RunStore.hold(root) as store:
+        store.begin(replace(PLAN, **change), FOLDS, TARGETS)
+    assert named in str(caught.value)
+    begin(root).close()
+
+
+def test_failed_and_cancelled_jobs_are_pending_again_and_others_stay(root: Path) -> None:
+    ends = dict(zip((job.id for job in PLAN.jobs), ENDED, strict=False))
+    with begin(root) as store:
+        for job_id, status in ends.items():
+            finish(store, job_id, status=status)
+        assert store.counts()["pending"] == len(PLAN.jobs) - len(ENDED)
+    with begin(root) as store:
+        assert sorted(store.finished().values()) == ["diverged", "done"]
+        assert finish(store, PLAN.jobs[1].id)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.dictionaries(st.sampled_from([job.id for job in PLAN.jobs]), st.sampled_from(ENDED)))
+def test_the_jobs_always_add_up(ends: dict[str, str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        with begin(Path(folder)) as store:
+            for job_id, status in ends.items():
+                finish(store, job_id, status=status)
+            counts = store.counts()
+        with RunStore.read(folder) as reader:
+            assert reader.counts() == counts
+    parts = sum(counts[state] for state in (*ENDED, "pending"))
+    assert counts["planned"] == parts == len(PLAN.jobs)
+    assert {state: counts[state] for state in ENDED} == {
+        state: list(ends.values()).count(state) for state in ENDED
+    }
+
+
+# Checkpoints
+
+
+def test_the_two_newest_checkpoints_stay(root: Path) -> None:
+    def ref(epoch: int, batch: int = 0, job: str = FIRST) -> CheckpointRef:
+        return CheckpointRef(job, 1, epoch, batch, f"{job}-{epoch}-{batch}", "digest", 9)
+
+    with begin(root) as store:
+        assert store.checkpoint(ref(1)) == []
+        assert store.checkpoint(ref(1, 5)) == []
+        assert store.checkpoint(ref(9, job="other")) == []
+        assert store.checkpoint(ref(2)) == [ref(1).file]
+        assert store.checkpoints(FIRST) == [ref(2), ref(1, 5)]
+        assert store.checkpoint(ref(2)) == []
+        assert store.checkpoints("other") == [ref(9, job="other")]
+
+
+# Damage
+
+
+def test_a_folder_without_a_run_is_told(root: Path) -> None:
+    with pytest.raises(StoreCorruptError, match="holds no run"):
+        RunStore.read(root)
+
+
+@pytest.mark.parametrize("content", [b"not a database " * 99, b""])
+def test_a_file_that_is_no_run_is_told(root: Path, content: bytes) -> None:
+    root.mkdir()
+    (root / "run.db").write_bytes(content)
+    with pytest.raises(StoreCorruptError, match=r"run\.db"):
+        RunStore.read(root)
+
+
+def test_a_database_of_another_program_is_told(root: Path) -> None:
+    root.mkdir()
+    connection = sqlite3.connect(root / "run.db")
+    connection.execute("CREATE TABLE other (x)")
+    connection.close()
+    with pytest.raises(StoreCorruptError, match="is not a run of asynckfold"):
+        RunStore.hold(root)
+
+
+@pytest.fixture
+def splits(root: Path) -> Iterator[Path]:
+    """The splits file of a run that was begun."""
+    begin(root).close()
+    yield root / "splits.npz"
+    with RunStore.read(root) as store, pytest.raises(StoreCorruptError, match=r"splits\.npz"):
+        store.splits()
+
+
+def test_splits_that_are_gone_are_told(splits: Path) -> None:
+    splits.unlink()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_splits_that_were_cut_are_told(splits: Path, share: float) -> None:
+    data = splits.read_bytes()
+    splits.write_bytes(data[: int(share * len(data))])
+
+
+def test_splits_of_other_folds_are_told(splits: Path) -> None:
+    with np.load(splits) as arrays:
+        changed = dict(arrays)
+    changed["repeat0-fold0-train"] = changed["repeat0-fold0-train"][::-1].copy()
+    np.savez_compressed(splits, **changed)
+
+
+def test_splits_with_a_flipped_bit_are_told_or_harmless(root: Path) -> None:
+    begin(root).close()
+    path = root / "splits.npz"
+    data = path.read_bytes()
+    for position in range(0, len(data), 7):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :])
+        with RunStore.read(root) as store:
+            try:
+                folds, targets = store.splits()
+            except StoreCorruptError:
+                continue
+            assert folds_fingerprint(folds) == PLAN.folds
+            np.testing.assert_array_equal(targets, TARGETS)
+
+
+def test_a_full_disk_is_a_storage_error_and_what_was_recorded_stays(root: Path) -> None:
+    with begin(root) as store:
+        finish(store, FIRST)
+        pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+        store._db.execute(f"PRAGMA max_page_count = {pages}")
+        large = np.zeros((50_000, 2), np.float32)
+        with pytest.raises(StorageError, match="What was recorded before stays"):
+            finish(store, PLAN.jobs[1].id, outputs=large)
+        store._db.execute("PRAGMA max_page_count = 100000")
+        assert finish(store, PLAN.jobs[1].id, outputs=large)
+    with RunStore.read(root) as store:
+        assert set(store.results()) == {FIRST, PLAN.jobs[1].id}
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="could not write"):
+        RunStore.hold(tmp_path / "file" / "run")
