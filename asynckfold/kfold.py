@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import queue
 import sys
 import time
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
@@ -28,12 +31,14 @@ from asynckfold.errors import (
     nearest,
     refuse,
 )
+from asynckfold.files import slug, write_whole
 from asynckfold.folds import Fold, make_folds
 from asynckfold.messages import Facts
 from asynckfold.placement import Load, Placement
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.progress import Display
 from asynckfold.recipe import Recipe, named_lr_schedules, named_models, sending_problems
+from asynckfold.report.summary import read_results
 from asynckfold.result import DONE, FAILED, CVResults, Result, job_by_id
 from asynckfold.scoring import Score, resolve
 from asynckfold.store import RunStore
@@ -54,6 +59,9 @@ NUMBER_CRITERIA = (
     "smooth_l1_loss",
     "huber_loss",
 )
+NEIGHBOUR_CORES = 0.2
+"""Mean use by others above which a timing is called unfair."""
+
 BASELINES = ("measure", "estimate", None)
 RESUMES = ("auto", "never", "must")
 
@@ -232,10 +240,11 @@ class AsyncKFold:
         with Display(self.verbose) as display, _held(self.root_dir, self.resume) as store:
             for note in notes:
                 display.note(note)
-            machine = Machine(self.devices)
+            machine = self._machine()
             call = _Call(self, recipe, params, store, display, machine, started, tuple(notes))
             call.run()
             results = load_results(store, self._error_value())
+            write_out_of_fold(results)
         self._judge(results)
         return results
 
@@ -256,7 +265,7 @@ class AsyncKFold:
             Who would be held out when.
         """
         recipe, params, _ = self._recipe(models, schedulers, opt_fn, trainer_params)
-        machine = Machine(self.devices)
+        machine = self._machine()
         with self._prepared(machine) as data:
             folds = self._folds(data)
             return self._draft(recipe, params, data, folds, machine), folds
@@ -374,6 +383,22 @@ class AsyncKFold:
             yield data
         finally:
             data.close()
+
+    def _machine(self) -> Machine:
+        machine = Machine(self.devices)
+        asked = self.devices == "cuda" or not isinstance(self.devices, str)
+        found = machine.gpus()
+        if asked and (found.reason or not found.gpus):
+            refuse(
+                [
+                    Problem(
+                        "devices must name GPUs that are there",
+                        f"{self.devices!r}: {found.reason}",
+                        "See `asynckfold doctor`, or pass devices='auto'.",
+                    )
+                ]
+            )
+        return machine
 
     def _folds(self, data: Prepared) -> tuple[Fold, ...]:
         return make_folds(
@@ -566,6 +591,18 @@ class _Call:
                 ) from interrupt
         if baseline is not None:
             self.store.set_baseline(baseline)
+            self._note_neighbours()
+
+    def _note_neighbours(self) -> None:
+        """A baseline that shared its cores is too slow to be compared with; say so."""
+        used = [item.used - item.own for item in self.store.samples() if item.phase == "serial"]
+        if used and np.mean(used) > NEIGHBOUR_CORES:
+            text = (
+                f"other programs used {np.mean(used):.1f} cores while the serial baseline was "
+                "timed: its seconds, and the speedup, are too high"
+            )
+            self.store.event("baseline", text)
+            self.display.note(text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -630,7 +667,6 @@ class _Finish:
 
 def load_results(store: RunStore, error_score: float = float("nan")) -> CVResults:
     """Return the results of a run, complete or not."""
-    folds, targets = store.splits()
     root = store.root
 
     def build_report() -> Path:
@@ -639,17 +675,22 @@ def load_results(store: RunStore, error_score: float = float("nan")) -> CVResult
         with RunStore.read(root) as reader:
             return write_report(reader)
 
-    return CVResults(
-        store.plan,
-        folds,
-        len(targets),
-        store.results(),
-        store.packed_seconds(),
-        store.baseline,
-        root,
-        error_score,
-        build_report,
-    )
+    return replace(read_results(store), error_score=error_score, _build_report=build_report)
+
+
+def write_out_of_fold(results: CVResults) -> None:
+    """Write ``oof/<candidate>.npz`` for each complete candidate.
+
+    Each holds ``outputs`` of shape (n_samples, n_outputs), aligned with the dataset.
+    """
+    folder = results.root_dir / "oof"
+    for row in results.candidates:
+        path = folder / f"{slug(row.model)}-{slug(row.lr_schedule)}.npz"
+        if row.complete and not path.exists():
+            folder.mkdir(exist_ok=True)
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, outputs=results.oof[row.name])
+            write_whole(path, buffer.getvalue())
 
 
 @contextmanager

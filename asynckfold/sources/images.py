@@ -16,9 +16,16 @@ TORCHVISION = MappingProxyType(
     {"cifar10": "CIFAR10", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST", "mnist": "MNIST"}
 )
 
-# Of the 50,000 training images, values from 0 to 1, as they are usually given.
-_CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
-_CIFAR10_STD = (0.2470, 0.2435, 0.2616)
+# (mean, standard deviation) of each channel over the training images, values from 0 to 1, as they
+# are usually given for CIFAR-10 and MNIST, and computed for the other two.
+_STATISTICS = MappingProxyType(
+    {
+        "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        "fashion-mnist": ((0.2860,), (0.3530,)),
+        "kmnist": ((0.1918,), (0.3483,)),
+        "mnist": ((0.1307,), (0.3081,)),
+    }
+)
 
 # ITU-R BT.601, by which PIL turns RGB into grey.
 _LUMA = (0.299, 0.587, 0.114)
@@ -63,6 +70,7 @@ def torchvision_source(name: str, data_root: Path, download: bool) -> Source:
     # "7 - seven" is too long for a table's head.
     dataset.classes = [str(label).split(" - ")[0] for label in dataset.classes]
     height, width = dataset.data.shape[1:3]
+    mean, std = _STATISTICS[name]
     return Source(
         name,
         dataset,
@@ -71,8 +79,8 @@ def torchvision_source(name: str, data_root: Path, download: bool) -> Source:
         IMAGE,
         notes=(f"the training part of {name}: {len(dataset)} images",),
         photographs=cifar,
-        mean=_CIFAR10_MEAN if cifar else (),
-        std=_CIFAR10_STD if cifar else (),
+        mean=mean,
+        std=std,
     )
 
 
