@@ -15,6 +15,7 @@ the control pipe closes, and the server takes all workers along.
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import multiprocessing
 import os
@@ -53,7 +54,8 @@ _ONE_THREAD = dict.fromkeys(
 class Worker:
     """One worker process as seen from here."""
 
-    def __init__(self, pipe: Connection[Any, Any]) -> None:
+    def __init__(self, name: int, pipe: Connection[Any, Any]) -> None:
+        self.name = name
         self.pipe = pipe
         self.pid = 0
         self.bundle = ""
@@ -80,6 +82,7 @@ class WorkerPool:
         self.owner = os.getpid()
         self.workers: list[Worker] = []
         self._preload = list(preload)
+        self._names = itertools.count()
         self._lock = threading.Lock()
         self._open()
 
@@ -149,11 +152,11 @@ class WorkerPool:
 
     def signal(self, worker: Worker, number: int) -> None:
         """Send a signal through the server, which cannot mistake the process."""
-        self._command(("signal", worker.pid, number))
+        self._command(("signal", worker.name, number))
 
     def kill(self, worker: Worker) -> None:
         """Kill a worker and everything that it started."""
-        self._command(("kill", worker.pid))
+        self._command(("kill", worker.name))
 
     def close(self) -> None:
         """End the server, and with it all workers."""
@@ -181,10 +184,10 @@ class WorkerPool:
 
     def _start_worker(self) -> Worker:
         here, there = multiprocessing.Pipe()
-        worker = Worker(here)
+        worker = Worker(next(self._names), here)
         try:
             with self._lock:
-                self._control.send(("fork",))
+                self._control.send(("fork", worker.name))
                 reduction.send_handle(self._control, there.fileno(), self._server.pid)
                 self.workers.append(worker)
             self._forked = True
@@ -220,23 +223,18 @@ class WorkerPool:
 
     def _hear_server(self) -> bool:
         try:
-            _, pid, status = self._control.recv()
+            _, name, status = self._control.recv()
         except (EOFError, OSError):
             for worker in list(self.workers):
                 worker.status = worker.status if worker.status is not None else -signal.SIGKILL
                 self._finish(worker)
             return False
         for worker in list(self.workers):
-            if worker.pid == pid or (worker.pid == 0 and self._introduces(worker, pid)):
+            if worker.name == name:
                 worker.status = status
                 self._drain(worker)
                 self._finish(worker)
         return True
-
-    def _introduces(self, worker: Worker, pid: int) -> bool:
-        """A worker that died at once: its first word may still wait in the pipe."""
-        self._drain(worker)
-        return worker.pid == pid
 
     def _drain(self, worker: Worker) -> None:
         # A process that the worker started may hold the pipe open, so that no end of file comes.

@@ -26,8 +26,8 @@ import torch
 def serve(descriptor: int, preload: list[str]) -> None:
     """Fork and reap workers as the control pipe says, until it closes.
 
-    Commands: ``("fork",)`` followed by a descriptor, ``("signal", pid, number)``,
-    ``("kill", pid)``. Answers: ``("exited", pid, status)``.
+    Commands: ``("fork", name)`` followed by a descriptor, ``("signal", name, number)``,
+    ``("kill", name)``; the name is the other side's choice. Answers: ``("exited", name, status)``.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in ["asynckfold.training.worker", *preload]:
@@ -44,7 +44,7 @@ def serve(descriptor: int, preload: list[str]) -> None:
 class _Server:
     def __init__(self, control: Connection[Any, Any]) -> None:
         self.control = control
-        self.workers: set[int] = set()
+        self.workers: dict[int, int] = {}
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
@@ -69,25 +69,26 @@ class _Server:
     def obey(self) -> bool:
         """Carry out one command; False when the other side is gone."""
         try:
-            command, *arguments = self.control.recv()
+            command, name, *arguments = self.control.recv()
         except (EOFError, OSError):
             return False
         if command == "fork":
-            self.fork()
-        elif arguments[0] in self.workers:
+            self.fork(name)
+            return True
+        for pid in [pid for pid, known in self.workers.items() if known == name]:
             if command == "kill":
-                _kill(arguments[0])
+                _kill(pid)
             else:
-                os.kill(arguments[0], arguments[1])
+                os.kill(pid, arguments[0])
         return True
 
-    def fork(self) -> None:
+    def fork(self, name: int) -> None:
         pipe = reduction.recv_handle(self.control)
         pid = os.fork()
         if pid == 0:
             self.become_worker(pipe)
         os.close(pipe)
-        self.workers.add(pid)
+        self.workers[pid] = name
 
     def become_worker(self, pipe: int) -> None:
         """In the child: forget the server, and never come back."""
@@ -120,11 +121,11 @@ class _Server:
             except ChildProcessError:
                 found, status = pid, 0
             if found:
-                self.workers.discard(pid)
+                name = self.workers.pop(pid)
                 # What the worker started, such as DataLoader processes, goes with it.
                 _kill_group(pid)
                 with contextlib.suppress(OSError):
-                    self.control.send(("exited", pid, os.waitstatus_to_exitcode(status)))
+                    self.control.send(("exited", name, os.waitstatus_to_exitcode(status)))
 
 
 def _kill_group(pid: int) -> None:

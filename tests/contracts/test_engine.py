@@ -1,0 +1,138 @@
+"""The rules of `asynckfold.engines.engine.Engine`, held by every implementation."""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from asynckfold.engines.engine import Engine
+from asynckfold.engines.pool import WorkerPool
+from asynckfold.engines.process import ProcessEngine
+from asynckfold.engines.serial import SerialEngine
+from asynckfold.messages import CheckpointWritten, EpochEnded
+from asynckfold.placement import Load, Placement
+from asynckfold.result import DONE, FAILED, Result
+from tests.toy import Tiny, task, toy_bundle
+
+Make = Callable[..., AbstractContextManager[tuple[Engine, Any, "queue.SimpleQueue[Any]"]]]
+
+
+def look(running: Sequence[Placement], own: Mapping[int, tuple[int, ...]]) -> Load:
+    return Load((0,), (0,), 1 << 30)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(params=["serial", "process"])
+def make(request: pytest.FixtureRequest, root: Path, pool: WorkerPool) -> Make:
+    @contextmanager
+    def engine(**changes: Any) -> Iterator[tuple[Engine, Any, queue.SimpleQueue[Any]]]:
+        news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        with toy_bundle(root, **changes) as (bundle, data):
+            handle = data.handle()
+            made: Engine
+            if request.param == "serial":
+                made = SerialEngine(bundle, handle.open(handle.fds), look, news.put)
+            else:
+                made = ProcessEngine(bundle, handle.fds, look, news.put, pool)
+            try:
+                yield made, bundle, news
+            finally:
+                made.close()
+
+    return engine
+
+
+def place(bundle: Any, index: int = 0) -> Placement:
+    return Placement((bundle.plan.jobs[index].id,), (min(os.sched_getaffinity(0)),))
+
+
+def heard(news: queue.SimpleQueue[Any]) -> list[Any]:
+    found = []
+    while not news.empty():
+        found.append(news.get())
+    return found
+
+
+def test_a_job_ends_with_a_result_and_its_news_come_first(make: Make) -> None:
+    with make() as (engine, bundle, news):
+        answer = engine.submit(place(bundle), [task(bundle.plan.jobs[0])]).result(60)
+        told = heard(news)
+    (result,) = answer.results
+    assert isinstance(result, Result)
+    assert result.status == DONE
+    assert result.outputs is not None
+    assert result.outputs.shape == (20, 3)
+    assert [item.epoch.number for item in told if isinstance(item, EpochEnded)] == [1, 2, 3]
+    (saved,) = [item.ref for item in told if isinstance(item, CheckpointWritten)]
+    assert (bundle.root / saved.file).stat().st_size == saved.bytes
+
+
+def test_both_engines_give_the_same_bits(root: Path, pool: WorkerPool) -> None:
+    digests = []
+    with toy_bundle(root) as (bundle, data):
+        handle = data.handle()
+        for engine in (
+            SerialEngine(bundle, handle.open(handle.fds), look, lambda news: None),
+            ProcessEngine(bundle, handle.fds, look, lambda news: None, pool),
+        ):
+            futures = [
+                engine.submit(place(bundle, index), [task(job)])
+                for index, job in enumerate(bundle.plan.jobs)
+            ]
+            digests.append([future.result(60).results[0].digest for future in futures])
+            engine.close()
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 3
+
+
+class Raises(Tiny):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError("on purpose")
+
+
+def test_what_user_code_raises_is_a_result(make: Make) -> None:
+    with make(models={"Raises": Raises}) as (engine, bundle, _):
+        answer = engine.submit(place(bundle), [task(bundle.plan.jobs[0])]).result(60)
+    (result,) = answer.results
+    assert result.status == FAILED
+    assert result.error == "ZeroDivisionError: on purpose"
+    assert "in forward" in result.traceback
+
+
+def test_load_answers_and_close_may_be_called_twice(make: Make) -> None:
+    with make() as (engine, _, _):
+        assert engine.load([]).cores == (0,)
+        engine.close()
+        engine.close()
+
+
+def test_the_callers_random_state_and_threads_stay(make: Make) -> None:
+    with make() as (engine, bundle, _):
+        torch.manual_seed(7)
+        before, threads = torch.get_rng_state(), torch.get_num_threads()
+        engine.submit(place(bundle), [task(bundle.plan.jobs[0])]).result(60)
+        assert torch.equal(before, torch.get_rng_state())
+        assert torch.get_num_threads() == threads
+
+
+def test_lambdas_and_local_classes_travel(make: Make) -> None:
+    class Local(nn.Linear):
+        pass
+
+    with make(models={"local": lambda: Local(8, 3)}) as (engine, bundle, _):
+        answer = engine.submit(place(bundle), [task(bundle.plan.jobs[0])]).result(60)
+    assert answer.results[0].status == DONE, answer.results[0].traceback

@@ -1,0 +1,257 @@
+"""Worker processes: how they end, and that nothing of them stays. Real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asynckfold.engines import pool as pools
+from asynckfold.engines.engine import Answer
+from asynckfold.engines.pool import WorkerPool
+from asynckfold.engines.process import ProcessEngine
+from asynckfold.errors import UnpackError, WorkerDiedError
+from asynckfold.placement import Load, Placement
+from asynckfold.result import DONE
+from tests.leftovers import alive, descendants, gone, shared_memory
+from tests.toy import Tiny, task, toy_bundle
+
+
+def look(running: Sequence[Placement], own: Mapping[int, tuple[int, ...]]) -> Load:
+    return Load((0,), (0,), 1 << 30)
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool()
+    yield pool
+    pool.close()
+
+
+class Sleeps(Tiny):
+    """Takes a while without using a core."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            time.sleep(0.05)
+        return super().forward(inputs)
+
+
+class Kills(Tiny):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return inputs
+
+
+class Exits(Tiny):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        os._exit(0)
+
+
+class Forks(Tiny):
+    """Starts a process of its own and waits, as a DataLoader with workers does."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        subprocess.Popen(["sleep", "600"])
+        time.sleep(600)
+        return inputs
+
+
+def start(
+    pool: WorkerPool, root: Path, model: type[Tiny], **changes: Any
+) -> tuple[ProcessEngine, Any, Any]:
+    context = toy_bundle(root, models={"model": model}, **changes)
+    bundle, data = context.__enter__()
+    engine = ProcessEngine(bundle, data.handle().fds, look, queue.SimpleQueue().put, pool)
+    job = bundle.plan.jobs[0]
+    future = engine.submit(Placement((job.id,), ()), [task(job)])
+    return engine, future, context
+
+
+def busy_worker(pool: WorkerPool) -> pools.Worker:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for worker in pool.workers:
+            if worker.pid and worker.busy:
+                return worker
+        time.sleep(0.01)
+    raise AssertionError("no worker got busy")
+
+
+@pytest.mark.parametrize(
+    ("model", "cause"), [(Kills, "SIGKILL"), (Exits, "exit code 0 without an answer")]
+)
+def test_a_dead_worker_is_told_with_its_cause(
+    pool: WorkerPool, root: Path, model: type[Tiny], cause: str
+) -> None:
+    engine, future, context = start(pool, root, model)
+    with pytest.raises(WorkerDiedError) as caught:
+        future.result(60)
+    assert caught.value.cause == cause
+    engine.close()
+    context.__exit__(None, None, None)
+
+
+def test_killing_one_worker_from_outside_leaves_the_other_alone(
+    pool: WorkerPool, root: Path
+) -> None:
+    engine, first, context = start(pool, root, Sleeps)
+    victim = busy_worker(pool)
+    bundle = context.gen.gi_frame.f_locals["bundle"]
+    job = bundle.plan.jobs[1]
+    second = engine.submit(Placement((job.id,), ()), [task(job)])
+    os.kill(victim.pid, signal.SIGKILL)
+    begun = time.monotonic()
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        first.result(10)
+    assert time.monotonic() - begun < 2
+    answer: Answer = second.result(60)
+    assert answer.results[0].status == DONE
+    engine.close()
+    context.__exit__(None, None, None)
+
+
+def test_a_dead_server_ends_its_workers_and_is_replaced(pool: WorkerPool, root: Path) -> None:
+    engine, future, context = start(pool, root, Sleeps, epochs=1000)
+    worker = busy_worker(pool)
+    os.kill(pool.server_pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        future.result(10)
+    assert gone({worker.pid}, 2)
+    bundle = context.gen.gi_frame.f_locals["bundle"]
+    job = bundle.plan.jobs[1]
+    again = engine.submit(Placement((job.id,), ()), [task(job)])
+    assert alive(pool.server_pid)
+    engine.close()
+    with pytest.raises(WorkerDiedError):
+        again.result(10)
+    context.__exit__(None, None, None)
+
+
+def test_close_takes_along_what_workers_started(pool: WorkerPool, root: Path) -> None:
+    before = shared_memory()
+    engine, future, context = start(pool, root, Forks)
+    worker = busy_worker(pool)
+    deadline = time.monotonic() + 30
+    while not descendants(worker.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    family = descendants(worker.pid) | {worker.pid}
+    assert len(family) == 2
+    engine.close()
+    assert gone(family)
+    with pytest.raises(WorkerDiedError):
+        future.result(10)
+    pool.close()
+    assert shared_memory() == before
+    context.__exit__(None, None, None)
+
+
+def test_close_with_grace_lets_a_job_save_itself(pool: WorkerPool, root: Path) -> None:
+    engine, future, context = start(pool, root, Sleeps, epochs=1000)
+    worker = busy_worker(pool)
+    folder = root / "model" / "cosine" / "fold-0"
+    deadline = time.monotonic() + 30
+    while not (folder / "log.txt").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    engine.close(grace_s=20)
+    assert future.result(0).results == [None]
+    assert list(folder.glob("checkpoint-*"))
+    assert alive(worker.pid)  # warm for the next sweep
+    context.__exit__(None, None, None)
+
+
+class _Unfit:
+    """Pickles, but cannot be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return (_explode, ())
+
+
+def _explode() -> None:
+    raise LookupError("cannot be unpacked here")
+
+
+def test_what_cannot_be_unpacked_is_told_and_the_worker_lives(pool: WorkerPool, root: Path) -> None:
+    with toy_bundle(root, criterion=_Unfit()) as (bundle, data):
+        engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
+        job = bundle.plan.jobs[0]
+        with pytest.raises(UnpackError, match="LookupError"):
+            engine.submit(Placement((job.id,), ()), [task(job)]).result(60)
+        assert all(worker.alive for worker in pool.workers)
+        engine.close()
+
+
+def test_workers_have_one_thread_and_are_reused(pool: WorkerPool, root: Path) -> None:
+    with toy_bundle(root) as (bundle, data):
+        engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
+        pids = []
+        for job in bundle.plan.jobs:
+            pids.append(engine.submit(Placement((job.id,), ()), [task(job)]).result(60).pid)
+        assert len(set(pids)) == 1
+        assert len(list(Path(f"/proc/{pids[0]}/task").iterdir())) == 1
+        engine.close()
+
+
+def test_the_warm_pool_is_taken_once_and_ends_after_its_time() -> None:
+    pool = pools.take()
+    server = pool.server_pid
+    pools.give_back(pool, idle_s=600)
+    assert pools.take() is pool
+    pools.give_back(pool, idle_s=0.05)
+    assert gone({server})
+    other = pools.take()
+    assert other is not pool
+    other.close()
+
+
+SCRIPT = """
+import os, queue, signal, sys, time
+from pathlib import Path
+from asynckfold.engines.pool import WorkerPool
+from asynckfold.engines.process import ProcessEngine
+from asynckfold.placement import Placement
+from tests.engines.test_pool import Forks, busy_worker, look
+from tests.toy import task, toy_bundle
+
+with toy_bundle(Path(sys.argv[1]), models={"model": Forks}) as (bundle, data):
+    pool = WorkerPool()
+    engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
+    job = bundle.plan.jobs[0]
+    engine.submit(Placement((job.id,), ()), [task(job)])
+    busy_worker(pool)
+    print("busy", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killing_the_users_process_takes_everything_along(root: Path, number: int) -> None:
+    before = shared_memory()
+    script = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, root],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=Path(__file__).parents[2],
+    )
+    assert script.stdout is not None
+    assert script.stdout.readline() == b"busy\n"
+    deadline = time.monotonic() + 30
+    while len(descendants(script.pid)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    family = descendants(script.pid)
+    assert len(family) == 3  # the server, a worker, and what the worker started
+    script.send_signal(number)
+    script.wait(10)
+    script.stdout.close()
+    assert gone(family)
+    assert shared_memory() == before

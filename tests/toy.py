@@ -1,0 +1,90 @@
+"""A tiny sweep that every test can afford: 60 samples, three classes, an MLP 8-16-3."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from asynckfold.data import Prepared, prepare
+from asynckfold.folds import make_folds
+from asynckfold.messages import Task
+from asynckfold.plan import Job, Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.recipe import Recipe
+from asynckfold.training.bundle import Bundle
+
+
+def samples(count: int = 60, classes: int = 3) -> tuple[npt.NDArray[np.float32], Any]:
+    """Return separable X (count, 8) and y (count,)."""
+    random = np.random.default_rng(0)
+    targets = np.arange(count) % classes
+    inputs = random.normal(size=(count, 8)).astype(np.float32)
+    inputs[:, :classes] += 2 * np.eye(classes, dtype=np.float32)[targets]
+    return inputs, targets.astype(np.int64)
+
+
+class Tiny(nn.Module):
+    """An MLP with dropout, so that random streams matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3)
+        )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer function of the toy."""
+    return torch.optim.Adam(model.parameters(), 1e-2)
+
+
+@contextmanager
+def toy_bundle(
+    root: Path,
+    models: dict[str, Callable[[], Any]] | None = None,
+    lr_schedules: tuple[str, ...] = ("cosine",),
+    epochs: int = 3,
+    **changes: Any,
+) -> Iterator[tuple[Bundle, Prepared]]:
+    """Yield a bundle over toy samples and the data it needs."""
+    data = prepare(samples(), criterion_wants_classes=True)
+    recipe = Recipe(
+        models or {"Tiny": Tiny},
+        {name: name for name in lr_schedules},
+        changes.pop("opt_fn", adam),
+        changes.pop("criterion", nn.CrossEntropyLoss()),
+    )
+    folds = make_folds(data.n_samples, data.targets, 3)
+    plan = Plan(
+        make_jobs(list(recipe.models), list(lr_schedules), folds, 0),
+        TrainerParams(epochs=epochs),
+        10,
+        1,
+        0,
+        "cpu",
+        ("accuracy",),
+        data.fingerprint,
+        folds_fingerprint(folds),
+        data.classes,
+    )
+    root.mkdir(parents=True, exist_ok=True)
+    bundle = Bundle(dataclasses.replace(plan, **changes), folds, recipe, data.handle(), root)
+    try:
+        yield bundle, data
+    finally:
+        data.close()
+
+
+def task(job: Job, attempt: int = 1) -> Task:
+    """Return the first attempt at a job."""
+    return Task(job, attempt)
