@@ -1,0 +1,121 @@
+"""A whole run is killed, interrupted, moved to other cores: the end is the same, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from asynckfold.errors import AsyncKFoldError
+from asynckfold.store import RunStore
+from tests.leftovers import descendants, gone, shared_memory
+
+SCRIPT = """
+import sys, time, torch
+from torch import nn
+from asynckfold import AsyncKFold
+
+random = torch.Generator().manual_seed(0)
+X = torch.randn(120, 16, generator=random)
+y = (X[:, 0] > 0).long()
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+    def forward(self, inputs):
+        if self.training:
+            time.sleep(0.03)
+        return self.layers(inputs)
+
+kfold = AsyncKFold(
+    3, (X, y), sys.argv[1], nn.CrossEntropyLoss(), 16, baseline=None, verbose=0, n_jobs=2,
+)
+results = kfold(
+    {"slow": Slow}, ["cosine", "step"], lambda model: torch.optim.Adam(model.parameters(), 1e-2),
+    {"epochs": 8},
+)
+print(results.fingerprint)
+"""
+
+
+def start(root: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, root],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> str:
+    script = start(tmp_path_factory.mktemp("golden") / "run")
+    out, err = script.communicate(timeout=100)
+    assert script.returncode == 0, err
+    return out.strip()
+
+
+def wait_for(root: Path, results: int) -> None:
+    """Wait until the store holds so many results."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            with RunStore.read(root) as store:
+                if len(store.finished()) >= results:
+                    return
+        except AsyncKFoldError:
+            pass  # there is no run yet
+        time.sleep(0.02)
+    raise AssertionError(f"no {results} results in time")
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_kill_9_in_the_middle_and_again_the_same_command(
+    root: Path, golden: str, whole_group: bool
+) -> None:
+    before = shared_memory()
+    script = start(root)
+    wait_for(root, 2)
+    family = descendants(script.pid)
+    for pid in [script.pid, *(family if whole_group else ())]:
+        os.kill(pid, signal.SIGKILL)
+    script.communicate()
+    assert gone(family)
+    assert shared_memory() == before
+    with RunStore.read(root) as store:
+        kept = store.results()
+    assert len(kept) >= 2
+    again = start(root)
+    out, err = again.communicate(timeout=100)
+    assert again.returncode == 0, err
+    assert out.strip() == golden
+    with RunStore.read(root) as store:
+        assert store.counts()["done"] == 6
+        tries = [attempt.job_id for attempt in store.attempts() if attempt.attempt > 1]
+    assert not set(tries) & set(kept)  # finished jobs are not trained again
+
+
+def test_ctrl_c_saves_running_jobs_in_the_middle_of_an_epoch(root: Path, golden: str) -> None:
+    script = start(root)
+    wait_for(root, 1)
+    time.sleep(0.4)
+    family = descendants(script.pid)
+    script.send_signal(signal.SIGINT)
+    _, err = script.communicate(timeout=30)
+    assert "InterruptedRunError" in err
+    assert "the same call continues" in err
+    assert gone(family)
+    rows = sqlite3.connect(root / "run.db").execute("SELECT outcome FROM attempts").fetchall()
+    assert ("interrupted",) in rows
+    assert (None,) not in rows
+    again = start(root)
+    out, err = again.communicate(timeout=100)
+    assert again.returncode == 0, err
+    assert out.strip() == golden

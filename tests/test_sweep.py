@@ -1,0 +1,338 @@
+"""The loop of a sweep, driven with an engine that runs nothing: milliseconds, no processes."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asynckfold.engines.engine import Answer
+from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
+from asynckfold.folds import make_folds
+from asynckfold.messages import CheckpointWritten, EpochEnded, News, Remark, Task
+from asynckfold.placement import Load, Placement
+from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.result import DONE, FAILED, Epoch, Result
+from asynckfold.store import CheckpointRef, RunStore
+from asynckfold.sweep import Sweep, requests_for
+
+Behaviour = Callable[[Task], Any]
+
+
+def done(task: Task) -> Result:
+    outputs = np.full((3, 2), task.job.fold, np.float32)
+    return Result(task.job.id, task.attempt, DONE, outputs=outputs, weights="w", fit_seconds=1.0)
+
+
+@dataclass
+class FakeEngine:
+    """Answers at once, as `behaviour` says; remembers what it was given."""
+
+    behaviour: Behaviour
+    inbox: queue.SimpleQueue[Any]
+    cores: tuple[int, ...] = (0, 1)
+    order: Callable[[int], int] = lambda count: 0
+    started: list[Task] = field(default_factory=list)
+    most: int = 0
+    waiting: list[tuple[Future[Answer], Task]] = field(default_factory=list)
+    closed: float | None = None
+
+    def load(self, running: Sequence[Placement]) -> Load:
+        # The world moves on when it is looked at: one of the running jobs ends.
+        self.most = max(self.most, len(self.waiting))
+        if len(self.waiting) == len(self.cores) or (self.waiting and self.looked):
+            self.end(self.waiting.pop(self.order(len(self.waiting))))
+        self.looked = not getattr(self, "looked", False)
+        return Load(self.cores, self.cores, 1 << 40, use=(0.5,) * len(self.cores), own=0.5)
+
+    looked: bool = False
+
+    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        self.started += tasks
+        self.waiting.append((future, tasks[0]))
+        return future
+
+    def end(self, item: tuple[Future[Answer], Task]) -> None:
+        future, task = item
+        found = self.behaviour(task)
+        if isinstance(found, BaseException):
+            future.set_exception(found)
+        else:
+            future.set_result(Answer([found], pid=1, peak_memory=2))
+
+    def close(self, grace_s: float = 0.0) -> None:
+        self.closed = grace_s
+        for item in self.waiting:
+            item[0].set_result(Answer([None], pid=1))
+        self.waiting = []
+
+
+@dataclass
+class Recording:
+    """A watch that writes down."""
+
+    results: list[Result] = field(default_factory=list)
+    news: list[News] = field(default_factory=list)
+    placements: list[Placement] = field(default_factory=list)
+
+    def placed(self, placement: Placement) -> None:
+        self.placements.append(placement)
+
+    def heard(self, news: News) -> None:
+        self.news.append(news)
+
+    def ended(self, result: Result) -> None:
+        self.results.append(result)
+
+    def ticked(self, load: Load) -> None:
+        assert load.cores
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    """A fake world needs no waiting."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asynckfold.sweep.TICK_SECONDS", 0.001)
+        yield
+
+
+@pytest.fixture
+def store(root: Path) -> Iterator[RunStore]:
+    yield from open_store(root)
+
+
+def open_store(
+    root: Path, folds: int = 3, models: Sequence[str] = ("A", "B")
+) -> Iterator[RunStore]:
+    targets = np.arange(12) % 2
+    made = make_folds(12, targets, folds)
+    plan = Plan(
+        make_jobs(models, ["cosine"], made, 0),
+        TrainerParams(epochs=1),
+        4,
+        1,
+        0,
+        "cpu",
+        ("accuracy",),
+        "data",
+        folds_fingerprint(made),
+        ("0", "1"),
+    )
+    with RunStore.hold(root) as held:
+        held.begin(plan, made, targets)
+        yield held
+
+
+def sweep(
+    store: RunStore, behaviour: Behaviour = done, **changes: Any
+) -> tuple[Sweep, FakeEngine, Recording]:
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    engine, watch = FakeEngine(behaviour, inbox, **changes), Recording()
+    names = [job.id for job in store.plan.jobs]
+    requests = requests_for(names, dict.fromkeys(names, 1.0), 1, {}, False)
+    made = Sweep(store, engine, inbox, requests, lambda result: result, watch)
+    return made, engine, watch
+
+
+def test_every_job_ends_with_one_durable_result(store: RunStore) -> None:
+    made, engine, watch = sweep(store)
+    made.run()
+    assert store.counts() == {
+        "planned": 6,
+        "done": 6,
+        "failed": 0,
+        "diverged": 0,
+        "cancelled": 0,
+        "pending": 0,
+        "running": 0,
+    }
+    assert sorted(item.job_id for item in watch.results) == sorted(store.finished())
+    assert engine.most == 2
+    assert all(attempt.outcome == "ok" for attempt in store.attempts())
+    result = store.results()["A/cosine/fold-2"]
+    assert (result.pid, result.peak_memory, result.threads) == (1, 2, 1)
+    assert result.ended >= result.started
+
+
+def test_resume_is_the_first_line_of_the_loop(store: RunStore) -> None:
+    attempt = store.start_attempt("A/cosine/fold-1", (0,), 1, "cpu", 0.0)
+    store.record(Result("A/cosine/fold-1", attempt, DONE))
+    made, engine, _ = sweep(store)
+    made.run()
+    assert "A/cosine/fold-1" not in [task.job.id for task in engine.started]
+    assert len(engine.started) == 5
+
+
+def test_a_job_whose_worker_dies_is_tried_three_times_and_the_others_go_on(
+    store: RunStore,
+) -> None:
+    def poison(task: Task) -> Any:
+        return WorkerDiedError(7, "SIGSEGV") if task.job.id == "B/cosine/fold-0" else done(task)
+
+    made, engine, _ = sweep(store, poison)
+    made.run()
+    tries = [task.attempt for task in engine.started if task.job.id == "B/cosine/fold-0"]
+    assert tries == [1, 2, 3]
+    failed = store.results()["B/cosine/fold-0"]
+    assert failed.status == FAILED
+    assert "SIGSEGV" in failed.error
+    assert "3 attempts" in failed.error
+    assert store.counts()["done"] == 5
+    outcomes = [item.outcome for item in store.attempts() if item.job_id == "B/cosine/fold-0"]
+    assert outcomes == ["died", "died", "error"]
+    assert [event.kind for event in store.events()] == ["died"] * 3
+
+
+def test_one_death_is_forgiven(store: RunStore) -> None:
+    def once(task: Task) -> Any:
+        return WorkerDiedError(7, "SIGKILL") if task.attempt == 1 else done(task)
+
+    made, engine, _ = sweep(store, once)
+    made.run()
+    assert store.counts()["done"] == 6
+    assert len(engine.started) == 12
+
+
+def test_the_next_attempt_gets_the_checkpoints(store: RunStore) -> None:
+    name = "A/cosine/fold-0"
+
+    def saves_then_dies(task: Task) -> Any:
+        if task.job.id == name and task.attempt == 1:
+            ref = CheckpointRef(name, 1, 1, 0, "file", "sha", 3)
+            made._inbox.put(CheckpointWritten(ref))
+            return WorkerDiedError(7, "SIGKILL")
+        return done(task)
+
+    made, engine, _ = sweep(store, saves_then_dies)
+    made.run()
+    second = next(t for t in engine.started if t.job.id == name and t.attempt == 2)
+    assert [ref.file for ref in second.checkpoints] == ["file"]
+
+
+def test_old_checkpoint_files_are_removed_and_two_stay(store: RunStore) -> None:
+    name = "A/cosine/fold-0"
+    files = [f"c{number}" for number in range(4)]
+    for file in files:
+        (store.root / file).write_text(file)
+
+    def saves(task: Task) -> Any:
+        if task.job.id == name:
+            for number, file in enumerate(files):
+                made._inbox.put(CheckpointWritten(CheckpointRef(name, 1, number, 0, file, "s", 1)))
+        return done(task)
+
+    made, _, _ = sweep(store, saves)
+    made.run()
+    assert [file for file in files if (store.root / file).exists()] == ["c2", "c3"]
+
+
+def test_news_is_kept_and_passed_on(store: RunStore) -> None:
+    item = Epoch(1, 0.5, 0.4, 0.9, 0.1, 2.0)
+
+    def talks(task: Task) -> Any:
+        made._inbox.put(EpochEnded(task.job.id, task.attempt, item))
+        made._inbox.put(Remark(task.job.id, "damage", "a file was bad"))
+        return done(task)
+
+    made, _, watch = sweep(store, talks)
+    made.run()
+    assert [epoch for _, epoch in store.epochs()] == [item] * 6
+    assert {event.text for event in store.events()} == {"a file was bad"}
+    assert len(watch.news) == 12
+
+
+def test_what_a_worker_cannot_unpack_fails_its_job_with_the_traceback(store: RunStore) -> None:
+    made, engine, _ = sweep(store, lambda task: UnpackError("ImportError: no module", "trace"))
+    made.run()
+    assert store.counts()["failed"] == 6
+    assert len(engine.started) == 6  # not tried again: it would fail again
+    assert store.results()["A/cosine/fold-0"].traceback == "trace"
+
+
+def test_a_full_disk_stops_the_sweep_and_the_rest_stays_pending(store: RunStore) -> None:
+    ended = iter([done, done])
+
+    def full(task: Task) -> Any:
+        behave = next(ended, None)
+        return behave(task) if behave else StorageError(28, "No space left on device")
+
+    made, engine, _ = sweep(store, full)
+    with pytest.raises(StorageError, match="No space left"):
+        made.run()
+    assert engine.closed is not None
+    assert engine.closed > 0
+    counts = store.counts()
+    assert (counts["done"], counts["failed"], counts["pending"]) == (2, 0, 4)
+    assert all(attempt.outcome for attempt in store.attempts())
+
+
+def test_ctrl_c_lets_running_jobs_save_themselves(store: RunStore) -> None:
+    seen = iter(range(3))
+
+    def interrupted(task: Task) -> Any:
+        if next(seen, None) is None:
+            raise KeyboardInterrupt
+        return done(task)
+
+    made, engine, _ = sweep(store, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    assert engine.closed is not None
+    assert engine.closed > 0
+    assert store.counts()["done"] == 3
+    outcomes = [attempt.outcome for attempt in store.attempts()]
+    assert outcomes.count("ok") == 3
+    assert outcomes.count("interrupted") >= 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cores=st.integers(1, 5),
+    choices=st.lists(st.integers(0, 100), max_size=60),
+    deaths=st.sets(st.tuples(st.sampled_from("AB"), st.integers(0, 2), st.integers(1, 3))),
+)
+def test_results_do_not_depend_on_cores_order_or_deaths(
+    tmp_path_factory: pytest.TempPathFactory,
+    cores: int,
+    choices: list[int],
+    deaths: set[tuple[str, int, int]],
+) -> None:
+    def behave(task: Task) -> Any:
+        died = (task.job.model, task.job.fold, task.attempt) in deaths
+        return WorkerDiedError(7, "SIGKILL") if died else done(task)
+
+    choice = iter(choices)
+    for store in open_store(tmp_path_factory.mktemp("run")):
+        made, _, _ = sweep(
+            store,
+            behave,
+            cores=tuple(range(cores)),
+            order=lambda count: next(choice, 0) % count,
+        )
+        made.run()
+        counts = store.counts()
+        doomed = {
+            (model, fold)
+            for model, fold, _ in deaths
+            if all((model, fold, attempt) in deaths for attempt in (1, 2, 3))
+        }
+        assert counts["done"] == 6 - len(doomed)
+        assert counts["failed"] == len(doomed)
+        assert counts["pending"] == 0
+        if not doomed:
+            # The same for every order, number of cores and history of deaths.
+            attempt_free = {name: result.digest for name, result in store.results().items()}
+            assert len(set(attempt_free.values())) == 6
+            assert store.fingerprint() == EXPECTED.setdefault("fingerprint", store.fingerprint())
+
+
+EXPECTED: dict[str, str] = {}
