@@ -554,7 +554,7 @@ class _Call:
             plan.device == "cuda",
         )
         finish = _Finish(plan, bundle, data, resolve(kfold.scoring, data.classification))
-        self.store.packing(self.started)
+        self.store.packing(time.monotonic() - self.started)
         self.display.doing("")
         self.display.begin(plan, requests, list(self.store.results().values()))
         try:
@@ -684,12 +684,13 @@ def write_out_of_fold(results: CVResults) -> None:
     Each holds ``outputs`` of shape (n_samples, n_outputs), aligned with the dataset.
     """
     folder = results.root_dir / "oof"
+    outputs = results.oof
     for row in results.candidates:
         path = folder / f"{slug(row.model)}-{slug(row.lr_schedule)}.npz"
         if row.complete and not path.exists():
             folder.mkdir(exist_ok=True)
             buffer = io.BytesIO()
-            np.savez_compressed(buffer, outputs=results.oof[row.name])
+            np.savez_compressed(buffer, outputs=outputs[row.name])
             write_whole(path, buffer.getvalue())
 
 
