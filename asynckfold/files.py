@@ -69,6 +69,20 @@ def _discard(temporary: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def remove(path: Path) -> None:
+    """Remove a file, which may be gone.
+
+    Raises
+    ------
+    StorageError
+        The disk refused.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder, and those above it that are missing, so that their names are durable."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
