@@ -167,12 +167,13 @@ def test_an_io_error_at_any_call_ends_resumable(
 def check_no_fsync_again(trace: Path) -> None:
     """A file whose fsync failed is given up: the kernel may have dropped what it could not write.
 
-    SQLite's own roll-back writes the old pages again before it syncs, and is left to it.
+    SQLite's own roll-back writes the old pages again before it syncs, and is left to it. A folder
+    holds names, which the file system keeps itself.
     """
     failed: set[str] = set()
     for line in trace.read_text().splitlines():
         found = re.search(r"\bf(?:data)?sync\(\d+<([^>]*)>\)\s*= (-?\d+)", line)
-        if found and "run.db" not in found[1]:
+        if found and "run.db" not in found[1] and not Path(found[1]).is_dir():
             assert found[1] not in failed, line
             if found[2] != "0":
                 failed.add(found[1])

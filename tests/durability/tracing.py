@@ -53,10 +53,11 @@ class Nursery:
         self._process.wait()
         self._process.stdout.close()
 
-    def run(self, root: Path, inject: str = "", trace: Path | None = None) -> int:
+    def run(self, root: Path, inject: str = "", trace: Path | None = None, strings: int = 0) -> int:
         """Work in `root` with a fault; return the exit code, negative for a signal."""
         pid = int(self._ask(str(root)))
-        command = ["strace", "-o", str(trace or os.devnull), "-y", "-s", "0", "-p", str(pid)]
+        command = ["strace", "-o", str(trace or os.devnull), "-y", "-s", str(strings)]
+        command += ["-p", str(pid)]
         command += ["-e", f"trace={','.join(WRITING)}"]
         if inject:
             command += ["-e", f"inject={inject}"]

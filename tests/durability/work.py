@@ -103,9 +103,9 @@ def work(root: Path, acknowledge: int) -> str:
 
 def child(root: Path, go: int) -> int:
     """Wait, work, and return the exit code that the command would have."""
+    os.read(go, 1)
     acknowledged = os.open(f"{root}.acknowledged", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
     errors = os.open(f"{root}.error", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
-    os.read(go, 1)
     try:
         work(root, acknowledged)
     except AsyncKFoldError as error:
