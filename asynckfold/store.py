@@ -109,6 +109,9 @@ _DISK_FAULTS = {
 }
 """What SQLite says when it is the disk that refuses; anything else means that the file is bad."""
 
+_SQLITE_FAULTS = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""Where a name in the file is damaged, sqlite3 fails to decode SQLite's own message."""
+
 
 @dataclass(frozen=True)
 class CheckpointRef:
@@ -254,7 +257,7 @@ class RunStore:
             raise StoreCorruptError(f"{root} holds no run: there is no run.db in it")
         try:
             connection = _open_read_only(path)
-        except sqlite3.DatabaseError as error:
+        except _SQLITE_FAULTS as error:
             raise _from_sqlite(error, root) from error
         try:
             # A run that is held was checked by its holder, and must not be kept from writing.
@@ -262,7 +265,7 @@ class RunStore:
                 _verify(connection, path)
         except BaseException as error:
             connection.close()
-            if isinstance(error, sqlite3.DatabaseError):
+            if isinstance(error, _SQLITE_FAULTS):
                 raise _from_sqlite(error, root) from error
             raise
         return cls(root, connection, None)
@@ -647,7 +650,7 @@ class RunStore:
     def _execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         try:
             return self._db.execute(statement, values)
-        except sqlite3.DatabaseError as error:
+        except _SQLITE_FAULTS as error:
             fault = _from_sqlite(error, self.root)
             if isinstance(fault, StorageError) and fault.errno == errno.EIO:
                 # What the disk refused to take once is not given to it again in this session: the
@@ -851,7 +854,7 @@ class RunStore:
     def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         try:
             return self._db.execute(statement, values).fetchall()
-        except sqlite3.DatabaseError as error:
+        except _SQLITE_FAULTS as error:
             raise _from_sqlite(error, self.root) from error
 
 
@@ -997,7 +1000,7 @@ def _connect(root: Path) -> sqlite3.Connection:
         _prepare(db, path)
     except BaseException as error:
         db.close()
-        if isinstance(error, sqlite3.DatabaseError):
+        if isinstance(error, _SQLITE_FAULTS):
             raise _from_sqlite(error, root) from error
         raise
     return db
@@ -1078,12 +1081,13 @@ def _opened(address: str) -> sqlite3.Connection:
     return db
 
 
-def _from_sqlite(error: sqlite3.DatabaseError, root: Path) -> Exception:
+def _from_sqlite(error: Exception, root: Path) -> Exception:
     """Return what an error of SQLite means: the disk refused, the file is bad, or our mistake."""
     path = root / "run.db"
     number = _DISK_FAULTS.get(str(error))
     if number is not None:
         return storage_error(OSError(number, os.strerror(number)), path)
-    if isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError:
+    told = (sqlite3.OperationalError, UnicodeDecodeError)
+    if isinstance(error, told) or type(error) is sqlite3.DatabaseError:
         return StoreCorruptError(f"{path} is damaged or not a run: {error}")
     return error
