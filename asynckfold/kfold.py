@@ -477,14 +477,8 @@ class AsyncKFold:
         failed = [item for item in results.results.values() if item.status != DONE]
         if not failed:
             return
-        grouped: dict[str, list[str]] = {}
-        for item in failed:
-            grouped.setdefault(item.error, []).append(item.job_id)
-        lines = [
-            f"  {len(names)} × {error} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-            for error, names in grouped.items()
-        ]
-        text = f"{len(failed)} of {len(results.plan.jobs)} jobs failed:\n" + "\n".join(lines)
+        lines = "\n".join(failure_lines(results))
+        text = f"{len(failed)} of {len(results.plan.jobs)} jobs failed:\n{lines}"
         if self.error_score == "raise":
             raise JobFailedError(f"{text}\n{failed[0].traceback}")
         if len(failed) == len(results.plan.jobs):
@@ -714,6 +708,17 @@ def load_results(store: RunStore, error_score: float = float("nan")) -> CVResult
     return replace(read_results(store), error_score=error_score, _build_report=build_report)
 
 
+def failure_lines(results: CVResults) -> Iterator[str]:
+    """Yield one line for each way in which jobs failed, with the first of these jobs."""
+    grouped: dict[str, list[str]] = {}
+    for item in results.results.values():
+        if item.status != DONE:
+            grouped.setdefault(item.error, []).append(item.job_id)
+    for error, names in grouped.items():
+        more = ", …" if len(names) > 3 else ""
+        yield f"  {len(names)} × {error} ({', '.join(names[:3])}{more})"
+
+
 def write_out_of_fold(results: CVResults) -> None:
     """Write ``oof/<candidate>.npz`` for each complete candidate.
 
@@ -861,7 +866,7 @@ def _score_problems(
         except ValueError as error:
             yield Problem(
                 "scoring must fit the labels",
-                f"{spec!r}, which says: {_one_line(error)}",
+                f"{spec!r}, which says: {_one_line(error).rstrip('.')}",
                 "Choose another, such as 'accuracy', 'f1_macro' or 'neg_log_loss' for classes, "
                 "'r2' for numbers.",
             )

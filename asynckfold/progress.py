@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 import numpy as np
 from rich.console import Console, Group
@@ -27,6 +28,43 @@ MOST_ROWS = 16
 """Running jobs shown at once."""
 
 
+class _Steady:
+    """A stream whose reader may go away."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        # The descriptor itself, so that what Python flushes at its end goes nowhere, too.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def steady(stream: TextIO) -> TextIO:
+    """Return a stream that falls silent, and stops nothing, when its reader goes away.
+
+    ``asynckfold run … | head -1`` goes on to the end.
+    """
+    return cast("TextIO", _Steady(stream))
+
+
 class Display:
     """The sweep's watch for people.
 
@@ -41,7 +79,7 @@ class Display:
     def __init__(self, verbose: int = 1, stream: TextIO | None = None) -> None:
         self._verbose = verbose
         self._console = Console(
-            file=stream or sys.stderr, force_jupyter=False, highlight=False, soft_wrap=True
+            file=steady(stream or sys.stderr), force_jupyter=False, highlight=False, soft_wrap=True
         )
         self._live: Live | None = None
         self._state: State | None = None
