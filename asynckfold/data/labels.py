@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from asynckfold.errors import Problem, refuse
+from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.transforms import Array
 
 
@@ -90,7 +90,7 @@ def label_array(values: Any) -> Array:
     if array.dtype.kind == "O" and all(isinstance(item, str) for item in array.ravel()):
         array = array.astype(str)
     if array.dtype.kind not in "biufU":
-        refuse(
+        raise InputError(
             [
                 Problem(
                     "labels must be numbers or strings, all of one shape",
@@ -104,7 +104,7 @@ def label_array(values: Any) -> Array:
 
 def _regression(array: Array) -> Labels:
     if array.dtype.kind == "U" or array.ndim not in (1, 2):
-        refuse(
+        raise InputError(
             [
                 Problem(
                     "regression targets must be numbers of shape (n,) or (n, m)",
@@ -116,7 +116,7 @@ def _regression(array: Array) -> Labels:
     finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
     if not finite.all():
         at = int(np.flatnonzero(~finite)[0])
-        refuse(
+        raise InputError(
             [
                 Problem(
                     "regression targets must be finite",
