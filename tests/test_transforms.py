@@ -32,7 +32,6 @@ from asynckfold.transforms import (
     to_array,
     trace,
     varies,
-    without_random,
 )
 
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
@@ -45,8 +44,7 @@ def images(count: int = 6, mode: str = "RGB", size: int = 12) -> list[Image.Imag
 
 
 def view_of(transform: Any, samples: list[Any]) -> View:
-    steps = flatten(transform)
-    return divide(steps, trace(steps, samples))
+    return divide(trace(flatten(transform), samples))
 
 
 def stored(view: View, samples: list[Any]) -> torch.Tensor:
@@ -266,10 +264,9 @@ def test_a_failing_step_is_named() -> None:
     assert len(caught.value.problems) == 1
 
 
-def test_without_random_keeps_the_rest_in_order() -> None:
+def test_random_steps_are_split_off_and_the_rest_stays_in_order() -> None:
     steps = flatten(v1.Compose([v1.Resize(8), v1.RandomCrop(8), v1.ToTensor()]))
-    kept = without_random(steps, trace(steps, images()))
-    assert kept == (steps[0], steps[2])
+    assert trace(steps, images()).split() == ((steps[0], steps[2]), (steps[1],))
 
 
 def test_equal_steps_are_recognised() -> None:
