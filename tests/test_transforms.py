@@ -244,6 +244,14 @@ def test_global_generators_are_left_as_they_were() -> None:
     assert generator_states() == before
 
 
+def test_draws_are_those_of_runs_already_on_disk() -> None:
+    draw = Draw(2024, 3, np.arange(6), 1)
+    tops, lefts = RandomCrop.corners(9, 9, draw)
+    assert (tops.tolist(), lefts.tolist()) == ([0, 1, 8, 0, 6, 6], [3, 0, 2, 6, 2, 1])
+    left_right = torch.tensor([0, 1]).repeat(6, 1, 1, 1)
+    assert RandomFlip()(left_right, draw)[:, 0, 0, 0].tolist() == [1, 1, 0, 1, 0, 0]
+
+
 def test_samples_are_not_changed_by_tracing() -> None:
     samples = [torch.zeros(3) for _ in range(3)]
     trace([lambda x: x.add_(1)], samples)
