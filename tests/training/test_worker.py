@@ -174,7 +174,7 @@ def served(tiny: Tiny) -> worker._Worker:
 def write_to_descriptors(patch: pytest.MonkeyPatch) -> None:
     """Print as a worker process does; the test runner prints elsewhere."""
     for number, name in ((1, "stdout"), (2, "stderr")):
-        patch.setattr(sys, name, open(number, "w", closefd=False))
+        patch.setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
 
 
 class Printing(Plain):

@@ -33,7 +33,7 @@ def samples(count: int = 60, seed: int = 0) -> tuple[npt.NDArray[Any], npt.NDArr
     """Three noisy clusters; the first feature is the sample's number."""
     rng = np.random.default_rng(seed)
     targets = np.arange(count) % CLASSES
-    inputs = rng.normal(size=(count, FEATURES)) + 2 * np.eye(CLASSES, FEATURES)[targets]
+    inputs = rng.normal(size=(count, FEATURES)) + 2 * np.eye(CLASSES, FEATURES, 1)[targets]
     inputs[:, 0] = np.arange(count)
     return inputs.astype(np.float32), targets
 
