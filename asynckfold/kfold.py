@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import operator
+import os
 import queue
 import sys
 import time
@@ -45,7 +47,7 @@ from asynckfold.store import RunStore
 from asynckfold.sweep import Inbox, Sampler, Sweep, ask, requests_for
 
 if TYPE_CHECKING:
-    from asynckfold.data import Prepared
+    from asynckfold.data import Labels, Prepared
 
 CLASS_CRITERIA = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "cross_entropy", "nll_loss")
 NUMBER_CRITERIA = (
@@ -64,6 +66,7 @@ NEIGHBOUR_CORES = 0.2
 
 BASELINES = ("measure", "estimate", None)
 RESUMES = ("auto", "never", "must")
+DEVICES = ("auto", "cpu", "cuda")
 
 
 class JobsFailedWarning(UserWarning):
@@ -176,15 +179,15 @@ class AsyncKFold:
         self.dataset = dataset
         self.root_dir = Path(root_dir)
         self.criterion = criterion
-        self.batch_size = batch_size
+        self.batch_size = _plain(batch_size)
         self.parallelize = parallelize
-        self.n_repeats = n_repeats
+        self.n_repeats = _plain(n_repeats)
         self.groups = groups
         self.stratify = stratify
         self.targets = targets
-        self.random_state = random_state
-        self.n_jobs = n_jobs
-        self.threads_per_job = threads_per_job
+        self.random_state = _plain(random_state)
+        self.n_jobs = _plain(n_jobs)
+        self.threads_per_job = _plain(threads_per_job)
         self.devices = devices
         self.scoring = scoring
         self.error_score = error_score
@@ -273,46 +276,57 @@ class AsyncKFold:
     def _setting_problems(self) -> Iterator[Problem]:
         for name in ("batch_size", "threads_per_job", "n_repeats"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not _is_whole(value) or value < 1:
                 yield Problem(
                     f"{name} must be a whole number of at least 1",
                     repr(value),
                     f"Pass {name}=1 or more.",
                 )
         seed = self.random_state
-        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        if not _is_whole(seed) or not 0 <= seed < 2**32:
             yield Problem(
-                "random_state must be a whole number from 0 to 2**32 - 1", repr(seed), "Pass 0."
+                "random_state must be a whole number from 0 to 2**32 - 1",
+                repr(seed),
+                "Pass random_state=0.",
             )
-        for name, valid in (("baseline", BASELINES), ("resume", RESUMES)):
+        if not _is_whole(self.verbose):
+            yield Problem(
+                "verbose must be a number from 0 to 3", repr(self.verbose), "Pass verbose=1."
+            )
+        yield from self._word_problems()
+        yield from _criterion_problems(self.criterion)
+        yield from _root_problems(self.root_dir)
+        yield from self._core_problems()
+
+    def _word_problems(self) -> Iterator[Problem]:
+        choices = {"baseline": BASELINES, "resume": RESUMES}
+        if isinstance(self.devices, str):
+            choices["devices"] = DEVICES
+        for name, valid in choices.items():
             value = getattr(self, name)
             if value not in valid:
                 shown = ", ".join(map(repr, valid))
+                guess = nearest(str(value), filter(None, valid)).strip()
                 yield Problem(
                     f"{name} must be one of {shown}",
                     repr(value),
-                    nearest(str(value), filter(None, valid)).strip() or "See its documentation.",
+                    guess or f"Leave {name} out for its default.",
                 )
-        criterion: Any = self.criterion
-        if not callable(criterion):
+        numbers = self.devices
+        if not isinstance(numbers, str) and not (
+            isinstance(numbers, Sequence) and all(map(_is_whole, numbers))
+        ):
             yield Problem(
-                "criterion must be callable",
-                repr(criterion)[:80],
-                "Pass for instance torch.nn.CrossEntropyLoss().",
-            )
-        elif isinstance(self.criterion, type):
-            yield Problem(
-                "criterion must be an object, not a class",
-                self.criterion.__name__,
-                f"Write {self.criterion.__name__}().",
+                "devices must be 'auto', 'cpu', 'cuda', or a list of GPU numbers",
+                repr(numbers)[:80],
+                "Pass devices='auto'.",
             )
         if self.error_score != "raise" and not isinstance(self.error_score, (int, float)):
             yield Problem(
-                "error_score must be a number or 'raise'", repr(self.error_score), "Pass nan."
+                "error_score must be a number or 'raise'",
+                repr(self.error_score),
+                "Leave error_score out for nan.",
             )
-        if not self.root_dir.name and str(self.root_dir) in ("", "."):
-            yield Problem("root_dir must be a folder of its own", "''", "Pass 'runs/first'.")
-        yield from self._core_problems()
 
     def _core_problems(self) -> Iterator[Problem]:
         cores = len(allowed_cores())
@@ -321,11 +335,12 @@ class AsyncKFold:
         except InputError as error:
             yield from error.problems
         threads = self.threads_per_job
-        if isinstance(threads, int) and threads > cores:
+        if _is_whole(threads) and threads > cores:
             yield Problem(
                 "threads_per_job must not exceed the cores that this process may use",
                 f"{threads} threads on {cores} cores",
-                "More threads than cores was measured up to 80 times slower.",
+                f"Pass threads_per_job={cores} or less: more threads than cores were measured up "
+                "to 80 times slower.",
             )
 
     def _recipe(
@@ -337,21 +352,18 @@ class AsyncKFold:
         params = TrainerParams()
         if trainer_params is not None and not isinstance(trainer_params, Mapping):
             problems.append(
-                Problem("trainer_params must be a dict", repr(trainer_params), "{'epochs': 2}")
+                Problem(
+                    "trainer_params must be a dict",
+                    repr(trainer_params)[:80],
+                    "Pass for instance {'epochs': 2}.",
+                )
             )
         else:
             try:
                 params = TrainerParams.from_mapping(trainer_params)
             except InputError as error:
                 problems += error.problems
-        if not callable(opt_fn):
-            problems.append(
-                Problem(
-                    "opt_fn must be a function model → optimizer",
-                    repr(opt_fn)[:80],
-                    "Write for instance: lambda model: Adam(model.parameters(), 1e-3)",
-                )
-            )
+        problems += _opt_fn_problems(opt_fn)
         parts = {
             **{f"model {name}": model for name, model in named.items()},
             **{f"scheduler {name}": schedule for name, schedule in lr_schedules.items()},
@@ -363,8 +375,24 @@ class AsyncKFold:
         }
         if self.parallelize:
             problems += sending_problems(parts)
-        refuse(problems)
+        if problems:
+            refuse([*problems, *self._data_problems()])
         return Recipe(named, lr_schedules, opt_fn, self.criterion, self.preprocess), params, notes
+
+    def _data_problems(self) -> Sequence[Problem]:
+        """What is wrong with labels and folds, as far as a look at a few samples tells."""
+        from asynckfold.data import open_source, resolve_labels
+
+        try:
+            source = open_source(self.dataset)
+            given = source.labels if self.targets is None else self.targets
+            if given is None or (self.targets is None and source.rows is not None):
+                return ()
+            labels = resolve_labels(given, _wants_classes(self.criterion), source.names)
+            self._divided(len(source), labels)
+        except InputError as error:
+            return error.problems
+        return ()
 
     @contextmanager
     def _prepared(self, machine: Machine) -> Iterator[Prepared]:
@@ -400,17 +428,25 @@ class AsyncKFold:
             )
         return machine
 
-    def _folds(self, data: Prepared) -> tuple[Fold, ...]:
+    def _divided(self, n_samples: int, labels: Labels | Prepared) -> tuple[Fold, ...]:
         return make_folds(
-            data.n_samples,
-            data.targets,
+            n_samples,
+            labels.targets,
             self.kfolds,
-            classification=data.classification,
+            classification=labels.classification,
             stratify=self.stratify,
             n_repeats=self.n_repeats,
             groups=self.groups,
             random_state=self.random_state,
+            classes=labels.classes,
         )
+
+    def _folds(self, data: Prepared) -> tuple[Fold, ...]:
+        """Divide the samples, and see whether the scores can be computed on such a fold."""
+        folds = self._divided(data.n_samples, data)
+        scores = resolve(self.scoring, data.classification)
+        refuse(_score_problems(scores, self.scoring, data, folds[0].valid))
+        return folds
 
     def _draft(
         self,
@@ -441,14 +477,8 @@ class AsyncKFold:
         failed = [item for item in results.results.values() if item.status != DONE]
         if not failed:
             return
-        grouped: dict[str, list[str]] = {}
-        for item in failed:
-            grouped.setdefault(item.error, []).append(item.job_id)
-        lines = [
-            f"  {len(names)} × {error} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-            for error, names in grouped.items()
-        ]
-        text = f"{len(failed)} of {len(results.plan.jobs)} jobs failed:\n" + "\n".join(lines)
+        lines = "\n".join(failure_lines(results))
+        text = f"{len(failed)} of {len(results.plan.jobs)} jobs failed:\n{lines}"
         if self.error_score == "raise":
             raise JobFailedError(f"{text}\n{failed[0].traceback}")
         if len(failed) == len(results.plan.jobs):
@@ -678,6 +708,17 @@ def load_results(store: RunStore, error_score: float = float("nan")) -> CVResult
     return replace(read_results(store), error_score=error_score, _build_report=build_report)
 
 
+def failure_lines(results: CVResults) -> Iterator[str]:
+    """Yield one line for each way in which jobs failed, with the first of these jobs."""
+    grouped: dict[str, list[str]] = {}
+    for item in results.results.values():
+        if item.status != DONE:
+            grouped.setdefault(item.error, []).append(item.job_id)
+    for error, names in grouped.items():
+        more = ", …" if len(names) > 3 else ""
+        yield f"  {len(names)} × {error} ({', '.join(names[:3])}{more})"
+
+
 def write_out_of_fold(results: CVResults) -> None:
     """Write ``oof/<candidate>.npz`` for each complete candidate.
 
@@ -737,12 +778,104 @@ def _alias_problems(given: Mapping[str, Any]) -> Iterator[Problem]:
         )
     for name in used:
         value = given[name]
-        if isinstance(value, (bool, float, str)) or (isinstance(value, int) and value < 2):
+        small = isinstance(value, (int, np.integer)) and value < 2
+        if isinstance(value, (bool, float, str)) or small:
             yield Problem(
                 f"{name} must be a whole number of at least 2, a splitter, or index pairs",
                 repr(value),
                 f"Pass {name}=5.",
             )
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's whole numbers as Python's; everything else as it is."""
+    return operator.index(value) if isinstance(value, np.integer) else value
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _criterion_problems(criterion: Any) -> Iterator[Problem]:
+    if not callable(criterion):
+        yield Problem(
+            "criterion must be callable",
+            _one_line(criterion),
+            "Pass for instance torch.nn.CrossEntropyLoss().",
+        )
+    elif isinstance(criterion, type):
+        yield Problem(
+            "criterion must be an object, not a class",
+            criterion.__name__,
+            f"Write {criterion.__name__}().",
+        )
+
+
+def _opt_fn_problems(opt_fn: Any) -> Iterator[Problem]:
+    ready = isinstance(opt_fn, type) and opt_fn.__module__.startswith("torch.optim")
+    if ready or not callable(opt_fn):
+        name = opt_fn.__name__ if ready else "Adam"
+        yield Problem(
+            "opt_fn must be a function model → optimizer",
+            f"the class {name}" if ready else _one_line(opt_fn),
+            f"Write for instance: lambda model: {name}(model.parameters(), lr=1e-3)",
+        )
+
+
+def _root_problems(root: Path) -> Iterator[Problem]:
+    """Refuse a folder that cannot become a run; what goes wrong later is the disk's fault."""
+    if str(root) in ("", ".") or "\0" in str(root):
+        yield Problem("root_dir must be a folder of its own", repr(str(root)), "Pass 'runs/first'.")
+        return
+    found = next(part for part in (root.absolute(), *root.absolute().parents) if _is_there(part))
+    if not found.is_dir():
+        yield Problem("root_dir must be a folder", _at(root, found, "a file"), "Choose another.")
+    elif not os.access(found, os.W_OK | os.X_OK):
+        yield Problem(
+            "root_dir must be a folder that may be written",
+            _at(root, found, "read-only"),
+            "Choose another folder, or change who may write there.",
+        )
+
+
+def _at(root: Path, found: Path, what: str) -> str:
+    return (
+        f"{root}, which is {what}"
+        if found == root.absolute()
+        else f"{root}, where {found} is {what}"
+    )
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path)
+
+
+def _score_problems(
+    scores: Mapping[str, Score], scoring: Any, data: Prepared, valid: Any
+) -> Iterator[Problem]:
+    """Try scikit-learn's scores on perfect outputs: one that cannot be computed fails all jobs."""
+    targets = data.targets[valid]
+    perfect = np.eye(len(data.classes))[targets] if data.classification else targets
+    for name, score in scores.items():
+        spec = scoring.get(name) if isinstance(scoring, Mapping) else name
+        if not isinstance(spec, str):
+            continue  # the user's own function may count its calls
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                score(targets, perfect.astype(np.float32))
+        except ValueError as error:
+            yield Problem(
+                "scoring must fit the labels",
+                f"{spec!r}, which says: {_one_line(error).rstrip('.')}",
+                "Choose another, such as 'accuracy', 'f1_macro' or 'neg_log_loss' for classes, "
+                "'r2' for numbers.",
+            )
+
+
+def _one_line(value: Any, most: int = 200) -> str:
+    text = " ".join((str(value) if isinstance(value, Exception) else repr(value)).split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _wants_classes(criterion: Any) -> bool | None:
