@@ -55,7 +55,8 @@ class Training:
 
     ``train`` is divided into batches at ``bounds``; ``steer`` are the samples of the training fold
     that steer an LR schedule which reacts to a loss. ``epoch`` whole epochs and ``batch`` batches
-    of the next are behind it, which began with the learning rate ``lr``. ``outputs`` are those of the last evaluation of ``valid``.
+    of the next are behind it, which began with the learning rate ``lr``. ``outputs`` are those of
+    the last evaluation of ``valid``.
     """
 
     task: Task
