@@ -359,14 +359,11 @@ def _score_problems(
     """Try scikit-learn's scores on perfect outputs: one that cannot be computed fails all jobs."""
     targets = data.targets[valid]
     perfect = np.eye(len(data.classes))[targets] if data.classification else targets
-    for name, score in scores.items():
-        spec = scoring.get(name) if isinstance(scoring, Mapping) else name
-        if not isinstance(spec, str):
-            continue  # the user's own function may count its calls
+    for name, spec in _scorer_names(scoring):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                score(targets, perfect.astype(np.float32))
+                scores[name](targets, perfect.astype(np.float32))
         except ValueError as error:
             yield Problem(
                 "scoring must fit the labels",
@@ -374,6 +371,16 @@ def _score_problems(
                 "Choose another, such as 'accuracy', 'f1_macro' or 'neg_log_loss' for classes, "
                 "'r2' for numbers.",
             )
+
+
+def _scorer_names(scoring: Any) -> list[tuple[str, str]]:
+    """The scores that scikit-learn has a name for; a user's own function may count its calls."""
+    if isinstance(scoring, Mapping):
+        pairs = list(scoring.items())
+    else:
+        items = scoring if isinstance(scoring, Sequence) else [scoring]
+        pairs = [(item, item) for item in ([scoring] if isinstance(scoring, str) else items)]
+    return [(name, spec) for name, spec in pairs if isinstance(spec, str)]
 
 
 def _expected_seconds(plan: Plan, bundle: Any, facts: Facts) -> dict[str, float]:
