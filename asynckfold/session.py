@@ -125,7 +125,6 @@ class Session:
     def _log(self, data: Prepared, facts: Facts) -> None:
         for note in (*data.notes, *self.notes):
             self.store.event("note", note)
-        for note in data.notes:
             self.display.note(note)
         for candidate, trace in facts.failures.items():
             self.store.event("dry-run", trace.strip().splitlines()[-1], candidate)
