@@ -174,6 +174,8 @@ class RunStore:
         self._offset = 0.0
         self._clock = time.monotonic()
         self._dirty = False
+        self._grouped = False
+        self._wanted = False
         self._packed_since: float | None = None
 
     # Opening and closing
@@ -342,6 +344,16 @@ class RunStore:
         self._end_attempt(job_id, attempt, outcome, pid, error)
         self.flush()
 
+    def interrupt(self) -> None:
+        """Record that whatever still runs in this session was interrupted."""
+        self._begin_buffered()
+        self._execute(
+            "UPDATE attempts SET ended = ?, outcome = 'interrupted' "
+            "WHERE outcome IS NULL AND session = ?",
+            (self.now(), self._session),
+        )
+        self.flush()
+
     def record(self, result: Result) -> bool:
         """Make a result durable; return whether it was accepted.
 
@@ -438,15 +450,34 @@ class RunStore:
         self._put("baseline", json.dumps(baseline.to_dict()))
         self.flush()
 
-    def packing(self, since: float | None) -> None:
-        """Count this session's time as the packed run's, from `since` (monotonic) until None."""
-        if since is None:
+    def packing(self, already: float | None) -> None:
+        """Count time as the packed run's: from now, with `already` seconds passed, until None."""
+        if already is None:
             self.flush()
-        self._packed_since = since
+        self._packed_since = None if already is None else self.now() - already
+
+    @contextmanager
+    def together(self, *, at_once: bool = True) -> Iterator[None]:
+        """Make what is written inside durable by one commit: at the end, or with the next one.
+
+        A commit costs two or three milliseconds, whatever is in it. Nothing written inside may be
+        acknowledged before that.
+        """
+        self._grouped = True
+        try:
+            yield
+        finally:
+            self._grouped = False
+        if at_once and self._wanted:
+            self.flush()
 
     def flush(self) -> None:
         """Put on disk what is buffered."""
         self._begin_buffered()
+        if self._grouped:
+            self._wanted = True
+            return
+        self._wanted = False
         self._execute(
             "UPDATE sessions SET seconds = ? WHERE session = ?",
             (self.now() - self._offset, self._session),
@@ -454,7 +485,7 @@ class RunStore:
         if self._packed_since is not None:
             self._db.execute(
                 "UPDATE sessions SET packed = ? WHERE session = ?",
-                (time.monotonic() - self._packed_since, self._session),
+                (self.now() - self._packed_since, self._session),
             )
         self._commit()
 

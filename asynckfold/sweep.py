@@ -110,6 +110,8 @@ class Sweep:
         self._pending = {name: requests[name] for name in self._jobs if name not in finished}
         self._running: dict[Future[Answer], tuple[Placement, list[Task], float]] = {}
         self._deaths: dict[str, int] = {}
+        self._recorded: list[Result] = []
+        self._outdated: list[str] = []
         self._sampler = Sampler(store, "packed")
         self._flushed = time.monotonic()
 
@@ -125,30 +127,37 @@ class Sweep:
         """
         try:
             while self._pending or self._running:
-                self._start()
+                with self._store.together():
+                    starts = [self._attempt(placement) for placement in self._placements()]
+                self._acknowledge()
+                for placement, tasks in starts:
+                    self._submit(placement, tasks)
                 self._hear()
+            self._flush()
         except BaseException:
             # Ctrl-C, a full disk: whatever it is, running jobs save themselves first.
             self._leave()
             raise
 
-    def _start(self) -> None:
-        placements = [placement for placement, _, _ in self._running.values()]
-        load = self._engine.load(placements)
+    def _placements(self) -> list[Placement]:
+        running = [placement for placement, _, _ in self._running.values()]
+        load = self._engine.load(running)
         self._sampler.look(load)
         self._watch.ticked(load)
-        for placement in place(list(self._pending.values()), placements, load):
-            self._submit(placement)
+        return place(list(self._pending.values()), running, load)
 
-    def _submit(self, placement: Placement) -> None:
-        device = "cpu" if placement.gpu is None else f"cuda:{placement.gpu}"
+    def _attempt(self, placement: Placement) -> tuple[Placement, list[Task]]:
+        """Number the attempts: durable before a worker hears of them."""
         tasks = []
         for name in placement.jobs:
             request = self._pending.pop(name)
-            attempt = self._store.start_attempt(
-                name, placement.cores, placement.threads, device, request.seconds
+            number = self._store.start_attempt(
+                name, placement.cores, placement.threads, _device(placement), request.seconds
             )
-            tasks.append(Task(self._jobs[name], attempt, tuple(self._store.checkpoints(name))))
+            tasks.append(Task(self._jobs[name], number, tuple(self._store.checkpoints(name))))
+        return placement, tasks
+
+    def _submit(self, placement: Placement, tasks: list[Task]) -> None:
         self._watch.placed(placement)
         started = self._store.now()
         future = self._engine.submit(placement, tasks)
@@ -156,14 +165,28 @@ class Sweep:
         future.add_done_callback(self._inbox.put)
 
     def _hear(self) -> None:
-        """Wait for the first news, then take all that are there."""
+        """Wait for the first news, then take all that are there; durable with the next commit."""
         with contextlib.suppress(queue.Empty):
-            self._take(self._inbox.get(timeout=TICK_SECONDS))
-            while True:
-                self._take(self._inbox.get_nowait())
+            item = self._inbox.get(timeout=TICK_SECONDS)
+            with self._store.together(at_once=False):
+                self._take(item)
+                while True:
+                    self._take(self._inbox.get_nowait())
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
-            self._store.flush()
-            self._flushed = time.monotonic()
+            self._flush()
+
+    def _flush(self) -> None:
+        self._store.flush()
+        self._flushed = time.monotonic()
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        """Tell what is durable by now, and remove what nobody needs any more."""
+        for result in self._recorded:
+            self._watch.ended(result)
+        for file in self._outdated:
+            (self._store.root / file).unlink(missing_ok=True)
+        self._recorded, self._outdated = [], []
 
     def _take(self, item: News | Future[Answer]) -> None:
         if isinstance(item, Future):
@@ -172,8 +195,7 @@ class Sweep:
         if isinstance(item, EpochEnded):
             self._store.epoch(item.job_id, item.attempt, item.epoch)
         elif isinstance(item, CheckpointWritten):
-            for file in self._store.checkpoint(item.ref):
-                (self._store.root / file).unlink(missing_ok=True)
+            self._outdated += self._store.checkpoint(item.ref)
         elif isinstance(item, Remark):
             self._store.event(item.kind, item.text, item.job_id)
         self._watch.heard(item)
@@ -218,12 +240,12 @@ class Sweep:
             peak_memory=peak,
             cores=placement.cores,
             threads=placement.threads,
-            device="cpu" if placement.gpu is None else f"cuda:{placement.gpu}",
+            device=_device(placement),
             started=started,
             ended=self._store.now(),
         )
         if self._store.record(complete):
-            self._watch.ended(complete)
+            self._recorded.append(complete)
 
     def _died(
         self, task: Task, placement: Placement, started: float, error: WorkerDiedError
@@ -247,13 +269,20 @@ class Sweep:
     def _leave(self) -> None:
         """Let running jobs save themselves, and note how far they came."""
         with contextlib.suppress(StorageError):
-            self._store.flush()
+            self._flush()
         self._engine.close(GRACE_SECONDS)
-        with contextlib.suppress(queue.Empty, StorageError):
-            while True:
-                item = self._inbox.get_nowait()
-                if not isinstance(item, Future) or item in self._running:
-                    self._take(item)
+        with contextlib.suppress(StorageError):
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    item = self._inbox.get_nowait()
+                    if not isinstance(item, Future) or item in self._running:
+                        self._take(item)
+            self._store.interrupt()
+            self._acknowledge()
+
+
+def _device(placement: Placement) -> str:
+    return "cpu" if placement.gpu is None else f"cuda:{placement.gpu}"
 
 
 class Sampler:

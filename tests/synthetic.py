@@ -138,6 +138,7 @@ def _write_jobs(
 ) -> None:
     by_key = {fold.key: fold for fold in folds}
     moments, makespan = _pack(run, plan)
+    store.packing(0.0)
     for at, _, act, job, core in sorted(moments, key=lambda moment: (moment[0], moment[1])):
         store.clock = at
         if act == "start":
@@ -147,7 +148,7 @@ def _write_jobs(
     store.clock = makespan
     for kind, text in run.events:
         store.event(kind, text, plan.jobs[0].id)
-    store.set_packed_seconds(makespan)
+    store.packing(None)
     _write_use(store, run, plan, makespan)
     _write_baseline(store, run, plan, makespan)
 

@@ -102,8 +102,8 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     sweep = sweep_parts(parsed)
     kfold = make_kfold(parsed, sweep)
     found, folds = kfold.plan(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
-    machine = _watched(kfold.devices)
-    load = machine.load(resolve_n_jobs(kfold.n_jobs, machine.max_cores))
+    machine = _watched(kfold.settings.devices)
+    load = machine.load(resolve_n_jobs(kfold.settings.n_jobs, machine.max_cores))
     threads, gpu = found.threads_per_job, found.device == "cuda"
     first = place([Request(job.id, 0, threads, gpu=gpu) for job in found.jobs], [], load)
     sizes = [(len(fold.train), len(fold.valid)) for fold in folds]

@@ -2,14 +2,17 @@
 
 One job after another, torch's default threads, a DataLoader over the data set with its transforms,
 sample by sample. The same folds, seeds, batches and epochs as the sweep, an evaluation of the
-held-out fold after each epoch as there.
+held-out fold after each epoch as there; an LR schedule that reacts to a loss gets the same samples
+of the training fold, and they are left out of the training, as there.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
 import torch
@@ -17,12 +20,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from asynckfold.data import Batches
-from asynckfold.folds import Fold, Indices
+from asynckfold.folds import Fold
 from asynckfold.plan import Job
 from asynckfold.result import Baseline
 from asynckfold.training import lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.loop import batch_bounds, fitted
+from asynckfold.training.isolation import isolated
+from asynckfold.training.loop import batch_bounds, fitted, schedule_of
 
 ESTIMATE_SECONDS = 0.3
 """How long an estimate times the batches of one model, for training and for evaluation each."""
@@ -35,8 +39,9 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
     for job in bundle.plan.jobs:
         started = time.perf_counter()
         try:
-            accuracy = _train(bundle, job, data, stop)
-        except Exception:  # noqa: BLE001
+            with isolated():
+                accuracy = _train(bundle, job, data, stop)
+        except (Exception, SystemExit):  # noqa: BLE001
             # The job fails in the sweep as well, where its traceback is recorded.
             accuracy = None
         if stop():
@@ -54,46 +59,61 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
 
 
 def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline | None:
-    """Time some batches of each model and multiply; None when asked to stop."""
-    by_model: dict[str, float] = {}
+    """Time some batches of each model and multiply; None when asked to stop.
+
+    What is multiplied is the median of the batches' seconds: other programs on the machine delay
+    some batches, and must not make the baseline look slower than it is.
+    """
+    by_model: dict[str, tuple[float, float]] = {}
+    by_candidate = dict.fromkeys((job.candidate for job in bundle.plan.jobs), 0.0)
     for job in bundle.plan.jobs:
         if stop():
             return None
         if job.model not in by_model:
             try:
-                by_model[job.model] = _job_seconds(bundle, job, data)
-            except Exception:  # noqa: BLE001
+                with isolated():
+                    by_model[job.model] = _batch_seconds(bundle, job, data)
+            except (Exception, SystemExit):  # noqa: BLE001
                 # Its jobs fail in the sweep as well, where the traceback is recorded.
-                by_model[job.model] = 0.0
-    by_candidate = dict.fromkeys((job.candidate for job in bundle.plan.jobs), 0.0)
-    for job in bundle.plan.jobs:
-        by_candidate[job.candidate] += by_model[job.model]
+                by_model[job.model] = (0.0, 0.0)
+        train, valid = by_model[job.model]
+        fold, size = bundle.fold_of(job), bundle.plan.batch_size
+        epoch = train * math.ceil(len(fold.train) / size) + valid * math.ceil(
+            len(fold.valid) / size
+        )
+        by_candidate[job.candidate] += epoch * bundle.plan.params.epochs
     return Baseline("estimated", sum(by_candidate.values()), torch.get_num_threads(), by_candidate)
 
 
 class _Loop:
-    """An ordinary training of one job."""
+    """An ordinary training of one job, on the kind of device that the sweep uses."""
 
     def __init__(self, bundle: Bundle, job: Job, data: Batches) -> None:
         plan, recipe = bundle.plan, bundle.recipe
         self.params, self.job, self.fold = plan.params, job, bundle.fold_of(job)
+        self.device = torch.device(plan.device)
         seeding.seed_all(job.seed)
-        self.model = recipe.models[job.model]()
+        self.model = recipe.models[job.model]().to(self.device)
         self.optimizer = recipe.opt_fn(self.model)
         self.criterion = copy.deepcopy(recipe.criterion)
-        train, valid = datasets(bundle, data, self.fold)
-        bounds = list(batch_bounds(len(self.fold.train), plan.batch_size, self.model))
-        self.train_loader = DataLoader(train, batch_sampler=_Shuffled(bounds))
-        self.valid_loader = DataLoader(valid, batch_size=plan.batch_size)
-        per_batch = plan.params.lr_step == "batch"
-        self.lr_schedule = lr_schedules.make(
-            recipe.lr_schedules[job.lr_schedule],
-            self.optimizer,
-            plan.params.epochs * (len(bounds) if per_batch else 1),
+        if isinstance(self.criterion, nn.Module):
+            self.criterion = self.criterion.to(self.device)
+        self.lr_schedule, train, steer = schedule_of(
+            bundle, job, self.model, self.optimizer, self.fold.train
         )
-        self.per_batch = per_batch and not lr_schedules.needs_metric(self.lr_schedule)
+        self.reacts = lr_schedules.needs_metric(self.lr_schedule)
+        self.per_batch = plan.params.lr_step == "batch" and not self.reacts
+        bounds = list(batch_bounds(len(train), plan.batch_size, self.model))
+        train_view, eval_view = views(bundle, data, self.fold)
+        self.train_loader = DataLoader(
+            Subset(train_view, train.tolist()), batch_sampler=_Shuffled(bounds)
+        )
+        self.steer_loader = DataLoader(Subset(eval_view, steer.tolist()), plan.batch_size)
+        self.valid_loader = DataLoader(Subset(eval_view, self.fold.valid.tolist()), plan.batch_size)
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+        inputs, targets = inputs.to(self.device), targets.to(self.device)
+
         def backward() -> torch.Tensor:
             self.optimizer.zero_grad()
             loss: torch.Tensor = self.criterion(self.model(inputs), targets)
@@ -109,11 +129,19 @@ class _Loop:
         return loss.item()
 
     def score(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+        inputs, targets = inputs.to(self.device), targets.to(self.device)
         with torch.no_grad():
             outputs = self.model(inputs)
             loss = float(self.criterion(outputs, targets)) * len(targets)
         right = outputs.argmax(1) == targets if outputs.ndim == 2 else targets != targets
         return loss, float(right.sum()) if right.shape == targets.shape else 0.0
+
+    def evaluate(self, loader: DataLoader[Any]) -> tuple[float, float]:
+        """Return mean loss and accuracy."""
+        self.model.eval()
+        rows = [(*self.score(inputs, targets), len(targets)) for inputs, targets in loader]
+        loss, right, count = (sum(column) for column in zip(*rows, strict=True))
+        return loss / count, right / count
 
 
 def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) -> float | None:
@@ -127,54 +155,44 @@ def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) ->
                 loop.lr_schedule.step()
             if stop():
                 return None
-        loop.model.eval()
-        pairs = [loop.score(inputs, targets) for inputs, targets in loop.valid_loader]
-        count = len(loop.fold.valid)
-        loss, accuracy = (sum(column) / count for column in zip(*pairs, strict=True))
-        if lr_schedules.needs_metric(loop.lr_schedule):
-            loop.lr_schedule.step(loss)
+        _, accuracy = loop.evaluate(loop.valid_loader)
+        if loop.reacts:
+            loop.lr_schedule.step(loop.evaluate(loop.steer_loader)[0])
         elif not loop.per_batch:
             loop.lr_schedule.step()
     return accuracy if bundle.plan.classes else None
 
 
-def _job_seconds(bundle: Bundle, job: Job, data: Batches) -> float:
+def _batch_seconds(bundle: Bundle, job: Job, data: Batches) -> tuple[float, float]:
+    """Return the seconds of a batch in training and in evaluation."""
     loop = _Loop(bundle, job, data)
     loop.model.train()
     train = _per_batch(loop.train_loader, lambda batch: loop.step(*batch))
     loop.model.eval()
-    valid = _per_batch(loop.valid_loader, lambda batch: loop.score(*batch))
-    epoch = train * len(loop.train_loader) + valid * len(loop.valid_loader)
-    return epoch * loop.params.epochs
+    return train, _per_batch(loop.valid_loader, lambda batch: loop.score(*batch))
 
 
 def _per_batch(loader: DataLoader[Any], work: Callable[[Any], Any]) -> float:
-    """Mean seconds of a batch, the first left out: it warms up."""
-    batches = iter(loader)
-    first = time.perf_counter()
-    work(next(batches))
-    started, count = time.perf_counter(), 0
-    for batch in batches:
+    """Median seconds of a batch, the first left out where there are more: it warms up."""
+    seconds: list[float] = []
+    started = moment = time.perf_counter()
+    for batch in loader:
         work(batch)
-        count += 1
-        if time.perf_counter() - started > ESTIMATE_SECONDS:
+        before, moment = moment, time.perf_counter()
+        seconds.append(moment - before)
+        if moment - started > ESTIMATE_SECONDS:
             break
-    if count == 0:
-        return started - first
-    return (time.perf_counter() - started) / count
+    return median(seconds[1:] or seconds)
 
 
-def datasets(bundle: Bundle, data: Batches, fold: Fold) -> tuple[Dataset[Any], Dataset[Any]]:
-    """Return the training and the held-out samples as ordinary data sets."""
-    if bundle.recipe.preprocess is not None:
-        seen = fitted(data, bundle.recipe.preprocess, fold.train)
-        return _tensors(seen, fold.train), _tensors(seen, fold.valid)
-    train, valid = bundle.ordinary
-    return Subset(train, fold.train.tolist()), Subset(valid, fold.valid.tolist())
-
-
-def _tensors(data: Batches, indices: Indices) -> TensorDataset:
-    return TensorDataset(*data.eval(torch.from_numpy(indices)))
+def views(bundle: Bundle, data: Batches, fold: Fold) -> tuple[Dataset[Any], Dataset[Any]]:
+    """Return the train view and the eval view of all samples as ordinary data sets."""
+    if bundle.recipe.preprocess is None:
+        train, valid = bundle.ordinary
+        return train, valid
+    seen = fitted(data, bundle.recipe.preprocess, fold.train)
+    whole = TensorDataset(*seen.eval(torch.arange(seen.n_samples)))
+    return whole, whole
 
 
 class _Shuffled:

@@ -1,12 +1,14 @@
-"""What every worker of a sweep needs, sent once."""
+"""What every worker of a sweep needs, sent once; where a job's files go."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asynckfold.files import slug
+from asynckfold.files import slug, storage_error
 from asynckfold.folds import Fold
 from asynckfold.plan import Job, Plan
 from asynckfold.recipe import Recipe
@@ -52,3 +54,40 @@ def job_folder(root: Path, job: Job) -> Path:
     """Return the folder of a job's checkpoint and log."""
     repeat = [f"repeat-{job.repeat}"] if job.repeated else []
     return root.joinpath(slug(job.model), slug(job.lr_schedule), *repeat, f"fold-{job.fold}")
+
+
+class JobLog:
+    """A job's ``log.txt``, open for appending; each line is on its way to the disk when written.
+
+    A disk that refuses is no failure of the job: it raises `StorageError`, so that the run stops
+    and can be continued.
+    """
+
+    def __init__(self, root: Path, job: Job) -> None:
+        self.path = job_folder(root, job) / "log.txt"
+        with _disk(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab", buffering=0)
+
+    def write(self, text: str) -> None:
+        """Append text; what cannot be encoded is written escaped."""
+        with _disk(self.path):
+            self._file.write(text.encode("utf-8", "backslashreplace"))
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._file.fileno()
+
+    def __enter__(self) -> JobLog:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, path) from error

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -22,6 +23,28 @@ from safetensors.torch import save as save_tensors
 
 from asynckfold.errors import StoreCorruptError
 from asynckfold.files import write_whole
+
+_DTYPES = {
+    torch.bool,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+}
+"""What safetensors can write; complex numbers are written as pairs of real ones."""
+
+_DAMAGE = (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What parsing raises where the text is not what `save` wrote."""
 
 
 def save(path: Path, tree: Mapping[str, Any]) -> tuple[str, int]:
@@ -32,7 +55,8 @@ def save(path: Path, tree: Mapping[str, Any]) -> tuple[str, int]:
     path : Path
         A name that does not exist yet; its folder exists.
     tree : Mapping
-        Nested dicts, lists and tuples of tensors, arrays, numbers, text, None.
+        Nested dicts, lists and tuples of tensors, arrays, numbers, text, None. NumPy's numbers come
+        back as Python's, named tuples as tuples, other mappings as dicts.
 
     Raises
     ------
@@ -68,7 +92,7 @@ def load(path: Path, sha256: str) -> dict[str, Any]:
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         tree = _thaw(json.loads(header["__metadata__"]["tree"]), load_tensors(data))
-    except (SafetensorError, ValueError, KeyError) as error:
+    except _DAMAGE as error:
         raise StoreCorruptError(f"{path} is not an asynckfold checkpoint: {error}") from error
     if not isinstance(tree, dict):
         raise StoreCorruptError(f"{path} is not an asynckfold checkpoint")
@@ -81,12 +105,12 @@ def _freeze(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
-    if isinstance(value, np.generic):
-        return _freeze(value.item(), place, tensors)
+    if isinstance(value, (np.bool_, np.integer, np.floating)):
+        return _freeze(_plain_number(value, place), place, tensors)
     if isinstance(value, torch.Tensor):
-        return {"tensor": _keep(value.detach(), tensors)}
+        return {"tensor": _keep(value.detach(), place, tensors)}
     if isinstance(value, np.ndarray):
-        return {"array": _keep(torch.from_numpy(value.copy()), tensors)}
+        return {"array": _keep(_from_numpy(value, place), place, tensors)}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [_freeze(item, f"{place}[{i}]", tensors) for i, item in enumerate(value)]}
@@ -98,13 +122,36 @@ def _freeze(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
                 for key, item in value.items()
             ]
         }
-    raise TypeError(
-        f"a checkpoint holds tensors, numbers, text, lists and dicts only: {place} is a "
-        f"{type(value).__name__}"
+    raise _refusal(place, type(value).__name__)
+
+
+def _refusal(place: str, found: str) -> TypeError:
+    return TypeError(
+        f"a checkpoint holds dense tensors, numbers, text, lists and dicts only: {place} is a "
+        f"{found}"
     )
 
 
-def _keep(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> str:
+def _plain_number(value: np.generic, place: str) -> Any:
+    number = value.item()
+    if isinstance(number, np.generic):
+        raise _refusal(place, type(value).__name__)
+    return number
+
+
+def _from_numpy(array: npt.NDArray[Any], place: str) -> torch.Tensor:
+    try:
+        return torch.from_numpy(array.copy())
+    except (TypeError, ValueError) as error:
+        raise _refusal(place, f"NumPy array of {array.dtype}") from error
+
+
+def _keep(tensor: torch.Tensor, place: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if tensor.is_complex() and tensor.layout is torch.strided:
+        return {"complex": _keep(torch.view_as_real(tensor.resolve_conj()), place, tensors)}
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.dtype not in _DTYPES:
+        kind = f"tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}"
+        raise _refusal(place, kind)
     name = str(len(tensors))
     # A copy of its own: safetensors refuses tensors that share memory, such as tied weights.
     tensors[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)
@@ -118,9 +165,9 @@ def _thaw(frozen: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "float":
         return float(content)
     if kind == "tensor":
-        return tensors[content]
+        return _kept(content, tensors)
     if kind == "array":
-        return tensors[content].numpy()
+        return _kept(content, tensors).numpy()
     if kind in ("list", "tuple"):
         items = [_thaw(item, tensors) for item in content]
         return tuple(items) if kind == "tuple" else items
@@ -132,6 +179,12 @@ def _thaw(frozen: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "dict":
         return dict(pairs)
     raise ValueError(f"unknown kind {kind!r}")
+
+
+def _kept(content: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if isinstance(content, dict):
+        return torch.view_as_complex(tensors[content["complex"]])
+    return tensors[content]
 
 
 def weights_digest(module: torch.nn.Module) -> str:

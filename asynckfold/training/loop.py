@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from asynckfold.plan import Job
 from asynckfold.result import DIVERGED, DONE, Epoch, Result
 from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint, lr_schedules, seeding
-from asynckfold.training.bundle import Bundle, job_folder
+from asynckfold.training.bundle import Bundle, JobLog, job_folder
 
 NEWS_SECONDS = 0.2
 """Between two pieces of news of one job: a display needs no more."""
@@ -46,14 +46,17 @@ Report = Callable[[News], None]
 
 
 class Diverged(Exception):  # noqa: N818
-    """The loss or an output became infinite or NaN."""
+    """The loss became infinite or NaN, or an output NaN."""
 
 
 @dataclass(eq=False)
 class Training:
     """A job in progress: the live objects and how far it is.
 
-    ``epoch`` whole epochs and ``batch`` batches of the next are behind it.
+    ``train`` is divided into batches at ``bounds``; ``steer`` are the samples of the training fold
+    that steer an LR schedule which reacts to a loss. ``epoch`` whole epochs and ``batch`` batches
+    of the next are behind it, which began with the learning rate ``lr``. ``outputs`` are those of
+    the last evaluation of ``valid``.
     """
 
     task: Task
@@ -65,12 +68,14 @@ class Training:
     lr_schedule: Any
     data: Batches
     train: Indices
+    bounds: Sequence[tuple[int, int]]
     steer: Indices
     valid: Indices
-    log: TextIO
+    log: JobLog
     clip: float | None = None
     epoch: int = 0
     batch: int = 0
+    lr: float = 0.0
     losses: list[torch.Tensor] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
     random: dict[str, Any] | None = None
@@ -89,6 +94,7 @@ class Training:
             "plan": self.bundle.plan.fingerprint,
             "epoch": self.epoch,
             "batch": self.batch,
+            "lr": self.lr,
             "losses": torch.stack(self.losses) if self.losses else None,
             "epochs": [vars(item) for item in self.epochs],
             "model": self.model.state_dict(),
@@ -98,22 +104,26 @@ class Training:
             if isinstance(self.criterion, nn.Module)
             else None,
             "random": seeding.state(),
+            # A second evaluation need not give the same: a model may draw random numbers in it.
+            "outputs": self.outputs if self.epoch == self.bundle.plan.params.epochs else None,
         }
 
     def continue_from(self, tree: dict[str, Any]) -> None:
         """Take up a tree that `tree` returned."""
-        if tree["job"] != self.task.job.id or tree["plan"] != self.bundle.plan.fingerprint:
-            raise StoreCorruptError(f"a checkpoint of {tree['job']} lies in {self.task.job.id}")
+        if tree["job"] != self.task.job.id:
+            raise StoreCorruptError(f"a checkpoint of {tree['job']} stands for {self.task.job.id}")
+        if tree["plan"] != self.bundle.plan.fingerprint:
+            raise StoreCorruptError(f"a checkpoint of {tree['job']} comes from another plan")
         self.model.load_state_dict(tree["model"])
         self.optimizer.load_state_dict(tree["optimizer"])
         self.lr_schedule.load_state_dict(tree["lr_schedule"])
         if isinstance(self.criterion, nn.Module):
             self.criterion.load_state_dict(tree["criterion"])
-        self.epoch, self.batch = tree["epoch"], tree["batch"]
+        self.epoch, self.batch, self.lr = tree["epoch"], tree["batch"], tree["lr"]
         self.epochs = [Epoch(**item) for item in tree["epochs"]]
         losses = tree["losses"]
         self.losses = [] if losses is None else list(losses.to(self.device).unbind())
-        self.random = tree["random"]
+        self.random, self.outputs = tree["random"], tree["outputs"]
 
 
 def train(
@@ -146,9 +156,7 @@ def train(
     Result or None
         None when it was asked to stop.
     """
-    folder = job_folder(bundle.root, task.job)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "log.txt").open("a", encoding="utf-8", buffering=1) as log:
+    with JobLog(bundle.root, task.job) as log:
         training = _build(bundle, task, data, device, log)
         _restore(training, report)
         started = time.perf_counter()
@@ -169,14 +177,14 @@ def train(
 
 
 def _build(
-    bundle: Bundle, task: Task, data: Batches, device: torch.device, log: TextIO
+    bundle: Bundle, task: Task, data: Batches, device: torch.device, log: JobLog
 ) -> Training:
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
     fold = bundle.fold_of(job)
     seeding.seed_all(job.seed)
     model = recipe.models[job.model]().to(device)
     optimizer = recipe.opt_fn(model)
-    schedule, train_part, steer = _schedule(bundle, job, model, optimizer, fold.train)
+    schedule, train_part, steer = schedule_of(bundle, job, model, optimizer, fold.train)
     criterion = copy.deepcopy(recipe.criterion)
     if isinstance(criterion, nn.Module):
         criterion = criterion.to(device)
@@ -190,6 +198,7 @@ def _build(
         schedule,
         fitted(data, recipe.preprocess, fold.train).to(device),
         train_part,
+        list(batch_bounds(len(train_part), plan.batch_size, model)),
         steer,
         fold.valid,
         log,
@@ -197,19 +206,30 @@ def _build(
     )
 
 
-def _schedule(
+def schedule_of(
     bundle: Bundle, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, train: Indices
 ) -> tuple[Any, Indices, Indices]:
     """Return the LR schedule, the samples to train on, and those that steer the schedule.
 
-    A rule that reacts to a loss gets samples of the training fold, never the fold that is scored.
+    A rule that reacts to a loss gets samples of the training fold, never the fold that is scored;
+    for any other, all samples are trained on and none steer.
+
+    Raises
+    ------
+    ValueError
+        The training fold is too small to be divided.
     """
     plan, spec = bundle.plan, bundle.recipe.lr_schedules[job.lr_schedule]
     made = None if isinstance(spec, str) else lr_schedules.make(spec, optimizer, 0)
     steer = train[:0]
     if spec == "reduce" or lr_schedules.needs_metric(made):
+        if len(train) < 2:
+            raise ValueError(
+                f"LR schedule {job.lr_schedule} sets samples of the training fold aside: the fold "
+                f"must have at least 2, it has {len(train)}. Use more data or another LR schedule"
+            )
         order = np.random.default_rng([job.seed, 1]).permutation(len(train))
-        count = max(1, round(len(train) * plan.params.inner_val))
+        count = min(max(1, round(len(train) * plan.params.inner_val)), len(train) - 1)
         train, steer = train[np.sort(order[count:])], train[np.sort(order[:count])]
     if made is None:
         per_epoch = len(list(batch_bounds(len(train), plan.batch_size, model)))
@@ -219,23 +239,30 @@ def _schedule(
 
 
 def fitted(data: Batches, preprocess: Any, train: Indices) -> Batches:
-    """Return the data as a scikit-learn transformer sees it that was fitted on `train` only."""
+    """Return the data as a scikit-learn transformer gives it that was fitted on `train` only.
+
+    It is fitted with the targets, which those that need none ignore, and sees each sample as one
+    row of features.
+    """
     if preprocess is None:
         return data
     from sklearn.base import clone
 
     rows = data.inputs(np.arange(data.n_samples))
     flat = rows.reshape(len(rows), -1)
-    changed = clone(preprocess).fit(flat[train]).transform(flat)
+    targets = data.targets.cpu().numpy()
+    changed = clone(preprocess).fit(flat[train], targets[train]).transform(flat)
     return data.with_inputs(torch.from_numpy(np.ascontiguousarray(changed, dtype=np.float32)))
 
 
 def _restore(training: Training, report: Report) -> None:
-    for ref in training.task.checkpoints:
+    refs = training.task.checkpoints
+    for position, ref in enumerate(refs, 1):
         try:
             training.continue_from(checkpoint.load(training.bundle.root / ref.file, ref.sha256))
         except StoreCorruptError as error:
-            report(Remark(training.task.job.id, "damage", f"{error}; an older one is used"))
+            instead = "an older one is used" if position < len(refs) else "the job starts anew"
+            report(Remark(training.task.job.id, "damage", f"{error}; {instead}"))
         else:
             training.log.write(f"continues after epoch {training.epoch}, batch {training.batch}\n")
             return
@@ -247,11 +274,12 @@ def _run(training: Training, report: Report, stop: Callable[[], bool]) -> bool:
     saved = time.monotonic()
     while training.epoch < params.epochs:
         started = time.perf_counter()
-        lr = float(training.optimizer.param_groups[0]["lr"])
+        if training.batch == 0:
+            training.lr = float(training.optimizer.param_groups[0]["lr"])
         if not _train_epoch(training, report, stop):
             _save(training, report)
             return False
-        _end_epoch(training, lr, started, report)
+        _end_epoch(training, started, report)
         due = training.epoch % params.save_checkpoint_frequency == 0
         last = training.epoch == params.epochs
         if not last and stop():
@@ -266,13 +294,13 @@ def _run(training: Training, report: Report, stop: Callable[[], bool]) -> bool:
 def _train_epoch(training: Training, report: Report, stop: Callable[[], bool]) -> bool:
     plan, number = training.bundle.plan, training.epoch + 1
     order = torch.from_numpy(epoch_order(training.train, training.seed, training.epoch))
-    bounds = list(batch_bounds(len(order), plan.batch_size, training.model))
+    bounds = training.bounds
     if training.random is not None:
         seeding.restore(training.random)
         training.random = None
     if training.batch == 0:
         seeding.seed_all(seeding.stream(training.seed, number))
-    training.model.train()
+    _set_mode(training, train=True)
     told = time.monotonic()
     for position in range(training.batch, len(bounds)):
         low, high = bounds[position]
@@ -330,11 +358,16 @@ def _tell(training: Training, batches: int, told: float, report: Report) -> floa
     return now
 
 
-def _end_epoch(training: Training, lr: float, started: float, report: Report) -> None:
-    train_loss = _mean_loss(training, lr)
+def _end_epoch(training: Training, started: float, report: Report) -> None:
+    train_loss, lr = _mean_loss(training), training.lr
     scoring = time.perf_counter()
     training.outputs, valid_loss, accuracy = evaluate(training, training.valid)
     training.score_seconds = time.perf_counter() - scoring
+    if np.isnan(training.outputs).any():
+        raise Diverged(
+            f"an output on the held-out fold became nan at epoch {training.epoch + 1} "
+            f"(learning rate {lr:g})"
+        )
     if not np.isfinite(valid_loss):
         raise Diverged(
             f"the loss on the held-out fold became {valid_loss} at epoch {training.epoch + 1} "
@@ -356,16 +389,15 @@ def _end_epoch(training: Training, lr: float, started: float, report: Report) ->
     report(EpochEnded(training.task.job.id, training.task.attempt, item))
 
 
-def _mean_loss(training: Training, lr: float) -> float:
+def _mean_loss(training: Training) -> float:
     """Mean over samples; one synchronisation with the device for a whole epoch."""
-    bounds = batch_bounds(len(training.train), training.bundle.plan.batch_size, training.model)
-    sizes = np.array([high - low for low, high in bounds])
-    losses = torch.stack(training.losses).double().cpu().numpy()
+    sizes = np.array([high - low for low, high in training.bounds])
+    losses = torch.stack(training.losses).flatten().double().cpu().numpy()
     if not np.isfinite(losses).all():
         first = int(np.flatnonzero(~np.isfinite(losses))[0])
         raise Diverged(
             f"the loss became {losses[first]} at epoch {training.epoch + 1}, batch {first + 1} "
-            f"(learning rate {lr:g})"
+            f"(learning rate {training.lr:g})"
         )
     return float(losses @ sizes / sizes.sum())
 
@@ -374,10 +406,11 @@ def evaluate(
     training: Training, indices: Indices
 ) -> tuple[npt.NDArray[np.float32], float, float | None]:
     """Return outputs, loss and accuracy (None for regression) of the model in hand."""
-    training.model.eval()
+    _set_mode(training, train=False)
     size = training.bundle.plan.params.eval_batch_size
     outputs, targets = [], []
-    with torch.inference_mode():
+    # Not inference_mode: what a model keeps of such a pass could not be trained with afterwards.
+    with torch.no_grad():
         for low in range(0, len(indices), size):
             inputs, wanted = training.data.eval(torch.from_numpy(indices[low : low + size]))
             outputs.append(training.model(inputs))
@@ -388,6 +421,12 @@ def evaluate(
         if training.bundle.plan.classes:
             accuracy = float((found.argmax(1) == wanted).double().mean())
     return found.float().cpu().numpy(), loss, accuracy
+
+
+def _set_mode(training: Training, *, train: bool) -> None:
+    training.model.train(train)
+    if isinstance(training.criterion, nn.Module):
+        training.criterion.train(train)
 
 
 def _save(training: Training, report: Report) -> None:
@@ -412,9 +451,6 @@ def _save(training: Training, report: Report) -> None:
 
 
 def _result(training: Training, fit_seconds: float) -> Result:
-    if training.outputs is None:
-        # Continued from the checkpoint of the last epoch.
-        training.outputs, _, _ = evaluate(training, training.valid)
     return Result(
         training.task.job.id,
         training.task.attempt,

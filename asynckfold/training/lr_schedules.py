@@ -51,13 +51,16 @@ def exponential(optimizer: Optimizer, steps: int) -> Schedule:
 
 
 def onecycle(optimizer: Optimizer, steps: int) -> Schedule:
-    """Up to the optimizer's learning rate and down again (Smith & Topin 2018)."""
+    """Up to the optimizer's learning rate and down again (Smith & Topin 2018).
+
+    Momentum is cycled against it, where the optimizer was given any.
+    """
     group = optimizer.param_groups[0]
     return lr_scheduler.OneCycleLR(
         optimizer,
         max_lr=[float(item["lr"]) for item in optimizer.param_groups],
         total_steps=max(steps, 2) + 1,
-        cycle_momentum="momentum" in group or "betas" in group,
+        cycle_momentum=group.get("momentum", 0) > 0 or "betas" in group,
     )
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 import time
 import traceback
+import warnings
 from typing import Any
 
 import torch
@@ -21,7 +23,10 @@ from asynckfold.data import Batches
 from asynckfold.messages import Facts
 from asynckfold.training import lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.checkpoint import weights_digest
+from asynckfold.training.isolation import isolated
 from asynckfold.training.loop import fitted
+from asynckfold.transforms import describe
 
 _Problem = tuple[str, str, str]
 
@@ -56,22 +61,23 @@ def check(bundle: Bundle, data: Batches) -> Facts:
         for schedule in recipe.lr_schedules:
             # The user's code may raise anything here; it is told, and its jobs tell it again.
             try:
-                dry = _DryRun(bundle, data, name, schedule)
-                architectures[name] = _architecture(dry.model)
-                settings[name] = _settings(dry.optimizer)
-                settings[f"{name}/{schedule}"] = type(dry.lr_schedule).__name__
-                if name not in seconds:
-                    seconds[name] = dry.step_seconds()
-                    memory[name] = _bytes(dry)
+                with isolated():
+                    dry = _DryRun(bundle, data, name, schedule)
+                    architectures[name] = _architecture(dry.model)
+                    settings[name] = _settings(dry.optimizer)
+                    settings[f"{name}/{schedule}"] = _rule(dry.lr_schedule)
+                    if name not in seconds:
+                        seconds[name] = dry.step_seconds()
+                        memory[name] = _bytes(dry)
             except _Refused as refused:
                 problems[refused.args[0]] = None
-            except Exception:  # noqa: BLE001
+            except (Exception, SystemExit):  # noqa: BLE001
                 failures[f"{name}/{schedule}"] = traceback.format_exc()
     facts = {
         "architecture": architectures,
         "settings": settings,
         "criterion": _describe(recipe.criterion),
-        "preprocess": None if recipe.preprocess is None else repr(recipe.preprocess),
+        "preprocess": None if recipe.preprocess is None else _transformer(recipe.preprocess),
     }
     return Facts(facts, seconds, memory, tuple(problems), failures)
 
@@ -118,7 +124,10 @@ class _DryRun:
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
         outputs = self.model.train()(self.inputs)
         _check_outputs(self.name, outputs, self.targets, self.bundle)
-        loss = criterion(outputs, self.targets)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            loss = criterion(outputs, self.targets)
+        _check_broadcast(self.name, outputs, self.targets, [str(item.message) for item in told])
         _check_loss(self.name, loss)
         loss.backward()
         if not isinstance(self.optimizer, torch.optim.LBFGS):
@@ -165,6 +174,20 @@ def _check_outputs(name: str, outputs: Any, targets: torch.Tensor, bundle: Bundl
         )
 
 
+def _check_broadcast(
+    name: str, outputs: torch.Tensor, targets: torch.Tensor, told: list[str]
+) -> None:
+    """Refuse what torch only warns of: each output compared with the targets of all samples."""
+    if any(text.startswith("Using a target size") for text in told):
+        raise _Refused(
+            (
+                f"model {name} must return outputs of the shape of the targets",
+                f"outputs {tuple(outputs.shape)}, targets {tuple(targets.shape)}",
+                "Squeeze the outputs in forward, or pass targets of shape (samples, 1).",
+            )
+        )
+
+
 def _check_loss(name: str, loss: Any) -> None:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
         found = (
@@ -183,16 +206,28 @@ def _check_loss(name: str, loss: Any) -> None:
 
 def _architecture(model: nn.Module) -> str:
     shapes = [
-        f"{name}:{tuple(tensor.shape)}:{tensor.dtype}"
-        for name, tensor in model.state_dict().items()
-        if isinstance(tensor, torch.Tensor)
+        f"{name}:{tuple(tensor.shape)}:{tensor.dtype}" for name, tensor in _tensors(model).items()
     ]
-    return hashlib.sha256("\n".join([repr(model), *shapes]).encode()).hexdigest()[:16]
+    return _digest("\n".join([_text(model), *shapes]))
+
+
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    entries = module.state_dict().items()
+    return {name: value for name, value in entries if isinstance(value, torch.Tensor)}
+
+
+def _text(value: object) -> str:
+    """Text that is equal in any process: without addresses in memory."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> str:
     groups = [
-        {key: repr(value) for key, value in group.items() if key != "params"}
+        {key: _text(value) for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
     for group in groups:
@@ -200,19 +235,30 @@ def _settings(optimizer: torch.optim.Optimizer) -> str:
     return f"{type(optimizer).__name__} {json.dumps(groups, sort_keys=True)}"
 
 
+def _rule(lr_schedule: Any) -> str:
+    """The LR schedule with its settings, which its first state holds."""
+    state = lr_schedule.state_dict()
+    shown = sorted(state.items()) if isinstance(state, dict) else state
+    return f"{type(lr_schedule).__name__} {_text(shown)}"
+
+
 def _describe(criterion: Any) -> str:
     if isinstance(criterion, nn.Module):
-        tensors = {
-            name: hashlib.sha256(tensor.detach().cpu().numpy().tobytes()).hexdigest()[:16]
-            for name, tensor in criterion.state_dict().items()
-        }
-        return f"{criterion!r} {json.dumps(tensors)}" if tensors else repr(criterion)
-    return getattr(criterion, "__qualname__", type(criterion).__name__)
+        # Its text does not show everything: the smoothing and the weights of a CrossEntropyLoss.
+        plain = {key: value for key, value in vars(criterion).items() if not key.startswith("_")}
+        digest = weights_digest(criterion)[:16] if criterion.state_dict() else ""
+        return f"{_text(criterion)} {_text(sorted(plain.items()))} {digest}".strip()
+    name = getattr(criterion, "__qualname__", type(criterion).__name__)
+    return f"{name} {_digest(describe(criterion))}"
+
+
+def _transformer(preprocess: Any) -> str:
+    return f"{_text(preprocess)} {_digest(describe(sorted(preprocess.get_params().items())))}"
 
 
 def _bytes(dry: _DryRun) -> int:
     """Parameters and gradients, optimizer state, and some room for activations."""
-    weights: int = sum(tensor.nbytes for tensor in dry.model.state_dict().values())
+    weights: int = sum(tensor.nbytes for tensor in _tensors(dry.model).values())
     state: int = sum(
         value.nbytes
         for entry in dry.optimizer.state.values()

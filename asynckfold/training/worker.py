@@ -14,6 +14,8 @@ which a terminal sends to everyone, is the sweep's business.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import io
 import os
 import signal
 import sys
@@ -22,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -34,12 +37,16 @@ from asynckfold.messages import News, Task
 from asynckfold.placement import Placement
 from asynckfold.result import FAILED, Result
 from asynckfold.training import baseline, loop, preflight
-from asynckfold.training.bundle import Bundle, job_folder
+from asynckfold.training.bundle import Bundle, JobLog
+from asynckfold.training.isolation import isolated
 
 Report = Callable[[News], None]
 Stop = Callable[[], bool]
 
 PDEATHSIG = 1
+
+TEXT_LIMIT = 65536
+"""Characters kept of an exception, which may hold a whole array."""
 
 
 def execute(
@@ -58,15 +65,27 @@ def execute(
         Of `Result` for the plain trainer (None where it was asked to stop); the `Facts` of a
         preflight; the `Baseline` of a serial loop.
     """
-    torch.set_num_threads(placement.threads)
-    if placement.trainer == "preflight":
-        return [preflight.check(bundle, data)]
-    if placement.trainer == "measure":
-        return [baseline.measure(bundle, data, stop)]
-    if placement.trainer == "estimate":
-        return [baseline.estimate(bundle, data, stop)]
-    device = torch.device("cpu" if placement.gpu is None else f"cuda:{placement.gpu}")
-    return [_train(bundle, data, task, device, report, stop) for task in tasks]
+    with isolated():
+        torch.set_num_threads(placement.threads)
+        if placement.trainer == "preflight":
+            return [preflight.check(bundle, data)]
+        if placement.trainer == "measure":
+            return [baseline.measure(bundle, data, stop)]
+        if placement.trainer == "estimate":
+            return [baseline.estimate(bundle, data, stop)]
+        with _device(placement.gpu) as device:
+            return [_train(bundle, data, task, device, report, stop) for task in tasks]
+
+
+@contextmanager
+def _device(gpu: int | None) -> Iterator[torch.device]:
+    """Where to train; the current device meanwhile, whose generator is the one that is saved."""
+    if gpu is None:
+        yield torch.device("cpu")
+        return
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    with torch.cuda.device(gpu):
+        yield torch.device("cuda", gpu)
 
 
 def _train(
@@ -74,7 +93,8 @@ def _train(
 ) -> Result | None:
     # The one place where whatever the user's code raises becomes the result of its job.
     try:
-        return loop.train(bundle, task, data.to(device), device, report, stop)
+        with isolated():
+            return loop.train(bundle, task, data.to(device), device, report, stop)
     except StorageError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001
@@ -83,13 +103,22 @@ def _train(
 
 def failure(bundle: Bundle, task: Task, error: BaseException) -> Result:
     """Return the result of a job that raised, with its traceback in the job's log too."""
-    text = "".join(traceback.format_exception(error))
-    folder = job_folder(bundle.root, task.job)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "log.txt").open("a", encoding="utf-8") as log:
+    # Not str(error), which the user may have defined, and which may raise.
+    told = traceback.TracebackException.from_exception(error)
+    text = _writable("".join(told.format()))
+    with JobLog(bundle.root, task.job) as log:
         log.write(text)
-    line = f"{type(error).__name__}: {error}".splitlines()[0]
-    return Result(task.job.id, task.attempt, FAILED, error=line[:500], traceback=text[-65536:])
+    line = " ".join(_writable(f"{type(error).__name__}: {told}").split())[:500]
+    return Result(task.job.id, task.attempt, FAILED, error=line, traceback=text)
+
+
+def _writable(text: str) -> str:
+    """Return text that any file or database takes: begin and end of it, odd characters escaped."""
+    if len(text) > TEXT_LIMIT:
+        left_out = len(text) - TEXT_LIMIT
+        begin, end = text[: TEXT_LIMIT // 2], text[-TEXT_LIMIT // 2 :]
+        text = f"{begin}\n… {left_out} characters left out …\n{end}"
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def main(descriptor: int) -> None:
@@ -105,6 +134,11 @@ def main(descriptor: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, ask_to_stop)
+    # A crash in native code leaves its stack in the log of the job.
+    faulthandler.enable()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What was printed before a crash is in the log as well.
+        sys.stdout.reconfigure(line_buffering=True)
     pipe: Connection[Any, Any] = Connection(descriptor)
     pipe.send(("ready", os.getpid()))
     worker = _Worker(pipe, lambda: stopping)
@@ -168,24 +202,18 @@ class _Worker:
 @contextmanager
 def _output_to_log(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[None]:
     """What the user's code prints belongs to its job, not into the sweep's display."""
-    if tasks:
-        folder = job_folder(bundle.root, tasks[0].job)
-        folder.mkdir(parents=True, exist_ok=True)
-        target = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    else:
-        target = os.open(os.devnull, os.O_WRONLY)
-    saved = [os.dup(number) for number in (1, 2)]
-    try:
-        for number in (1, 2):
-            os.dup2(target, number)
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, old in zip((1, 2), saved, strict=True):
-            os.dup2(old, number)
-            os.close(old)
-        os.close(target)
+    with JobLog(bundle.root, tasks[0].job) if tasks else Path(os.devnull).open("ab") as target:
+        saved = [os.dup(number) for number in (1, 2)]
+        try:
+            for number in (1, 2):
+                os.dup2(target.fileno(), number)
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, old in zip((1, 2), saved, strict=True):
+                os.dup2(old, number)
+                os.close(old)
 
 
 def _die_with_parent(server: int) -> None:

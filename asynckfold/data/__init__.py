@@ -1,0 +1,47 @@
+"""From a dataset to arrays that all workers share: read once, gathered by index, two views.
+
+::
+
+    dataset ─ prepare() ─ Prepared ─ handle() ─┬─ pickled ──────────────┐
+              reads once  (parent)             └─ file descriptors ─────┤ DataHandle.open()
+                                                                     Batches  (each worker)
+                                                 .train(indices, seed, epoch)   .eval(indices)
+
+The arrays have no name, neither in a file system nor in ``/dev/shm``: memory that is known by its
+file descriptor only, so that nothing is left behind however the processes end. What cannot be held
+(samples of several shapes, or too large for memory and disk) is read sample by sample in the
+workers, and `Prepared.notes` says so.
+
+=============== ======================================================================
+`prepared`      `prepare`: opens, checks, divides and reads a dataset
+`reading`       reads it into shared arrays, or says why that cannot be
+`views`         the train view and the eval view
+`opened`        a dataset taken apart: samples, transform, labels
+`labels`        class indices or regression targets
+`batches`       what a worker does: batches by sample number
+`shared`        arrays without a name
+=============== ======================================================================
+"""
+
+from asynckfold.data.batches import Batches, DataHandle
+from asynckfold.data.labels import Labels, resolve_labels
+from asynckfold.data.opened import OneByOne, Opened, open_source
+from asynckfold.data.prepared import Prepared, prepare
+from asynckfold.data.shared import ArraySpec, SharedArray
+from asynckfold.data.views import Views, make_views
+
+__all__ = [
+    "ArraySpec",
+    "Batches",
+    "DataHandle",
+    "Labels",
+    "OneByOne",
+    "Opened",
+    "Prepared",
+    "SharedArray",
+    "Views",
+    "make_views",
+    "open_source",
+    "prepare",
+    "resolve_labels",
+]

@@ -1,0 +1,324 @@
+"""A dataset, opened: its samples before their transform, and the transform's steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, Subset, TensorDataset
+
+from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.folds import Indices
+from asynckfold.transforms import (
+    Array,
+    Step,
+    apply,
+    copied,
+    flatten,
+    generators_kept,
+    is_random,
+    kind_of,
+    same_sample,
+    seed_generators,
+    to_array,
+)
+
+_PROBES = 8
+
+
+class _Pairs:
+    """An array of samples and an array of labels as a dataset; samples are copies."""
+
+    def __init__(self, samples: Any, labels: Any) -> None:
+        self.samples = samples
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return copied(self.samples[index]), self.labels[index]
+
+
+def _identity(sample: Any) -> Any:
+    return sample
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A dataset, opened: its samples before their transform, and the transform's steps.
+
+    Parameters
+    ----------
+    base : Dataset
+        Gives untransformed pairs; the user's own object where it has no ``transform``.
+    steps : tuple of callable
+        The dataset's transform; empty where it has none that can be taken out.
+    rows : ndarray of int64 or None
+        Which samples of `base` make up the dataset; None: all.
+    samples : ndarray or None
+        All base samples, as they are stored, if they can be had without reading one by one.
+    labels : array-like or None
+        All labels of `base`, likewise.
+    names : tuple of str
+        Class names.
+    notes : tuple of str
+        What was noticed.
+    """
+
+    base: Any
+    steps: tuple[Step, ...] = ()
+    rows: Indices | None = None
+    samples: Array | None = None
+    labels: Any = None
+    names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.base) if self.rows is None else len(self.rows)
+
+    def row(self, index: int) -> int:
+        """Return where a sample is in `base`."""
+        return index if self.rows is None else int(self.rows[index])
+
+    def read(self, index: int) -> tuple[Any, Any]:
+        """Return an untransformed pair.
+
+        Raises
+        ------
+        InputError
+            The dataset raised, or gave something else than a pair.
+        """
+        try:
+            pair = self.base[self.row(index)]
+        except Exception as error:
+            raise InputError([unreadable(index, error)]) from error
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InputError([_not_a_pair(index, pair)])
+        return pair[0], pair[1]
+
+    def without_arrays(self) -> Opened:
+        """Return what reads the same, sample by sample, and is less to keep and to send."""
+        return replace(self, samples=None, labels=None)
+
+    @property
+    def probes(self) -> list[int]:
+        """Some sample numbers, evenly spread."""
+        last = len(self) - 1
+        return sorted({round(last * step / (_PROBES - 1)) for step in range(_PROBES)})
+
+
+def unreadable(index: int, error: Exception) -> Problem:
+    """Say that a sample could not be read or transformed."""
+    return Problem(
+        f"dataset[{index}] must be readable",
+        f"{type(error).__name__}: {error}",
+        "Repair the dataset, or leave the sample out with torch.utils.data.Subset.",
+    )
+
+
+def _not_a_pair(index: int, found: Any) -> Problem:
+    size = f" of length {len(found)}" if hasattr(found, "__len__") else ""
+    return Problem(
+        "each sample of the dataset must be a pair (x, y)",
+        f"{type(found).__name__}{size} at index {index}",
+        "Wrap the dataset so that it returns (x, y), or pass a tuple (X, y) of arrays.",
+    )
+
+
+class OneByOne:
+    """One view as an ordinary map-style data set: what a DataLoader gets in an ordinary script.
+
+    Parameters
+    ----------
+    source : Opened
+        Gives untransformed samples.
+    steps : sequence of callable
+        The user's transforms, in order.
+    targets : ndarray
+        As jobs use them.
+    """
+
+    def __init__(self, source: Opened, steps: Sequence[Step], targets: Array) -> None:
+        self.source = source.without_arrays()
+        self.steps = tuple(steps)
+        self.targets = torch.from_numpy(targets)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        return apply(self.steps, self.source.read(index)[0]), self.targets[index]
+
+
+def open_source(dataset: Any) -> Opened:
+    """Take a dataset apart without changing it.
+
+    Parameters
+    ----------
+    dataset : map-style torch Dataset, or tuple (X, y) of arrays
+        `Subset` is followed to the dataset below it; a ``transform`` attribute is taken out of a
+        shallow copy.
+
+    Raises
+    ------
+    InputError
+        It is not map-style, has fewer than two samples, or X and y differ in length.
+    """
+    if isinstance(dataset, tuple):
+        return _sized(_open_arrays(dataset))
+    rows: Indices | None = None
+    while type(dataset) is Subset:
+        below = np.asarray(dataset.indices, dtype=np.int64)
+        rows = below if rows is None else below[rows]
+        dataset = dataset.dataset
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+        return _sized(replace(_open_arrays(dataset.tensors), rows=rows))
+    refuse(_style_problems(dataset))
+    names = getattr(dataset, "classes", ())
+    plain = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    source = _sized(Opened(dataset, rows=rows, names=tuple(names) if plain else ()))
+    return _with_whole_arrays(_undressed(source))
+
+
+def _style_problems(dataset: Any) -> list[Problem]:
+    lacking = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
+    if not lacking and not isinstance(dataset, IterableDataset):
+        return []
+    return [
+        Problem(
+            "dataset must be map-style: have a length and give samples by index",
+            type(dataset).__name__ + (f" without {' and '.join(lacking)}" if lacking else ""),
+            "Pass a torch.utils.data.Dataset with __len__ and __getitem__, or a tuple (X, y).",
+        )
+    ]
+
+
+def _sized(source: Opened) -> Opened:
+    if len(source) < 2:
+        raise InputError(
+            [
+                Problem(
+                    "dataset must have at least 2 samples",
+                    f"dataset has {len(source)} sample{'s' * (len(source) != 1)}",
+                    "Check the path, the split and any Subset.",
+                )
+            ]
+        )
+    return source
+
+
+def _open_arrays(pair: tuple[Any, ...]) -> Opened:
+    sizes = [len(part) if hasattr(part, "__len__") else None for part in pair]
+    if len(pair) != 2 or None in sizes or sizes[0] != sizes[1]:
+        raise InputError(
+            [
+                Problem(
+                    "a tuple must be (X, y), two arrays of equal length",
+                    f"{len(pair)} parts of lengths {sizes}",
+                    "Pass one row of X and one label for each sample.",
+                )
+            ]
+        )
+    samples, labels = pair
+    notes = []
+    if not isinstance(samples, Tensor):
+        samples = np.asarray(samples)
+        if samples.dtype == np.float64:
+            notes = ["X was converted from float64 to float32"]
+            samples = samples.astype(np.float32)
+    whole = to_array(samples) if kind_of(samples).storable else None
+    return Opened(_Pairs(samples, labels), samples=whole, labels=labels, notes=tuple(notes))
+
+
+def _undressed(source: Opened) -> Opened:
+    """Return the source with its transform taken out, where that gives the same samples."""
+    transform = getattr(source.base, "transform", None)
+    if transform is None:
+        return source
+    steps = flatten(transform)
+    for replacement in (None, _identity):
+        base = _redressed(source.base, transform, replacement)
+        if base is not None and _reads_alike(source, replace(source, base=base), steps):
+            return replace(source, base=base, steps=steps)
+    note = (
+        "the dataset's transform could not be taken out of it; its samples are taken as they come"
+    )
+    return replace(source, notes=(*source.notes, note))
+
+
+def _redressed(dataset: Any, transform: Any, replacement: Any) -> Any:
+    """Return a shallow copy with another transform, or None where it cannot be set."""
+    dressed = copy.copy(dataset)
+    try:
+        dressed.transform = replacement
+    except AttributeError:
+        return None
+    joint = getattr(dataset, "transforms", None)
+    if getattr(joint, "transform", None) is transform and hasattr(joint, "target_transform"):
+        dressed.transforms = copy.copy(joint)
+        dressed.transforms.transform = replacement
+    return dressed
+
+
+def _reads_alike(source: Opened, bare: Opened, steps: Sequence[Step]) -> bool:
+    with generators_kept():
+        return all(_reads_alike_at(index, source, bare, steps) for index in source.probes[:3])
+
+
+def _reads_alike_at(index: int, source: Opened, bare: Opened, steps: Sequence[Step]) -> bool:
+    try:
+        seed_generators(0)
+        sample, label = bare.read(index)
+        ours = apply(steps, sample)
+    except (TypeError, AttributeError, ValueError, RuntimeError, InputError):
+        return False
+    seed_generators(0)
+    theirs, their_label = source.read(index)
+    alike = same_sample(ours, theirs) or (
+        # A transform with a generator of its own never gives the same sample twice.
+        kind_of(ours) == kind_of(theirs) and is_random(partial(apply, steps), [sample])
+    )
+    return alike and _same_label(label, their_label)
+
+
+def _same_label(one: Any, other: Any) -> bool:
+    return np.array_equal(np.asarray(one), np.asarray(other))
+
+
+def _with_whole_arrays(source: Opened) -> Opened:
+    """Add all samples and all labels, where the dataset has them as attributes."""
+    probes = [(source.row(index), *source.read(index)) for index in source.probes]
+    samples = _stored_images(getattr(source.base, "data", None), len(source.base))
+    labels = _sequence(getattr(source.base, "targets", None), len(source.base))
+    if samples is not None and not all(
+        np.array_equal(to_array(sample), samples[row]) for row, sample, _ in probes
+    ):
+        samples = None
+    if labels is not None and not all(_same_label(label, labels[row]) for row, _, label in probes):
+        labels = None
+    return replace(source, samples=samples, labels=labels)
+
+
+def _sequence(values: Any, length: int) -> Any:
+    usable = isinstance(values, (list, tuple, np.ndarray, Tensor))
+    return values if usable and len(values) == length else None
+
+
+def _stored_images(data: Any, length: int) -> Array | None:
+    """Return pixels (n, C, H, W) of an array of images, of which the layout is guessed."""
+    if isinstance(data, Tensor):
+        data = to_array(data)
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or len(data) != length:
+        return None
+    if data.ndim == 3:
+        return data[:, None]
+    if data.ndim == 4:
+        return data.transpose(0, 3, 1, 2) if data.shape[-1] in (3, 4) else data
+    return None

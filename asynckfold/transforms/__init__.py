@@ -1,0 +1,81 @@
+"""Dividing a transform pipeline: what is done once per sample, and what is done per batch.
+
+::
+
+    user's steps    Resize   RandomCrop   RandomHorizontalFlip   ToTensor   Normalize
+                    ------   ------------------------------------------------------
+    View            prefix   steps, each for a whole batch (B, C, H, W)
+                    applied once, result stored as uint8
+
+A random step draws for each sample from (seed, epoch, sample number, place of the step) alone, so
+that a sample is augmented alike whatever batch it is in. From the first random step on, steps for
+which no batched form is known run sample by sample, in `PerSample`, under generators seeded the
+same way.
+
+========================= ================================================================
+`pipeline`                dividing: `View`, `Trace`
+`equivalents`             which batch step gives what a torchvision step gives
+`batch_steps`             crop, flip, scale and normalise whole batches; `PerSample`
+`steps`                   the user's own steps: random or not, equal or not
+`generators`, `draws`     randomness that is seeded, and randomness that is counted
+`samples`                 what a sample is, and how it is stored
+========================= ================================================================
+"""
+
+from asynckfold.transforms.batch_steps import (
+    BatchStep,
+    Normalize,
+    PerSample,
+    RandomCrop,
+    RandomFlip,
+    ToFloat,
+    Unchanged,
+)
+from asynckfold.transforms.draws import Draw, splitmix64
+from asynckfold.transforms.equivalents import batch_step
+from asynckfold.transforms.generators import generators_kept, seed_generators, seeded, varies
+from asynckfold.transforms.pipeline import Trace, View, divide, trace
+from asynckfold.transforms.samples import Array, Kind, copied, kind_of, same_sample, to_array
+from asynckfold.transforms.steps import (
+    Step,
+    apply,
+    describe,
+    flatten,
+    is_random,
+    same_steps,
+    step_name,
+)
+
+__all__ = [
+    "Array",
+    "BatchStep",
+    "Draw",
+    "Kind",
+    "Normalize",
+    "PerSample",
+    "RandomCrop",
+    "RandomFlip",
+    "Step",
+    "ToFloat",
+    "Trace",
+    "Unchanged",
+    "View",
+    "apply",
+    "batch_step",
+    "copied",
+    "describe",
+    "divide",
+    "flatten",
+    "generators_kept",
+    "is_random",
+    "kind_of",
+    "same_sample",
+    "same_steps",
+    "seed_generators",
+    "seeded",
+    "splitmix64",
+    "step_name",
+    "to_array",
+    "trace",
+    "varies",
+]

@@ -1,0 +1,148 @@
+"""A pipeline, divided into what is stored and what is done per batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from asynckfold.errors import InputError, Problem
+from asynckfold.transforms.batch_steps import BatchStep, PerSample, Unchanged
+from asynckfold.transforms.draws import Draw
+from asynckfold.transforms.equivalents import batch_step
+from asynckfold.transforms.generators import seeded
+from asynckfold.transforms.samples import Kind, copied, kind_of
+from asynckfold.transforms.steps import Step, is_random, step_name
+
+
+@dataclass(frozen=True)
+class View:
+    """A pipeline in two parts.
+
+    Parameters
+    ----------
+    prefix : tuple of callable
+        Applied once per sample; the result is stored.
+    stored : Kind or None
+        Of the samples that are stored; None when they differ among samples or cannot be stacked.
+    steps : tuple of BatchStep
+        The rest, for whole batches.
+    pipeline : tuple of callable
+        All of the user's steps, for reading samples one by one.
+    """
+
+    prefix: tuple[Step, ...]
+    stored: Kind | None
+    steps: tuple[BatchStep, ...]
+    pipeline: tuple[Step, ...]
+
+    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
+        """Send stored samples (B, ...) through the batch steps."""
+        for place, step in enumerate(self.steps):
+            batch = step(batch, draw.at(place))
+        return batch
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a few samples became on their way through a pipeline.
+
+    Parameters
+    ----------
+    steps : tuple of callable
+        The flattened pipeline.
+    random : tuple of bool
+        For each step, whether it is random.
+    kinds : tuple of (Kind or None)
+        Before each step and after the last; None where the samples differ in kind.
+    """
+
+    steps: tuple[Step, ...]
+    random: tuple[bool, ...]
+    kinds: tuple[Kind | None, ...]
+
+    @property
+    def final(self) -> Kind | None:
+        """What came out."""
+        return self.kinds[-1]
+
+    def split(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        """Return the deterministic steps and the random ones."""
+        flagged = list(zip(self.steps, self.random, strict=True))
+        return (
+            tuple(step for step, random in flagged if not random),
+            tuple(step for step, random in flagged if random),
+        )
+
+
+def trace(steps: Sequence[Step], samples: Sequence[Any]) -> Trace:
+    """Send a few samples through the steps, one step after the other.
+
+    Parameters
+    ----------
+    steps : sequence of callable
+        A flattened pipeline.
+    samples : sequence
+        Some samples as the dataset gives them; they are copied, not changed.
+
+    Raises
+    ------
+    InputError
+        A step raised; it is named.
+    """
+    values = [copied(sample) for sample in samples]
+    flags, kinds = [], [_common_kind(values)]
+    for step in steps:
+        try:
+            flags.append(is_random(step, values))
+            with seeded(0):
+                values = [step(value) for value in values]
+        except Exception as error:
+            raise InputError([_failing(step, error)]) from error
+        kinds.append(_common_kind(values))
+    return Trace(tuple(steps), tuple(flags), tuple(kinds))
+
+
+def _failing(step: Step, error: Exception) -> Problem:
+    return Problem(
+        f"transform step {step_name(step)} must work on each sample",
+        f"{type(error).__name__}: {error}",
+        "Try the transform on dataset[0].",
+    )
+
+
+def _common_kind(values: Sequence[Any]) -> Kind | None:
+    kinds = {kind_of(value) for value in values}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def divide(traced: Trace) -> View:
+    """Divide a pipeline into what is stored and what is done per batch.
+
+    The stored part ends before the first random step, and earlier where the steps in between have a
+    batched form and start from pixels of one byte: what is stored stays small.
+    """
+    steps = traced.steps
+    forms = [batch_step(step, kind) for step, kind in zip(steps, traced.kinds, strict=False)]
+    cut = _cut(traced, forms)
+    last = max((place + 1 for place in range(cut, len(steps)) if forms[place] is None), default=cut)
+    stored = traced.kinds[cut]
+    batched = [form for form in forms[last:] if form is not None and form != Unchanged()]
+    single = [PerSample(steps[cut:last], stored)] if stored and last > cut else []
+    return View(
+        steps[:cut], stored if stored and stored.storable else None, (*single, *batched), steps
+    )
+
+
+def _cut(traced: Trace, forms: Sequence[BatchStep | None]) -> int:
+    end = traced.random.index(True) if True in traced.random else len(forms)
+    start = end
+    for place in range(end - 1, -1, -1):
+        if forms[place] is None:
+            break
+        kind = traced.kinds[place]
+        if kind is not None and kind.is_uint8_image:
+            start = place
+    return start

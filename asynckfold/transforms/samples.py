@@ -1,0 +1,114 @@
+"""Samples: what they are, how they are stored, and when two are the same."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Array = npt.NDArray[Any]
+
+_STORED_MODES = {"L": 1, "RGB": 3, "RGBA": 4}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a sample is at one point of the pipeline, and how it is stored there.
+
+    Parameters
+    ----------
+    form : {"image", "tensor", "array", "number", "other"}
+        A PIL image, a torch tensor, a NumPy array, a number, or none of these.
+    shape : tuple of int
+        As stored: channels first for images.
+    dtype : str
+        NumPy's name, as stored.
+    """
+
+    form: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+
+    @property
+    def is_uint8_image(self) -> bool:
+        """Whether pixels of one byte are held, so that storing here takes least memory."""
+        image_like = len(self.shape) == 3 or (self.form == "array" and len(self.shape) == 2)
+        return self.dtype == "uint8" and image_like
+
+    @property
+    def storable(self) -> bool:
+        """Whether samples of this kind can be stacked into one array."""
+        return self.form != "other"
+
+    def restore(self, stored: Tensor) -> Any:
+        """Turn a stored sample back into what the user's steps expect."""
+        if self.form == "tensor":
+            return stored
+        array = stored.numpy()
+        if self.form == "image":
+            from PIL import Image
+
+            return Image.fromarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0).copy())
+        return array[()] if self.form == "number" else array
+
+
+def kind_of(sample: Any) -> Kind:
+    """Return the kind of a sample."""
+    if _is_pil(sample):
+        channels = _STORED_MODES.get(sample.mode)
+        if channels is None:
+            return Kind("other")
+        return Kind("image", (channels, sample.height, sample.width), "uint8")
+    if isinstance(sample, Tensor):
+        if sample.is_sparse or sample.dtype in (torch.bfloat16, torch.float16):
+            return Kind("other")
+        return Kind("tensor", tuple(sample.shape), str(sample.dtype).removeprefix("torch."))
+    if isinstance(sample, np.ndarray):
+        plain = sample.dtype.kind in "biuf" and sample.dtype.itemsize <= 8
+        form = "array" if plain else "other"
+        return Kind(form, sample.shape, str(sample.dtype)) if plain else Kind(form)
+    if isinstance(sample, (bool, int, float, np.number, np.bool_)):
+        return Kind("number", (), str(np.asarray(sample).dtype))
+    return Kind("other")
+
+
+def _is_pil(sample: Any) -> bool:
+    return type(sample).__module__.split(".")[0] == "PIL" and hasattr(sample, "mode")
+
+
+def to_array(sample: Any) -> Array:
+    """Return a sample as it is stored: images channels first, uint8."""
+    if isinstance(sample, np.ndarray):
+        return sample
+    if isinstance(sample, Tensor):
+        array: Array = sample.detach().as_subclass(Tensor).cpu().numpy()
+        return array
+    array = np.asarray(sample)
+    if _is_pil(sample):
+        return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    return array
+
+
+def copied(sample: Any) -> Any:
+    """Return a copy that shares nothing with the sample."""
+    if isinstance(sample, Tensor):
+        # deepcopy would copy the whole array of which the sample is a row.
+        return sample.clone()
+    return sample.copy() if isinstance(sample, np.ndarray) else copy.deepcopy(sample)
+
+
+def same_sample(one: Any, other: Any) -> bool:
+    """Tell whether two samples are of one kind and equal to the bit (NaN equals NaN)."""
+    kind = kind_of(one)
+    if kind != kind_of(other):
+        return False
+    if not kind.storable:
+        import joblib
+
+        return bool(joblib.hash(one) == joblib.hash(other))
+    return to_array(one).tobytes() == to_array(other).tobytes()
