@@ -35,12 +35,14 @@ SMALL = "--data digits --limit 200 --folds 2 --epochs 2 --baseline none --no-rep
 SWEEP = """
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
+
+HERE = Path(__file__).parent
 
 
 @dataclass
@@ -54,9 +56,9 @@ class Net(nn.Module):
         self.layers = nn.Sequential(nn.Linear(4, size.hidden), nn.ReLU(), nn.Linear(size.hidden, 2))
 
     def forward(self, inputs):
-        if self.training and os.environ.get("SLOW"):
+        if self.training and (HERE / "SLOW").exists():
             time.sleep(0.03)
-        if not self.training and os.environ.get("FAIL") and (inputs[:, 1] == 99).any():
+        if not self.training and (HERE / "FAIL").exists() and (inputs[:, 1] == 99).any():
             raise ValueError("99 is in the held-out fold")
         return self.layers(inputs)
 
@@ -198,11 +200,8 @@ def test_the_sweep_file_of_the_readme_is_one(
     assert len(told(capsys, "plan", tmp_path / "mine.py")["jobs"]) == 10
 
 
-def test_some_jobs_fail(
-    sweep: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    close_warm()  # workers have the environment that they were started with
-    monkeypatch.setenv("FAIL", "1")
+def test_some_jobs_fail(sweep: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (sweep.parent / "FAIL").touch()
     assert main(["run", str(sweep), "--root", str(root), "--no-report"]) == 1
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines()]
@@ -219,8 +218,7 @@ def test_some_jobs_fail(
     assert f"asynckfold run {sweep} --root {root} --no-report" in told
     assert "it continues the run" in told
     # Repaired, the same command runs the failed job only.
-    close_warm()
-    monkeypatch.delenv("FAIL")
+    (sweep.parent / "FAIL").unlink()
     assert main(["run", str(sweep), "--root", str(root), "--no-report"]) == 0
     with RunStore.read(root) as store:
         assert len(store.attempts()) == 7
@@ -281,7 +279,8 @@ def test_ctrl_c_ends_with_130_and_the_same_command_finishes(
     assert main([*words, "--root", str(tmp_path / "golden"), "--json"]) == 0
     golden = json.loads(capsys.readouterr().out)["fingerprint"]
     words += ["--root", str(root)]
-    run = shell(*words, env={**os.environ, "SLOW": "1"})
+    (sweep.parent / "SLOW").touch()
+    run = shell(*words)
     wait_for_results(root, 1)
     family = descendants(run.pid)
     assert main(words) == 3
@@ -296,6 +295,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_finishes(
     assert "partial report: " in err
     assert "Traceback" not in err
     assert gone(family)
+    (sweep.parent / "SLOW").unlink()
     assert told(capsys, "status", root)["pending"] > 0
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
