@@ -237,6 +237,27 @@ def test_all_jobs_fail(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture
     assert (root / "report" / "index.html").is_file()
 
 
+def test_a_model_of_a_module_in_this_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+"""
+    (tmp_path / "own_models.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main([*f"run {SMALL} --root r --json --models".split(), "own_models:Net,mlp"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["done"] == 4
+    # A module's name is code, which a run's folder may not name.
+    assert main(["resume", "r"]) == 2
+    assert "asynckfold run --data digits" in capsys.readouterr().err
+
+
 # Interrupted, continued, held
 
 

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return VERBS[parsed.verb](parsed, out)
     except KeyboardInterrupt as interrupt:
-        out.error(str(interrupt) or "interrupted before the first job")
+        out.error(str(interrupt) or "interrupted; what was finished stays")
         out.error(f"continue with: {_command(parsed)}")
         return InterruptedRunError.exit_code
     except AsyncKFoldError as error:
