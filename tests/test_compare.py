@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
+from asynckfold.cli import main
 from asynckfold.compare import Comparison, compare_runs
 from tests.toy import Tiny, adam, samples
 
@@ -81,3 +83,15 @@ def test_an_incomplete_run_is_not_identical_to_itself(golden: Path, root: Path) 
         store.begin(plan, folds, targets)
     assert not compare(root, root).identical
     assert compare(golden, root).results == "Tiny/cosine/fold-0: done there, pending here"
+
+
+def test_the_command_says_it_in_words_and_by_its_exit_code(
+    golden: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(root, random_state=1)
+    assert main(["compare", str(golden), str(golden)]) == 0
+    assert capsys.readouterr().out.startswith("identical: 3 jobs, fingerprint ")
+    assert main(["compare", str(golden), str(root), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["plan"] == "random_state: 0 there, 1 here"
+    assert main(["compare", str(golden), str(root.parent / "nothing")]) == 2
+    assert "DIR must be the folder of a run" in capsys.readouterr().err

@@ -7,6 +7,7 @@
     resume  continue a run by its folder
     status  how far a run is
     report  build the HTML report of a run
+    compare two runs, bit for bit
     doctor  what this machine offers, and what would be used
 
 Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is held by
@@ -22,6 +23,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ from asynckfold.cli import doctor as doctors
 from asynckfold.cli.parser import make_parser
 from asynckfold.cli.parts import from_folder, in_flags, make_kfold, names_code, sweep_parts
 from asynckfold.cli.tell import Output, partial_report, plan_table, tell_results
+from asynckfold.compare import compare_runs
 from asynckfold.engines import pool
 from asynckfold.errors import (
     AllJobsFailedError,
@@ -138,7 +141,7 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
 def resume(parsed: argparse.Namespace, out: Output) -> int:
     """Continue a run by its folder."""
     root = Path(parsed.directory)
-    with _opened(parsed) as store:
+    with _opened(parsed.directory) as store:
         stored, folder = store.about.get("cli"), store.about.get("folder")
     words = [str(word) for word in stored] if isinstance(stored, list) else []
     again = make_parser().parse_args(words) if words else None
@@ -164,7 +167,7 @@ def resume(parsed: argparse.Namespace, out: Output) -> int:
 
 def status(parsed: argparse.Namespace, out: Output) -> int:
     """Say how far a run is."""
-    with _opened(parsed) as store:
+    with _opened(parsed.directory) as store:
         counts = store.counts()
         fingerprint, holder = store.fingerprint(), store.holder()
         running = [
@@ -190,11 +193,25 @@ def report(parsed: argparse.Namespace, out: Output) -> int:
     """Build the HTML report."""
     from asynckfold.report.page import write_report
 
-    with _opened(parsed) as store:
+    with _opened(parsed.directory) as store:
         path = write_report(store)
     out.data({"report": str(path)})
     out.say(str(path))
     return 0
+
+
+def compare(parsed: argparse.Namespace, out: Output) -> int:
+    """Say whether two runs are the same; 0 when they are, 1 when they are not."""
+    with _opened(parsed.directory) as first, _opened(parsed.other) as second:
+        found = compare_runs(first, second)
+    out.data(asdict(found))
+    if found.identical:
+        out.say(f"identical: {found.jobs} jobs, fingerprint {found.fingerprints[0]}")
+        return 0
+    out.say(f"not identical: {found.equal_jobs} of {found.jobs} jobs have equal results")
+    for what, text in (("plan", found.plan), ("results", found.results)):
+        out.say(f"{what}: {text or 'no difference among what both have'}")
+    return 1
 
 
 def doctor(parsed: argparse.Namespace, out: Output) -> int:
@@ -211,6 +228,7 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
 
 
 VERBS = {
+    "compare": compare,
     "run": run,
     "plan": plan,
     "resume": resume,
@@ -231,8 +249,8 @@ def _watched(devices: Any) -> Machine:
     return machine
 
 
-def _opened(parsed: argparse.Namespace) -> RunStore:
-    root = Path(parsed.directory)
+def _opened(directory: str) -> RunStore:
+    root = Path(directory)
     if not (root / "run.db").is_file():
         runs = [item.parent.name for item in root.parent.glob("*/run.db")]
         rule = "DIR must be the folder of a run"

@@ -57,6 +57,11 @@ def make_parser() -> argparse.ArgumentParser:
         _add_output_flags(verb)
         if name == "resume":
             _add_progress_flags(verb)
+    text = "say whether two runs are the same, bit for bit, and where they first differ"
+    verb = verbs.add_parser("compare", help=text, description=_sentence(text), epilog=EXIT_CODES)
+    verb.add_argument("directory", metavar="A", help="the folder of one run")
+    verb.add_argument("other", metavar="B", help="the folder of the other")
+    _add_output_flags(verb)
     text = "say what this machine offers, and what would be used and why"
     verb = verbs.add_parser("doctor", help=text, description=_sentence(text), epilog=EXIT_CODES)
     _add_output_flags(verb)

@@ -169,8 +169,8 @@ def _float_problems(array: Array) -> list[Problem]:
     remedy = (
         "For regression use a criterion such as MSELoss."
         if fractions.size
-        else "Cast them: targets.long() for a tensor, targets.astype('int64') for an array, "
-        "target_transform=int for a dataset."
+        else f"{'Then cast' if bad.size else 'Cast'} them: targets.long() for a tensor, "
+        "targets.astype('int64') for an array, target_transform=int for a dataset."
     )
     received = f"{array.dtype}, such as {array[at]} at index {at}"
     return [*problems, Problem("labels for a class criterion must be integers", received, remedy)]

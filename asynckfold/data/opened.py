@@ -206,7 +206,7 @@ def _sized(source: Opened) -> Opened:
             [
                 Problem(
                     "dataset must have at least 2 samples",
-                    f"dataset has {len(source)} sample{'s' * (len(source) != 1)}",
+                    f"{len(source)} sample{'s' * (len(source) != 1)}",
                     "Check the path, the split and any Subset.",
                 )
             ]
