@@ -320,11 +320,21 @@ class Addressed:
         return outputs.square().mean()
 
 
+class Talkative(Plain):
+    def extra_repr(self) -> str:
+        return f"{Addressed()}"
+
+
+def halved(rows: Any) -> Any:
+    return rows / 2
+
+
 def addressed_facts(folder: Path) -> str:
     facts = facts_of(
         folder,
+        models={"m": Talkative},
         criterion=Addressed(),
-        preprocess=FunctionTransformer(np.arctan),
+        preprocess=FunctionTransformer(halved),
         lr_schedules={
             "own": lambda optimizer: optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1)
         },
