@@ -94,9 +94,19 @@ class Session:
         pools.give_back(pool)
 
     def _bundle(self, plan: Plan, folds: tuple[Fold, ...], data: Prepared) -> Any:
+        import torch
+
         from asynckfold.training.bundle import Bundle
 
-        return Bundle(plan, folds, self.recipe, data.handle(), self.store.root.absolute())
+        root, dtype = self.store.root.absolute(), str(torch.get_default_dtype())
+        return Bundle(
+            plan,
+            folds,
+            self.recipe,
+            data.handle(),
+            root,
+            default_dtype=dtype.removeprefix("torch."),
+        )
 
     def _preflight(self, make: _Engines, bundle: Any) -> Facts:
         """Check all candidates at once, or one by one where one of them kills its process."""

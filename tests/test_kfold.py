@@ -486,3 +486,25 @@ def test_workers_stay_warm_for_the_next_call_of_this_process(tmp_path: Path) -> 
     assert len(first) >= 2  # the server and a worker
     close_warm()
     assert gone(first)
+
+
+def test_the_callers_default_dtype_reaches_the_workers(root: Path) -> None:
+    fingerprints = []
+    for name, parallelize in (("serial", False), ("packed", True)):
+        torch.set_default_dtype(torch.float64)
+        try:
+            inputs, targets = samples()
+            call = AsyncKFold(
+                3,
+                (torch.from_numpy(inputs).double(), targets),
+                root / name,
+                nn.CrossEntropyLoss(),
+                10,
+                parallelize,
+                baseline=None,
+                verbose=0,
+            )
+            fingerprints.append(call([Tiny], ["step"], adam, {"epochs": 1}).fingerprint)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert fingerprints[0] == fingerprints[1]
