@@ -33,7 +33,7 @@ from rich.text import Text
 from asynckfold.cli import doctor as doctors
 from asynckfold.cli.parser import make_parser
 from asynckfold.cli.parts import from_folder, in_flags, make_kfold, names_code, sweep_parts
-from asynckfold.cli.tell import Output, partial_report, plan_table, tell_results
+from asynckfold.cli.tell import Output, partial_report, patience, plan_table, tell_results
 from asynckfold.compare import compare_runs
 from asynckfold.engines import pool
 from asynckfold.errors import (
@@ -82,8 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(parsed: argparse.Namespace, out: Output) -> int:
     """Cross-validate a sweep."""
     pool.start_early(["torchvision", "sklearn"])
-    sweep = sweep_parts(parsed)
-    kfold = make_kfold(parsed, sweep)
+    with patience(parsed, "importing torch"):
+        sweep = sweep_parts(parsed)
+        kfold = make_kfold(parsed, sweep)
     try:
         with warnings.catch_warnings():
             # Failed jobs are told by the table and the exit code.

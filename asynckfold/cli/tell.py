@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,13 @@ class Output:
         """Print to standard error."""
         self._err.write(f"{text}\n")
         self._err.flush()
+
+
+def patience(parsed: argparse.Namespace, text: str) -> AbstractContextManager[object]:
+    """Show on a terminal that something is going on, while the first seconds pass."""
+    if parsed.quiet or not sys.stderr.isatty():
+        return nullcontext()
+    return Console(stderr=True).status(text)
 
 
 def tell_results(root: Path, out: Output, with_report: bool) -> int:
