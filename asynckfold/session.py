@@ -67,6 +67,8 @@ class Session:
                 make = _Engines(
                     pool, data, machine, inbox, settings.n_jobs, settings.threads_per_job
                 )
+                if pool is not None and not data.held:
+                    refuse(sending_problems({"dataset": bundle.data}))
                 self.display.doing("checking the candidates")
                 facts = self._preflight(make, bundle)
                 self.store.begin(
@@ -149,9 +151,12 @@ class Session:
             plan.device == "cuda",
         )
         finish = _Finish(plan, bundle, data, resolve(self.settings.scoring, data.classification))
-        self.store.packing(time.monotonic() - self.started)
+        finished = self.store.results()
         self.display.doing("")
-        self.display.begin(plan, requests, list(self.store.results().values()))
+        self.display.begin(plan, requests, list(finished.values()))
+        if len(finished) == len(plan.jobs):
+            return  # what a look at a finished run costs is no part of its packed time
+        self.store.packing(time.monotonic() - self.started)
         try:
             with make(bundle) as engine:
                 Sweep(self.store, engine, make.inbox, requests, finish, self.display).run()
@@ -172,7 +177,11 @@ class Session:
         self.display.doing(f"{wanted[:-1]}ing the serial baseline")
         sampler = Sampler(self.store, "serial")
         ordinary = replace(bundle, ordinary=data.ordinary())
-        refuse(sending_problems({"dataset": ordinary.ordinary}) if make.pool else [])
+        unfit = sending_problems({"dataset": ordinary.ordinary}) if make.pool else []
+        if unfit:
+            self.store.event("baseline", f"there is no serial baseline: {unfit[0]}")
+            self.display.note(f"there is no serial baseline: {unfit[0]}")
+            return
         with make(ordinary) as engine:
             placement = make.everything(wanted, torch.get_num_threads())
             try:

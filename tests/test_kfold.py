@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -508,3 +509,43 @@ def test_the_callers_default_dtype_reaches_the_workers(root: Path) -> None:
         finally:
             torch.set_default_dtype(torch.float32)
     assert fingerprints[0] == fingerprints[1]
+
+
+class Guarded(torch.utils.data.Dataset[Any]):
+    """Holds a lock, as data sets that read archives do."""
+
+    def __init__(self, noisy: bool = False) -> None:
+        self.inputs, self.targets = samples()
+        self.lock = threading.Lock()
+        self.noisy = noisy
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> Any:
+        with self.lock:
+            noise = np.random.rand() if self.noisy else 0.0  # noqa: NPY002
+            return self.inputs[index] + np.float32(noise), int(self.targets[index])
+
+
+def test_a_dataset_that_cannot_be_sent_costs_the_baseline_only(root: Path) -> None:
+    call = AsyncKFold(3, Guarded(), root, nn.CrossEntropyLoss(), 10, verbose=0)
+    results = call([Tiny], ["step"], adam, EPOCHS)
+    assert results.counts["done"] == 3
+    assert results.speedup is None
+    with RunStore.read(root) as store:
+        (event,) = [item for item in store.events() if item.kind == "baseline"]
+    assert "lock" in event.text
+
+
+def test_a_dataset_that_can_neither_be_held_nor_sent_is_refused(root: Path) -> None:
+    call = AsyncKFold(3, Guarded(noisy=True), root, nn.CrossEntropyLoss(), 10, verbose=0)
+    with pytest.raises(InputError, match=r"dataset must be sendable.*lock"):
+        call([Tiny], ["step"], adam, EPOCHS)
+    assert not root.exists()
+
+
+def test_looking_at_a_finished_run_does_not_lengthen_it(root: Path) -> None:
+    first = kfold(root)([Tiny], ["step"], adam, EPOCHS)
+    again = kfold(root)([Tiny], ["step"], adam, EPOCHS)
+    assert again.seconds == first.seconds
