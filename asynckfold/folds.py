@@ -52,6 +52,7 @@ def make_folds(
     n_repeats: int = 1,
     groups: Any = None,
     random_state: int = 0,
+    classes: Sequence[str] = (),
 ) -> tuple[Fold, ...]:
     """Divide the samples, once, for the whole sweep.
 
@@ -73,6 +74,8 @@ def make_folds(
         Samples of one group are never on both sides.
     random_state : int
         Seed of the shuffle.
+    classes : sequence of str
+        Class names by index, for messages.
 
     Returns
     -------
@@ -96,7 +99,11 @@ def make_folds(
     if isinstance(cv, (int, np.integer)) and not isinstance(cv, bool):
         n_splits = int(cv)
         stratified = classification and stratify
-        refuse(_count_problems(n_samples, targets, n_splits, n_repeats, stratified, group_array))
+        refuse(
+            _count_problems(
+                n_samples, targets, n_splits, n_repeats, stratified, group_array, classes
+            )
+        )
         pairs = _repeated(
             n_samples, targets, n_splits, n_repeats, stratified, group_array, random_state
         )
@@ -157,6 +164,7 @@ def _count_problems(
     n_repeats: int,
     stratified: bool,
     groups: npt.NDArray[Any] | None,
+    names: Sequence[str],
 ) -> list[Problem]:
     problems = []
     if n_splits < 2:
@@ -178,7 +186,7 @@ def _count_problems(
             )
         )
     elif stratified and n_splits >= 2:
-        problems += _class_problems(targets, n_splits)
+        problems += _class_problems(targets, n_splits, names)
     if groups is not None and len(np.unique(groups)) < n_splits:
         problems.append(
             Problem(
@@ -190,22 +198,25 @@ def _count_problems(
     return problems
 
 
-def _class_problems(targets: npt.NDArray[Any], n_splits: int) -> list[Problem]:
+def _class_problems(
+    targets: npt.NDArray[Any], n_splits: int, names: Sequence[str]
+) -> list[Problem]:
     classes, counts = np.unique(targets, return_counts=True)
     rare = [
-        f"class {name} has {count}"
-        for name, count in zip(classes.tolist(), counts.tolist(), strict=True)
+        f"class {names[label] if names else label} has {count}"
+        for label, count in zip(classes.tolist(), counts.tolist(), strict=True)
         if count < n_splits
     ]
     if not rare:
         return []
+    most = int(counts.min())
+    fewer = f"Use at most {most} folds, " if most > 1 else "Collect more samples of them, "
     shown = ", ".join(rare[:5]) + (f" and {len(rare) - 5} more" if len(rare) > 5 else "")
     return [
         Problem(
             f"each class must have at least {n_splits} members, one for each fold",
             shown,
-            f"Use at most {max(2, int(counts.min()))} folds, merge rare classes, "
-            "or pass stratify=False.",
+            f"{fewer}merge or drop rare classes, or pass stratify=False.",
         )
     ]
 

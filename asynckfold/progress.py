@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +27,46 @@ LINE_SECONDS = 2.0
 
 MOST_ROWS = 16
 """Running jobs shown at once."""
+
+BAR_COLUMNS, NAME_COLUMNS = 24, 48
+"""Widths that leave room for the rest in 100 columns."""
+
+
+class _Steady:
+    """A stream whose reader may go away."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        # The descriptor itself, so that what Python flushes at its end goes nowhere, too.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def steady(stream: TextIO) -> TextIO:
+    """Return a stream that falls silent, and stops nothing, when its reader goes away.
+
+    ``asynckfold run … | head -1`` goes on to the end.
+    """
+    return cast("TextIO", _Steady(stream))
 
 
 class Display:
@@ -41,11 +83,12 @@ class Display:
     def __init__(self, verbose: int = 1, stream: TextIO | None = None) -> None:
         self._verbose = verbose
         self._console = Console(
-            file=stream or sys.stderr, force_jupyter=False, highlight=False, soft_wrap=True
+            file=steady(stream or sys.stderr), force_jupyter=False, highlight=False, soft_wrap=True
         )
         self._live: Live | None = None
         self._state: State | None = None
         self._printed = 0.0
+        self._spinner = Spinner("dots", style="dim")
         self._doing = ""
 
     def __enter__(self) -> Display:
@@ -127,9 +170,9 @@ class Display:
             self._state.load = load
 
     def _render(self) -> Group:
-        if self._state is None:
-            return Group(Text(self._doing, style="dim"))
-        return self._state.render(self._doing)
+        self._spinner.update(text=Text(self._doing, style="dim"))
+        parts = [] if self._state is None else [self._state.render()]
+        return Group(*parts, self._spinner) if self._doing else Group(*parts)
 
 
 def _line(result: Result) -> str:
@@ -150,15 +193,24 @@ class State:
         Expected seconds by job id.
     results : list of Result
         What earlier sessions finished.
+    clock : callable
+        Monotonic seconds.
     """
 
-    def __init__(self, plan: Plan, requests: Mapping[str, Request], results: list[Result]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        requests: Mapping[str, Request],
+        results: list[Result],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.plan = plan
         self.results = {result.job_id: result for result in results}
         self.waiting = {job.id for job in plan.jobs} - set(self.results)
-        self.running: dict[str, float] = {}
+        self.running: dict[str, tuple[Placement, float]] = {}
         self.news: dict[str, Progress] = {}
         self.load: Load | None = None
+        self._clock = clock
         self._candidate = {job.id: job.candidate for job in plan.jobs}
         self._expected = {name: request.seconds for name, request in requests.items()}
         self._epochs: dict[str, list[float]] = {}
@@ -167,7 +219,7 @@ class State:
         """Jobs went from waiting to running."""
         for name in placement.jobs:
             self.waiting.discard(name)
-            self.running[name] = time.monotonic()
+            self.running[name] = (placement, self._clock())
 
     def heard(self, news: News) -> None:
         """Remember where a job is, and how long its epochs take."""
@@ -178,7 +230,7 @@ class State:
             self._epochs.setdefault(model, []).append(news.epoch.seconds)
 
     def ended(self, result: Result) -> None:
-        """A job went from running to ended."""
+        """A job went from running, or from waiting when its worker died, to ended."""
         self.running.pop(result.job_id, None)
         self.waiting.discard(result.job_id)
         self.news.pop(result.job_id, None)
@@ -186,10 +238,11 @@ class State:
 
     def seconds_left(self) -> float | None:
         """Expected wall time until the last job ends, from measured epochs where there are any."""
-        now = time.monotonic()
+        now = self._clock()
         waiting = [self._seconds(name) for name in self.waiting]
         running = [
-            max(0.0, self._seconds(name) - (now - since)) for name, since in self.running.items()
+            max(0.0, self._seconds(name) - (now - since))
+            for name, (_, since) in self.running.items()
         ]
         if not waiting and not running:
             return 0.0
@@ -228,42 +281,55 @@ class State:
         """Counts and the time left, on one line."""
         done = sum(result.status == DONE for result in self.results.values())
         failed = len(self.results) - done
-        parts = [f"{done}/{len(self.plan.jobs)} done", f"{len(self.running)} running"]
-        if failed:
-            parts.append(f"{failed} failed")
+        parts = [f"{done}/{len(self.plan.jobs)} done"]
+        counts = {"failed": failed, "running": len(self.running), "waiting": len(self.waiting)}
+        parts += [f"{count} {state}" for state, count in counts.items() if count]
         left = self.seconds_left()
         if left is not None and (self.waiting or self.running):
             parts.append(f"{clock(left)} left")
         return ", ".join(parts)
 
-    def render(self, doing: str) -> Group:
+    def render(self) -> Group:
         """The live table."""
-        bar = ProgressBar(total=len(self.plan.jobs), completed=len(self.results), width=40)
+        bar = ProgressBar(total=len(self.plan.jobs), completed=len(self.results), width=BAR_COLUMNS)
         head = Table.grid(padding=(0, 1))
-        head.add_row(bar, Text(self.summary()), Text(doing, style="dim"))
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("job", "epoch", "batch", "loss"):
-            table.add_column(name, justify="left" if name == "job" else "right")
+        head.add_row(bar, Text(self.summary()))
+        lines = [Text(text, style="dim") for text in (self.best(), self._cores()) if text]
+        return Group(head, self._table(), *lines) if self.running else Group(head, *lines)
+
+    def _table(self) -> Table:
+        # One width from the first job to the last, so that nothing jumps.
+        width = min(NAME_COLUMNS, max(len(job.id) for job in self.plan.jobs))
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+        table.add_column("job", width=width, no_wrap=True, overflow="ellipsis")
+        for name, size in (("epoch", 7), ("batch", 9), ("loss", 8), ("core", 5)):
+            table.add_column(name, justify="right", width=size, no_wrap=True)
         for name in sorted(self.running)[:MOST_ROWS]:
             table.add_row(*self._row(name))
-        lines = [Text(text, style="dim") for text in (self.best(), self._cores()) if text]
-        return Group(head, table, *lines) if self.running else Group(head, *lines)
+        if len(self.running) > MOST_ROWS:
+            table.add_row(Text(f"and {len(self.running) - MOST_ROWS} more", style="dim"))
+        return table
 
-    def _row(self, name: str) -> tuple[Text, str, str, str]:
-        news = self.news.get(name)
+    def _row(self, name: str) -> tuple[Text, str, str, str, str]:
+        news, (placement, _) = self.news.get(name), self.running[name]
+        where = ",".join(map(str, placement.cores))
+        if placement.gpu is not None:
+            where = f"GPU {placement.gpu}"
         if news is None:
-            return Text(name), "-", "-", "-"
+            return Text(name), "-", "-", "-", where
         return (
             Text(name),
             f"{news.epoch}/{news.epochs}",
             f"{news.batch}/{news.batches}",
-            f"{news.loss:.4f}",
+            f"{news.loss:.4g}",
+            where,
         )
 
     def _cores(self) -> str:
         if self.load is None:
             return ""
-        used = f"{len(self.running)} of {len(self.load.cores)} cores in use"
+        taken = {core for placement, _ in self.running.values() for core in placement.cores}
+        used = f"{len(taken)} of {len(self.load.cores)} cores in use"
         others = len(self.load.cores) - len(self.load.idle)
         return f"{used}, {others} left to other programs" if others else used
 

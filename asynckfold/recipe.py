@@ -7,11 +7,13 @@ cannot be sent is named by its attribute path before any work starts.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from asynckfold.errors import Problem, nearest
@@ -283,22 +285,51 @@ def _deepest(value: Any, path: str, reason: str, depth: int) -> tuple[str, str]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what is packed with a value, and how to get there from it."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from ((f"[{index}]", part) for index, part in enumerate(value))
     elif isinstance(value, functools.partial):
+        yield ".func", value.func
         yield from ((f".args[{index}]", part) for index, part in enumerate(value.args))
         yield from ((f".keywords[{key!r}]", part) for key, part in value.keywords.items())
-    closure = getattr(value, "__closure__", None)
-    if closure:
-        names = value.__code__.co_freevars
-        yield from (
-            (f".{name}", cell.cell_contents) for name, cell in zip(names, closure, strict=True)
-        )
-    if not isinstance(value, type) and hasattr(value, "__dict__"):
-        yield from ((f".{key}", part) for key, part in vars(value).items())
-    code = getattr(value, "__code__", None)
-    if code is not None:
-        scope = getattr(value, "__globals__", {})
-        yield from ((f".{name}", scope[name]) for name in code.co_names if name in scope)
+    elif isinstance(value, MethodType):
+        yield ".__self__", value.__self__
+        yield ".__func__", value.__func__
+    elif isinstance(value, FunctionType):
+        yield from _function_parts(value)
+    elif isinstance(value, type):
+        yield from _class_parts(value)
+    else:
+        yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+        yield ".__class__", type(value)
+
+
+def _function_parts(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, cell in cells:
+        # A cell is empty until its variable is assigned.
+        with contextlib.suppress(ValueError):
+            yield f".{name}", cell.cell_contents
+    scope = function.__globals__
+    names = dict.fromkeys(_global_names(function.__code__))
+    yield from ((f".{name}", scope[name]) for name in names if name in scope)
+    for index, part in enumerate(function.__defaults__ or ()):
+        yield f".__defaults__[{index}]", part
+    yield from ((f".{name}", part) for name, part in vars(function).items())
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    """Names that a function may look up, those of functions defined inside it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)
+
+
+def _class_parts(kind: type) -> Iterator[tuple[str, Any]]:
+    for name, part in vars(kind).items():
+        if isinstance(part, FunctionType) or not name.startswith("__"):
+            yield f".{name}", part
+    yield from ((".__bases__", base) for base in kind.__bases__)

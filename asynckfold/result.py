@@ -401,8 +401,12 @@ class CVResults:
 
     @property
     def speedup(self) -> float | None:
-        """Serial seconds / packed seconds; None without a baseline or while jobs are pending."""
-        if self.baseline is None or self.counts["pending"] or not self.seconds:
+        """Serial seconds / packed seconds; None without a baseline, or while jobs are pending.
+
+        None as well when not one job succeeded: then no work was done faster.
+        """
+        counts = self.counts
+        if self.baseline is None or counts["pending"] or not counts["done"] or not self.seconds:
             return None
         return self.baseline.seconds / self.seconds
 

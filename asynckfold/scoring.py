@@ -20,16 +20,16 @@ def resolve(scoring: Any, classification: bool) -> dict[str, Score]:
     Parameters
     ----------
     scoring : None, str, callable, sequence of these, or mapping of name to these
-        scikit-learn's names (``"accuracy"``, ``"f1_macro"``, ``"neg_log_loss"``), or functions
-        (targets, outputs) → float; greater is better. None means ``"accuracy"`` for classes and
-        ``"r2"`` for numbers.
+        scikit-learn's names (``"accuracy"``, ``"f1_macro"``, ``"neg_log_loss"``), its scorers
+        (``make_scorer(fbeta_score, beta=2, average="macro")``), or functions (targets, outputs) →
+        float; greater is better. None means ``"accuracy"`` for classes and ``"r2"`` for numbers.
     classification : bool
         Whether the targets are classes.
 
     Raises
     ------
     InputError
-        A name that scikit-learn does not know.
+        A name that scikit-learn does not know, or two scores of one name.
 
     Examples
     --------
@@ -43,15 +43,21 @@ def resolve(scoring: Any, classification: bool) -> dict[str, Score]:
         pairs = list(scoring.items())
     else:
         many = isinstance(scoring, Sequence) and not isinstance(scoring, str)
-        pairs = [
-            (item if isinstance(item, str) else getattr(item, "__name__", "score"), item)
-            for item in (scoring if many else [scoring])
-        ]
+        pairs = [(_name_of(item), item) for item in (scoring if many else [scoring])]
     refuse(_problems(pairs))
-    return {
-        str(name): _by_name(item, classification) if isinstance(item, str) else item
-        for name, item in pairs
-    }
+    return {str(name): _score(item, classification) for name, item in pairs}
+
+
+def _name_of(item: Any) -> str:
+    if isinstance(item, str):
+        return item
+    function = item._score_func if _is_scorer(item) else item
+    return str(getattr(function, "__name__", "score"))
+
+
+def _is_scorer(item: Any) -> bool:
+    """Whether an object comes from scikit-learn's ``make_scorer``, which has no public class."""
+    return callable(item) and hasattr(item, "_score_func") and hasattr(item, "_sign")
 
 
 def _problems(pairs: Sequence[tuple[Any, Any]]) -> list[Problem]:
@@ -78,13 +84,22 @@ def _problems(pairs: Sequence[tuple[Any, Any]]) -> list[Problem]:
             )
     if not pairs:
         problems.append(Problem("there must be a score", "none", "Leave scoring out."))
+    names = [str(name) for name, _ in pairs]
+    problems += [
+        Problem("score names must differ", f"{name!r} twice", "Pass a dict of name → score.")
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
     return problems
 
 
-def _by_name(name: str, classification: bool) -> Score:
+def _score(item: Any, classification: bool) -> Score:
+    if not isinstance(item, str) and not _is_scorer(item):
+        own: Score = item
+        return own
     from sklearn.metrics import get_scorer
 
-    scorer = get_scorer(name)
+    scorer = get_scorer(item)
 
     def score(targets: npt.NDArray[Any], outputs: Outputs) -> float:
         return float(scorer(_trained(outputs, classification), np.arange(len(targets)), targets))

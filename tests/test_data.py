@@ -521,8 +521,8 @@ class Triples(Images):
 @pytest.mark.parametrize(
     ("dataset", "text"),
     [
-        (TensorDataset(torch.zeros(0, 2), torch.zeros(0)), "dataset has 0 samples"),
-        (Subset(Images(), [3]), "dataset has 1 sample."),
+        (TensorDataset(torch.zeros(0, 2), torch.zeros(0)), "received 0 samples"),
+        (Subset(Images(), [3]), "received 1 sample."),
         (Endless(), "must be map-style"),
         (object(), "object without __len__ and __getitem__"),
         ((np.zeros((3, 2)), np.zeros(4, int)), "lengths [3, 4]"),

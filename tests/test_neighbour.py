@@ -81,13 +81,17 @@ def test_one_job_at_a_time_beside_a_busy_core_and_two_when_it_is_idle(
         6, (inputs, targets), root, nn.CrossEntropyLoss(), 10, baseline=None, verbose=0
     )
     begun = time.monotonic()
-    kfold({"works": lambda: Works(8, 3)}, ["constant", "cosine"], adam, {"epochs": 12})
+    kfold({"works": lambda: Works(8, 3)}, ["constant", "cosine"], adam, {"epochs": 20})
     ended = time.monotonic() - begun
     stopper.wait()
     with RunStore.read(root) as store:
         first = store.attempts()[0].started
         whole = store.attempts()[-1].ended or 0.0
+        others = [item.used - item.own for item in store.samples() if item.at > HOG_SECONDS + 1]
     # Run seconds start when the plan is written, some time after the call.
     late = ended - whole
     assert most_at_once(root, first, HOG_SECONDS - late - 0.5) <= cores - 1
-    assert most_at_once(root, HOG_SECONDS + 4.0, whole) == cores
+    if sum(others) / len(others) > 0.2:
+        pytest.skip("somebody else came while it ran")
+    # Smoothing forgets the neighbour within three seconds.
+    assert most_at_once(root, HOG_SECONDS + 3.0, whole) == cores

@@ -32,7 +32,6 @@ from asynckfold.transforms import (
     to_array,
     trace,
     varies,
-    without_random,
 )
 
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
@@ -45,8 +44,7 @@ def images(count: int = 6, mode: str = "RGB", size: int = 12) -> list[Image.Imag
 
 
 def view_of(transform: Any, samples: list[Any]) -> View:
-    steps = flatten(transform)
-    return divide(steps, trace(steps, samples))
+    return divide(trace(flatten(transform), samples))
 
 
 def stored(view: View, samples: list[Any]) -> torch.Tensor:
@@ -246,6 +244,14 @@ def test_global_generators_are_left_as_they_were() -> None:
     assert generator_states() == before
 
 
+def test_draws_are_those_of_runs_already_on_disk() -> None:
+    draw = Draw(2024, 3, np.arange(6), 1)
+    tops, lefts = RandomCrop.corners(9, 9, draw)
+    assert (tops.tolist(), lefts.tolist()) == ([0, 1, 8, 0, 6, 6], [3, 0, 2, 6, 2, 1])
+    left_right = torch.tensor([0, 1]).repeat(6, 1, 1, 1)
+    assert RandomFlip()(left_right, draw)[:, 0, 0, 0].tolist() == [1, 1, 0, 1, 0, 0]
+
+
 def test_samples_are_not_changed_by_tracing() -> None:
     samples = [torch.zeros(3) for _ in range(3)]
     trace([lambda x: x.add_(1)], samples)
@@ -266,10 +272,9 @@ def test_a_failing_step_is_named() -> None:
     assert len(caught.value.problems) == 1
 
 
-def test_without_random_keeps_the_rest_in_order() -> None:
+def test_random_steps_are_split_off_and_the_rest_stays_in_order() -> None:
     steps = flatten(v1.Compose([v1.Resize(8), v1.RandomCrop(8), v1.ToTensor()]))
-    kept = without_random(steps, trace(steps, images()))
-    assert kept == (steps[0], steps[2])
+    assert trace(steps, images()).split() == ((steps[0], steps[2]), (steps[1],))
 
 
 def test_equal_steps_are_recognised() -> None:

@@ -7,6 +7,7 @@
     resume  continue a run by its folder
     status  how far a run is
     report  build the HTML report of a run
+    compare two runs, bit for bit
     doctor  what this machine offers, and what would be used
 
 Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is held by
@@ -22,30 +23,34 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
+from asynckfold.cli import doctor as doctors
 from asynckfold.cli.parser import make_parser
-from asynckfold.cli.parts import make_kfold, names_code, sweep_parts
-from asynckfold.cli.tell import (
-    Output,
-    flat,
-    partial_report,
-    plan_table,
-    tell_results,
-)
+from asynckfold.cli.parts import from_folder, in_flags, make_kfold, names_code, sweep_parts
+from asynckfold.cli.tell import Output, partial_report, patience, plan_table, tell_results
+from asynckfold.compare import compare_runs
 from asynckfold.engines import pool
 from asynckfold.errors import (
     AllJobsFailedError,
     AsyncKFoldError,
+    InputError,
     InterruptedRunError,
     JobFailedError,
     Problem,
+    nearest,
     refuse,
 )
+from asynckfold.placement import Request, place
 from asynckfold.store import RunStore
+
+if TYPE_CHECKING:
+    from asynckfold.engines.machine import Machine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,14 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = Output(parsed)
     try:
         return VERBS[parsed.verb](parsed, out)
-    except InterruptedRunError as interrupt:
-        out.error(str(interrupt))
+    except KeyboardInterrupt as interrupt:
+        out.error(str(interrupt) or "interrupted; what was finished stays")
         out.error(f"continue with: {_command(parsed)}")
-        return interrupt.exit_code
-    except KeyboardInterrupt:
         return InterruptedRunError.exit_code
     except AsyncKFoldError as error:
-        out.error(f"asynckfold: {error}")
+        told = in_flags(error) if isinstance(error, InputError) and _by_flags(parsed) else error
+        out.error(f"asynckfold: {getattr(told, 'strerror', None) or told}")
         if error.exit_code == 5:
             out.error(f"continue with: {_command(parsed)}")
         return error.exit_code
@@ -78,31 +82,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(parsed: argparse.Namespace, out: Output) -> int:
     """Cross-validate a sweep."""
     pool.start_early(["torchvision", "sklearn"])
-    sweep = sweep_parts(parsed)
-    kfold = make_kfold(parsed, sweep)
-    code = 0
-    failure = ""
+    with patience(parsed, "importing torch"):
+        sweep = sweep_parts(parsed)
+        kfold = make_kfold(parsed, sweep)
     try:
         with warnings.catch_warnings():
             # Failed jobs are told by the table and the exit code.
             warnings.simplefilter("ignore", category=UserWarning)
             kfold(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
-    except (AllJobsFailedError, JobFailedError) as error:
-        code, failure = 1, str(error)
+    except (AllJobsFailedError, JobFailedError):
+        tell_results(Path(parsed.root), out, not parsed.no_report)
+        return AllJobsFailedError.exit_code
     except InterruptedRunError:
         partial_report(Path(parsed.root), out)
         raise
-    return max(code, tell_results(Path(parsed.root), out, failure, not parsed.no_report))
+    return tell_results(Path(parsed.root), out, not parsed.no_report)
 
 
 def plan(parsed: argparse.Namespace, out: Output) -> int:
     """Print what a run would do."""
+    from asynckfold.engines.machine import resolve_n_jobs
+
     sweep = sweep_parts(parsed)
     kfold = make_kfold(parsed, sweep)
     found, folds = kfold.plan(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
-    from asynckfold.engines.machine import Machine
-
-    machine = Machine(kfold.devices)
+    machine = _watched(kfold.settings.devices)
+    load = machine.load(resolve_n_jobs(kfold.settings.n_jobs, machine.max_cores))
+    threads, gpu = found.threads_per_job, found.device == "cuda"
+    first = place([Request(job.id, 0, threads, gpu=gpu) for job in found.jobs], [], load)
     sizes = [(len(fold.train), len(fold.valid)) for fold in folds]
     out.data(
         {
@@ -113,18 +120,21 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
             "epochs": found.params.epochs,
             "batch_size": found.batch_size,
             "device": found.device,
-            "cores": list(machine.cores),
-            "threads_per_job": found.threads_per_job,
+            "cores": list(load.cores),
+            "threads_per_job": threads,
+            "first": [{"jobs": item.jobs, "cores": item.cores, "gpu": item.gpu} for item in first],
         }
     )
     out.say(plan_table(found, sizes))
-    slots = machine.max_cores // found.threads_per_job
-    where = f"{len(machine.gpus().gpus)} GPUs" if found.device == "cuda" else f"{slots} at a time"
     out.say(
-        f"{len(found.jobs)} jobs on {found.device}, {where} on cores "
-        f"{', '.join(map(str, machine.cores))}, {found.threads_per_job} thread(s) each; "
-        f"{found.params.epochs} epochs in batches of {found.batch_size}"
+        f"{len(found.jobs)} jobs on {found.device}, {found.params.epochs} epochs in batches of "
+        f"{found.batch_size}, {threads} thread(s) each"
     )
+    out.say(f"{len(first)} at a time now: {doctors.now(machine.describe()['cpu'], load).why}")
+    for item in first[:8]:
+        where = f"core {', '.join(map(str, item.cores))}"
+        on_gpu = "" if item.gpu is None else f" and GPU {item.gpu}"
+        out.say(f"  such as {item.jobs[0]} on {where}{on_gpu}")
     out.say("nothing was started")
     return 0
 
@@ -132,8 +142,8 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
 def resume(parsed: argparse.Namespace, out: Output) -> int:
     """Continue a run by its folder."""
     root = Path(parsed.directory)
-    with RunStore.read(root) as store:
-        stored = store.about.get("cli")
+    with _opened(parsed.directory) as store:
+        stored, folder = store.about.get("cli"), store.about.get("folder")
     words = [str(word) for word in stored] if isinstance(stored, list) else []
     again = make_parser().parse_args(words) if words else None
     if again is None or names_code(again):
@@ -149,6 +159,8 @@ def resume(parsed: argparse.Namespace, out: Output) -> int:
             ]
         )
         return 2
+    if isinstance(folder, str):
+        again = from_folder(again, Path(folder))
     again.root, again.line = str(root), words
     again.json, again.verbose, again.quiet = parsed.json, parsed.verbose, parsed.quiet
     return run(again, out)
@@ -156,7 +168,7 @@ def resume(parsed: argparse.Namespace, out: Output) -> int:
 
 def status(parsed: argparse.Namespace, out: Output) -> int:
     """Say how far a run is."""
-    with RunStore.read(parsed.directory) as store:
+    with _opened(parsed.directory) as store:
         counts = store.counts()
         fingerprint, holder = store.fingerprint(), store.holder()
         running = [
@@ -182,32 +194,42 @@ def report(parsed: argparse.Namespace, out: Output) -> int:
     """Build the HTML report."""
     from asynckfold.report.page import write_report
 
-    with RunStore.read(parsed.directory) as store:
+    with _opened(parsed.directory) as store:
         path = write_report(store)
     out.data({"report": str(path)})
     out.say(str(path))
     return 0
 
 
+def compare(parsed: argparse.Namespace, out: Output) -> int:
+    """Say whether two runs are the same; 0 when they are, 1 when they are not."""
+    with _opened(parsed.directory) as first, _opened(parsed.other) as second:
+        found = compare_runs(first, second)
+    out.data(asdict(found))
+    if found.identical:
+        out.say(f"identical: {found.jobs} jobs, fingerprint {found.fingerprints[0]}")
+        return 0
+    out.say(f"not identical: {found.equal_jobs} of {found.jobs} jobs have equal results")
+    for what, text in (("plan", found.plan), ("results", found.results)):
+        out.say(f"{what}: {text or 'no difference among what both have'}")
+    return 1
+
+
 def doctor(parsed: argparse.Namespace, out: Output) -> int:
     """Say what this machine offers."""
-    from asynckfold.engines.machine import WINDOW_SECONDS, Machine
-
-    machine = Machine()
-    time.sleep(2 * WINDOW_SECONDS)
-    machine.sample()
-    found = machine.describe()
-    out.data(found)
-    for key, value in found.items():
-        section = value if isinstance(value, dict) else {"": value}
-        table = Table(title=key, title_justify="left", show_header=False, box=None)
-        for name, entry in flat(section):
-            table.add_row(Text(name, style="dim"), Text(str(entry)))
-        out.say(table)
+    machine = _watched("auto")
+    found, load = machine.describe(), machine.load()
+    would = doctors.now(found["cpu"], load)
+    out.data({**found, "now": {"jobs": would.jobs, "cores": would.cores, "why": would.why}})
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for subject, sentence in doctors.lines(found, load):
+        table.add_row(Text(subject, style="dim"), Text(sentence))
+    out.say(table)
     return 0
 
 
 VERBS = {
+    "compare": compare,
     "run": run,
     "plan": plan,
     "resume": resume,
@@ -215,6 +237,38 @@ VERBS = {
     "report": report,
     "doctor": doctor,
 }
+
+
+def _watched(devices: Any) -> Machine:
+    """The machine after two windows: one primes the sampler, the other is smoothed with it."""
+    from asynckfold.engines.machine import WINDOW_SECONDS, Machine
+
+    machine = Machine(devices)
+    for _ in range(2):
+        time.sleep(WINDOW_SECONDS)
+        machine.sample()
+    return machine
+
+
+def _opened(directory: str) -> RunStore:
+    root = Path(directory)
+    if not (root / "run.db").is_file():
+        runs = [item.parent.name for item in root.parent.glob("*/run.db")]
+        rule = "DIR must be the folder of a run"
+        refuse(
+            [
+                Problem(
+                    rule,
+                    f"{root}, which holds no run.db",
+                    f"Check the path.{nearest(root.name, runs)}",
+                )
+            ]
+        )
+    return RunStore.read(root)
+
+
+def _by_flags(parsed: argparse.Namespace) -> bool:
+    return bool(getattr(parsed, "data", None)) or parsed.verb == "resume"
 
 
 def _command(parsed: argparse.Namespace) -> str:

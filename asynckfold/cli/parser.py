@@ -34,12 +34,19 @@ def make_parser() -> argparse.ArgumentParser:
         ("run", "cross-validate a sweep; the same command continues it"),
         ("plan", "print what a run would do; starts nothing"),
     ):
-        verb = verbs.add_parser(name, help=text, description=RUN_HELP, epilog=EXIT_CODES)
+        verb = verbs.add_parser(
+            name,
+            help=text,
+            description=f"{_sentence(text)} {RUN_HELP}",
+            epilog=EXIT_CODES,
+            usage=_usage(name),
+        )
         _add_data_flags(verb)
         _add_model_flags(verb)
         _add_training_flags(verb)
-        _add_running_flags(verb)
+        _add_running_flags(verb, root_required=name == "run")
         _add_output_flags(verb)
+        _add_progress_flags(verb)
     for name, text in (
         ("resume", "continue a run of built-in models and data by its folder"),
         ("status", "say how far a run is"),
@@ -48,10 +55,26 @@ def make_parser() -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=text, description=_sentence(text), epilog=EXIT_CODES)
         verb.add_argument("directory", metavar="DIR", help="the run's folder")
         _add_output_flags(verb)
+        if name == "resume":
+            _add_progress_flags(verb)
+    text = "say whether two runs are the same, bit for bit, and where they first differ"
+    verb = verbs.add_parser("compare", help=text, description=_sentence(text), epilog=EXIT_CODES)
+    verb.add_argument("directory", metavar="A", help="the folder of one run")
+    verb.add_argument("other", metavar="B", help="the folder of the other")
+    _add_output_flags(verb)
     text = "say what this machine offers, and what would be used and why"
-    verb = verbs.add_parser("doctor", help=text, description=_sentence(text))
+    verb = verbs.add_parser("doctor", help=text, description=_sentence(text), epilog=EXIT_CODES)
     _add_output_flags(verb)
     return parser
+
+
+def _usage(verb: str) -> str:
+    """One line: with all flags, an error message would be lost below its usage."""
+    root = "--root DIR" if verb == "run" else "[--root DIR]"
+    return (
+        f"asynckfold {verb} (--data SOURCE | SWEEP.py) {root} [--models A,B] [--schedulers A,B] "
+        f"[--folds K] [--epochs N] …\nall flags: asynckfold {verb} --help"
+    )
 
 
 def _sentence(text: str) -> str:
@@ -115,22 +138,40 @@ def _add_model_flags(verb: argparse.ArgumentParser) -> None:
         help="adam, adamw, sgd, rmsprop, adagrad, adadelta, nadam, radam, adamax"
         + _default("optimizer"),
     )
-    group.add_argument("--lr", type=float, help="learning rate" + _default("lr"))
-    group.add_argument("--momentum", type=float, help="of sgd and rmsprop" + _default("momentum"))
-    group.add_argument("--weight-decay", type=float, help="" + _default("weight_decay").strip())
+    group.add_argument("--lr", type=float, metavar="X", help="learning rate" + _default("lr"))
+    group.add_argument(
+        "--momentum", type=float, metavar="X", help="of sgd and rmsprop" + _default("momentum")
+    )
+    group.add_argument(
+        "--weight-decay",
+        type=float,
+        metavar="X",
+        help="L2 penalty of the weights" + _default("weight_decay"),
+    )
 
 
 def _add_training_flags(verb: argparse.ArgumentParser) -> None:
     group = verb.add_argument_group("training")
     group.add_argument("--folds", type=int, metavar="K", help="number of folds" + _default("folds"))
-    group.add_argument("--repeats", type=int, help="divide so often anew" + _default("repeats"))
-    group.add_argument("--epochs", type=int, help="passes over the data" + _default("epochs"))
-    group.add_argument("--batch-size", type=int, help="samples per step" + _default("batch_size"))
+    group.add_argument(
+        "--repeats", type=int, metavar="N", help="divide so often anew" + _default("repeats")
+    )
+    group.add_argument(
+        "--no-stratify",
+        action="store_true",
+        help="do not keep the class proportions in each fold",
+    )
+    group.add_argument(
+        "--epochs", type=int, metavar="N", help="passes over the data" + _default("epochs")
+    )
+    group.add_argument(
+        "--batch-size", type=int, metavar="N", help="samples per step" + _default("batch_size")
+    )
     group.add_argument(
         "--lr-step", choices=("epoch", "batch"), help="when LR schedules step" + _default("lr_step")
     )
     group.add_argument("--clip-grad-norm", type=float, metavar="X", help="largest gradient norm")
-    group.add_argument("--seed", type=int, help="root of all seeds" + _default("seed"))
+    group.add_argument("--seed", type=int, metavar="N", help="root of all seeds" + _default("seed"))
     group.add_argument(
         "--scoring",
         metavar="A,B",
@@ -138,9 +179,15 @@ def _add_training_flags(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_running_flags(verb: argparse.ArgumentParser) -> None:
+def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> None:
     group = verb.add_argument_group("running")
-    group.add_argument("--root", metavar="DIR", required=True, help="folder of the run")
+    group.add_argument(
+        "--root",
+        metavar="DIR",
+        required=root_required,
+        default=None if root_required else "runs/plan",
+        help="folder of the run",
+    )
     group.add_argument(
         "--n-jobs",
         type=_jobs,
@@ -179,6 +226,10 @@ def _add_running_flags(verb: argparse.ArgumentParser) -> None:
 def _add_output_flags(verb: argparse.ArgumentParser) -> None:
     group = verb.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_progress_flags(verb: argparse.ArgumentParser) -> None:
+    group = verb.add_argument_group("progress")
     group.add_argument(
         "-v", "--verbose", action="count", default=0, help="a line per job; twice: per epoch"
     )
@@ -186,10 +237,20 @@ def _add_output_flags(verb: argparse.ArgumentParser) -> None:
 
 
 def _jobs(text: str) -> int | str:
-    return text if text == "auto" else int(text)
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be auto or a whole number, received {text!r}"
+        ) from None
 
 
 def _devices(text: str) -> str | list[int]:
     if text in ("auto", "cpu", "cuda"):
         return text
-    return [int(word) for word in text.split(",")]
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be auto, cpu, cuda, or GPU numbers such as 0,1, received {text!r}"
+        ) from None

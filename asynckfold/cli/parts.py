@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib import import_module, util
+from inspect import signature
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.errors import InputError, Problem, nearest, refuse
 
 if TYPE_CHECKING:
     from asynckfold.kfold import AsyncKFold
+    from asynckfold.sources import Source
 
 FILE_NAMES = ("dataset", "criterion", "models", "schedulers", "opt_fn")
 """What a sweep file must define."""
@@ -39,6 +45,22 @@ DEFAULTS: dict[str, Any] = {
     "lr_step": "epoch",
 }
 """What a flag means when it is left out; a sweep file's own settings stand above these."""
+
+_SETTINGS = {
+    "folds": "kfolds",
+    "batch_size": "batch_size",
+    "seed": "random_state",
+    "repeats": "n_repeats",
+    "n_jobs": "n_jobs",
+    "threads_per_job": "threads_per_job",
+    "devices": "devices",
+    "scoring": "scoring",
+    "baseline": "baseline",
+    "resume": "resume",
+}
+_TRAINER_PARAMS = ("epochs", "lr_step", "clip_grad_norm", "save_checkpoint_frequency")
+_OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
+_NOT_WITH_A_FILE = ("data_root", "download", "target", "header", "limit", "augment", "models")
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +109,52 @@ def sweep_parts(parsed: argparse.Namespace) -> SweepParts:
     return _from_flags(parsed)
 
 
-def _from_flags(parsed: argparse.Namespace) -> SweepParts:
-    from asynckfold.sources import load_source
-    from asynckfold.training.optimizers import NamedOptimizer
+# Built-in models and data
 
-    _fill(parsed, DEFAULTS)
-    names = _words(parsed.models)
-    refuse(_flag_problems(parsed, names))
-    source = load_source(
+
+def _from_flags(parsed: argparse.Namespace) -> SweepParts:
+    import torch
+
+    for name, value in DEFAULTS.items():
+        if getattr(parsed, name) is None:
+            setattr(parsed, name, value)
+    names, schedulers = _words(parsed.models), _words(parsed.schedulers)
+    problems = [*_flag_problems(parsed, names, schedulers), *_optimizer_problems(parsed)]
+    imported: dict[str, Any] = {}
+    for name in names:
+        with _gathered(problems):
+            imported |= {name: _imported(name)} if ":" in name else {}
+    with _gathered(problems):
+        source = _source(parsed)
+    _check_settings(parsed, schedulers, problems)
+    refuse(problems)
+    models, settings = _models_and_views(names, imported, source, parsed.augment)
+    for note in source.notes:
+        _note(parsed, note)
+    return SweepParts(
+        source.dataset,
+        torch.nn.CrossEntropyLoss(),
+        models,
+        schedulers,
+        _optimizer(parsed),
+        _given_trainer_params(parsed),
+        {**settings, **_given_settings(parsed)},
+    )
+
+
+@contextmanager
+def _gathered(problems: list[Problem]) -> Iterator[None]:
+    """Go on after a refusal, to tell all problems at once."""
+    try:
+        yield
+    except InputError as error:
+        problems += error.problems
+
+
+def _source(parsed: argparse.Namespace) -> Source:
+    from asynckfold.sources import load_source
+
+    return load_source(
         parsed.data,
         data_root=Path(parsed.data_root),
         download=parsed.download,
@@ -103,34 +163,38 @@ def _from_flags(parsed: argparse.Namespace) -> SweepParts:
         limit=parsed.limit,
         random_state=parsed.seed,
     )
-    models, settings = _models_and_views(names, source, parsed.augment)
-    for note in source.notes:
-        _note(parsed, note)
-    import torch
 
-    return SweepParts(
-        source.dataset,
-        torch.nn.CrossEntropyLoss(),
-        models,
-        _words(parsed.schedulers),
-        NamedOptimizer(parsed.optimizer, parsed.lr, parsed.momentum, parsed.weight_decay),
-        _given_trainer_params(parsed),
-        {**settings, **_given_settings(parsed)},
-    )
+
+def _check_settings(
+    parsed: argparse.Namespace, schedulers: Sequence[str], problems: list[Problem]
+) -> None:
+    """Find what is wrong with the numbers, data or not."""
+    from asynckfold.kfold import AsyncKFold
+    from asynckfold.plan import TrainerParams
+    from asynckfold.recipe import named_lr_schedules
+
+    problems += named_lr_schedules(list(dict.fromkeys(schedulers)))[1] if schedulers else []
+    with _gathered(problems):
+        TrainerParams.from_mapping(_given_trainer_params(parsed))
+    settings = _given_settings(parsed)
+    with _gathered(problems):
+        AsyncKFold(
+            settings.pop("kfolds"), None, parsed.root, len, settings.pop("batch_size"), **settings
+        )
 
 
 def _models_and_views(
-    names: Sequence[str], source: Any, augment: bool
+    names: Sequence[str], imported: Mapping[str, Any], source: Source, augment: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return models that fit the data, and the transforms that make the data fit the models."""
     from asynckfold.models import ARCHITECTURES, shared_input_shape
     from asynckfold.sources import image_transform
 
-    built_in = [ARCHITECTURES[name] for name in names if ":" not in name]
+    built_in = [ARCHITECTURES[name] for name in names if name not in imported]
     shape = shared_input_shape(built_in, source.sample_shape)
     models = {
-        name.replace(":", ".") if ":" in name else name: _imported(name)
-        if ":" in name
+        name.replace(":", "."): imported[name]
+        if name in imported
         else ARCHITECTURES[name].build(shape, len(source.classes))
         for name in names
     }
@@ -145,97 +209,12 @@ def _models_and_views(
     return models, settings
 
 
-def _from_file(parsed: argparse.Namespace) -> SweepParts:
-    path = Path(parsed.file)
-    if not path.is_file():
-        refuse([Problem("the sweep file must exist", str(path), "Check the path.")])
-    spec = util.spec_from_file_location("asynckfold_sweep_file", path)
-    if spec is None or spec.loader is None:
-        refuse([Problem("the sweep file must be Python", str(path), "Name it something.py.")])
-        raise AssertionError
-    module = util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.absolute()))
-    spec.loader.exec_module(module)
-    missing = [name for name in FILE_NAMES if not hasattr(module, name)]
-    refuse(
-        Problem(
-            f"{path.name} must define {', '.join(FILE_NAMES)}",
-            f"no {name}",
-            f"Write {name} = … in it.",
-        )
-        for name in missing
-    )
-    settings = dict(getattr(module, "settings", {}))
-    params = {**getattr(module, "trainer_params", {}), **_given_trainer_params(parsed)}
-    settings.update(_given_settings(parsed))
-    return SweepParts(
-        module.dataset,
-        module.criterion,
-        module.models,
-        module.schedulers,
-        module.opt_fn,
-        params,
-        settings,
-    )
-
-
-def make_kfold(parsed: argparse.Namespace, sweep: SweepParts) -> AsyncKFold:
-    """Return the cross-validation with the settings of the file and of the flags above them."""
-    from asynckfold.kfold import AsyncKFold
-
-    settings = dict(sweep.settings)
-    folds = settings.pop("kfolds", DEFAULTS["folds"])
-    batch_size = settings.pop("batch_size", DEFAULTS["batch_size"])
-    settings.setdefault("verbose", 0 if parsed.quiet else 1 + parsed.verbose)
-    settings.setdefault("about", {"cli": parsed.line})
-    return AsyncKFold(folds, sweep.dataset, parsed.root, sweep.criterion, batch_size, **settings)
-
-
-_SETTINGS = {
-    "folds": "kfolds",
-    "batch_size": "batch_size",
-    "seed": "random_state",
-    "repeats": "n_repeats",
-    "n_jobs": "n_jobs",
-    "threads_per_job": "threads_per_job",
-    "devices": "devices",
-    "scoring": "scoring",
-    "baseline": "baseline",
-    "resume": "resume",
-}
-_TRAINER_PARAMS = ("epochs", "lr_step", "clip_grad_norm", "save_checkpoint_frequency")
-
-
-def _given_settings(parsed: argparse.Namespace) -> dict[str, Any]:
-    found = {
-        keyword: getattr(parsed, flag)
-        for flag, keyword in _SETTINGS.items()
-        if getattr(parsed, flag) is not None
-    }
-    if found.get("baseline") == "none":
-        found["baseline"] = None
-    if "scoring" in found:
-        found["scoring"] = _words(found["scoring"])
-    return found
-
-
-def _given_trainer_params(parsed: argparse.Namespace) -> dict[str, Any]:
-    return {
-        name: getattr(parsed, name) for name in _TRAINER_PARAMS if getattr(parsed, name) is not None
-    }
-
-
-def _fill(parsed: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
-    for name, value in defaults.items():
-        if getattr(parsed, name) is None:
-            setattr(parsed, name, value)
-
-
-def _flag_problems(parsed: argparse.Namespace, names: Sequence[str]) -> Iterator[Problem]:
+def _flag_problems(
+    parsed: argparse.Namespace, names: Sequence[str], schedulers: Sequence[str]
+) -> Iterator[Problem]:
     from asynckfold.models import ARCHITECTURES
-    from asynckfold.training.optimizers import MOMENTUM, OPTIMIZERS
 
-    for name in names:
+    for name in dict.fromkeys(names):
         if ":" not in name and name not in ARCHITECTURES:
             known = ", ".join(sorted(ARCHITECTURES))
             yield Problem(
@@ -243,6 +222,19 @@ def _flag_problems(parsed: argparse.Namespace, names: Sequence[str]) -> Iterator
                 repr(name),
                 f"{nearest(name, ARCHITECTURES).strip()} Known: {known}, or pkg.mod:Name.".strip(),
             )
+    for flag, words in (("--models", names), ("--schedulers", schedulers)):
+        if not words:
+            yield Problem(
+                f"{flag} must name at least one", "none", f"Pass {flag} {DEFAULTS[flag[2:]]}."
+            )
+        for word in dict.fromkeys(words):
+            if words.count(word) > 1:
+                yield Problem(f"{flag} must name each once", f"{word!r} twice", "Drop one.")
+
+
+def _optimizer_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
+    from asynckfold.training.optimizers import MOMENTUM, OPTIMIZERS
+
     if parsed.optimizer not in OPTIMIZERS:
         known = ", ".join(sorted(OPTIMIZERS))
         yield Problem(
@@ -255,23 +247,32 @@ def _flag_problems(parsed: argparse.Namespace, names: Sequence[str]) -> Iterator
             "--momentum applies to sgd and rmsprop", f"with {parsed.optimizer}", "Drop it."
         )
     for name in ("lr", "weight_decay", "momentum"):
-        value = getattr(parsed, name)
-        if not 0 <= value < float("inf") or (name == "lr" and value == 0):
+        value, positive = getattr(parsed, name), name == "lr"
+        if not 0 <= value < float("inf") or (positive and value == 0):
             flag = name.replace("_", "-")
+            least = "positive" if positive else "0 or more"
             yield Problem(
-                f"--{flag} must be a positive number",
+                f"--{flag} must be a number, {least}",
                 repr(value),
                 f"The default is {DEFAULTS[name]}.",
             )
 
 
+def _optimizer(parsed: argparse.Namespace) -> Any:
+    from asynckfold.training.optimizers import NamedOptimizer
+
+    return NamedOptimizer(*(getattr(parsed, name) for name in _OPTIMIZER))
+
+
 def _imported(name: str) -> Any:
     module, _, attribute = name.partition(":")
     here = str(Path.cwd())
-    sys.path.insert(0, here)
+    if here not in sys.path:
+        # It stays: what was imported may import more later, here and in the workers.
+        sys.path.insert(0, here)
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         refuse(
             [
                 Problem(
@@ -282,13 +283,231 @@ def _imported(name: str) -> Any:
             ]
         )
         raise
-    finally:
-        sys.path.remove(here)
+
+
+# A sweep file
+
+
+def _from_file(parsed: argparse.Namespace) -> SweepParts:
+    path = Path(parsed.file)
+    refuse(_file_problems(parsed, path))
+    module = _executed(path)
+    settings = getattr(module, "settings", {})
+    params = getattr(module, "trainer_params", {})
+    refuse(_content_problems(path, module, settings, params))
+    settings = {**settings, **_given_settings(parsed)}
+    opt_fn = module.opt_fn
+    if parsed.optimizer is not None:
+        for name in _OPTIMIZER:
+            if getattr(parsed, name) is None:
+                setattr(parsed, name, DEFAULTS[name])
+        refuse(_optimizer_problems(parsed))
+        opt_fn = _optimizer(parsed)
+    return SweepParts(
+        module.dataset,
+        module.criterion,
+        module.models,
+        module.schedulers if parsed.schedulers is None else _words(parsed.schedulers),
+        opt_fn,
+        {**params, **_given_trainer_params(parsed)},
+        settings,
+    )
+
+
+def _file_problems(parsed: argparse.Namespace, path: Path) -> Iterator[Problem]:
+    if not path.is_file():
+        siblings = [item.name for item in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        yield Problem(
+            "the sweep file must exist",
+            str(path),
+            f"Check the path.{nearest(path.name, siblings)}",
+        )
+    elif path.suffix != ".py":
+        yield Problem(
+            "the sweep file must be Python", str(path), "Name it sweep.py; data goes with --data."
+        )
+    for name in _NOT_WITH_A_FILE:
+        if getattr(parsed, name):
+            yield Problem(
+                f"--{name.replace('_', '-')} applies to --data only",
+                f"it with the sweep file {path.name}",
+                f"Drop it, and write it in {path.name}.",
+            )
+    for name in _OPTIMIZER[1:]:
+        if getattr(parsed, name) is not None and parsed.optimizer is None:
+            yield Problem(
+                f"--{name.replace('_', '-')} needs --optimizer with a sweep file",
+                f"no --optimizer beside {path.name}",
+                f"Pass --optimizer too, which replaces opt_fn, or change {path.name}.",
+            )
+
+
+def _executed(path: Path) -> ModuleType:
+    """Run a sweep file as a module of its own, whose definitions travel by value."""
+    import cloudpickle
+
+    spec = util.spec_from_file_location("asynckfold_sweep_file", path.absolute())
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    cloudpickle.register_pickle_by_value(module)
+    sys.path.insert(0, str(path.parent.absolute()))
+    # The file is the user's code and may raise anything; its traceback is what they need.
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        sys.stderr.write("".join(traceback.format_exception(_without_ours(error, path))))
+        line = traceback.format_exception_only(error)[-1].strip()
+        raise InputError(
+            [Problem("the sweep file must run", line, f"Repair {path}; its traceback is above.")]
+        ) from error
+    return module
+
+
+def _without_ours(error: BaseException, path: Path) -> BaseException:
+    """The error with a traceback that begins in the user's file."""
+    trace = error.__traceback__
+    while trace is not None and Path(trace.tb_frame.f_code.co_filename) != path.absolute():
+        trace = trace.tb_next
+    return error.with_traceback(trace)
+
+
+def _content_problems(
+    path: Path, module: ModuleType, settings: Any, params: Any
+) -> Iterator[Problem]:
+    for name in FILE_NAMES:
+        if not hasattr(module, name):
+            yield Problem(
+                f"{path.name} must define {', '.join(FILE_NAMES)}",
+                f"no {name}",
+                f"Write {name} = … in it.",
+            )
+    for name, value in (("settings", settings), ("trainer_params", params)):
+        if not isinstance(value, Mapping):
+            yield Problem(
+                f"{name} in {path.name} must be a dict",
+                type(value).__name__,
+                f"Write {name} = {{…}}.",
+            )
+    if isinstance(settings, Mapping):
+        yield from _keyword_problems(path, settings)
+
+
+def _keyword_problems(path: Path, settings: Mapping[str, Any]) -> Iterator[Problem]:
+    from asynckfold.kfold import AsyncKFold
+
+    elsewhere = {"dataset": "its own name", "criterion": "its own name", "root_dir": "--root"}
+    valid = set(signature(AsyncKFold).parameters) - set(elsewhere)
+    for name in settings:
+        if name in elsewhere:
+            yield Problem(
+                f"settings in {path.name} must not hold {name}",
+                repr(name),
+                f"Give it by {elsewhere[name]}.",
+            )
+        elif name not in valid:
+            yield Problem(
+                f"settings in {path.name} must be keyword arguments of AsyncKFold",
+                repr(name),
+                f"{nearest(str(name), valid).strip()} Valid: {', '.join(sorted(valid))}.".strip(),
+            )
+
+
+# Both
+
+
+def make_kfold(parsed: argparse.Namespace, sweep: SweepParts) -> AsyncKFold:
+    """Return the cross-validation with the settings of the file and of the flags above them."""
+    from asynckfold.kfold import AsyncKFold
+
+    settings = dict(sweep.settings)
+    if parsed.folds is not None:
+        # The flag stands above every name that the file may have used.
+        for alias in ("cv", "n_splits"):
+            settings.pop(alias, None)
+    aliased = {"cv", "n_splits"} & set(settings)
+    folds = settings.pop("kfolds", None if aliased else DEFAULTS["folds"])
+    batch_size = settings.pop("batch_size", DEFAULTS["batch_size"])
+    settings.setdefault("verbose", 0 if parsed.quiet else 1 + parsed.verbose)
+    about = {**settings.pop("about", {}), "cli": parsed.line, "folder": str(Path.cwd())}
+    return AsyncKFold(
+        folds, sweep.dataset, parsed.root, sweep.criterion, batch_size, about=about, **settings
+    )
+
+
+def _given_settings(parsed: argparse.Namespace) -> dict[str, Any]:
+    found = {
+        keyword: getattr(parsed, flag)
+        for flag, keyword in _SETTINGS.items()
+        if getattr(parsed, flag) is not None
+    }
+    if found.get("baseline") == "none":
+        found["baseline"] = None
+    if "scoring" in found:
+        found["scoring"] = _words(found["scoring"])
+    if parsed.no_stratify:
+        found["stratify"] = False
+    return found
+
+
+def _given_trainer_params(parsed: argparse.Namespace) -> dict[str, Any]:
+    return {
+        name: getattr(parsed, name) for name in _TRAINER_PARAMS if getattr(parsed, name) is not None
+    }
+
+
+def in_flags(error: InputError) -> InputError:
+    """Return the same problems in the words of the command line.
+
+    Examples
+    --------
+    >>> print(in_flags(InputError([Problem("n_jobs must not be 0", "0", "Pass n_jobs='auto'.")])))
+    --n-jobs must not be 0: received 0. Pass --n-jobs auto.
+    """
+    return type(error)(
+        [
+            replace(problem, rule=_flagged(problem.rule), remedy=_flagged(problem.remedy))
+            for problem in error.problems
+        ]
+    )
+
+
+def _flagged(text: str) -> str:
+    flags = {keyword: flag for flag, keyword in _SETTINGS.items()}
+    flags |= {"root_dir": "root", **{name: name for name in _TRAINER_PARAMS}}
+    names = "|".join(flags)
+    text = text.replace("stratify=False", "--no-stratify")
+    text = re.sub(
+        rf"\b({names})=('?)([^\s',;]*[^\s',;.])\2",
+        lambda found: f"{_flag(flags[found[1]])} {found[3]}",
+        text,
+    )
+    # At the start of a rule, or unmistakable: "epochs" alone may stand for the epochs themselves.
+    return re.sub(
+        rf"(?<![-\w])(^(?:{names})|\w*_\w*|kfolds|(?<=Leave )\w+)\b",
+        lambda found: _flag(flags[found[1]]) if found[1] in flags else found[1],
+        text,
+    )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def names_code(parsed: argparse.Namespace) -> bool:
     """Whether a command line imports the user's code: a sweep file, or pkg.mod:Name."""
     return bool(parsed.file) or ":" in (parsed.models or "")
+
+
+def from_folder(parsed: argparse.Namespace, folder: Path) -> argparse.Namespace:
+    """Return the command line with its data found from the folder where it was first given."""
+    found = argparse.Namespace(**vars(parsed))
+    word, colon, path = (parsed.data or "").partition(":")
+    if colon:
+        found.data = f"{word}:{folder / Path(path).expanduser()}"
+    found.data_root = str(folder / Path(parsed.data_root or DEFAULTS["data_root"]).expanduser())
+    return found
 
 
 def _words(text: str) -> list[str]:

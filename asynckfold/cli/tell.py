@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,8 +16,12 @@ from rich.text import Text
 
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.plan import Plan
+from asynckfold.progress import steady
 from asynckfold.result import CVResults
 from asynckfold.store import RunStore
+
+WIDE = 240
+"""Columns of what goes into a file or a pipe."""
 
 
 class Output:
@@ -28,73 +32,84 @@ class Output:
 
     def __init__(self, parsed: argparse.Namespace) -> None:
         self.json = bool(getattr(parsed, "json", False))
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._out, self._err = steady(sys.stdout), steady(sys.stderr)
+        # What is no terminal has no width: a file or a pipe gets whole names, not 80 columns.
+        width = None if sys.stdout.isatty() else WIDE
+        self._console = Console(file=self._out, highlight=False, soft_wrap=True, width=width)
 
     def say(self, what: Any = "") -> None:
         """Print for people; nothing when JSON is asked for."""
         if not self.json:
-            self._print(
-                lambda: self._console.print(what if not isinstance(what, str) else Text(what))
-            )
+            self._console.print(Text(what) if isinstance(what, str) else what)
 
     def data(self, what: Mapping[str, Any]) -> None:
         """Print one JSON object when asked for."""
         if self.json:
-            text = json.dumps(what, default=str)
-            self._print(lambda: _write(sys.stdout, text))
+            self._out.write(f"{json.dumps(what, default=str)}\n")
+            self._out.flush()
 
     def error(self, text: str) -> None:
         """Print to standard error."""
-        self._print(lambda: _write(sys.stderr, text))
-
-    def _print(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except BrokenPipeError:
-            quiet = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(quiet, sys.stdout.fileno())
-            os.close(quiet)
+        self._err.write(f"{text}\n")
+        self._err.flush()
 
 
-def _write(stream: TextIO, text: str) -> None:
-    stream.write(f"{text}\n")
-    stream.flush()
+def patience(parsed: argparse.Namespace, text: str) -> AbstractContextManager[object]:
+    """Show on a terminal that something is going on, while the first seconds pass."""
+    if parsed.quiet or not sys.stderr.isatty():
+        return nullcontext()
+    return Console(stderr=True).status(text)
 
 
-def tell_results(root: Path, out: Output, failure: str, with_report: bool) -> int:
+def tell_results(root: Path, out: Output, with_report: bool) -> int:
     """Print the table, the best, the speedup and the report's path; return the exit code."""
     from asynckfold.kfold import load_results
 
     with RunStore.read(root) as store:
         results = load_results(store)
-        fingerprint = store.fingerprint()
     page = results.report() if with_report else None
-    counts = results.counts
-    complete = any(row.complete for row in results.candidates)
-    out.data(
-        {
-            **counts,
-            "fingerprint": fingerprint,
-            "best": results.best_params_ if complete else None,
-            "best_score": results.best_score_ if complete else None,
-            "seconds": results.seconds,
-            "serial_seconds": results.baseline.seconds if results.baseline else None,
-            "baseline": results.baseline.kind if results.baseline else None,
-            "speedup": results.speedup,
-            "report": str(page) if page else None,
-        }
-    )
+    out.data({**_numbers(results), "report": str(page) if page else None})
     out.say(_results_table(results))
-    for line in _result_lines(results, failure):
+    for line in _result_lines(results):
         out.say(line)
+    trace = next((item.traceback for item in results.results.values() if item.traceback), "")
+    if "\n" in trace.strip():
+        out.error(f"the first of them:\n{trace.strip()}")
     if page:
         out.say(f"report: {page}")
-    return 1 if counts["done"] < counts["planned"] else 0
+    return 1 if results.counts["done"] < results.counts["planned"] else 0
+
+
+def _numbers(results: CVResults) -> dict[str, Any]:
+    """The run as plain data."""
+    baseline, best = results.baseline, _best(results)
+    return {
+        **results.counts,
+        "fingerprint": results.fingerprint,
+        "best": best,
+        "best_score": results.best_score_ if best else None,
+        "seconds": results.seconds,
+        "serial_seconds": baseline.seconds if baseline else None,
+        "baseline": baseline.kind if baseline else None,
+        "speedup": _speedup(results),
+    }
+
+
+def _best(results: CVResults) -> dict[str, str] | None:
+    try:
+        return results.best_params_
+    except ValueError:
+        return None  # no candidate has a score on every fold
+
+
+def _speedup(results: CVResults) -> float | None:
+    """The speedup, where there is work to speak of: a failed job is fast in no useful way."""
+    return results.speedup if results.counts["done"] else None
 
 
 def _results_table(results: CVResults) -> Table:
     metric = results.plan.scoring[0]
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     for name in ("rank", "model", "scheduler", metric, "95 % interval", "folds", "seconds"):
         table.add_column(name, justify="left" if name in ("model", "scheduler") else "right")
     for row in results.to_frame().to_dict("records"):
@@ -112,15 +127,16 @@ def _results_table(results: CVResults) -> Table:
     return table
 
 
-def _result_lines(results: CVResults, failure: str) -> Iterator[str]:
-    counts = results.counts
-    if any(row.complete for row in results.candidates):
-        best = results.best_params_
+def _result_lines(results: CVResults) -> Iterator[str]:
+    from asynckfold.kfold import failure_lines
+
+    counts, best = results.counts, _best(results)
+    if best:
         yield (
             f"best: {best['model']} with {best['scheduler']}, "
             f"{results.plan.scoring[0]} {results.best_score_:.4f}"
         )
-    baseline, speedup = results.baseline, results.speedup
+    baseline, speedup = results.baseline, _speedup(results)
     if baseline is not None and speedup is not None:
         what = "measured" if baseline.kind == "measured" else "estimated from some batches"
         yield (
@@ -135,10 +151,7 @@ def _result_lines(results: CVResults, failure: str) -> Iterator[str]:
     if unfinished:
         parts = ", ".join(f"{number} {state}" for state, number in unfinished.items())
         yield f"{counts['done']} of {counts['planned']} jobs done, {parts}"
-        shown = {item.error for item in results.results.values() if item.error}
-        yield from (f"  {error}" for error in sorted(shown)[:5])
-    elif failure:
-        yield failure
+        yield from failure_lines(results)
 
 
 def partial_report(root: Path, out: Output) -> None:
@@ -154,7 +167,7 @@ def partial_report(root: Path, out: Output) -> None:
 
 def plan_table(found: Plan, sizes: Sequence[tuple[int, int]]) -> Table:
     """Return one row a candidate; `sizes` holds (train, valid) samples by fold."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     for name in ("model", "scheduler", "folds", "train", "valid"):
         table.add_column(name)
     trains, valids = zip(*sizes, strict=True)
@@ -172,12 +185,3 @@ def plan_table(found: Plan, sizes: Sequence[tuple[int, int]]) -> Table:
 def _range(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low}-{high}"
-
-
-def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of nested mappings."""
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

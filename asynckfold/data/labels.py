@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from asynckfold.errors import Problem, refuse
+from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.transforms import Array
 
 
@@ -76,21 +76,11 @@ def resolve_labels(
 
 def label_array(values: Any) -> Array:
     """Return labels as one array of numbers or strings."""
-    if isinstance(values, Tensor):
-        return values.detach().cpu().numpy()
-    if not isinstance(values, np.ndarray):
-        items = [
-            item.detach().cpu().numpy() if isinstance(item, Tensor) else item for item in values
-        ]
-        if len({np.shape(item) for item in items}) > 1:
-            values = np.empty(len(items), object)
-        else:
-            values = np.array(items)
-    array: Array = np.asarray(values)
+    array = _stacked(values)
     if array.dtype.kind == "O" and all(isinstance(item, str) for item in array.ravel()):
         array = array.astype(str)
     if array.dtype.kind not in "biufU":
-        refuse(
+        raise InputError(
             [
                 Problem(
                     "labels must be numbers or strings, all of one shape",
@@ -102,9 +92,19 @@ def label_array(values: Any) -> Array:
     return array
 
 
+def _stacked(values: Any) -> Array:
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    if isinstance(values, np.ndarray):
+        return values
+    items = [_stacked(item) if isinstance(item, Tensor) else item for item in values]
+    ragged = len({np.shape(item) for item in items}) > 1
+    return np.empty(len(items), object) if ragged else np.array(items)
+
+
 def _regression(array: Array) -> Labels:
     if array.dtype.kind == "U" or array.ndim not in (1, 2):
-        refuse(
+        raise InputError(
             [
                 Problem(
                     "regression targets must be numbers of shape (n,) or (n, m)",
@@ -116,7 +116,7 @@ def _regression(array: Array) -> Labels:
     finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
     if not finite.all():
         at = int(np.flatnonzero(~finite)[0])
-        refuse(
+        raise InputError(
             [
                 Problem(
                     "regression targets must be finite",
@@ -134,22 +134,12 @@ def _first(array: Array) -> str:
 
 
 def _class_problems(array: Array) -> list[Problem]:
-    if array.ndim == 2 and array.dtype.kind != "U":
-        return [
-            Problem(
-                "class labels must be one index per sample",
-                f"shape {array.shape}, which looks like one-hot or probabilities",
-                "Pass targets.argmax(axis=1).",
-            )
-        ]
     if array.ndim != 1:
-        return [
-            Problem(
-                "class labels must be one index per sample",
-                f"shape {array.shape}",
-                "Pass targets= of shape (n,).",
-            )
-        ]
+        received, remedy = f"shape {array.shape}", "Pass targets= of shape (n,)."
+        if array.ndim == 2 and array.dtype.kind != "U":
+            received += ", which looks like one-hot or probabilities"
+            remedy = "Pass targets.argmax(axis=1)."
+        return [Problem("class labels must be one index per sample", received, remedy)]
     if array.dtype.kind == "f":
         return _float_problems(array)
     if array.dtype.kind == "i" and (array < 0).any():
@@ -174,14 +164,13 @@ def _float_problems(array: Array) -> list[Problem]:
                 "Remove these samples or label them.",
             )
         )
-    kept = array[np.isfinite(array)]
-    fractions = np.flatnonzero(array != np.floor(array)) if kept.size == array.size else bad[:0]
+    fractions = np.flatnonzero(np.isfinite(array) & (array != np.floor(array)))
     at = int(fractions[0]) if fractions.size else 0
     remedy = (
         "For regression use a criterion such as MSELoss."
         if fractions.size
-        else "Cast them: targets.long() for a tensor, targets.astype('int64') for an array, "
-        "target_transform=int for a dataset."
+        else f"{'Then cast' if bad.size else 'Cast'} them: targets.long() for a tensor, "
+        "targets.astype('int64') for an array, target_transform=int for a dataset."
     )
     received = f"{array.dtype}, such as {array[at]} at index {at}"
     return [*problems, Problem("labels for a class criterion must be integers", received, remedy)]

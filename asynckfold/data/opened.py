@@ -83,6 +83,10 @@ class Opened:
     def __len__(self) -> int:
         return len(self.base) if self.rows is None else len(self.rows)
 
+    def row(self, index: int) -> int:
+        """Return where a sample is in `base`."""
+        return index if self.rows is None else int(self.rows[index])
+
     def read(self, index: int) -> tuple[Any, Any]:
         """Return an untransformed pair.
 
@@ -92,12 +96,16 @@ class Opened:
             The dataset raised, or gave something else than a pair.
         """
         try:
-            pair = self.base[index if self.rows is None else int(self.rows[index])]
+            pair = self.base[self.row(index)]
         except Exception as error:
             raise InputError([unreadable(index, error)]) from error
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InputError([_not_a_pair(index, pair)])
         return pair[0], pair[1]
+
+    def without_arrays(self) -> Opened:
+        """Return what reads the same, sample by sample, and is less to keep and to send."""
+        return replace(self, samples=None, labels=None)
 
     @property
     def probes(self) -> list[int]:
@@ -138,7 +146,7 @@ class OneByOne:
     """
 
     def __init__(self, source: Opened, steps: Sequence[Step], targets: Array) -> None:
-        self.source = replace(source, samples=None, labels=None)
+        self.source = source.without_arrays()
         self.steps = tuple(steps)
         self.targets = torch.from_numpy(targets)
 
@@ -146,10 +154,7 @@ class OneByOne:
         return len(self.source)
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        sample, _ = self.source.read(index)
-        for step in self.steps:
-            sample = step(sample)
-        return sample, self.targets[index]
+        return apply(self.steps, self.source.read(index)[0]), self.targets[index]
 
 
 def open_source(dataset: Any) -> Opened:
@@ -197,11 +202,11 @@ def _style_problems(dataset: Any) -> list[Problem]:
 
 def _sized(source: Opened) -> Opened:
     if len(source) < 2:
-        refuse(
+        raise InputError(
             [
                 Problem(
                     "dataset must have at least 2 samples",
-                    f"dataset has {len(source)} sample{'s' * (len(source) != 1)}",
+                    f"{len(source)} sample{'s' * (len(source) != 1)}",
                     "Check the path, the split and any Subset.",
                 )
             ]
@@ -212,7 +217,7 @@ def _sized(source: Opened) -> Opened:
 def _open_arrays(pair: tuple[Any, ...]) -> Opened:
     sizes = [len(part) if hasattr(part, "__len__") else None for part in pair]
     if len(pair) != 2 or None in sizes or sizes[0] != sizes[1]:
-        refuse(
+        raise InputError(
             [
                 Problem(
                     "a tuple must be (X, y), two arrays of equal length",
@@ -264,22 +269,23 @@ def _redressed(dataset: Any, transform: Any, replacement: Any) -> Any:
 
 def _reads_alike(source: Opened, bare: Opened, steps: Sequence[Step]) -> bool:
     with generators_kept():
-        for index in source.probes[:3]:
-            try:
-                seed_generators(0)
-                sample, label = bare.read(index)
-                ours = apply(steps, sample)
-            except (TypeError, AttributeError, ValueError, RuntimeError, InputError):
-                return False
-            seed_generators(0)
-            theirs, their_label = source.read(index)
-            alike = same_sample(ours, theirs) or (
-                # A transform with a generator of its own never gives the same sample twice.
-                kind_of(ours) == kind_of(theirs) and is_random(partial(apply, steps), [sample])
-            )
-            if not alike or not _same_label(label, their_label):
-                return False
-    return True
+        return all(_reads_alike_at(index, source, bare, steps) for index in source.probes[:3])
+
+
+def _reads_alike_at(index: int, source: Opened, bare: Opened, steps: Sequence[Step]) -> bool:
+    try:
+        seed_generators(0)
+        sample, label = bare.read(index)
+        ours = apply(steps, sample)
+    except (TypeError, AttributeError, ValueError, RuntimeError, InputError):
+        return False
+    seed_generators(0)
+    theirs, their_label = source.read(index)
+    alike = same_sample(ours, theirs) or (
+        # A transform with a generator of its own never gives the same sample twice.
+        kind_of(ours) == kind_of(theirs) and is_random(partial(apply, steps), [sample])
+    )
+    return alike and _same_label(label, their_label)
 
 
 def _same_label(one: Any, other: Any) -> bool:
@@ -288,18 +294,14 @@ def _same_label(one: Any, other: Any) -> bool:
 
 def _with_whole_arrays(source: Opened) -> Opened:
     """Add all samples and all labels, where the dataset has them as attributes."""
-    base = source.base
-    pairs = [(index, *source.read(index)) for index in source.probes]
-    at = {
-        index: index if source.rows is None else int(source.rows[index]) for index in source.probes
-    }
-    samples = _stored_images(getattr(base, "data", None), len(base))
-    labels = _sequence(getattr(base, "targets", None), len(base))
+    probes = [(source.row(index), *source.read(index)) for index in source.probes]
+    samples = _stored_images(getattr(source.base, "data", None), len(source.base))
+    labels = _sequence(getattr(source.base, "targets", None), len(source.base))
     if samples is not None and not all(
-        np.array_equal(to_array(x), samples[at[index]]) for index, x, _ in pairs
+        np.array_equal(to_array(sample), samples[row]) for row, sample, _ in probes
     ):
         samples = None
-    if labels is not None and not all(_same_label(y, labels[at[index]]) for index, _, y in pairs):
+    if labels is not None and not all(_same_label(label, labels[row]) for row, _, label in probes):
         labels = None
     return replace(source, samples=samples, labels=labels)
 

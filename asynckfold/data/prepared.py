@@ -30,6 +30,10 @@ from asynckfold.transforms import (
     to_array,
 )
 
+_NOT_EQUAL = (
+    "samples are read one by one in the workers, since batches did not equal single samples"
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
@@ -118,13 +122,16 @@ def prepare(
     source = open_source(dataset)
     views = make_views(source, train_transform, eval_transform)
     given = _given_labels(source, targets)
-    refusal = None if given is None else _label_refusal(given, criterion_wants_classes, source)
-    refuse([*views.problems, *(refusal.problems if refusal else ())])
-    reading = read_all(source, views, memory_budget, folder, given is None)
-    labels = resolve_labels(
-        given if given is not None else reading.labels, criterion_wants_classes, source.names
-    )
-    return _assemble(source, views, labels, reading)
+    labels, problems = _resolved(given, criterion_wants_classes, source.names)
+    refuse([*views.problems, *problems])
+    reading = read_all(source, views, memory_budget, folder, labels is None)
+    if labels is None:
+        labels = resolve_labels(reading.labels, criterion_wants_classes, source.names)
+    prepared = _assemble(source, views, labels, reading)
+    if not prepared.held or _equals_single_samples(prepared, source, views):
+        return prepared
+    prepared.close()
+    return _assemble(source, views, labels, Reading(notes=(_NOT_EQUAL,)))
 
 
 def _given_labels(source: Opened, targets: Any) -> Any:
@@ -134,7 +141,7 @@ def _given_labels(source: Opened, targets: Any) -> Any:
         return label_array(source.labels)[source.rows]
     if not hasattr(targets, "__len__") or len(targets) != len(source):
         size = len(targets) if hasattr(targets, "__len__") else type(targets).__name__
-        refuse(
+        raise InputError(
             [
                 Problem(
                     f"targets must hold one label for each of the {len(source)} samples",
@@ -146,43 +153,53 @@ def _given_labels(source: Opened, targets: Any) -> Any:
     return targets
 
 
-def _label_refusal(values: Any, wants_classes: bool | None, source: Opened) -> InputError | None:
+def _resolved(
+    values: Any, wants_classes: bool | None, names: tuple[str, ...]
+) -> tuple[Labels | None, tuple[Problem, ...]]:
+    """Resolve labels, if there are any yet; return problems, to be told with others."""
+    if values is None:
+        return None, ()
     try:
-        resolve_labels(values, wants_classes, source.names)
+        return resolve_labels(values, wants_classes, names), ()
     except InputError as error:
-        return error
-    return None
+        return None, error.problems
 
 
 def _assemble(source: Opened, views: Views, labels: Labels, reading: Reading) -> Prepared:
-    target_array = SharedArray(ArraySpec(labels.targets.shape, str(labels.targets.dtype)))
-    target_array.writable()[...] = labels.targets
+    targets = labels.targets
+    target_array = SharedArray(ArraySpec(targets.shape, str(targets.dtype)))
+    target_array.writable()[...] = targets
     shared = (target_array, *reading.arrays)
-    handle = DataHandle(
+    handle = _handle(source, views, shared, reading)
+    train, evaluation = (
+        OneByOne(source, view.pipeline, targets) for view in (views.train, views.eval)
+    )
+    notes = (*source.notes, *views.notes, *labels.notes, *reading.notes)
+    return Prepared(
+        targets=targets,
+        classes=labels.classes,
+        classification=labels.classification,
+        n_samples=len(source),
+        fingerprint=_fingerprint(handle, shared, labels, source),
+        notes=tuple(dict.fromkeys(notes)),
+        held=reading.held,
+        sample_shape=views.sample_shape,
+        _handle=handle,
+        _shared=shared,
+        _ordinary=(train, evaluation),
+    )
+
+
+def _handle(
+    source: Opened, views: Views, shared: Sequence[SharedArray], reading: Reading
+) -> DataHandle:
+    return DataHandle(
         tuple(array.spec for array in shared),
         _travelling(views.train, reading.held),
         _travelling(views.eval, reading.held),
         reading.slots,
-        None if reading.held else replace(source, samples=None, labels=None),
+        None if reading.held else source.without_arrays(),
     )
-    notes = (*source.notes, *views.notes, *labels.notes, *reading.notes)
-    prepared = Prepared(
-        labels.targets,
-        labels.classes,
-        labels.classification,
-        len(source),
-        _fingerprint(handle, shared, labels, source),
-        tuple(dict.fromkeys(notes)),
-        reading.held,
-        views.sample_shape,
-        handle,
-        shared,
-        (
-            OneByOne(source, views.train.pipeline, labels.targets),
-            OneByOne(source, views.eval.pipeline, labels.targets),
-        ),
-    )
-    return _audited(source, views, labels, prepared)
 
 
 def _travelling(view: View, held: bool) -> View:
@@ -190,24 +207,18 @@ def _travelling(view: View, held: bool) -> View:
     return replace(view, prefix=(), pipeline=()) if held else replace(view, prefix=(), steps=())
 
 
-def _audited(source: Opened, views: Views, labels: Labels, prepared: Prepared) -> Prepared:
-    """Read a few samples of the eval view in both ways; what differs is not held.
+def _equals_single_samples(prepared: Prepared, source: Opened, views: Views) -> bool:
+    """Compare a few samples of the eval view, read in both ways.
 
     The user's own steps are the reference, so that a change in torchvision can cost speed but
     never changes a number.
     """
-    if not prepared.held:
-        return prepared
     handle = prepared.handle()
     probes = np.array(source.probes, dtype=np.int64)
     ours = handle.open(handle.fds).eval(probes)[0]
     with seeded(0):
         theirs = default_collate([apply(views.eval.pipeline, source.read(i)[0]) for i in probes])
-    if same_sample(ours, theirs):
-        return prepared
-    prepared.close()
-    note = "samples are read one by one in the workers, since batches did not equal single samples"
-    return _assemble(source, views, labels, Reading(notes=(note,)))
+    return same_sample(ours, theirs)
 
 
 def _fingerprint(

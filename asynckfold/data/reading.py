@@ -37,25 +37,29 @@ def read_all(
     source: Opened, views: Views, memory_budget: int | None, folder: Path | None, need_labels: bool
 ) -> Reading:
     """Read all samples into shared arrays; where that cannot be, the labels if they are needed."""
-    reason = _why_not_held(source, views)
-    arrays: list[SharedArray] = []
-    notes: list[str] = []
-    stored = _distinct_prefixes(views)
-    if not reason:
-        specs = [ArraySpec((len(source), *kind.shape), kind.dtype) for _, kind in stored]
-        arrays, where = _allocate(specs, memory_budget, folder)
-        reason = "" if arrays else where
-        notes += [where] if arrays and where else []
-    if not reason:
-        labels, odd = _fill(source, stored, arrays, need_labels)
-        if odd is None:
-            notes += _feature_notes(arrays)
-            return Reading(tuple(arrays), (1, len(arrays)), labels, tuple(notes))
-        _refuse_odd_sample(views, odd)
-        reason = odd
+    found = _why_not_held(source, views) or _hold(source, views, memory_budget, folder, need_labels)
+    if isinstance(found, Reading):
+        return found
     labels = [source.read(index)[1] for index in range(len(source))] if need_labels else None
-    note = f"samples are read one by one in the workers, as a DataLoader does, since {reason}"
+    note = f"samples are read one by one in the workers, as a DataLoader does, since {found}"
     return Reading(labels=labels, notes=(note,))
+
+
+def _hold(
+    source: Opened, views: Views, memory_budget: int | None, folder: Path | None, need_labels: bool
+) -> Reading | str:
+    """Fill shared arrays, or say why that cannot be."""
+    stored = _distinct_prefixes(views)
+    specs = [ArraySpec((len(source), *kind.shape), kind.dtype) for _, kind in stored]
+    arrays, where = _allocate(specs, memory_budget, folder)
+    if not arrays:
+        return where
+    labels, odd = _fill(source, stored, arrays, need_labels)
+    if odd:
+        _refuse_odd_sample(views, odd)
+        return odd
+    notes = (*([where] if where else []), *_feature_notes(arrays))
+    return Reading(tuple(arrays), (1, len(arrays)), labels, notes)
 
 
 def _why_not_held(source: Opened, views: Views) -> str:
@@ -106,25 +110,25 @@ def _fill(
     stored: Sequence[tuple[tuple[Step, ...], Kind]],
     arrays: Sequence[SharedArray],
     need_labels: bool,
-) -> tuple[Any, str | None]:
+) -> tuple[Any, str]:
     """Fill the arrays; return labels, and what is odd about the first sample that does not fit."""
     outputs = [array.writable() for array in arrays]
     if not need_labels and source.samples is not None and not any(prefix for prefix, _ in stored):
         for output in outputs:
             output[...] = source.samples if source.rows is None else source.samples[source.rows]
-        return None, None
+        return None, ""
     labels = []
     for index in range(len(source)):
         sample, label = source.read(index)
         labels.append(label)
-        for (prefix, kind), output in zip(stored, outputs, strict=True):
+        for (prefix, _), output in zip(stored, outputs, strict=True):
             given = sample if len(stored) == 1 else copied(sample)
             array = _transformed(prefix, given, index)
-            if array.shape != kind.shape or array.dtype != output.dtype:
+            if array.shape != output.shape[1:] or array.dtype != output.dtype:
                 found = f"sample {index} is {array.dtype} {array.shape}"
-                return None, f"{found} where others are {kind.dtype} {kind.shape}"
+                return None, f"{found} where others are {output.dtype} {output.shape[1:]}"
             output[index] = array
-    return labels, None
+    return labels, ""
 
 
 def _transformed(prefix: Sequence[Step], sample: Any, index: int) -> Array:

@@ -21,7 +21,6 @@ from asynckfold.transforms import (
     seeded,
     step_name,
     trace,
-    without_random,
 )
 
 
@@ -39,114 +38,105 @@ class Views:
 def make_views(source: Opened, train_transform: Any, eval_transform: Any) -> Views:
     """Divide the pipelines of both views; see `prepare` for which transform goes where."""
     samples = [source.read(index)[0] for index in source.probes]
-    own = source.steps
-    given_eval = flatten(eval_transform)
-    train_steps = flatten(train_transform) if train_transform is not None else own or given_eval
-    train_trace = trace(train_steps, samples)
-    notes = _repeat_notes(source, train_steps)
-    problems = _sample_problems("training", train_trace)
-    if eval_transform is not None:
-        eval_steps, eval_trace = given_eval, trace(given_eval, samples)
-        problems += _eval_random_problems(eval_steps, eval_trace)
+    own, given_eval = source.steps, flatten(eval_transform)
+    steps = flatten(train_transform) if train_transform is not None else own or given_eval
+    train = trace(steps, samples)
+    notes = _repeat_notes(source, steps)
+    if eval_transform is None:
+        origin = trace(own, samples) if own and train_transform is not None else train
+        evaluation = _derived(origin, samples, train.final)
     else:
-        origin = own or train_steps
-        origin_trace = train_trace if origin is train_steps else trace(origin, samples)
-        eval_steps = without_random(origin, origin_trace)
-        eval_trace, found, said = _derived(origin, origin_trace, eval_steps, samples, train_trace)
-        problems += found
-        notes += said
-    if not problems:
-        problems += _sample_problems("evaluation", eval_trace)
-    shape = eval_trace.kinds[-1].shape if eval_trace.kinds[-1] else ()
+        evaluation = _given(trace(given_eval, samples))
+    problems = _sample_problems("training", train) + evaluation.problems
     return Views(
-        divide(train_steps, train_trace),
-        divide(eval_steps, eval_trace),
-        shape,
-        tuple(notes),
-        tuple(problems),
+        divide(train),
+        divide(evaluation.traced),
+        evaluation.traced.final.shape if evaluation.traced.final else (),
+        notes + evaluation.notes,
+        problems or _sample_problems("evaluation", evaluation.traced),
     )
 
 
-def _repeat_notes(source: Opened, steps: Sequence[Step]) -> list[str]:
+def _repeat_notes(source: Opened, steps: Sequence[Step]) -> tuple[str, ...]:
     for index in source.probes:
         results = []
         for _ in range(2):
             with seeded(0):
                 results.append(apply(steps, copied(source.read(index)[0])))
         if not same_sample(*results):
-            return [
+            return (
                 "the training view draws from a generator that is not the global one of random, "
-                "NumPy or torch: it cannot be seeded, and results differ from run to run"
-            ]
-    return []
-
-
-def _sample_problems(view: str, traced: Trace) -> list[Problem]:
-    final = traced.kinds[-1]
-    if final is None:
-        return [
-            Problem(
-                f"all samples of the {view} view must have one shape and type",
-                "samples that differ",
-                "Add Resize and CenterCrop, or padding, to the transform.",
+                "NumPy or torch: it cannot be seeded, and results differ from run to run",
             )
-        ]
-    if final.form in ("tensor", "array", "number"):
-        return []
-    found = "a PIL image" if final.form == "image" else "an object that is no array"
-    return [
-        Problem(
-            f"samples of the {view} view must be tensors, arrays or numbers",
-            found,
-            "End the transform with torchvision's ToTensor().",
+    return ()
+
+
+def _sample_problems(view: str, traced: Trace) -> tuple[Problem, ...]:
+    if traced.final is None:
+        problem = Problem(
+            f"all samples of the {view} view must have one shape and type",
+            "samples that differ",
+            "Add Resize and CenterCrop, or padding, to the transform.",
         )
-    ]
+        return (problem,)
+    if traced.final.form in ("tensor", "array", "number"):
+        return ()
+    problem = Problem(
+        f"samples of the {view} view must be tensors, arrays or numbers",
+        "a PIL image" if traced.final.form == "image" else "an object that is no array",
+        "End the transform with torchvision's ToTensor().",
+    )
+    return (problem,)
 
 
-def _eval_random_problems(steps: Sequence[Step], traced: Trace) -> list[Problem]:
-    drawn = [step_name(step) for step, flag in zip(steps, traced.random, strict=True) if flag]
+@dataclass(frozen=True, eq=False)
+class _Evaluation:
+    """The eval view's pipeline, and what was found about it."""
+
+    traced: Trace
+    notes: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+def _given(traced: Trace) -> _Evaluation:
+    _, drawn = traced.split()
     if not drawn:
-        return []
-    return [
-        Problem(
-            "eval_transform must give the same sample each time",
-            f"random steps: {', '.join(drawn)}",
-            "Leave them out of eval_transform; they belong into train_transform.",
-        )
-    ]
+        return _Evaluation(traced)
+    problem = Problem(
+        "eval_transform must give the same sample each time",
+        f"random steps: {_names(drawn)}",
+        "Leave them out of eval_transform; they belong into train_transform.",
+    )
+    return _Evaluation(traced, problems=(problem,))
 
 
-def _derived(
-    origin: Sequence[Step],
-    origin_trace: Trace,
-    steps: Sequence[Step],
-    samples: Sequence[Any],
-    train_trace: Trace,
-) -> tuple[Trace, list[Problem], list[str]]:
-    """Follow the eval view that leaves the random steps out; say so, or ask for another."""
-    if len(steps) == len(origin):
-        return origin_trace, [], []
-    names = [step_name(s) for s, flag in zip(origin, origin_trace.random, strict=True) if flag]
-    left_out = ", ".join(names)
+def _derived(origin: Trace, samples: Sequence[Any], expected: Kind | None) -> _Evaluation:
+    """Leave the random steps out and say so; ask for another pipeline if that does not work."""
+    kept, drawn = origin.split()
+    if not drawn:
+        return _Evaluation(origin)
     try:
-        traced = trace(steps, samples)
-        received = _kind_text(traced.kinds[-1])
+        traced = trace(kept, samples)
+        received = _kind_text(traced.final)
     except InputError as error:
-        traced, received = origin_trace, str(error)
-    expected = _kind_text(train_trace.kinds[-1])
-    if received == expected:
+        traced, received = origin, str(error)
+    if received == _kind_text(expected):
         note = (
-            f"the evaluation view leaves out the random steps {left_out}; "
+            f"the evaluation view leaves out the random steps {_names(drawn)}; "
             "pass eval_transform= to choose it yourself"
         )
-        return traced, [], [note]
+        return _Evaluation(traced, notes=(note,))
     problem = Problem(
-        f"the evaluation view, which leaves out {left_out}, must give samples like the "
-        f"training view's, {expected}",
+        f"the evaluation view, which leaves out {_names(drawn)}, must give samples like the "
+        f"training view's, {_kind_text(expected)}",
         received,
         "Pass eval_transform=, such as Compose([Resize(...), CenterCrop(...), ToTensor()]).",
     )
-    return traced, [problem], []
+    return _Evaluation(traced, problems=(problem,))
+
+
+def _names(steps: Sequence[Step]) -> str:
+    return ", ".join(step_name(step) for step in steps)
 
 
 def _kind_text(kind: Kind | None) -> str:

@@ -37,6 +37,8 @@ class Bundle:
     ordinary : tuple of two torch Datasets, optional
         The train view and the eval view as the user's own data sets, sample by sample; only the
         serial baseline needs them.
+    default_dtype : str
+        What ``torch.get_default_dtype`` was in the caller's process.
     """
 
     plan: Plan
@@ -45,6 +47,7 @@ class Bundle:
     data: DataHandle
     root: Path
     ordinary: Any = None
+    default_dtype: str = "float32"
 
     def fold_of(self, job: Job) -> Fold:
         """Return the fold that `job` holds out."""

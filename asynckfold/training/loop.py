@@ -55,7 +55,8 @@ class Training:
 
     ``train`` is divided into batches at ``bounds``; ``steer`` are the samples of the training fold
     that steer an LR schedule which reacts to a loss. ``epoch`` whole epochs and ``batch`` batches
-    of the next are behind it. ``outputs`` are those of the last evaluation of ``valid``.
+    of the next are behind it, which began with the learning rate ``lr``. ``outputs`` are those of
+    the last evaluation of ``valid``.
     """
 
     task: Task
@@ -74,6 +75,7 @@ class Training:
     clip: float | None = None
     epoch: int = 0
     batch: int = 0
+    lr: float = 0.0
     losses: list[torch.Tensor] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
     random: dict[str, Any] | None = None
@@ -92,6 +94,7 @@ class Training:
             "plan": self.bundle.plan.fingerprint,
             "epoch": self.epoch,
             "batch": self.batch,
+            "lr": self.lr,
             "losses": torch.stack(self.losses) if self.losses else None,
             "epochs": [vars(item) for item in self.epochs],
             "model": self.model.state_dict(),
@@ -116,7 +119,7 @@ class Training:
         self.lr_schedule.load_state_dict(tree["lr_schedule"])
         if isinstance(self.criterion, nn.Module):
             self.criterion.load_state_dict(tree["criterion"])
-        self.epoch, self.batch = tree["epoch"], tree["batch"]
+        self.epoch, self.batch, self.lr = tree["epoch"], tree["batch"], tree["lr"]
         self.epochs = [Epoch(**item) for item in tree["epochs"]]
         losses = tree["losses"]
         self.losses = [] if losses is None else list(losses.to(self.device).unbind())
@@ -271,11 +274,12 @@ def _run(training: Training, report: Report, stop: Callable[[], bool]) -> bool:
     saved = time.monotonic()
     while training.epoch < params.epochs:
         started = time.perf_counter()
-        lr = float(training.optimizer.param_groups[0]["lr"])
+        if training.batch == 0:
+            training.lr = float(training.optimizer.param_groups[0]["lr"])
         if not _train_epoch(training, report, stop):
             _save(training, report)
             return False
-        _end_epoch(training, lr, started, report)
+        _end_epoch(training, started, report)
         due = training.epoch % params.save_checkpoint_frequency == 0
         last = training.epoch == params.epochs
         if not last and stop():
@@ -354,8 +358,8 @@ def _tell(training: Training, batches: int, told: float, report: Report) -> floa
     return now
 
 
-def _end_epoch(training: Training, lr: float, started: float, report: Report) -> None:
-    train_loss = _mean_loss(training, lr)
+def _end_epoch(training: Training, started: float, report: Report) -> None:
+    train_loss, lr = _mean_loss(training), training.lr
     scoring = time.perf_counter()
     training.outputs, valid_loss, accuracy = evaluate(training, training.valid)
     training.score_seconds = time.perf_counter() - scoring
@@ -385,7 +389,7 @@ def _end_epoch(training: Training, lr: float, started: float, report: Report) ->
     report(EpochEnded(training.task.job.id, training.task.attempt, item))
 
 
-def _mean_loss(training: Training, lr: float) -> float:
+def _mean_loss(training: Training) -> float:
     """Mean over samples; one synchronisation with the device for a whole epoch."""
     sizes = np.array([high - low for low, high in training.bounds])
     losses = torch.stack(training.losses).flatten().double().cpu().numpy()
@@ -393,7 +397,7 @@ def _mean_loss(training: Training, lr: float) -> float:
         first = int(np.flatnonzero(~np.isfinite(losses))[0])
         raise Diverged(
             f"the loss became {losses[first]} at epoch {training.epoch + 1}, batch {first + 1} "
-            f"(learning rate {lr:g})"
+            f"(learning rate {training.lr:g})"
         )
     return float(losses @ sizes / sizes.sum())
 

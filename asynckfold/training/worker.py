@@ -67,6 +67,7 @@ def execute(
     """
     with isolated():
         torch.set_num_threads(placement.threads)
+        torch.set_default_dtype(getattr(torch, bundle.default_dtype))
         if placement.trainer == "preflight":
             return [preflight.check(bundle, data)]
         if placement.trainer == "measure":

@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from asynckfold.transforms.draws import Draw
@@ -101,8 +100,12 @@ class RandomFlip:
         """Return the batch (B, C, H, W), changed in place."""
         chances = (draw.bits() >> np.uint64(11)) * 2.0**-53
         flipped = torch.from_numpy(np.flatnonzero(chances < self.p)).to(batch.device)
-        if len(flipped):
-            batch[flipped] = batch.index_select(0, flipped).flip(self.dim)
+        mirrored = batch.index_select(0, flipped).flip(self.dim)
+        if batch.device.type == "cpu":
+            # NumPy writes whole samples, torch single pixels: 2 against 37 us for 18 of 3x32x32.
+            batch.numpy()[flipped.numpy()] = mirrored.numpy()
+        else:
+            batch[flipped] = mirrored
         return batch
 
 
@@ -156,13 +159,13 @@ def _windows(
     lefts: npt.NDArray[np.int64],
 ) -> Tensor:
     """Cut one window (C, height, width) out of each sample."""
-    if batch.device.type == "cpu":
-        # NumPy copies whole windows, torch single pixels: 31 against 125 us for 32 of 3x32x32.
-        views = sliding_window_view(batch.numpy(), size, axis=(2, 3))
-        return torch.from_numpy(views[np.arange(len(batch)), :, tops, lefts])
-    top, left = (torch.from_numpy(values).to(batch.device) for values in (tops, lefts))
     windows = batch.unfold(2, size[0], 1).unfold(3, size[1], 1)
-    return windows[torch.arange(len(batch), device=batch.device), :, top, left]
+    samples = np.arange(len(batch))
+    if batch.device.type == "cpu":
+        # NumPy copies whole windows, torch single pixels: 21 against 125 us for 32 of 3x32x32.
+        return torch.from_numpy(windows.numpy()[samples, :, tops, lefts])
+    sample, top, left = (torch.from_numpy(at).to(batch.device) for at in (samples, tops, lefts))
+    return windows[sample, :, top, left]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def _mix(state: int) -> int:
+    """Return what `splitmix64` makes of one state; Python's integers are quicker for one number."""
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
     return state ^ (state >> 31)

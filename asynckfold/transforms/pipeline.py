@@ -51,14 +51,30 @@ class Trace:
 
     Parameters
     ----------
+    steps : tuple of callable
+        The flattened pipeline.
     random : tuple of bool
         For each step, whether it is random.
     kinds : tuple of (Kind or None)
         Before each step and after the last; None where the samples differ in kind.
     """
 
+    steps: tuple[Step, ...]
     random: tuple[bool, ...]
     kinds: tuple[Kind | None, ...]
+
+    @property
+    def final(self) -> Kind | None:
+        """What came out."""
+        return self.kinds[-1]
+
+    def split(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        """Return the deterministic steps and the random ones."""
+        flagged = list(zip(self.steps, self.random, strict=True))
+        return (
+            tuple(step for step, random in flagged if not random),
+            tuple(step for step, random in flagged if random),
+        )
 
 
 def trace(steps: Sequence[Step], samples: Sequence[Any]) -> Trace:
@@ -86,7 +102,7 @@ def trace(steps: Sequence[Step], samples: Sequence[Any]) -> Trace:
         except Exception as error:
             raise InputError([_failing(step, error)]) from error
         kinds.append(_common_kind(values))
-    return Trace(tuple(flags), tuple(kinds))
+    return Trace(tuple(steps), tuple(flags), tuple(kinds))
 
 
 def _failing(step: Step, error: Exception) -> Problem:
@@ -102,23 +118,21 @@ def _common_kind(values: Sequence[Any]) -> Kind | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def divide(steps: Sequence[Step], traced: Trace) -> View:
+def divide(traced: Trace) -> View:
     """Divide a pipeline into what is stored and what is done per batch.
 
     The stored part ends before the first random step, and earlier where the steps in between have a
     batched form and start from pixels of one byte: what is stored stays small.
     """
+    steps = traced.steps
     forms = [batch_step(step, kind) for step, kind in zip(steps, traced.kinds, strict=False)]
     cut = _cut(traced, forms)
     last = max((place + 1 for place in range(cut, len(steps)) if forms[place] is None), default=cut)
     stored = traced.kinds[cut]
     batched = [form for form in forms[last:] if form is not None and form != Unchanged()]
-    single = [PerSample(tuple(steps[cut:last]), stored)] if stored and last > cut else []
+    single = [PerSample(steps[cut:last], stored)] if stored and last > cut else []
     return View(
-        tuple(steps[:cut]),
-        stored if stored and stored.storable else None,
-        (*single, *batched),
-        tuple(steps),
+        steps[:cut], stored if stored and stored.storable else None, (*single, *batched), steps
     )
 
 
@@ -132,8 +146,3 @@ def _cut(traced: Trace, forms: Sequence[BatchStep | None]) -> int:
         if kind is not None and kind.is_uint8_image:
             start = place
     return start
-
-
-def without_random(steps: Sequence[Step], traced: Trace) -> tuple[Step, ...]:
-    """Return the deterministic steps of a pipeline."""
-    return tuple(step for step, drawn in zip(steps, traced.random, strict=True) if not drawn)

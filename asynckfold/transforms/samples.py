@@ -6,7 +6,6 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-import joblib
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -109,5 +108,7 @@ def same_sample(one: Any, other: Any) -> bool:
     if kind != kind_of(other):
         return False
     if not kind.storable:
+        import joblib
+
         return bool(joblib.hash(one) == joblib.hash(other))
     return to_array(one).tobytes() == to_array(other).tobytes()

@@ -1,0 +1,122 @@
+"""What this machine offers, for people: sizes in GiB, and how many jobs would run now and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asynckfold.placement import Load
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Now:
+    """What a run would use at this moment.
+
+    Parameters
+    ----------
+    jobs : int
+        Jobs of one thread that would run at once.
+    cores : tuple of int
+        Where.
+    why : str
+        Which limit won, and which cores are busy.
+    """
+
+    jobs: int
+    cores: tuple[int, ...]
+    why: str
+
+    def __str__(self) -> str:
+        many = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
+        where = f" on {_cores(self.cores)}" if self.cores else ""
+        return f"{many} of one thread would run now{where}: {self.why}"
+
+
+def now(cpu: Mapping[str, Any], load: Load) -> Now:
+    """Say how many jobs would run now.
+
+    Parameters
+    ----------
+    cpu : Mapping
+        The ``cpu`` part of `Machine.describe`.
+    load : Load
+        The machine at this moment.
+
+    Examples
+    --------
+    >>> cpu = {"limit": "affinity", "allowed": 2, "busy": [0], "foreign_load": {"0": 0.97, "1": 0}}
+    >>> print(now(cpu, Load((0, 1), (1,), 1)))
+    1 job of one thread would run now on core 1: the limit is affinity, 2 cores; others use core 0 \
+(97 %)
+    """
+    allowed = f"the limit is {cpu['limit']}, {_count(cpu['allowed'])}"
+    busy = [f"core {core} ({cpu['foreign_load'][str(core)]:.0%})" for core in cpu["busy"]]
+    # A percent sign stands apart from its number.
+    used = ", ".join(busy).replace("%", " %")
+    if not load.idle:
+        why = f"{allowed}; others use {used or 'all of them'}, and one job always runs"
+        return Now(1, load.cores[:1], why)
+    rest = f"others use {used}" if busy else "nobody else uses them"
+    if load.gpus:
+        rest += f"; with GPUs, one job on each: {', '.join(str(gpu.index) for gpu in load.gpus)}"
+    return Now(len(load.idle), tuple(sorted(load.idle)), f"{allowed}; {rest}")
+
+
+def lines(found: Mapping[str, Any], load: Load) -> Iterator[tuple[str, str]]:
+    """Yield (subject, sentence) of all that `Machine.describe` found."""
+    cpu, memory = found["cpu"], found["memory"]
+    yield "now", str(now(cpu, load))
+    yield "cores", f"{cpu['allowed']} of {cpu['cores']} may be used, {cpu['model']}"
+    yield "limits", _limits(cpu)
+    shares = [f"{core}: {share:.0%}" for core, share in cpu["foreign_load"].items()]
+    yield "others use", ", ".join(shares).replace("%", " %")
+    yield "memory", _memory(memory)
+    yield "GPUs", "; ".join(map(_gpu, found["gpus"])) or f"none: {found['gpu_reason']}"
+    yield "versions", ", ".join(f"{name} {value}" for name, value in found["versions"].items())
+    yield "platform", f"Python {found['python']}, {found['platform']}"
+    if found.get("environment"):
+        pairs = (f"{name}={value}" for name, value in found["environment"].items())
+        yield "environment", ", ".join(pairs)
+
+
+def _limits(cpu: Mapping[str, Any]) -> str:
+    known = {name: cores for name, cores in cpu["limits"].items() if cores is not None}
+    unset = [name for name, cores in cpu["limits"].items() if cores is None]
+    text = ", ".join(
+        f"{name} {_number(cores)}{' (the smallest wins)' if name == cpu['limit'] else ''}"
+        for name, cores in known.items()
+    )
+    return f"{text}; not set: {', '.join(unset)}" if unset else text
+
+
+def _memory(memory: Mapping[str, int | None]) -> str:
+    limit = memory["cgroup_limit"]
+    group = f"control group allows {_gib(limit)}" if limit else "no control group limit"
+    return f"{_gib(memory['available'])} of {_gib(memory['total'])} available, {group}"
+
+
+def _gpu(gpu: Mapping[str, Any]) -> str:
+    return (
+        f"{gpu['index']}: {gpu['name']}, {_gib(gpu['free'])} of {_gib(gpu['total'])} free, "
+        f"{gpu['use']:.0%} busy".replace("%", " %")
+    )
+
+
+def _gib(size: int | None) -> str:
+    return "?" if size is None else f"{size / GIB:.1f} GiB"
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"
+
+
+def _count(cores: int) -> str:
+    return "1 core" if cores == 1 else f"{cores} cores"
+
+
+def _cores(cores: Sequence[int]) -> str:
+    shown = ", ".join(map(str, cores[:16])) + (", …" if len(cores) > 16 else "")
+    return f"core {shown}" if len(cores) == 1 else f"cores {shown}"

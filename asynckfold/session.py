@@ -1,0 +1,450 @@
+"""One call on one held run: read the data, check the candidates, sweep, time the baseline."""
+
+from __future__ import annotations
+
+import io
+import queue
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asynckfold.engines import pool as pools
+from asynckfold.engines.engine import Engine
+from asynckfold.engines.machine import Machine, resolve_n_jobs
+from asynckfold.engines.process import ProcessEngine, preloads
+from asynckfold.engines.serial import SerialEngine
+from asynckfold.errors import InterruptedRunError, Problem, WorkerDiedError, refuse
+from asynckfold.files import slug, write_whole
+from asynckfold.folds import Fold
+from asynckfold.messages import Facts
+from asynckfold.placement import Load, Placement
+from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.progress import Display
+from asynckfold.recipe import Recipe, sending_problems
+from asynckfold.result import DONE, FAILED, CVResults, Result, job_by_id
+from asynckfold.scoring import Score, resolve
+from asynckfold.settings import Settings, one_line
+from asynckfold.store import RunStore
+from asynckfold.sweep import Inbox, Sampler, Sweep, ask, requests_for
+
+if TYPE_CHECKING:
+    from asynckfold.data import Prepared
+
+NEIGHBOUR_CORES = 0.2
+"""Mean use by others above which a timing is called unfair."""
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """One call on one held run: the stages, in order."""
+
+    settings: Settings
+    recipe: Recipe
+    params: TrainerParams
+    store: RunStore
+    display: Display
+    machine: Machine
+    started: float
+    notes: tuple[str, ...]
+
+    def run(self) -> None:
+        """Prepare, check, sweep, compare."""
+        with self._pool() as pool:
+            self.display.doing("reading the data")
+            settings, machine = self.settings, self.machine
+            with prepared(settings, machine) as data:
+                folds = folds_of(settings, data)
+                inbox: Inbox = queue.SimpleQueue()
+                draft = make_draft(settings, self.recipe, self.params, data, folds, machine)
+                bundle = self._bundle(draft, folds, data)
+                make = _Engines(
+                    pool, data, machine, inbox, settings.n_jobs, settings.threads_per_job
+                )
+                if pool is not None and not data.held:
+                    refuse(sending_problems({"dataset": bundle.data}))
+                self.display.doing("checking the candidates")
+                facts = self._preflight(make, bundle)
+                self.store.begin(
+                    replace(draft, recipe=facts.recipe),
+                    folds,
+                    data.targets,
+                    {**_about(machine), **settings.about},
+                )
+                self._log(data, facts)
+                bundle = replace(bundle, plan=self.store.plan)
+                self._sweep(make, bundle, data, facts)
+                self._compare(make, bundle, data)
+
+    @contextmanager
+    def _pool(self) -> Iterator[pools.WorkerPool | None]:
+        if not self.settings.parallelize:
+            yield None
+            return
+        pool = pools.take(preloads())
+        try:
+            yield pool
+        except BaseException:
+            pool.close()
+            raise
+        pools.give_back(pool)
+
+    def _bundle(self, plan: Plan, folds: tuple[Fold, ...], data: Prepared) -> Any:
+        import torch
+
+        from asynckfold.training.bundle import Bundle
+
+        root, dtype = self.store.root.absolute(), str(torch.get_default_dtype())
+        return Bundle(
+            plan,
+            folds,
+            self.recipe,
+            data.handle(),
+            root,
+            default_dtype=dtype.removeprefix("torch."),
+        )
+
+    def _preflight(self, make: _Engines, bundle: Any) -> Facts:
+        """Check all candidates at once, or one by one where one of them kills its process."""
+        try:
+            facts = self._checked(make, bundle)
+        except WorkerDiedError:
+            parts = {}
+            for name, model in self.recipe.models.items():
+                alone = replace(bundle, recipe=replace(self.recipe, models={name: model}))
+                try:
+                    parts[name] = self._checked(make, alone)
+                except WorkerDiedError as death:
+                    error = death
+                    parts[name] = Facts(
+                        {"architecture": {name: None}}, {}, {}, (), {name: str(error)}
+                    )
+            facts = _joined(list(parts.values()))
+        refuse(Problem(*problem) for problem in facts.problems)
+        return facts
+
+    def _checked(self, make: _Engines, bundle: Any) -> Facts:
+        with make(bundle) as engine:
+            facts: Facts = ask(engine, make.everything("preflight", 1))
+        return facts
+
+    def _log(self, data: Prepared, facts: Facts) -> None:
+        for note in (*data.notes, *self.notes):
+            self.store.event("note", note)
+            self.display.note(note)
+        for candidate, trace in facts.failures.items():
+            self.store.event("dry-run", trace.strip().splitlines()[-1], candidate)
+
+    def _sweep(self, make: _Engines, bundle: Any, data: Prepared, facts: Facts) -> None:
+        plan: Plan = bundle.plan
+        requests = requests_for(
+            [job.id for job in plan.jobs],
+            _expected_seconds(plan, bundle, facts),
+            plan.threads_per_job,
+            {job.id: facts.memory.get(job.model, 0) for job in plan.jobs},
+            plan.device == "cuda",
+        )
+        finish = _Finish(plan, bundle, data, resolve(self.settings.scoring, data.classification))
+        finished = self.store.results()
+        self.display.doing("")
+        self.display.begin(plan, requests, list(finished.values()))
+        if len(finished) == len(plan.jobs):
+            return  # what a look at a finished run costs is no part of its packed time
+        self.store.packing(time.monotonic() - self.started)
+        try:
+            with make(bundle) as engine:
+                Sweep(self.store, engine, make.inbox, requests, finish, self.display).run()
+        except KeyboardInterrupt as interrupt:
+            raise InterruptedRunError(
+                f"interrupted; what was finished is in {self.store.root}, the same call continues"
+            ) from interrupt
+        finally:
+            self.store.packing(None)
+
+    def _compare(self, make: _Engines, bundle: Any, data: Prepared) -> None:
+        """Time the ordinary serial loop, unless it is known from an earlier session."""
+        wanted, known = self.settings.baseline, self.store.baseline
+        if wanted is None or (known and (known.kind == "measured" or wanted == "estimate")):
+            return
+        import torch
+
+        self.display.doing(f"{wanted[:-1]}ing the serial baseline")
+        sampler = Sampler(self.store, "serial")
+        ordinary = replace(bundle, ordinary=data.ordinary())
+        unfit = sending_problems({"dataset": ordinary.ordinary}) if make.pool else []
+        if unfit:
+            self.store.event("baseline", f"there is no serial baseline: {unfit[0]}")
+            self.display.note(f"there is no serial baseline: {unfit[0]}")
+            return
+        with make(ordinary) as engine:
+            placement = make.everything(wanted, torch.get_num_threads())
+            try:
+                baseline = ask(engine, placement, sampler)
+            except WorkerDiedError as error:
+                self.store.event("baseline", f"the serial baseline could not run: {error}")
+                return
+            except KeyboardInterrupt as interrupt:
+                raise InterruptedRunError(
+                    "interrupted while the serial baseline was timed; all jobs have their results"
+                ) from interrupt
+        if baseline is not None:
+            self.store.set_baseline(baseline)
+            self._note_neighbours()
+
+    def _note_neighbours(self) -> None:
+        """A baseline that shared its cores is too slow to be compared with; say so."""
+        used = [item.used - item.own for item in self.store.samples() if item.phase == "serial"]
+        if used and np.mean(used) > NEIGHBOUR_CORES:
+            text = (
+                f"other programs used {np.mean(used):.1f} cores while the serial baseline was "
+                "timed: its seconds, and the speedup, are too high"
+            )
+            self.store.event("baseline", text)
+            self.display.note(text)
+
+
+@dataclass(frozen=True, eq=False)
+class _Engines:
+    """Makes the engine for a bundle: worker processes, or this process."""
+
+    pool: pools.WorkerPool | None
+    data: Prepared
+    machine: Machine
+    inbox: Inbox
+    n_jobs: int | str
+    threads: int
+
+    @contextmanager
+    def __call__(self, bundle: Any) -> Iterator[Engine]:
+        handle = self.data.handle()
+        engine: Engine
+        if self.pool is None:
+            batches = handle.open(handle.fds)
+            engine = SerialEngine(bundle, batches, self.look, self.inbox.put)
+        else:
+            engine = ProcessEngine(bundle, handle.fds, self.look, self.inbox.put, self.pool)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    def look(self, running: Sequence[Placement], own: Mapping[int, tuple[int, ...]]) -> Load:
+        """Read the load for as many jobs as the caller wants."""
+        count = resolve_n_jobs(self.n_jobs, self.machine.max_cores)
+        return self.machine.load(count, running, own, threads=self.threads)
+
+    def everything(self, trainer: str, threads: int) -> Placement:
+        """A placement on all cores."""
+        return Placement((), self.machine.cores, threads, trainer=trainer)
+
+
+@dataclass(frozen=True, eq=False)
+class _Finish:
+    """Scores a result on its held-out fold."""
+
+    plan: Plan
+    bundle: Any
+    data: Prepared
+    scores: Mapping[str, Score]
+
+    def __call__(self, result: Result) -> Result:
+        if result.status != DONE or result.outputs is None:
+            return result
+        job = job_by_id(self.plan)[result.job_id]
+        targets = self.data.targets[self.bundle.fold_of(job).valid]
+        try:
+            found = {
+                name: float(score(targets, result.outputs)) for name, score in self.scores.items()
+            }
+        except Exception as error:  # noqa: BLE001
+            # A score may be the user's own function: its failure is the job's.
+            line = f"scoring raised {type(error).__name__}: {error}"
+            return replace(result, status=FAILED, error=line, traceback=line)
+        return replace(result, scores=found)
+
+
+@contextmanager
+def held(root: Path, resume: str) -> Iterator[RunStore]:
+    """Hold the run; leave no trace of one that never got a plan."""
+    fresh = not root.exists()
+    store = RunStore.hold(root)
+    try:
+        refuse(_resume_problems(store, resume))
+        yield store
+    finally:
+        empty = not store.has_plan
+        store.close()
+        if empty:
+            for name in ("run.db", "run.lock"):
+                (root / name).unlink(missing_ok=True)
+            if fresh and not any(root.iterdir()):
+                root.rmdir()
+
+
+def _resume_problems(store: RunStore, resume: str) -> Iterator[Problem]:
+    if resume == "never" and store.has_plan:
+        yield Problem(
+            "resume='never' needs a folder without a run",
+            str(store.root),
+            "Use another folder, or resume='auto' to continue.",
+        )
+    if resume == "must" and not store.has_plan:
+        yield Problem(
+            "resume='must' needs a folder that holds a run",
+            str(store.root),
+            "Check the path, or use resume='auto'.",
+        )
+
+
+@contextmanager
+def prepared(settings: Settings, machine: Machine) -> Iterator[Prepared]:
+    """Read the dataset into shared arrays, for as long as the context lasts."""
+    from asynckfold.data import prepare
+
+    data = prepare(
+        settings.dataset,
+        train_transform=settings.train_transform,
+        eval_transform=settings.eval_transform,
+        targets=settings.targets,
+        criterion_wants_classes=settings.wants_classes,
+        memory_budget=machine.free_memory({}) // 2,
+        folder=settings.root_dir if settings.root_dir.is_dir() else None,
+    )
+    try:
+        yield data
+    finally:
+        data.close()
+
+
+def make_machine(settings: Settings) -> Machine:
+    """Return the machine with the devices that were asked for; refuse those that are not there."""
+    machine = Machine(settings.devices)
+    asked = settings.devices == "cuda" or not isinstance(settings.devices, str)
+    found = machine.gpus()
+    if asked and (found.reason or not found.gpus):
+        refuse(
+            [
+                Problem(
+                    "devices must name GPUs that are there",
+                    f"{settings.devices!r}: {found.reason}",
+                    "See `asynckfold doctor`, or pass devices='auto'.",
+                )
+            ]
+        )
+    return machine
+
+
+def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
+    """Divide the samples, and see whether the scores can be computed on such a fold."""
+    folds = settings.divided(data.n_samples, data)
+    scores = resolve(settings.scoring, data.classification)
+    refuse(_score_problems(scores, settings.scoring, data, folds[0].valid))
+    return folds
+
+
+def make_draft(
+    settings: Settings,
+    recipe: Recipe,
+    params: TrainerParams,
+    data: Prepared,
+    folds: tuple[Fold, ...],
+    machine: Machine,
+) -> Plan:
+    """Return the plan without what only a dry run tells of the live objects."""
+    return Plan(
+        make_jobs(list(recipe.models), list(recipe.lr_schedules), folds, settings.random_state),
+        params,
+        settings.batch_size,
+        settings.threads_per_job,
+        settings.random_state,
+        "cuda" if machine.gpus().gpus else "cpu",
+        tuple(resolve(settings.scoring, data.classification)),
+        data.fingerprint,
+        folds_fingerprint(folds),
+        data.classes,
+    )
+
+
+def _score_problems(
+    scores: Mapping[str, Score], scoring: Any, data: Prepared, valid: Any
+) -> Iterator[Problem]:
+    """Try scikit-learn's scores on perfect outputs: one that cannot be computed fails all jobs."""
+    targets = data.targets[valid]
+    perfect = np.eye(len(data.classes))[targets] if data.classification else targets
+    for name, spec in _scorer_names(scoring):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                scores[name](targets, perfect.astype(np.float32))
+        except ValueError as error:
+            yield Problem(
+                "scoring must fit the labels",
+                f"{spec!r}, which says: {one_line(error).rstrip('.')}",
+                "Choose another, such as 'accuracy', 'f1_macro' or 'neg_log_loss' for classes, "
+                "'r2' for numbers.",
+            )
+
+
+def _scorer_names(scoring: Any) -> list[tuple[str, str]]:
+    """The scores that scikit-learn has a name for; a user's own function may count its calls."""
+    if isinstance(scoring, Mapping):
+        pairs = list(scoring.items())
+    else:
+        items = scoring if isinstance(scoring, Sequence) else [scoring]
+        pairs = [(item, item) for item in ([scoring] if isinstance(scoring, str) else items)]
+    return [(name, spec) for name, spec in pairs if isinstance(spec, str)]
+
+
+def _expected_seconds(plan: Plan, bundle: Any, facts: Facts) -> dict[str, float]:
+    return {
+        job.id: facts.step_seconds.get(job.model, 0.0)
+        * plan.params.epochs
+        * (len(bundle.fold_of(job).train) / plan.batch_size)
+        for job in plan.jobs
+    }
+
+
+def _joined(parts: list[Facts]) -> Facts:
+    recipe: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.recipe.items():
+            if isinstance(value, dict):
+                recipe[key] = {**recipe.get(key, {}), **value}
+            else:
+                recipe[key] = value
+    return Facts(
+        recipe,
+        {name: value for part in parts for name, value in part.step_seconds.items()},
+        {name: value for part in parts for name, value in part.memory.items()},
+        tuple(problem for part in parts for problem in part.problems),
+        {name: value for part in parts for name, value in part.failures.items()},
+    )
+
+
+def _about(machine: Machine) -> dict[str, Any]:
+    return {
+        "machine": machine.describe(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
+    }
+
+
+def write_out_of_fold(results: CVResults) -> None:
+    """Write ``oof/<candidate>.npz`` for each complete candidate.
+
+    Each holds ``outputs`` of shape (n_samples, n_outputs), aligned with the dataset.
+    """
+    folder = results.root_dir / "oof"
+    outputs = results.oof
+    for row in results.candidates:
+        path = folder / f"{slug(row.model)}-{slug(row.lr_schedule)}.npz"
+        if row.complete and not path.exists():
+            folder.mkdir(exist_ok=True)
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, outputs=outputs[row.name])
+            write_whole(path, buffer.getvalue())

@@ -1,0 +1,316 @@
+"""The settings of a call, and what is wrong with them: told before anything starts."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asynckfold.engines.limits import allowed_cores
+from asynckfold.engines.machine import resolve_n_jobs
+from asynckfold.errors import InputError, Problem, nearest, refuse
+from asynckfold.folds import Fold, make_folds
+from asynckfold.plan import TrainerParams
+from asynckfold.recipe import Recipe, named_lr_schedules, named_models, sending_problems
+
+if TYPE_CHECKING:
+    from asynckfold.data import Labels, Prepared
+
+CLASS_CRITERIA = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "cross_entropy", "nll_loss")
+NUMBER_CRITERIA = (
+    "MSELoss",
+    "L1Loss",
+    "SmoothL1Loss",
+    "HuberLoss",
+    "PoissonNLLLoss",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+)
+BASELINES = ("measure", "estimate", None)
+RESUMES = ("auto", "never", "must")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """The arguments of `AsyncKFold`, which documents them."""
+
+    kfolds: Any
+    dataset: Any
+    root_dir: Path
+    criterion: Callable[..., Any]
+    batch_size: int
+    parallelize: bool = True
+    n_repeats: int = 1
+    groups: Any = None
+    stratify: bool = True
+    targets: Any = None
+    random_state: int = 0
+    n_jobs: int | str = "auto"
+    threads_per_job: int = 1
+    devices: Any = "auto"
+    scoring: Any = None
+    error_score: float | str = float("nan")
+    train_transform: Callable[[Any], Any] | None = None
+    eval_transform: Callable[[Any], Any] | None = None
+    preprocess: Any = None
+    resume: str = "auto"
+    baseline: str | None = "estimate"
+    verbose: int = 1
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def wants_classes(self) -> bool | None:
+        """Whether the criterion needs class labels; None when it does not say."""
+        return _wants_classes(self.criterion)
+
+    @property
+    def error_value(self) -> float:
+        """What stands for the score of a failed job."""
+        return float("nan") if self.error_score == "raise" else float(self.error_score)
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield all that is wrong with the settings by themselves."""
+        for name in ("batch_size", "threads_per_job", "n_repeats"):
+            value = getattr(self, name)
+            if not _is_whole(value) or value < 1:
+                yield Problem(
+                    f"{name} must be a whole number of at least 1",
+                    repr(value),
+                    f"Pass {name}=1 or more.",
+                )
+        seed = self.random_state
+        if not _is_whole(seed) or not 0 <= seed < 2**32:
+            yield Problem(
+                "random_state must be a whole number from 0 to 2**32 - 1",
+                repr(seed),
+                "Pass random_state=0.",
+            )
+        if not _is_whole(self.verbose):
+            yield Problem(
+                "verbose must be a number from 0 to 3", repr(self.verbose), "Pass verbose=1."
+            )
+        yield from self._word_problems()
+        yield from _criterion_problems(self.criterion)
+        yield from _root_problems(self.root_dir)
+        yield from self._core_problems()
+
+    def _word_problems(self) -> Iterator[Problem]:
+        choices = {"baseline": BASELINES, "resume": RESUMES}
+        if isinstance(self.devices, str):
+            choices["devices"] = DEVICES
+        for name, valid in choices.items():
+            value = getattr(self, name)
+            if value not in valid:
+                shown = ", ".join(map(repr, valid))
+                guess = nearest(str(value), filter(None, valid)).strip()
+                yield Problem(
+                    f"{name} must be one of {shown}",
+                    repr(value),
+                    guess or f"Leave {name} out for its default.",
+                )
+        numbers = self.devices
+        if not isinstance(numbers, str) and not (
+            isinstance(numbers, Sequence) and all(map(_is_whole, numbers))
+        ):
+            yield Problem(
+                "devices must be 'auto', 'cpu', 'cuda', or a list of GPU numbers",
+                repr(numbers)[:80],
+                "Pass devices='auto'.",
+            )
+        if self.error_score != "raise" and not isinstance(self.error_score, (int, float)):
+            yield Problem(
+                "error_score must be a number or 'raise'",
+                repr(self.error_score),
+                "Leave error_score out for nan.",
+            )
+
+    def _core_problems(self) -> Iterator[Problem]:
+        cores = len(allowed_cores())
+        try:
+            resolve_n_jobs(self.n_jobs, cores)
+        except InputError as error:
+            yield from error.problems
+        threads = self.threads_per_job
+        if _is_whole(threads) and threads > cores:
+            yield Problem(
+                "threads_per_job must not exceed the cores that this process may use",
+                f"{threads} threads on {cores} cores",
+                f"Pass threads_per_job={cores} or less: more threads than cores were measured up "
+                "to 80 times slower.",
+            )
+
+    def recipe(
+        self, models: Any, schedulers: Any, opt_fn: Any, trainer_params: Any
+    ) -> tuple[Recipe, TrainerParams, list[str]]:
+        """Check the arguments of a call; return the live objects, the parameters, and notes.
+
+        Raises
+        ------
+        InputError
+            All problems, those of labels and folds among them.
+        """
+        named, problems, notes = named_models(models)
+        lr_schedules, more = named_lr_schedules(schedulers)
+        problems += more
+        params = TrainerParams()
+        if trainer_params is not None and not isinstance(trainer_params, Mapping):
+            problems.append(
+                Problem(
+                    "trainer_params must be a dict",
+                    repr(trainer_params)[:80],
+                    "Pass for instance {'epochs': 2}.",
+                )
+            )
+        else:
+            try:
+                params = TrainerParams.from_mapping(trainer_params)
+            except InputError as error:
+                problems += error.problems
+        problems += _opt_fn_problems(opt_fn)
+        parts = {
+            **{f"model {name}": model for name, model in named.items()},
+            **{f"scheduler {name}": schedule for name, schedule in lr_schedules.items()},
+            "opt_fn": opt_fn,
+            "criterion": self.criterion,
+            "preprocess": self.preprocess,
+            "train_transform": self.train_transform,
+            "eval_transform": self.eval_transform,
+        }
+        if self.parallelize:
+            problems += sending_problems(parts)
+        if problems:
+            refuse([*problems, *self._data_problems()])
+        return Recipe(named, lr_schedules, opt_fn, self.criterion, self.preprocess), params, notes
+
+    def _data_problems(self) -> Sequence[Problem]:
+        """What is wrong with labels and folds, as far as a look at a few samples tells."""
+        from asynckfold.data import open_source, resolve_labels
+
+        try:
+            source = open_source(self.dataset)
+            given = source.labels if self.targets is None else self.targets
+            if given is None or (self.targets is None and source.rows is not None):
+                return ()
+            labels = resolve_labels(given, self.wants_classes, source.names)
+            self.divided(len(source), labels)
+        except InputError as error:
+            return error.problems
+        return ()
+
+    def divided(self, n_samples: int, labels: Labels | Prepared) -> tuple[Fold, ...]:
+        """Return the folds."""
+        return make_folds(
+            n_samples,
+            labels.targets,
+            self.kfolds,
+            classification=labels.classification,
+            stratify=self.stratify,
+            n_repeats=self.n_repeats,
+            groups=self.groups,
+            random_state=self.random_state,
+            classes=labels.classes,
+        )
+
+
+def alias_problems(given: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield what is wrong with ``kfolds`` and its other names."""
+    used = [name for name, value in given.items() if value is not None]
+    if len(used) > 1:
+        yield Problem(
+            "kfolds, cv and n_splits are names of one setting",
+            " and ".join(used),
+            "Pass one of them, and None for kfolds when it is not that one.",
+        )
+    for name in used:
+        value = given[name]
+        small = isinstance(value, (int, np.integer)) and value < 2
+        if isinstance(value, (bool, float, str)) or small:
+            yield Problem(
+                f"{name} must be a whole number of at least 2, a splitter, or index pairs",
+                repr(value),
+                f"Pass {name}=5.",
+            )
+
+
+def plain(value: Any) -> Any:
+    """NumPy's whole numbers as Python's; everything else as it is."""
+    return operator.index(value) if isinstance(value, np.integer) else value
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _criterion_problems(criterion: Any) -> Iterator[Problem]:
+    if not callable(criterion):
+        yield Problem(
+            "criterion must be callable",
+            one_line(criterion),
+            "Pass for instance torch.nn.CrossEntropyLoss().",
+        )
+    elif isinstance(criterion, type):
+        yield Problem(
+            "criterion must be an object, not a class",
+            criterion.__name__,
+            f"Write {criterion.__name__}().",
+        )
+
+
+def _opt_fn_problems(opt_fn: Any) -> Iterator[Problem]:
+    ready = isinstance(opt_fn, type) and opt_fn.__module__.startswith("torch.optim")
+    if ready or not callable(opt_fn):
+        name = opt_fn.__name__ if ready else "Adam"
+        yield Problem(
+            "opt_fn must be a function model → optimizer",
+            f"the class {name}" if ready else one_line(opt_fn),
+            f"Write for instance: lambda model: {name}(model.parameters(), lr=1e-3)",
+        )
+
+
+def _root_problems(root: Path) -> Iterator[Problem]:
+    """Refuse a folder that cannot become a run; what goes wrong later is the disk's fault."""
+    if str(root) in ("", ".") or "\0" in str(root):
+        yield Problem("root_dir must be a folder of its own", repr(str(root)), "Pass 'runs/first'.")
+        return
+    found = next(part for part in (root.absolute(), *root.absolute().parents) if _is_there(part))
+    if not found.is_dir():
+        yield Problem("root_dir must be a folder", _at(root, found, "a file"), "Choose another.")
+    elif not os.access(found, os.W_OK | os.X_OK):
+        yield Problem(
+            "root_dir must be a folder that may be written",
+            _at(root, found, "read-only"),
+            "Choose another folder, or change who may write there.",
+        )
+
+
+def _at(root: Path, found: Path, what: str) -> str:
+    return (
+        f"{root}, which is {what}"
+        if found == root.absolute()
+        else f"{root}, where {found} is {what}"
+    )
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path)
+
+
+def one_line(value: Any, most: int = 200) -> str:
+    """Return a value or an exception on one line, shortened."""
+    text = " ".join((str(value) if isinstance(value, Exception) else repr(value)).split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _wants_classes(criterion: Any) -> bool | None:
+    name = getattr(criterion, "__name__", type(criterion).__name__)
+    if name in CLASS_CRITERIA:
+        return True
+    return False if name in NUMBER_CRITERIA else None

@@ -1,0 +1,551 @@
+"""Bad input, one table: what is passed, what the message says, and that nothing was started.
+
+Each message names the rule, the value that was received, and the remedy. What the shell can say
+stands in a second table, with the same rules in the words of its flags.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.model_selection import KFold
+from torch import nn
+
+from asynckfold import AsyncKFold, InputError, RunHeldError, RunStore
+from asynckfold.cli import main
+from asynckfold.cli import pool as cli_pool
+from asynckfold.engines import pool as pools
+from tests.leftovers import descendants, shared_memory
+from tests.toy import Tiny, adam, samples
+
+X, Y = samples()
+CE = nn.CrossEntropyLoss()
+
+
+class Guarded(nn.Module):
+    """A loss that holds what no pickle can carry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.guard = threading.Lock()  # type: ignore[assignment]
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, targets)
+
+
+def call(root: Path, **given: Any) -> None:
+    """Call with the toy's arguments and what a row changes."""
+    names = ("models", "schedulers", "opt_fn", "trainer_params")
+    sweep = {
+        "models": {"Tiny": Tiny},
+        "schedulers": ["cosine"],
+        "opt_fn": adam,
+        "trainer_params": {"epochs": 1},
+    }
+    sweep.update({name: given.pop(name) for name in names if name in given})
+    values = {"kfolds": 3, "dataset": (X, Y), "criterion": CE, "batch_size": 10, **given}
+    first = [values.pop(name) for name in ("kfolds", "dataset")]
+    rest = [values.pop(name) for name in ("criterion", "batch_size")]
+    root = values.pop("root_dir", root)
+    values = {"verbose": 0, "baseline": None, **values}
+    AsyncKFold(*first, root, *rest, **values)(**sweep)
+
+
+SCHEDULES = "constant, cosine, exponential, multistep, onecycle, reduce, step, warm"
+
+# What is passed; the rule, the value received and the remedy, as fragments of the message.
+CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "no sample": (
+        {"dataset": (X[:0], Y[:0])},
+        ["dataset must have at least 2 samples", "0 samples", "Check the path"],
+    ),
+    "one sample": (
+        {"dataset": (X[:1], Y[:1])},
+        ["dataset must have at least 2 samples", "1 sample", "Check the path"],
+    ),
+    "no dataset": ({"dataset": None}, ["dataset must be map-style", "NoneType", "(X, y)"]),
+    "fewer samples than folds": (
+        {"kfolds": 5, "dataset": (X[:4], Y[:4])},
+        ["as many samples as folds", "4 samples for 5 folds", "Use fewer folds"],
+    ),
+    "class smaller than folds": (
+        {"kfolds": 5, "dataset": (X[:12], np.array([0] * 9 + [1] * 3))},
+        ["at least 5 members", "class 1 has 3", "at most 3 folds", "stratify=False"],
+    ),
+    "class of one": (
+        {"dataset": (X[:10], np.array(["cat"] * 9 + ["dog"]))},
+        ["at least 3 members", "class dog has 1", "drop rare classes"],
+    ),
+    "float labels": (
+        {"dataset": (X, Y.astype("float32"))},
+        ["must be integers", "float32, such as 0.0 at index 0", "astype('int64')"],
+    ),
+    "labels with a fraction": (
+        {"dataset": (X, Y + 0.5)},
+        ["must be integers", "0.5 at index 0", "MSELoss"],
+    ),
+    "negative labels": (
+        {"dataset": (X, Y - 1)},
+        ["must not be negative", "-1 at index 0", "Count the classes from 0"],
+    ),
+    "NaN labels": (
+        {"dataset": (X, np.where(Y == 1, np.nan, Y))},
+        ["must not be NaN", "nan at index 1, 20 in all", "Remove these samples"],
+    ),
+    "NaN regression targets": (
+        {"dataset": (X, np.where(Y == 1, np.nan, Y)), "criterion": nn.MSELoss()},
+        ["must be finite", "nan at index 1", "Remove these samples"],
+    ),
+    "1 fold": ({"kfolds": 1}, ["kfolds", "at least 2", "received 1", "Pass kfolds=5"]),
+    "0 folds": ({"kfolds": np.int64(0)}, ["kfolds", "at least 2", "0", "Pass kfolds=5"]),
+    "folds in words": ({"kfolds": "five"}, ["kfolds", "'five'", "Pass kfolds=5"]),
+    "half a fold": ({"kfolds": 2.5}, ["kfolds", "2.5", "Pass kfolds=5"]),
+    "two names of the folds": (
+        {"cv": 3},
+        ["are names of one setting", "kfolds and cv", "None for kfolds"],
+    ),
+    "splitter asks too much": (
+        {"kfolds": KFold(100)},
+        ["KFold", "100"],
+    ),
+    "fold overlaps": (
+        {"kfolds": [(np.arange(40), np.arange(30, 60))]},
+        ["train and valid must not share", "10 in both", "Hold each sample out"],
+    ),
+    "group on both sides": (
+        {"kfolds": [(np.arange(40), np.arange(40, 60))], "groups": [0] * 60},
+        ["a group must not be on both sides", "1 groups in both", "GroupKFold"],
+    ),
+    "0 epochs": (
+        {"trainer_params": {"epochs": 0}},
+        ["epochs must be a whole number of at least 1", "received 0", "Pass epochs=1"],
+    ),
+    "part of an epoch": ({"trainer_params": {"epochs": 1.5}}, ["epochs", "1.5", "epochs=1"]),
+    "0 in a batch": ({"batch_size": 0}, ["batch_size", "at least 1", "received 0"]),
+    "part of a sample": ({"batch_size": 1.5}, ["batch_size", "whole number", "1.5"]),
+    "model twice": (
+        {"models": [Tiny, Tiny]},
+        ["model names must differ", "'Tiny' twice", "dict of name → callable"],
+    ),
+    "name that escapes": (
+        {"models": {"../x": Tiny}},
+        ["leave the run's folder", "'../x'", "plain name"],
+    ),
+    "empty name": ({"models": {"": Tiny}}, ["must not be empty", "''", "plain name"]),
+    "name with a slash": ({"models": {"a/b": Tiny}}, ["slashes", "'a/b'", "plain name"]),
+    "name with a NUL": (
+        {"models": {"a\0b": Tiny}},
+        ["control characters", r"'a\x00b'", "plain name"],
+    ),
+    "LR schedule name that escapes": (
+        {"schedulers": {"..": lambda optimizer: None}},
+        ["a LR schedule name must not", "'..'", "plain name"],
+    ),
+    "unknown LR schedule": (
+        {"schedulers": ["cosin"]},
+        ["known name", "'cosin'", "Did you mean 'cosine'?", SCHEDULES],
+    ),
+    "no LR schedule": ({"schedulers": []}, ["there must be an LR schedule", "[]", "['cosine']"]),
+    "model by name": (
+        {"models": ["lenet"]},
+        ["class or a function without arguments", "'lenet' of type str", "models=[LeNet5]"],
+    ),
+    "no model": ({"models": []}, ["there must be a model", "[]", "models=[LeNet5]"]),
+    "no optimizer function": (
+        {"opt_fn": None},
+        ["function model → optimizer", "None", "lambda model: Adam(model.parameters(), lr=1e-3)"],
+    ),
+    "an optimizer's class": (
+        {"opt_fn": torch.optim.SGD},
+        ["function model → optimizer", "the class SGD", "lambda model: SGD(model.parameters()"],
+    ),
+    "an optimizer": (
+        {"opt_fn": adam(Tiny())},
+        ["function model → optimizer", "received Adam ( Parameter Group 0", "lambda model"],
+    ),
+    "lock in the criterion": (
+        {"criterion": Guarded()},
+        ["criterion must be sendable", "criterion._modules['inner'].guard", "__getstate__"],
+    ),
+    "unknown trainer parameter": (
+        {"trainer_params": {"epoch": 2}},
+        ["known keys", "'epoch'", "Did you mean 'epochs'?", "Valid: clip_grad_norm, epochs"],
+    ),
+    "trainer parameters in a list": (
+        {"trainer_params": ["epochs"]},
+        ["must be a dict", "['epochs']", "Pass for instance {'epochs': 2}"],
+    ),
+    "criterion's class": (
+        {"criterion": nn.CrossEntropyLoss},
+        ["an object, not a class", "CrossEntropyLoss", "Write CrossEntropyLoss()"],
+    ),
+    "no criterion": ({"criterion": None}, ["criterion must be callable", "None"]),
+    "unknown score": (
+        {"scoring": "acuracy"},
+        ["scikit-learn scorers", "'acuracy'", "Did you mean 'accuracy'?"],
+    ),
+    "score that does not fit": (
+        {"scoring": ["accuracy", "f1"]},
+        ["scoring must fit the labels", "'f1', which says: Target is multiclass", "'f1_macro'"],
+    ),
+    "0 jobs": ({"n_jobs": 0}, ["n_jobs must be 'auto' or", "received 0", "n_jobs='auto'"]),
+    "more threads than cores": (
+        {"threads_per_job": 4096},
+        ["must not exceed the cores", "4096 threads on", "or less"],
+    ),
+    "unknown baseline": (
+        {"baseline": "mesure"},
+        ["baseline must be one of", "'mesure'", "Did you mean 'measure'?"],
+    ),
+    "unknown device": (
+        {"devices": "gpu"},
+        ["devices must be one of 'auto', 'cpu', 'cuda'", "'gpu'", "Did you mean"],
+    ),
+    "devices of another kind": ({"devices": 3.5}, ["list of GPU numbers", "3.5", "'auto'"]),
+    "resume without a run": (
+        {"resume": "must"},
+        ["needs a folder that holds a run", "run", "resume='auto'"],
+    ),
+    "unknown resume": ({"resume": "yes"}, ["resume must be one of", "'yes'", "Leave resume out"]),
+    "seed below 0": ({"random_state": -1}, ["random_state must be", "-1", "random_state=0"]),
+    "verbose in words": ({"verbose": "very"}, ["verbose must be a number", "'very'"]),
+    "error_score in words": ({"error_score": "zero"}, ["error_score must be", "'zero'", "nan"]),
+    "no folder": ({"root_dir": ""}, ["root_dir must be a folder of its own", "'.'"]),
+    "NUL in the folder": ({"root_dir": "a\0b"}, ["root_dir must be a folder of its own"]),
+    "a file as the folder": ({"root_dir": __file__}, ["root_dir must be a folder", "is a file"]),
+    "a folder below a file": (
+        {"root_dir": f"{__file__}/x"},
+        ["root_dir must be a folder", f"where {__file__} is a file"],
+    ),
+}
+
+
+@pytest.fixture
+def _no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr(pools.WorkerPool, "idle_worker", refuse)
+
+
+@pytest.mark.usefixtures("_no_worker")
+@pytest.mark.parametrize("row", CODE)
+def test_in_code_it_is_refused_and_nothing_is_started(row: str, root: Path) -> None:
+    given, fragments = CODE[row]
+    before, memory = descendants(), shared_memory()
+    with pytest.raises(InputError) as caught:
+        call(root, **given)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+    assert all(item.rule and item.received and item.remedy for item in caught.value.problems)
+    assert "\n" not in str(caught.value.problems[0])
+    assert not root.exists()
+    assert not descendants() - before
+    assert shared_memory() == memory
+
+
+@pytest.mark.usefixtures("_no_worker")
+def test_an_open_file_in_a_closure_is_named(root: Path, tmp_path: Path) -> None:
+    with (tmp_path / "open.txt").open("w") as file:
+
+        def opt_fn(model: nn.Module) -> Any:
+            file.write("a model")
+            return adam(model)
+
+        with pytest.raises(InputError, match=r"opt_fn must be sendable.* opt_fn\.file: ") as caught:
+            call(root, opt_fn=opt_fn)
+    assert "Create it inside a function" in str(caught.value)
+    assert not root.exists()
+
+
+@pytest.mark.usefixtures("_no_worker")
+def test_several_problems_are_told_at_once(root: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        call(
+            root,
+            models=[Tiny, Tiny],
+            schedulers=["cosin"],
+            opt_fn=None,
+            trainer_params={"epoch": 1},
+            dataset=(X, Y - 1),
+        )
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "5 problems, nothing was started:"
+    starts = ["model names", "an LR schedule", "trainer_params", "opt_fn", "class labels"]
+    assert all(f"{n}. {text}" in lines[n] for n, text in enumerate(starts, 1))
+    with pytest.raises(InputError, match="3 problems"):
+        call(root, kfolds=1, batch_size=0, n_jobs=0)
+
+
+@pytest.mark.usefixtures("_no_worker")
+def test_a_run_that_is_there_stays_as_it_was(root: Path) -> None:
+    root.mkdir()
+    (root / "notes.txt").write_text("mine")
+    for given in ({"dataset": (X, Y - 1)}, {"kfolds": 1}, {"resume": "must"}):
+        with pytest.raises(InputError):
+            call(root, **given)
+        assert [item.name for item in root.iterdir()] == ["notes.txt"]
+
+
+def test_what_only_a_dry_run_shows_is_told_at_once_and_leaves_no_process(root: Path) -> None:
+    before = descendants()
+
+    def opt_fn(model: nn.Module) -> Any:
+        return None if isinstance(model, nn.Bilinear) else adam(model)
+
+    with pytest.raises(InputError) as caught:
+        call(
+            root,
+            models={
+                "two": lambda: nn.Linear(8, 2),
+                "flat": lambda: nn.Sequential(nn.Linear(8, 3), nn.Flatten(0)),
+                "pair": lambda: nn.LSTM(8, 3),
+                "text": lambda: "no module",
+                "frozen": lambda: nn.Bilinear(8, 8, 3),
+                "raises": lambda: nn.Linear(9, 3),
+            },
+            opt_fn=opt_fn,
+        )
+    text = str(caught.value)
+    for part in (
+        "5 problems, nothing was started",
+        "model two must return (samples, classes) scores for the 3 classes: received shape (10, 2)."
+        " Give its last layer 3 outputs.",
+        "model flat must return one row for each sample: received shape (30,) for 10 samples.",
+        "model pair must return one tensor: received tuple.",
+        "model text must be a torch.nn.Module: received str.",
+        "opt_fn must return a torch.optim.Optimizer: received None.",
+    ):
+        assert part in text
+    assert not root.exists()
+    assert not descendants() - before
+
+
+# The folder
+
+
+@pytest.mark.usefixtures("_no_worker", "_bad_files")
+def test_a_held_folder_names_its_holder(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunStore.hold(root):
+        with pytest.raises(RunHeldError, match=f"held by process {os.getpid()} on "):
+            call(root)
+        assert main(["run", "--data", "digits", "--limit", "100", "--root", str(root)]) == 3
+        assert f"held by process {os.getpid()}" in capsys.readouterr().err
+
+
+READ_ONLY = """
+import sys
+from pathlib import Path
+from asynckfold import AsyncKFold, InputError
+from asynckfold.cli import main
+
+root = Path(sys.argv[1]) / "run"
+try:
+    AsyncKFold(3, None, root, len, 10)
+except InputError as error:
+    print(error)
+sys.exit(main(["run", "--data", "digits", "--root", str(root)]))
+"""
+
+
+def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
+    # Permissions do not stop root, a read-only file system does.
+    space = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o ro none "$0" && exec "$@"', tmp_path]
+    if shutil.which("unshare") is None or subprocess.run([*space, "true"], check=False).returncode:
+        pytest.skip("no mount namespace without privileges here")
+    done = subprocess.run(
+        [*space, sys.executable, "-c", READ_ONLY, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2, done.stderr
+    for text in (done.stdout, done.stderr):
+        assert "must be a folder that may be written" in text
+        assert f"{tmp_path}/run, where {tmp_path} is read-only" in text
+        assert "Choose another folder" in text
+
+
+# From the shell
+
+BAD_FILES = {
+    "ok.csv": "a,b,label\n" + "".join(f"{n},{n % 7},{'xyz'[n % 3]}\n" for n in range(30)),
+    "rare.csv": "a,b,label\n" + "".join(f"{n},{n % 7},{'xy'[n > 28]}\n" for n in range(30)),
+    "one.csv": "a,b,label\n1,2,x\n",
+    "boom.py": "x = 1\n1 / 0\n",
+    "syntax.py": "def (\n",
+    "leaves.py": "raise SystemExit('no')\n",
+    "lacking.py": "models = []\n",
+    "settings.py": """
+dataset = criterion = models = schedulers = opt_fn = None
+settings = {"kfold": 3, "root_dir": "x"}
+""",
+    "mymodels.py": "Name = 1\n",
+}
+
+# After `asynckfold run --root run`; fragments of the message.
+SHELL: dict[str, tuple[str, list[str]]] = {
+    "no data": ("", ["a run needs data", "--data digits"]),
+    "unknown data": ("--data digts", ["known source", "'digts'", "Did you mean 'digits'?"]),
+    "data without its word": ("--data ok.csv", ["'ok.csv'", "Did you mean 'csv:ok.csv'?"]),
+    "missing folder": ("--data folder:photos", ["must name what exists", "photos", "Check"]),
+    "missing file": ("--data csv:okay.csv", ["okay.csv", "Did you mean 'ok.csv'?"]),
+    "missing collection": (
+        "--data mnist --data-root nowhere",
+        ["files of mnist must be under nowhere", "--download"],
+    ),
+    "missing column": (
+        "--data csv:ok.csv --target lable",
+        ["--target must be a column", "'lable'", "Columns: a, b, label", "Did you mean 'label'?"],
+    ),
+    "one sample": ("--data csv:one.csv", ["label", "1 rows"]),
+    "rare class": (
+        "--data csv:rare.csv",
+        ["at least 5 members", "class y has 1", "--no-stratify"],
+    ),
+    "fewer samples than folds": (
+        "--data csv:ok.csv --folds 40 --no-stratify",
+        ["as many samples as folds", "30 samples for 40 folds"],
+    ),
+    "1 fold": ("--data digits --folds 1", ["--folds must be", "received 1", "Pass --folds 5"]),
+    "0 epochs": ("--data digits --epochs 0", ["--epochs must be", "Pass --epochs 1 or more"]),
+    "0 in a batch": ("--data digits --batch-size 0", ["--batch-size must be", "--batch-size 1"]),
+    "0 jobs": ("--data digits --n-jobs 0", ["--n-jobs must be", "Pass --n-jobs auto for"]),
+    "threads": ("--data digits --threads-per-job 99", ["--threads-per-job must", "or less"]),
+    "unknown model": (
+        "--data digits --models mpl",
+        ["--models must name models", "'mpl'", "Did you mean 'mlp'?", "Known: alexnet"],
+    ),
+    "model twice": ("--data digits --models mlp,mlp", ["--models must name each once", "twice"]),
+    "no model": ("--data digits --models ,", ["--models must name at least one", "mlp"]),
+    "model not there": ("--data digits --models no.such:Name", ["importable", "no.such:Name"]),
+    "model not in it": ("--data digits --models mymodels:Nme", ["importable", "has no attribute"]),
+    "model that is none": (
+        "--data digits --models mymodels:Name",
+        ["a model must be a class or a function", "received 1 of type int"],
+    ),
+    "unknown LR schedule": (
+        "--data digits --schedulers cosin",
+        ["known name", "'cosin'", "Did you mean 'cosine'?"],
+    ),
+    "unknown optimizer": ("--data digits --optimizer adm", ["--optimizer", "Did you mean 'adam'"]),
+    "no learning": ("--data digits --lr 0", ["--lr must be a number, positive", "0.0"]),
+    "momentum of Adam": ("--data digits --momentum 0.9", ["--momentum applies to sgd", "adam"]),
+    "unknown score": ("--data digits --scoring acuracy", ["'acuracy'", "Did you mean 'accuracy'"]),
+    "score that does not fit": (
+        "--data digits --limit 100 --scoring f1",
+        ["--scoring must fit the labels", "'f1'"],
+    ),
+    "seed below 0": ("--data digits --seed -1", ["--seed must be", "-1", "Pass --seed 0"]),
+    "option of another source": ("--data digits --target a", ["--target applies to csv: only"]),
+    "a file as the folder": (
+        "--data digits --root ok.csv",
+        ["--root must be a folder", "ok.csv, which is a file"],
+    ),
+    "file and data": ("boom.py --data digits", ["a sweep file or --data", "Drop one"]),
+    "missing sweep file": ("bom.py", ["must exist", "bom.py", "Did you mean 'boom.py'?"]),
+    "sweep file that is none": ("ok.csv", ["must be Python", "ok.csv", "--data"]),
+    "sweep file that raises": (
+        "boom.py",
+        ["boom.py", "line 2", "ZeroDivisionError", "the sweep file must run", "Repair boom.py"],
+    ),
+    "sweep file that is no Python": ("syntax.py", ["SyntaxError", "syntax.py", "line 1"]),
+    "sweep file that exits": ("leaves.py", ["the sweep file must run", "SystemExit: no"]),
+    "sweep file that lacks names": (
+        "lacking.py",
+        ["4 problems", "lacking.py must define", "no dataset", "no opt_fn"],
+    ),
+    "unknown setting": (
+        "settings.py",
+        ["keyword arguments of AsyncKFold", "'kfold'", "Did you mean 'kfolds'?", "by --root"],
+    ),
+    "flags of data beside a file": (
+        "boom.py --models mlp --limit 3",
+        ["2 problems", "--models applies to --data only", "--limit applies to --data only"],
+    ),
+    "all at once": (
+        "--data digts --models mpl --schedulers cosin --folds 1 --epochs 0 --optimizer foo",
+        ["6 problems, nothing was started", "digts", "mpl", "cosin", "--folds", "--epochs", "foo"],
+    ),
+}
+
+
+@pytest.fixture
+def _bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in BAD_FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    # It only imports torch in the background, and would do so once for every row.
+    monkeypatch.setattr(cli_pool, "start_early", lambda preload: None)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.usefixtures("_no_worker", "_bad_files")
+@pytest.mark.parametrize("row", SHELL)
+def test_from_the_shell_it_ends_with_2(
+    row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line, fragments = SHELL[row]
+    before = descendants()
+    code = main(["run", "--root", "run", *shlex.split(line)])
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    for fragment in fragments:
+        assert fragment in err
+    assert "asynckfold/cli" not in err  # the traceback of a sweep file is the user's own
+    assert not (tmp_path / "run").exists()
+    assert not descendants() - before
+
+
+@pytest.mark.parametrize(
+    ("line", "fragments"),
+    [
+        ("run --data digits", ["required: --root", "all flags: asynckfold run --help"]),
+        ("run --data digits --root r --folds x", ["--folds", "invalid int value: 'x'"]),
+        ("run --data digits --root r --n-jobs some", ["must be auto or a whole number", "'some'"]),
+        ("run --data digits --root r --devices gpu", ["auto, cpu, cuda, or GPU numbers", "'gpu'"]),
+        ("rum", ["invalid choice: 'rum'"]),
+        ("", ["required: VERB"]),
+    ],
+)
+def test_a_line_that_cannot_be_read_ends_with_2_and_short_usage(
+    line: str, fragments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(shlex.split(line))
+    err = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert all(fragment in err for fragment in fragments)
+    assert len(err.splitlines()) <= 4
+
+
+@pytest.mark.parametrize("verb", ["status", "resume", "report"])
+def test_a_folder_without_a_run_ends_with_2(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunStore.hold(tmp_path / "mnist"):
+        assert main([verb, str(tmp_path / "mnits")]) == 2
+    err = capsys.readouterr().err
+    assert "DIR must be the folder of a run" in err
+    assert "Did you mean 'mnist'?" in err
+
+
+def test_what_was_refused_lets_go_of_the_folder(root: Path) -> None:
+    with pytest.raises(InputError):
+        call(root, dataset=(X, Y - 1), resume="auto")
+    root.mkdir()
+    lock = os.open(root / "run.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(lock)

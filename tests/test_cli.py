@@ -1,0 +1,432 @@
+"""The command: exit codes, what is printed where, and runs that are continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynckfold.cli import VERBS, main
+from asynckfold.cli.doctor import now
+from asynckfold.cli.parser import EXIT_CODES, make_parser
+from asynckfold.engines.pool import close_warm
+from asynckfold.errors import AsyncKFoldError
+from asynckfold.models import ARCHITECTURES
+from asynckfold.placement import Gpu, Load
+from asynckfold.recipe import LR_SCHEDULES
+from asynckfold.sources import SOURCES
+from asynckfold.store import RunStore
+from asynckfold.training.optimizers import OPTIMIZERS
+from tests.leftovers import descendants, gone, shared_memory
+
+SMALL = "--data digits --limit 200 --folds 2 --epochs 2 --baseline none --no-report"
+
+SWEEP = """
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Size:
+    hidden: int = 8
+
+
+class Net(nn.Module):
+    def __init__(self, size: Size):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, size.hidden), nn.ReLU(), nn.Linear(size.hidden, 2))
+
+    def forward(self, inputs):
+        if self.training and (HERE / "SLOW").exists():
+            time.sleep(0.03)
+        if not self.training and (HERE / "FAIL").exists() and (inputs[:, 1] == 99).any():
+            raise ValueError("99 is in the held-out fold")
+        return self.layers(inputs)
+
+
+X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+y = (X[:, 0] > 0).long()
+X[0, 1] = 99
+dataset = (X, y)
+criterion = nn.CrossEntropyLoss()
+models = {"net": lambda: Net(Size(16)), "linear": lambda: nn.Linear(4, 2)}
+schedulers = ["cosine"]
+opt_fn = lambda model: torch.optim.SGD(model.parameters(), 1e-2)
+trainer_params = {"epochs": 5}
+settings = {"n_splits": 3, "batch_size": 8, "baseline": None}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_stays() -> Iterator[None]:
+    yield
+    close_warm()
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    path = tmp_path / "sweep.py"
+    path.write_text(SWEEP)
+    return path
+
+
+def shell(*words: Any, **settings: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "asynckfold", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **settings,
+    )
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
+    """Run a verb here with ``--json`` and return the one object that it prints."""
+    capsys.readouterr()
+    assert main([*map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# A run from its start to its end
+
+
+def test_a_run_and_every_verb_that_looks_at_it(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, memory = descendants(), shared_memory()
+    run = shell("run", *SMALL.split(), "--root", root, "--json", "--models", "mlp,lenet5")
+    out, err = run.communicate(timeout=100)
+    assert run.returncode == 0, err
+    found = json.loads(out)
+    assert (found["planned"], found["done"], found["failed"]) == (4, 4, 0)
+    assert found["best"]["model"] in ("mlp", "lenet5")
+    assert found["report"] is None
+    for word in ("Traceback", "leaked", "Warning"):
+        assert word not in err
+    assert not descendants() - before
+    assert shared_memory() == memory
+
+    state = told(capsys, "status", root)
+    keys = {"planned", "done", "failed", "diverged", "cancelled", "pending", "running"}
+    assert keys | {"fingerprint"} <= set(state)
+    assert state["fingerprint"] == found["fingerprint"]
+    assert state["pending"] == state["running"] == 0
+    page = Path(told(capsys, "report", root)["report"])
+    assert "lenet5" in page.read_text()
+    assert main(["status", str(root)]) == 0
+    assert "4 planned = 4 done + 0 failed" in capsys.readouterr().out
+
+
+def test_python_dash_m() -> None:
+    shown = shell("--version")
+    out, _ = shown.communicate(timeout=30)
+    assert shown.returncode == 0
+    assert re.fullmatch(r"\d+\.\d+\S*\n", out)
+
+
+def test_status_is_light(root: Path) -> None:
+    with RunStore.hold(root):
+        pass
+    script = (
+        "import sys, json; from asynckfold.cli import main; main(['status', sys.argv[1]]); "
+        "heavy = {'torch', 'torchvision', 'sklearn', 'pandas', 'matplotlib', 'scipy'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, root], capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "holds no plan yet" in done.stderr
+
+
+def test_plan_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = descendants()
+    found = told(capsys, "plan", *["--data", "digits", "--models", "mlp", "--folds", "4"])
+    assert found["jobs"] == [f"mlp/constant/fold-{index}" for index in range(4)]
+    assert sum(fold["valid"] for fold in found["folds"]) == 1797
+    assert found["first"][0]["jobs"] == ["mlp/constant/fold-0"]
+    assert set(found["first"][0]["cores"]) <= set(found["cores"])
+    assert main(["plan", "--data", "digits"]) == 0
+    out = capsys.readouterr().out
+    assert "5 jobs on cpu" in out or "5 jobs on cuda" in out
+    assert "at a time now: the limit is" in out
+    assert "such as mlp/constant/fold-0 on core" in out
+    assert out.endswith("nothing was started\n")
+    assert not descendants() - before
+    assert not list(tmp_path.iterdir())
+
+
+# Sweep files
+
+
+def test_flags_stand_above_the_file(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "plan", sweep)
+    assert (len(found["jobs"]), found["epochs"], found["batch_size"]) == (6, 5, 8)
+    flags = "--folds 2 --epochs 1 --batch-size 4 --schedulers step,warm --optimizer adam --lr 0.1"
+    found = told(capsys, "plan", sweep, *flags.split())
+    assert found["candidates"] == ["net/step", "net/warm", "linear/step", "linear/warm"]
+    assert (len(found["jobs"]), found["epochs"], found["batch_size"]) == (8, 1, 4)
+
+
+def test_the_sweep_file_of_the_readme_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    (text,) = [block for block in blocks if "settings = " in block]
+    (tmp_path / "mine.py").write_text(text)
+    assert len(told(capsys, "plan", tmp_path / "mine.py")["jobs"]) == 10
+
+
+def test_some_jobs_fail(sweep: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (sweep.parent / "FAIL").touch()
+    assert main(["run", str(sweep), "--root", str(root), "--no-report"]) == 1
+    out, err = capsys.readouterr()
+    lines = [line.split() for line in out.splitlines()]
+    assert [line[:3] for line in lines[1:3]] == [["1", "linear", "cosine"], ["-", "net", "cosine"]]
+    assert "2/3 incomplete" in out
+    assert "5 of 6 jobs done, 1 failed" in out
+    assert "1 × ValueError: 99 is in the held-out fold (net/cosine/fold-" in out
+    assert "best: linear with cosine" in out
+    assert err.count("Traceback") == 1
+    assert "in forward" in err
+    # A run's folder never names code that is then run.
+    assert main(["resume", str(root)]) == 2
+    told = capsys.readouterr().err
+    assert f"asynckfold run {sweep} --root {root} --no-report" in told
+    assert "it continues the run" in told
+    # Repaired, the same command runs the failed job only.
+    (sweep.parent / "FAIL").unlink()
+    assert main(["run", str(sweep), "--root", str(root), "--no-report"]) == 0
+    with RunStore.read(root) as store:
+        assert len(store.attempts()) == 7
+
+
+def test_all_jobs_fail(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.py").write_text(SWEEP + "models = {'wide': lambda: nn.Linear(5, 2)}\n")
+    assert main(["run", str(tmp_path / "bad.py"), "--root", str(root)]) == 1
+    out, err = capsys.readouterr()
+    assert "0 of 3 jobs done, 3 failed" in out
+    assert "3 × RuntimeError" in out
+    assert "speedup" not in out
+    assert "Traceback" in err
+    assert (root / "report" / "index.html").is_file()
+
+
+def test_a_model_of_a_module_in_this_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+"""
+    (tmp_path / "own_models.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main([*f"run {SMALL} --root r --json --models".split(), "own_models:Net,mlp"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["done"] == 4
+    # A module's name is code, which a run's folder may not name.
+    assert main(["resume", "r"]) == 2
+    assert "asynckfold run --data digits" in capsys.readouterr().err
+
+
+# Interrupted, continued, held
+
+
+def wait_for_results(root: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            with RunStore.read(root) as store:
+                if len(store.finished()) >= count:
+                    return
+        except AsyncKFoldError:
+            pass  # it has not begun
+        time.sleep(0.02)
+    raise AssertionError(f"no {count} results in time")
+
+
+def test_ctrl_c_ends_with_130_and_the_same_command_finishes(
+    sweep: Path, tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", str(sweep), "--no-report", "--n-jobs", "2", "--epochs", "12"]
+    assert main([*words, "--root", str(tmp_path / "golden"), "--json"]) == 0
+    golden = json.loads(capsys.readouterr().out)["fingerprint"]
+    words += ["--root", str(root)]
+    (sweep.parent / "SLOW").touch()
+    run = shell(*words)
+    wait_for_results(root, 1)
+    family = descendants(run.pid)
+    assert main(words) == 3
+    assert f"held by process {run.pid}" in capsys.readouterr().err
+    state = told(capsys, "status", root)
+    assert state["holder"]["pid"] == run.pid
+    assert state["running"] >= 1
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=40)
+    assert run.returncode == 130, err
+    assert f"continue with: asynckfold {shlex.join(words)}" in err
+    assert "partial report: " in err
+    assert "Traceback" not in err
+    assert gone(family)
+    (sweep.parent / "SLOW").unlink()
+    assert told(capsys, "status", root)["pending"] > 0
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["done"] == 6
+    assert found["fingerprint"] == golden
+
+
+def test_resume_continues_a_built_in_run_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").mkdir()
+    rows = "".join(f"{n},{n % 7},{'xyz'[n % 3]}\n" for n in range(60))
+    (tmp_path / "there" / "rows.csv").write_text(f"a,b,label\n{rows}")
+    monkeypatch.chdir(tmp_path / "there")
+    line = "run --data csv:rows.csv --folds 2 --epochs 1 --baseline none --no-report --root r"
+    assert main(shlex.split(line)) == 0
+    with RunStore.hold(tmp_path / "there" / "r") as store:
+        store._db.execute("DELETE FROM results WHERE job_id LIKE '%fold-1'")
+    fingerprint = told(capsys, "status", "r")["fingerprint"]
+    monkeypatch.chdir(tmp_path)
+    found = told(capsys, "resume", "there/r")
+    assert (found["done"], found["pending"]) == (2, 0)
+    assert found["fingerprint"] != fingerprint
+    with RunStore.read(tmp_path / "there" / "r") as store:
+        tries = [attempt.job_id for attempt in store.attempts()]
+    assert sorted(tries) == ["mlp/constant/fold-0", *["mlp/constant/fold-1"] * 2]
+
+
+def test_another_plan_in_the_same_folder_is_refused(
+    sweep: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", str(sweep), "--root", str(root), "--no-report", "--epochs", "1"]
+    assert main(words) == 0
+    assert main([*words, "--batch-size", "4"]) == 2
+    err = capsys.readouterr().err
+    assert "holds a run of another plan" in err
+    assert "batch_size: 8 there, 4 here" in err
+
+
+def test_a_reader_that_goes_away_stops_nothing(root: Path) -> None:
+    run = shell("run", *SMALL.split(), "--root", root, "-v")
+    assert run.stdout is not None
+    assert run.stderr is not None
+    run.stderr.readline()
+    run.stderr.close()
+    run.stdout.close()
+    assert run.wait(timeout=100) == 0
+    with RunStore.read(root) as store:
+        assert store.counts()["done"] == 2
+
+
+FULL_DISK = """
+mount -t tmpfs -o size=100k none "$ROOT"
+"$@"; echo "first $?"
+mount -o remount,size=50m "$ROOT"
+"$@"; echo "second $?"
+"""
+
+
+def test_a_full_disk_ends_with_5_and_the_same_command_finishes(root: Path) -> None:
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"]).returncode:
+        pytest.skip("no mount namespace without privileges here")
+    root.mkdir()
+    command = [sys.executable, "-m", "asynckfold", "run", *SMALL.split(), "--root", str(root)]
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", FULL_DISK, "sh", *command],
+        env={**os.environ, "ROOT": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    codes = [line for line in done.stdout.splitlines() if line.startswith(("first", "second"))]
+    assert codes == ["first 5", "second 0"], done.stderr
+    assert "No space left" in done.stderr or "full" in done.stderr
+    assert f"continue with: asynckfold run {SMALL} --root {root}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Help and doctor
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_is_complete(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert EXIT_CODES in text
+    (verbs,) = [item for item in make_parser()._actions if isinstance(item.choices, dict)]
+    for action in verbs.choices[verb]._actions:  # type: ignore[index]
+        assert action.help, action
+        assert all(option in text for option in action.option_strings)
+
+
+def test_help_names_everything_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    words = set(re.split(r"[\s,()]+", capsys.readouterr().out))
+    for names in (ARCHITECTURES, LR_SCHEDULES, OPTIMIZERS, SOURCES):
+        assert set(names) <= words
+
+
+def test_doctor_says_what_would_run_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "doctor")
+    assert found["now"]["jobs"] >= 1
+    assert {"versions", "cpu", "memory", "gpus"} <= set(found)
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^now +\d+ jobs? of one thread would run now on cores? \d", out)
+    assert re.search(r"memory +\d+\.\d GiB of \d+\.\d GiB available", out)
+    assert not re.search(r"\d{7}", out)  # no sizes in bytes
+
+
+@pytest.mark.parametrize(
+    ("idle", "busy", "gpus", "text"),
+    [
+        ((0, 1), [], (), "2 jobs of one thread would run now on cores 0, 1: the limit is affinity, "
+         "2 cores; nobody else uses them"),
+        ((1,), [0], (), "1 job of one thread would run now on core 1: the limit is affinity, "
+         "2 cores; others use core 0 (97 %)"),
+        ((), [0, 1], (), "1 job of one thread would run now on core 0: the limit is affinity, "
+         "2 cores; others use core 0 (97 %), core 1 (50 %), and one job always runs"),
+        ((0, 1), [], (Gpu(3, 1, 2),), "2 jobs of one thread would run now on cores 0, 1: the limit "
+         "is affinity, 2 cores; nobody else uses them; with GPUs, one job on each: 3"),
+    ],
+)  # fmt: skip
+def test_now(idle: Sequence[int], busy: list[int], gpus: tuple[Gpu, ...], text: str) -> None:
+    cpu = {
+        "limit": "affinity",
+        "allowed": 2,
+        "busy": busy,
+        "foreign_load": {"0": 0.97, "1": 0.5},
+    }
+    assert str(now(cpu, Load((0, 1), tuple(idle), 1, gpus))) == text

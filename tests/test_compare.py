@@ -1,0 +1,97 @@
+"""Two runs are held against each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from asynckfold import AsyncKFold, RunStore
+from asynckfold.cli import main
+from asynckfold.compare import Comparison, compare_runs
+from tests.toy import Tiny, adam, samples
+
+
+def make(root: Path, **changes: object) -> None:
+    settings = {"random_state": 0, "parallelize": False, "baseline": None, "verbose": 0}
+    kfold = AsyncKFold(3, samples(), root, nn.CrossEntropyLoss(), 10, **{**settings, **changes})  # type: ignore[arg-type]
+    kfold([Tiny], ["cosine"], adam, {"epochs": 2})
+
+
+def compare(one: Path, other: Path) -> Comparison:
+    with RunStore.read(one) as first, RunStore.read(other) as second:
+        return compare_runs(first, second)
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("golden") / "run"
+    make(root)
+    return root
+
+
+def test_a_run_equals_its_repetition(golden: Path, root: Path) -> None:
+    make(root)
+    found = compare(golden, root)
+    assert found.identical
+    assert (found.equal_jobs, found.jobs) == (3, 3)
+    assert found.fingerprints[0] == found.fingerprints[1]
+
+
+def test_another_seed_is_named(golden: Path, root: Path) -> None:
+    make(root, random_state=1)
+    found = compare(golden, root)
+    assert not found.identical
+    assert found.plan == "random_state: 0 there, 1 here"
+    assert found.results.startswith("Tiny/cosine/fold-0: epoch 1, ")
+    assert found.equal_jobs == 0
+
+
+def test_one_changed_output_is_found(golden: Path, root: Path) -> None:
+    make(root)
+    with RunStore.hold(root) as store:
+        plan, results = store.plan, store.results()
+        folds, targets = store.splits()
+    name = plan.jobs[1].id
+    outputs = results[name].outputs
+    assert outputs is not None
+    changed = outputs.copy()
+    changed[7, 0] = torch.nextafter(torch.tensor(changed[7, 0]), torch.tensor(9.0)).item()
+    other = root.parent / "other"
+    with RunStore.hold(other) as store:
+        store.begin(plan, folds, targets)
+        for job in plan.jobs:
+            attempt = store.start_attempt(job.id, (), 1, "cpu", 0.0)
+            result = replace(results[job.id], attempt=attempt)
+            store.record(replace(result, outputs=changed) if job.id == name else result)
+    found = compare(golden, other)
+    assert not found.identical
+    assert found.plan == ""
+    assert found.results == f"{name}: out-of-fold outputs of 1 samples, first in row 7"
+    assert found.equal_jobs == 2
+
+
+def test_an_incomplete_run_is_not_identical_to_itself(golden: Path, root: Path) -> None:
+    with RunStore.read(golden) as store:
+        plan = store.plan
+        folds, targets = store.splits()
+    with RunStore.hold(root) as store:
+        store.begin(plan, folds, targets)
+    assert not compare(root, root).identical
+    assert compare(golden, root).results == "Tiny/cosine/fold-0: done there, pending here"
+
+
+def test_the_command_says_it_in_words_and_by_its_exit_code(
+    golden: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(root, random_state=1)
+    assert main(["compare", str(golden), str(golden)]) == 0
+    assert capsys.readouterr().out.startswith("identical: 3 jobs, fingerprint ")
+    assert main(["compare", str(golden), str(root), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["plan"] == "random_state: 0 there, 1 here"
+    assert main(["compare", str(golden), str(root.parent / "nothing")]) == 2
+    assert "DIR must be the folder of a run" in capsys.readouterr().err

@@ -1,0 +1,551 @@
+"""`AsyncKFold` from the caller's side: what goes in, what comes out, and how jobs fail."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import model_selection as sk
+from torch import nn
+
+from asynckfold import (
+    AllJobsFailedError,
+    AsyncKFold,
+    CVResults,
+    InputError,
+    JobFailedError,
+    JobsFailedWarning,
+    PlanMismatchError,
+    RunStore,
+)
+from asynckfold.engines.pool import close_warm
+from tests.leftovers import descendants, gone
+from tests.toy import Tiny, adam, samples
+
+X, Y = samples()
+CE = nn.CrossEntropyLoss()
+EPOCHS = {"epochs": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_stays() -> Iterator[None]:
+    yield
+    close_warm()
+
+
+def kfold(root: Path, folds: Any = 3, **settings: Any) -> AsyncKFold:
+    dataset = settings.pop("dataset", (X, Y))
+    criterion = settings.pop("criterion", CE)
+    settings = {"verbose": 0, "baseline": None, **settings}
+    return AsyncKFold(folds, dataset, root, criterion, 10, **settings)
+
+
+def serial(root: Path, folds: Any = 3, **settings: Any) -> CVResults:
+    """A quick run in this process."""
+    return kfold(root, folds, parallelize=False, **settings)([Tiny], ["step"], adam, EPOCHS)
+
+
+# The door
+
+
+def test_the_signature_is_the_one_that_was_promised() -> None:
+    names = list(inspect.signature(AsyncKFold).parameters.values())
+    assert [item.name for item in names[:6]] == [
+        "kfolds", "dataset", "root_dir", "criterion", "batch_size", "parallelize",
+    ]  # fmt: skip
+    assert names[5].default is True
+    assert all(item.kind is item.KEYWORD_ONLY for item in names[6:])
+    assert {
+        "cv", "n_splits", "n_repeats", "groups", "random_state", "n_jobs", "scoring", "error_score",
+        "verbose", "threads_per_job", "devices", "resume", "train_transform", "eval_transform",
+        "baseline",
+    } <= {item.name for item in names}  # fmt: skip
+    called = list(inspect.signature(AsyncKFold.__call__).parameters)[1:]
+    assert called == ["models", "schedulers", "opt_fn", "trainer_params"]
+
+
+def test_everything_by_position(root: Path) -> None:
+    params = {"epochs": 1, "save_checkpoint_frequency": 20, "print_frequency": 15}
+    results = AsyncKFold(2, (X, Y), str(root), CE, 10, False, verbose=0)(
+        [Tiny], ["cosine"], adam, params
+    )
+    assert results.counts["done"] == 2
+    assert results.plan.params.print_frequency == 15
+
+
+def test_aliases_of_kfolds_and_numbers_of_numpy(tmp_path: Path) -> None:
+    prints = {
+        serial(tmp_path / "a", 3).fingerprint,
+        serial(tmp_path / "b", None, cv=3).fingerprint,
+        serial(tmp_path / "c", None, n_splits=np.int64(3), random_state=np.int64(0)).fingerprint,
+    }
+    assert len(prints) == 1
+
+
+def test_plan_starts_and_writes_nothing(root: Path) -> None:
+    before = descendants()
+    plan, folds = kfold(root).plan([Tiny], ["step", "warm"], adam, EPOCHS)
+    assert [job.id for job in plan.jobs][:4] == [
+        "Tiny/step/fold-0", "Tiny/step/fold-1", "Tiny/step/fold-2", "Tiny/warm/fold-0",
+    ]  # fmt: skip
+    assert sorted(np.concatenate([fold.valid for fold in folds])) == list(range(60))
+    assert not root.exists()
+    assert not descendants() - before
+
+
+# The same numbers
+
+
+def test_any_number_of_workers_gives_the_bits_of_the_serial_engine(tmp_path: Path) -> None:
+    models = {"Tiny": Tiny, "linear": lambda: nn.Linear(8, 3)}
+    found = {}
+    for name, settings in {
+        "serial": {"parallelize": False},
+        "one": {"n_jobs": 1},
+        "two": {"n_jobs": 2},
+    }.items():
+        results = kfold(tmp_path / name, **settings)(models, ["cosine", "reduce"], adam, EPOCHS)
+        assert results.counts["done"] == 12
+        found[name] = {job: item.digest for job, item in results.results.items()}
+    assert found["serial"] == found["one"] == found["two"]
+    assert len(set(found["serial"].values())) == 12
+
+
+def test_the_callers_random_state_stays(root: Path) -> None:
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[index] # noqa: NPY002
+    serial(root)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == np.random.get_state()[1].tolist()  # type: ignore[index] # noqa: NPY002
+
+
+# Folds
+
+
+GROUPS = np.repeat(np.arange(12), 5)
+
+
+@pytest.mark.parametrize(
+    ("splitter", "groups"),
+    [
+        (sk.KFold(4), None),
+        (sk.StratifiedKFold(3, shuffle=True, random_state=1), None),
+        (sk.GroupKFold(3), GROUPS),
+        (sk.ShuffleSplit(2, test_size=0.3, random_state=0), None),
+        (sk.TimeSeriesSplit(3), None),
+        (sk.RepeatedStratifiedKFold(n_splits=2, n_repeats=2, random_state=0), None),
+        (sk.PredefinedSplit(np.arange(60) % 2), None),
+    ],
+    ids=lambda value: type(value).__name__ if hasattr(value, "split") else "",
+)
+def test_any_splitter(root: Path, splitter: Any, groups: Any) -> None:
+    results = serial(root, splitter, groups=groups)
+    expected = list(splitter.split(X, Y, groups))
+    assert len(results.folds) == len(expected)
+    for fold, (train, valid) in zip(results.folds, expected, strict=True):
+        assert np.array_equal(fold.train, train)
+        assert np.array_equal(fold.valid, valid)
+    assert results.counts["done"] == len(expected)
+
+
+def test_a_list_of_pairs(root: Path) -> None:
+    pairs = [(np.arange(20, 60), np.arange(20)), (list(range(30)), [40, 41])]
+    results = serial(root, pairs)
+    assert results.folds[1].valid.tolist() == [40, 41]
+    rows = np.isnan(results.oof["Tiny/step"]).any(axis=1)
+    assert np.flatnonzero(~rows).tolist() == [*range(20), 40, 41]
+
+
+def test_groups_and_repeats(root: Path) -> None:
+    results = serial(root, 3, groups=GROUPS, n_repeats=2)
+    assert len(results.results) == 6
+    assert "Tiny/step/repeat-1/fold-2" in results.results
+    for fold in results.folds:
+        assert not set(GROUPS[fold.train]) & set(GROUPS[fold.valid])
+    valid = [tuple(fold.valid) for fold in results.folds]
+    assert len(set(valid)) == 6
+
+
+def test_stratified_unless_told_otherwise(tmp_path: Path) -> None:
+    labels = np.array([0] * 48 + [1] * 12)
+    shares = {}
+    for stratify in (True, False):
+        root = tmp_path / str(stratify)
+        plan, folds = kfold(root, 4, dataset=(X, labels), stratify=stratify).plan(
+            [Tiny], ["step"], adam, EPOCHS
+        )
+        shares[stratify] = {int(labels[fold.valid].sum()) for fold in folds}
+        assert len(plan.jobs) == 4
+    assert shares[True] == {3}
+    assert shares[False] != {3}
+
+
+# Scores
+
+
+def balance(targets: Any, outputs: Any) -> float:
+    return float(np.mean(outputs.argmax(1) == 0))
+
+
+@pytest.mark.parametrize(
+    ("scoring", "names"),
+    [
+        (None, ["accuracy"]),
+        ("f1_macro", ["f1_macro"]),
+        (["neg_log_loss", "accuracy"], ["neg_log_loss", "accuracy"]),
+        (balance, ["balance"]),
+        ({"acc": "accuracy", "mine": balance}, ["acc", "mine"]),
+    ],
+)
+def test_scoring(root: Path, scoring: Any, names: list[str]) -> None:
+    results = serial(root, scoring=scoring)
+    assert list(results.plan.scoring) == names
+    table = results.cv_results_
+    for name in names:
+        assert table[f"mean_test_{name}"][0] == pytest.approx(
+            np.mean([table[f"split{fold}_test_{name}"][0] for fold in range(3)])
+        )
+    assert results.best_score_ == table[f"mean_test_{names[0]}"][0]
+
+
+def test_a_users_score_that_raises_fails_the_job(root: Path) -> None:
+    def moody(targets: Any, outputs: Any) -> float:
+        raise LookupError("not today")
+
+    with pytest.raises(AllJobsFailedError, match="scoring raised LookupError: not today"):
+        serial(root, scoring=moody)
+
+
+def test_regression(root: Path) -> None:
+    weights = np.linspace(-1, 1, 8, dtype=np.float32)
+    targets = (X @ weights)[:, None] + 3
+    results = kfold(root, dataset=(X, targets), criterion=nn.MSELoss(), parallelize=False)(
+        {"linear": lambda: nn.Linear(8, 1)},
+        ["constant"],
+        lambda model: torch.optim.Adam(model.parameters(), 0.1),
+        {"epochs": 60},
+    )
+    assert results.plan.scoring == ("r2",)
+    assert results.plan.classes == ()
+    assert results.best_score_ > 0.95
+    assert "mean_test_r2" in results.cv_results_
+    assert results.to_frame("epoch")["accuracy"].isna().all()
+    residual = results.oof["linear/constant"] - targets
+    assert np.abs(residual).mean() < 0.5
+
+
+def test_out_of_fold_rows_are_those_of_the_dataset(root: Path) -> None:
+    class Echo(nn.Module):
+        """Says what it saw, trained or not."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(1))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs + self.bias
+
+    results = kfold(root)(
+        [Echo], ["step"], lambda model: torch.optim.SGD(model.parameters(), 0.0), EPOCHS
+    )
+    assert np.array_equal(results.oof["Echo/step"], X)
+    with np.load(root / "oof" / "Echo-step.npz") as file:
+        assert np.array_equal(file["outputs"], X)
+
+
+# Failures
+
+
+class Moody(Tiny):
+    """Raises where it is scored on sample 7: in exactly one fold."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not self.training and (inputs == torch.from_numpy(X[7])).all(dim=1).any():
+            raise ArithmeticError("seven")
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize("parallelize", [True, False])
+def test_a_model_that_raises_in_one_fold(root: Path, parallelize: bool) -> None:
+    with pytest.warns(JobsFailedWarning, match="1 of 6 jobs failed") as caught:
+        results = kfold(root, parallelize=parallelize)(
+            {"Moody": Moody, "Tiny": Tiny}, ["step"], adam, EPOCHS
+        )
+    assert caught[0].filename == __file__
+    text = str(caught[0].message)
+    assert "1 × ArithmeticError: seven (Moody/step/fold-" in text
+    assert results.counts == {
+        "planned": 6, "done": 5, "failed": 1, "diverged": 0, "cancelled": 0, "pending": 0,
+    }  # fmt: skip
+    moody, tiny = results.candidates
+    assert (moody.complete, moody.status, tiny.complete) == (False, "failed", True)
+    assert results.best_params_["model"] == "Tiny"
+    frame = results.to_frame().set_index("model")
+    assert frame.loc["Tiny", "rank"] == 1
+    assert np.isnan(frame.loc["Moody", "rank"])
+    (failed,) = [item for item in results.results.values() if item.status == "failed"]
+    assert "in forward" in failed.traceback
+    assert "ArithmeticError: seven" in (root / failed.job_id / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(("error_score", "mean"), [(float("nan"), np.nan), (0.0, None)])
+def test_error_score_stands_for_a_failed_fold(
+    root: Path, error_score: float, mean: float | None
+) -> None:
+    with pytest.warns(JobsFailedWarning):
+        results = kfold(root, parallelize=False, error_score=error_score)(
+            [Moody], ["step"], adam, EPOCHS
+        )
+    scores = [results.cv_results_[f"split{fold}_test_accuracy"][0] for fold in range(3)]
+    known = [score for score in scores if score > 0]
+    assert len(known) == 2
+    expected = sum(known) / 3 if mean is None else mean
+    np.testing.assert_allclose(results.cv_results_["mean_test_accuracy"][0], expected)
+    assert not results.candidates[0].complete
+
+
+def test_error_score_raise(root: Path) -> None:
+    with pytest.raises(JobFailedError, match=r"(?s)1 of 3 jobs failed.*in forward"):
+        kfold(root, parallelize=False, error_score="raise")([Moody], ["step"], adam, EPOCHS)
+
+
+def test_all_jobs_fail(root: Path) -> None:
+    with pytest.raises(AllJobsFailedError, match=r"(?s)3 of 3 jobs failed.*3 × RuntimeError"):
+        kfold(root)({"wide": lambda: nn.Linear(9, 3)}, ["step"], adam, EPOCHS)
+    with RunStore.read(root) as store:
+        assert store.counts()["failed"] == 3
+
+
+class Kills(Tiny):
+    """Its process is killed in the fold that is scored on sample 7."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not self.training and (inputs == torch.from_numpy(X[7])).all(dim=1).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(inputs)
+
+
+def test_a_job_that_kills_its_process_is_tried_three_times(root: Path) -> None:
+    with pytest.warns(JobsFailedWarning, match="1 of 6 jobs failed"):
+        results = kfold(root, n_jobs=2)({"Kills": Kills, "Tiny": Tiny}, ["step"], adam, EPOCHS)
+    assert results.counts["done"] == 5
+    (failed,) = [item for item in results.results.values() if item.status == "failed"]
+    assert "SIGKILL" in failed.error
+    assert "3 attempts" in failed.error
+    with RunStore.read(root) as store:
+        tries = [item for item in store.attempts() if item.job_id == failed.job_id]
+        others = [item for item in store.attempts() if item.job_id != failed.job_id]
+    assert [item.attempt for item in tries] == [1, 2, 3]
+    assert all(item.attempt == 1 for item in others)
+
+
+def test_a_loss_that_becomes_nan_diverges(root: Path) -> None:
+    models = {"Tiny": Tiny, "nan": lambda: nn.Sequential(nn.Linear(8, 3), Nan())}
+    with pytest.warns(JobsFailedWarning, match="3 × the loss became nan at epoch 1, batch 1"):
+        results = kfold(root, parallelize=False)(models, ["step"], adam, EPOCHS)
+    assert results.counts["diverged"] == 3
+    assert results.counts["done"] == 3
+    assert results.best_params_["model"] == "Tiny"
+
+
+class Nan(nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * float("nan")
+
+
+# The same folder again
+
+
+def test_a_finished_run_trains_nothing_again(root: Path) -> None:
+    first = serial(root)
+    with RunStore.read(root) as store:
+        tries = store.attempts()
+    again = serial(root)
+    assert again.fingerprint == first.fingerprint
+    with RunStore.read(root) as store:
+        assert store.attempts() == tries
+    parallel = kfold(root, n_jobs=2, resume="must")([Tiny], ["step"], adam, EPOCHS)
+    assert parallel.fingerprint == first.fingerprint
+    with RunStore.read(root) as store:
+        assert store.attempts() == tries
+    with pytest.raises(InputError, match="resume='never' needs a folder without a run"):
+        serial(root, resume="never")
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"folds": 4}, "folds"),
+        ({"random_state": 5}, "random_state: 0 there, 5 here"),
+        ({"dataset": (X + 1, Y)}, "dataset"),
+        ({"scoring": "f1_macro"}, "scoring"),
+        ({"models": {"Other": Tiny}}, "models: Tiny there, Other here"),
+        ({"models": {"Tiny": lambda: nn.Linear(8, 3)}}, "recipe.architecture.Tiny"),
+        ({"params": {"epochs": 3}}, "params.epochs: 2 there, 3 here"),
+        (
+            {"opt_fn": lambda model: torch.optim.SGD(model.parameters(), 0.5)},
+            "recipe.settings.Tiny",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_another_plan_is_refused_naming_the_first_difference(
+    root: Path, change: dict[str, Any], difference: str
+) -> None:
+    serial(root)
+    fingerprint = _fingerprint(root)
+    models = change.pop("models", [Tiny])
+    opt_fn, params = change.pop("opt_fn", adam), change.pop("params", EPOCHS)
+    with pytest.raises(PlanMismatchError) as caught:
+        kfold(root, parallelize=False, **change)(models, ["step"], opt_fn, params)
+    assert "holds a run of another plan" in str(caught.value)
+    assert f"received {difference}" in str(caught.value)
+    assert "Use another folder" in str(caught.value)
+    assert _fingerprint(root) == fingerprint
+
+
+def _fingerprint(root: Path) -> str:
+    with RunStore.read(root) as store:
+        return store.fingerprint()
+
+
+# What is said
+
+
+def test_an_instance_is_copied_and_that_is_said(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    model = Tiny()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    results = kfold(root, parallelize=False, verbose=1)([model], ["step"], adam, EPOCHS)
+    assert "model Tiny was given as an instance" in capsys.readouterr().err
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert results.counts["done"] == 3
+    with RunStore.read(root) as store:
+        assert any("given as an instance" in event.text for event in store.events())
+
+
+@pytest.mark.parametrize("parallelize", [True, False])
+def test_silent_means_silent(
+    root: Path, capfd: pytest.CaptureFixture[str], parallelize: bool
+) -> None:
+    class Loud(Tiny):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            print("loud")
+            return super().forward(inputs)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = kfold(root, parallelize=parallelize, baseline="estimate")(
+            [Loud if parallelize else Tiny], ["step"], adam, {"epochs": 1}
+        )
+    assert capfd.readouterr() == ("", "")
+    assert results.speedup is not None
+    if parallelize:
+        assert "loud" in (root / "Loud/step/fold-0/log.txt").read_text()
+
+
+def test_what_comes_back_reads_well(root: Path) -> None:
+    results = serial(root)
+    lines = repr(results).splitlines()
+    assert lines[0].startswith("CVResults: 3 planned, 3 done; ")
+    assert lines[1].split() == ["model", "scheduler", "accuracy", "folds", "seconds"]
+    assert lines[2].split()[:3] == ["1", "Tiny", "step"]
+    assert "<table>" in results._repr_html_()
+    page = results.report()
+    assert page == root / "report" / "index.html"
+    assert "Tiny" in page.read_text()
+
+
+@pytest.mark.parametrize("kind", ["measure", "estimate"])
+def test_the_serial_baseline_says_what_it_is(root: Path, kind: str) -> None:
+    results = kfold(root, baseline=kind)([Tiny], ["step"], adam, {"epochs": 1})
+    assert results.baseline is not None
+    assert results.baseline.kind == {"measure": "measured", "estimate": "estimated"}[kind]
+    assert results.speedup == pytest.approx(results.baseline.seconds / results.seconds)
+
+
+# Workers
+
+
+def test_workers_stay_warm_for_the_next_call_of_this_process(tmp_path: Path) -> None:
+    kfold(tmp_path / "a", n_jobs=1)([Tiny], ["step"], adam, {"epochs": 1})
+    first = descendants()
+    kfold(tmp_path / "b", n_jobs=1)([Tiny], ["step"], adam, {"epochs": 1})
+    assert descendants() == first
+    assert len(first) >= 2  # the server and a worker
+    close_warm()
+    assert gone(first)
+
+
+def test_the_callers_default_dtype_reaches_the_workers(root: Path) -> None:
+    fingerprints = []
+    for name, parallelize in (("serial", False), ("packed", True)):
+        torch.set_default_dtype(torch.float64)
+        try:
+            inputs, targets = samples()
+            call = AsyncKFold(
+                3,
+                (torch.from_numpy(inputs).double(), targets),
+                root / name,
+                nn.CrossEntropyLoss(),
+                10,
+                parallelize,
+                baseline=None,
+                verbose=0,
+            )
+            fingerprints.append(call([Tiny], ["step"], adam, {"epochs": 1}).fingerprint)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert fingerprints[0] == fingerprints[1]
+
+
+class Guarded(torch.utils.data.Dataset[Any]):
+    """Holds a lock, as data sets that read archives do."""
+
+    def __init__(self, noisy: bool = False) -> None:
+        self.inputs, self.targets = samples()
+        self.lock = threading.Lock()
+        self.noisy = noisy
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> Any:
+        with self.lock:
+            noise = np.random.rand() if self.noisy else 0.0  # noqa: NPY002
+            return self.inputs[index] + np.float32(noise), int(self.targets[index])
+
+
+def test_a_dataset_that_cannot_be_sent_costs_the_baseline_only(root: Path) -> None:
+    call = AsyncKFold(3, Guarded(), root, nn.CrossEntropyLoss(), 10, verbose=0)
+    results = call([Tiny], ["step"], adam, EPOCHS)
+    assert results.counts["done"] == 3
+    assert results.speedup is None
+    with RunStore.read(root) as store:
+        (event,) = [item for item in store.events() if item.kind == "baseline"]
+    assert "lock" in event.text
+
+
+def test_a_dataset_that_can_neither_be_held_nor_sent_is_refused(root: Path) -> None:
+    call = AsyncKFold(3, Guarded(noisy=True), root, nn.CrossEntropyLoss(), 10, verbose=0)
+    with pytest.raises(InputError, match=r"dataset must be sendable.*lock"):
+        call([Tiny], ["step"], adam, EPOCHS)
+    assert not root.exists()
+
+
+def test_looking_at_a_finished_run_does_not_lengthen_it(root: Path) -> None:
+    first = kfold(root)([Tiny], ["step"], adam, EPOCHS)
+    again = kfold(root)([Tiny], ["step"], adam, EPOCHS)
+    assert again.seconds == first.seconds

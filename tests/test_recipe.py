@@ -1,0 +1,303 @@
+"""Names of live objects, and what cannot be sent to a worker."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+from asynckfold.recipe import (
+    LR_SCHEDULES,
+    InitialState,
+    named_lr_schedules,
+    named_models,
+    pack,
+    sending_problems,
+)
+
+
+class Net(nn.Linear):
+    def __init__(self, width: int = 2) -> None:
+        super().__init__(3, width)
+
+    @classmethod
+    def wide(cls) -> Net:
+        return cls(8)
+
+
+def make_net() -> nn.Module:
+    return Net()
+
+
+class Factory:
+    def __call__(self) -> nn.Module:
+        return Net()
+
+
+# ---- names of models ----
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (Net, ["Net"]),
+        ([Net], ["Net"]),
+        ((Net, make_net), ["Net", "make_net"]),
+        ([Net, lambda: Net(), lambda: Net(4)], ["Net", "lambda1", "lambda2"]),
+        (functools.partial(Net, 4), ["Net"]),
+        (functools.partial(functools.partial(make_net)), ["make_net"]),
+        ([Net.wide], ["wide"]),
+        ([Factory()], ["Factory"]),
+        ({"small": Net, "large": functools.partial(Net, 9)}, ["small", "large"]),
+        ({1: Net, 2.5: make_net}, ["1", "2.5"]),
+        ({"Größe 3 ✓": Net}, ["Größe 3 ✓"]),
+    ],
+)
+def test_models_are_named_as_the_user_calls_them(given: Any, names: list[str]) -> None:
+    named, problems, notes = named_models(given)
+    assert (list(named), problems, notes) == (names, [], [])
+    assert all(isinstance(make(), nn.Module) for make in named.values())
+
+
+def test_an_instance_is_copied_in_its_first_state_and_that_is_said() -> None:
+    net = Net()
+    named, problems, notes = named_models([net])
+    first = net.weight.detach().clone()
+    with torch.no_grad():
+        net.weight.zero_()
+    one, other = named["Net"](), named["Net"]()
+    assert problems == []
+    assert torch.equal(one.weight, first)
+    assert torch.equal(other.weight, first)
+    assert one is not other
+    assert notes == [
+        "model Net was given as an instance: every job starts from a copy of its present weights; "
+        "pass the class to initialise each fold anew"
+    ]
+    assert isinstance(pickle.loads(pickle.dumps(named["Net"])), InitialState)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([Net, Net], "model names must differ: received 'Net' twice."),
+        ([Net, functools.partial(Net, 3)], "model names must differ: received 'Net' twice."),
+        ([Net(), Net()], "model names must differ: received 'Net' twice."),
+        ([], "there must be a model: received []."),
+        ({}, "there must be a model: received {}."),
+        (3, "a model must be a class or a function without arguments: received 3 of type int."),
+        (["LeNet5"], "a model must be a class or a function without arguments: received 'LeNet5'"),
+        ({"": Net}, "a model name must not be empty"),
+        ({" ": Net}, "a model name must not be empty"),
+        ({"a/b": Net}, "received 'a/b'"),
+        ({"..": Net}, "received '..'"),
+        ({"a\\b": Net}, "received 'a\\\\b'"),
+        ({"a\n": Net}, "received 'a\\n'"),
+        ({"x" * 201: Net}, "a model name must have at most 200 characters"),
+    ],
+)
+def test_odd_models_are_refused(given: Any, text: str) -> None:
+    _, problems, _ = named_models(given)
+    assert text in " ".join(map(str, problems))
+    assert len(problems) == 1
+
+
+def test_all_problems_of_models_come_at_once() -> None:
+    _, problems, _ = named_models({"a/b": Net, "": 3})
+    assert len(problems) == 3
+
+
+# ---- names of LR schedules ----
+
+
+def halve(optimizer: Any) -> Any:
+    return optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("cosine", ["cosine"]),
+        (list(LR_SCHEDULES), list(LR_SCHEDULES)),
+        (halve, ["halve"]),
+        ([halve, "warm", lambda optimizer: None], ["halve", "warm", "lambda2"]),
+        ({"fast": halve, "slow": "step"}, ["fast", "slow"]),
+        (functools.partial(optim.lr_scheduler.StepLR, step_size=3), ["StepLR"]),
+    ],
+)
+def test_schedules_are_named(given: Any, names: list[str]) -> None:
+    named, problems = named_lr_schedules(given)
+    assert (list(named), problems) == (names, [])
+
+
+@pytest.mark.parametrize("word", ["cosin", "Cosine", "cosinus", "one_cycle", "multi-step"])
+def test_an_unknown_schedule_is_told_with_the_nearest_and_all_valid_names(word: str) -> None:
+    (problem,) = named_lr_schedules([word])[1]
+    assert problem.received == repr(word)
+    assert "Did you mean '" in problem.remedy
+    assert ", ".join(LR_SCHEDULES) in problem.remedy
+
+
+@pytest.mark.parametrize("given", [[3], [None], {"a": 1.5}, [["cosine"]], [], None, ""])
+def test_odd_schedules_are_refused(given: Any) -> None:
+    assert named_lr_schedules(given)[1]
+
+
+def test_a_schedule_given_twice_is_refused() -> None:
+    (problem,) = named_lr_schedules(["cosine", "cosine"])[1]
+    assert problem.rule == "LR schedule names must differ"
+
+
+# ---- sending ----
+
+LOCK = threading.Lock()
+
+
+class Held:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def call(self, *arguments: Any) -> Any:
+        return self.inner
+
+    __call__ = call
+
+
+def closing_over(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def with_default(value: Any) -> Callable[[], Any]:
+    def found(value: Any = value) -> Any:
+        return value
+
+    return found
+
+
+def local_class(value: Any) -> type:
+    class Local:
+        guard = value
+
+    return Local
+
+
+PATHS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "itself": (lambda lock: lock, "part"),
+    "attribute": (Held, "part.inner"),
+    "nested attribute": (lambda lock: Held(Held(Held(lock))), "part.inner.inner.inner"),
+    "list": (lambda lock: Held([1, lock]), "part.inner[1]"),
+    "dict": (lambda lock: Held({"a": {"b": lock}}), "part.inner['a']['b']"),
+    "closure": (closing_over, "part.value"),
+    "closure of a closure": (lambda lock: closing_over(closing_over(lock)), "part.value.value"),
+    "default": (with_default, "part.__defaults__[0]"),
+    "partial argument": (lambda lock: functools.partial(print, lock), "part.args[0]"),
+    "partial keyword": (lambda lock: functools.partial(print, end=lock), "part.keywords['end']"),
+    "partial function": (lambda lock: functools.partial(closing_over(lock)), "part.func.value"),
+    "method": (lambda lock: Held(lock).call, "part.__self__.inner"),
+    "class attribute": (local_class, "part.guard"),
+    "instance of such a class": (lambda lock: local_class(lock)(), "part.__class__.guard"),
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_what_cannot_be_sent_is_named_by_its_path(name: str) -> None:
+    make, path = PATHS[name]
+    (problem,) = sending_problems({"part": make(threading.Lock())})
+    assert problem.rule == "part must be sendable to a worker process"
+    assert problem.received.startswith(f"{path}: TypeError: cannot pickle '_thread.lock' object")
+    assert sending_problems({"part": make(3)}) == []
+
+
+def in_main(source: str) -> str:
+    program = (
+        "import threading\nfrom asynckfold.recipe import sending_problems\n"
+        f"{source}\nprint(*sending_problems({{'part': part}}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_a_global_of_the_users_script_is_named() -> None:
+    text = in_main(
+        "LOCK = threading.Lock()\n"
+        "class Model:\n"
+        "    def forward(self):\n"
+        "        return [(lambda: LOCK)() for _ in range(3)]\n"
+        "def part():\n"
+        "    return Model()\n"
+    )
+    assert "received part.Model.forward.LOCK: TypeError: cannot pickle '_thread.lock'" in text
+
+
+def test_a_variable_that_is_not_assigned_yet_is_no_obstacle() -> None:
+    text = in_main(
+        "LOCK = threading.Lock()\n"
+        "def outer():\n"
+        "    def part():\n"
+        "        return later, LOCK\n"
+        "    return part\n"
+        "    later = 1\n"
+        "part = outer()\n"
+    )
+    assert "received part.LOCK: TypeError" in text
+
+
+def test_a_part_that_raises_anything_when_packed_is_refused() -> None:
+    class Odd:
+        def __getstate__(self) -> Any:
+            raise LookupError("no state today")
+
+    (problem,) = sending_problems({"part": Held(Odd())})
+    assert problem.received == "part.inner: LookupError: no state today"
+
+
+def test_a_part_that_holds_itself_is_named_all_the_same() -> None:
+    held = Held(None)
+    held.inner = [held, threading.Lock()]
+    (problem,) = sending_problems({"part": held})
+    assert problem.received.startswith("part.inner")
+
+
+def test_every_part_has_its_own_problem() -> None:
+    parts = {"model a": LOCK, "criterion": nn.MSELoss(), "opt_fn": Held(LOCK)}
+    assert [problem.rule.split(" must")[0] for problem in sending_problems(parts)] == [
+        "model a",
+        "opt_fn",
+    ]
+
+
+def test_what_ordinary_sweeps_hold_can_be_sent() -> None:
+    width = 4
+
+    class Local(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, width)
+
+    parts = {
+        "class": Net,
+        "local class": Local,
+        "lambda": lambda model: optim.Adam(model.parameters(), 1e-3),
+        "partial": functools.partial(Net, 4),
+        "instance": InitialState(Net()),
+        "criterion": nn.CrossEntropyLoss(torch.ones(3)),
+        "nothing": None,
+    }
+    assert sending_problems(parts) == []
+    made = pickle.loads(pack(Local))
+    assert made().layer.out_features == 4

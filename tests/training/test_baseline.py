@@ -1,0 +1,246 @@
+"""The serial baseline: the same work as the sweep, in the ordinary way."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.preprocessing import StandardScaler
+from torch import nn, optim
+from torch.utils.data import Dataset
+
+from asynckfold.plan import TrainerParams
+from asynckfold.training import baseline
+from tests.training.tiny import FEATURES, Noisy, Plain, Seen, Tiny, always, never, samples, watched
+
+
+def adam(model: nn.Module) -> optim.Optimizer:
+    return optim.Adam(model.parameters(), 0.1)
+
+
+class Counting(Dataset[Any]):
+    """Counts how often each sample is read."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.read: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read[index] += 1
+        return self.inner[index]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "reduce"])
+@pytest.mark.parametrize("step", ["epoch", "batch"])
+def test_it_sees_the_samples_of_the_sweep_in_batches_of_the_same_sizes(
+    tmp_path: Path, schedule: str, step: str
+) -> None:
+    ours, theirs = Seen(), Seen()
+
+    def make(target: Seen) -> Tiny:
+        return Tiny(
+            tmp_path,
+            {"noisy": watched(Noisy, target)},
+            {schedule: schedule},
+            params=TrainerParams(2, lr_step=step),
+            batch_size=13,
+        )
+
+    sweep, serial = make(ours), make(theirs)
+    for job in sweep.jobs:
+        sweep.train(job)
+    assert baseline.measure(serial.bundle, serial.batches, never) is not None
+    sizes = [[len(batch) for batch in side.of(training=True)] for side in (ours, theirs)]
+    assert sizes[0] == sizes[1]
+    for training in (True, False):
+        counts = [
+            Counter(number for batch in side.of(training) for number in batch)
+            for side in (ours, theirs)
+        ]
+        assert counts[0] == counts[1]
+
+
+def test_it_reads_sample_by_sample_from_the_views_of_the_user(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path)
+    views = tuple(Counting(view) for view in tiny.bundle.ordinary)
+    tiny.bundle = replace(tiny.bundle, ordinary=views)
+    baseline.measure(tiny.bundle, tiny.batches, never)
+    train, valid = (view.read for view in views)
+    epochs = tiny.params.epochs
+    assert train == Counter(dict.fromkeys(range(60), 2 * epochs))
+    assert valid == Counter(dict.fromkeys(range(60), epochs))
+
+
+def test_its_accuracy_is_near_that_of_the_sweep(tmp_path: Path) -> None:
+    tiny = Tiny(
+        tmp_path,
+        {"plain": Plain},
+        {"cosine": "cosine", "reduce": "reduce"},
+        adam,
+        params=TrainerParams(6),
+        data=samples(180),
+    )
+    measured = baseline.measure(tiny.bundle, tiny.batches, never)
+    assert measured is not None
+    ours: dict[str, list[float]] = {}
+    for job in tiny.jobs:
+        ours.setdefault(job.candidate, []).append(tiny.train(job).epochs[-1].accuracy or 0.0)
+    assert set(measured.accuracy) == set(ours)
+    for candidate, scores in ours.items():
+        assert measured.accuracy[candidate] > 0.8
+        assert measured.accuracy[candidate] == pytest.approx(np.mean(scores), abs=0.08)
+
+
+def test_seconds_add_up(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, {"a": Plain, "b": Plain})
+    started = time.perf_counter()
+    measured = baseline.measure(tiny.bundle, tiny.batches, never)
+    passed = time.perf_counter() - started
+    assert measured is not None
+    assert measured.kind == "measured"
+    assert measured.threads == torch.get_num_threads()
+    assert set(measured.by_candidate) == {"a/constant", "b/constant"}
+    assert measured.seconds == sum(measured.by_candidate.values())
+    assert 0.5 * passed < measured.seconds <= passed
+
+
+def slowed(seconds: float) -> Any:
+    class Slow(Plain):
+        """Takes its time for each batch, whatever else the machine does."""
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            time.sleep(seconds)
+            return super().forward(inputs)
+
+    return Slow
+
+
+def test_an_estimate_is_near_what_is_measured(tmp_path: Path) -> None:
+    tiny = Tiny(
+        tmp_path, {"slow": slowed(0.004)}, params=TrainerParams(2), data=samples(90), batch_size=10
+    )
+    estimated = baseline.estimate(tiny.bundle, tiny.batches, never)
+    measured = baseline.measure(tiny.bundle, tiny.batches, never)
+    assert estimated is not None
+    assert measured is not None
+    assert (estimated.kind, estimated.accuracy) == ("estimated", {})
+    assert measured.seconds / 2 < estimated.seconds < measured.seconds * 2
+
+
+def test_an_estimate_is_not_led_astray_by_a_few_slow_batches(tmp_path: Path) -> None:
+    calls = itertools.count()
+
+    class Disturbed(Plain):
+        """Each eighth batch takes a hundred times as long as the others."""
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.1 if next(calls) % 8 == 7 else 0.001)
+            return super().forward(inputs)
+
+    folds = [(np.arange(160), np.arange(160, 180))]
+    tiny = Tiny(tmp_path, {"m": Disturbed}, data=samples(180), cv=folds, params=TrainerParams(1))
+    estimated = baseline.estimate(tiny.bundle, tiny.batches, never)
+    assert estimated is not None
+    mean = (16 * 0.001 + 2 * 0.1) * 16 / 18
+    assert estimated.seconds < mean / 2
+
+
+def test_an_estimate_knows_the_sizes_of_the_folds(tmp_path: Path) -> None:
+    def folds(*sizes: int) -> Any:
+        return [(np.arange(size), np.arange(size, 60)) for size in sizes]
+
+    def seconds(*sizes: int) -> float:
+        tiny = Tiny(
+            tmp_path, {"m": slowed(0.01)}, cv=folds(*sizes), batch_size=5, params=TrainerParams(1)
+        )
+        found = baseline.estimate(tiny.bundle, tiny.batches, never)
+        assert found is not None
+        return found.seconds
+
+    assert seconds(30, 30) / seconds(30) == pytest.approx(2, rel=0.3)
+
+
+def test_each_model_is_timed_once(tmp_path: Path) -> None:
+    made = []
+
+    def make() -> nn.Module:
+        made.append(1)
+        return Plain()
+
+    tiny = Tiny(tmp_path, {"m": make}, {"cosine": "cosine", "warm": "warm"})
+    found = baseline.estimate(tiny.bundle, tiny.batches, never)
+    assert len(made) == 1
+    assert found is not None
+    assert found.by_candidate["m/cosine"] == pytest.approx(found.by_candidate["m/warm"])
+
+
+@pytest.mark.parametrize("trainer", [baseline.measure, baseline.estimate])
+def test_a_stop_is_obeyed_at_once(tmp_path: Path, trainer: Any) -> None:
+    seen = Seen()
+    tiny = Tiny(tmp_path, {"m": watched(Plain, seen)})
+    assert trainer(tiny.bundle, tiny.batches, always) is None
+    assert len(seen.batches) <= 1
+
+
+def failing(error: BaseException) -> Any:
+    def make() -> nn.Module:
+        raise error
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("bad"), SystemExit(3)], ids=lambda error: type(error).__name__
+)
+@pytest.mark.parametrize("trainer", [baseline.measure, baseline.estimate])
+def test_a_model_that_fails_is_left_to_the_sweep(
+    tmp_path: Path, trainer: Any, error: BaseException
+) -> None:
+    tiny = Tiny(tmp_path, {"bad": failing(error), "good": Plain})
+    found = trainer(tiny.bundle, tiny.batches, never)
+    assert found.by_candidate["bad/constant"] < found.by_candidate["good/constant"]
+    assert "bad/constant" not in found.accuracy
+
+
+def test_it_sees_preprocessed_samples(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, preprocess=StandardScaler(), opt_fn=adam, params=TrainerParams(8))
+    inputs, targets = samples()
+    tiny.data = (inputs * 1e4, targets)
+    measured = baseline.measure(tiny.bundle, tiny.batches, never)
+    assert measured is not None
+    assert measured.accuracy["plain/constant"] > 0.6
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: optim.LBFGS(model.parameters(), 0.1, max_iter=2),
+        lambda model: optim.Adagrad(model.parameters(), 0.1),
+    ],
+)
+def test_any_optimizer_and_numbers_as_targets(tmp_path: Path, make: Any) -> None:
+    inputs, _ = samples()
+    tiny = Tiny(
+        tmp_path,
+        {"line": lambda: nn.Linear(FEATURES, 1)},
+        {"reduce": "reduce", "onecycle": "onecycle"},
+        make,
+        nn.MSELoss(),
+        TrainerParams(2, lr_step="batch", clip_grad_norm=1.0),
+        data=(inputs / 60, inputs[:, 1:2]),
+        wants_classes=False,
+    )
+    measured = baseline.measure(tiny.bundle, tiny.batches, never)
+    assert measured is not None
+    assert measured.accuracy == {}
+    assert all(value > 0.001 for value in measured.by_candidate.values())

@@ -1,0 +1,326 @@
+"""Checkpoints: what is written comes back, and what is not whole is never used."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import math
+import pickle
+import random
+import struct
+import zipfile
+from collections import Counter, OrderedDict, deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from asynckfold.errors import StorageError, StoreCorruptError
+from asynckfold.training import checkpoint
+
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in type and in every bit; NaN equals NaN, -0.0 differs from 0.0."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and _bits(one) == _bits(other)
+    if isinstance(one, np.ndarray):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if isinstance(one, float):
+        return struct.pack("d", one) == struct.pack("d", other) or (one != one and other != other)
+    if isinstance(one, dict):
+        return same(list(one.items()), list(other.items()))
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def _bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    dtype = draw(st.sampled_from(DTYPES))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    found = (torch.randn(shape, generator=generator) * 50).to(dtype)
+    return found.mT if len(shape) > 1 and draw(st.booleans()) else found
+
+
+arrays = st.builds(
+    lambda shape, dtype, seed: np.asarray(np.random.default_rng(seed).normal(size=shape), dtype),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from(["f4", "f8", "i8", "u4", "u1", "?"]),
+    st.integers(0, 99),
+)
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+keys = st.text() | st.integers() | st.booleans() | st.tuples(st.integers(), st.text()) | st.none()
+trees = st.recursive(
+    plain | tensors() | arrays,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(keys, inner, max_size=3),
+        st.dictionaries(keys, inner, max_size=3).map(OrderedDict),
+        st.dictionaries(keys, st.integers(), max_size=3).map(Counter),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.dictionaries(st.text(), trees, max_size=4))
+def test_whatever_can_be_written_comes_back(tmp_path: Path, tree: dict[str, Any]) -> None:
+    path = tmp_path / "checkpoint"
+    digest, size = checkpoint.save(path, tree)
+    assert path.stat().st_size == size
+    assert same(checkpoint.load(path, digest), tree)
+
+
+def test_numbers_of_numpy_come_back_as_plain_ones(tmp_path: Path) -> None:
+    tree = {"a": np.float32(0.1), "b": np.int8(-3), "c": np.bool_(True), "d": np.float64(-0.0)}
+    digest, _ = checkpoint.save(tmp_path / "c", tree)
+    plain = {"a": float(np.float32(0.1)), "b": -3, "c": True, "d": -0.0}
+    assert same(checkpoint.load(tmp_path / "c", digest), plain)
+
+
+def test_equal_trees_give_equal_files(tmp_path: Path) -> None:
+    def tree() -> dict[str, Any]:
+        return {"model": nn.Linear(2, 2).state_dict(), "step": 3}
+
+    torch.manual_seed(0)
+    one = checkpoint.save(tmp_path / "one", tree())
+    torch.manual_seed(0)
+    assert checkpoint.save(tmp_path / "other", tree()) == one
+
+
+def test_tensors_that_share_memory_come_back_apart(tmp_path: Path) -> None:
+    shared = torch.arange(6.0)
+    digest, _ = checkpoint.save(
+        tmp_path / "c", {"a": shared, "b": shared[2:], "c": shared.view(2, 3)}
+    )
+    found = checkpoint.load(tmp_path / "c", digest)
+    found["a"].zero_()
+    assert found["b"].tolist() == [2, 3, 4, 5]
+    assert found["c"].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (object(), "object"),
+        ({1, 2}, "set"),
+        (b"bytes", "bytes"),
+        (1j, "complex"),
+        (deque([1]), "deque"),
+        (len, "builtin_function_or_method"),
+        (Path("x"), "Path"),
+        (nn.Linear(1, 1), "Linear"),
+        (torch.zeros(2).to_sparse(), "tensor of torch.float32, torch.sparse_coo, on cpu"),
+        (torch.zeros(2, device="meta"), "tensor of torch.float32, torch.strided, on meta"),
+        (np.array(["text"]), "NumPy array of <U4"),
+        (np.array([object()]), "NumPy array of object"),
+        (np.array(["2020-01-01"], "M8[D]"), r"NumPy array of datetime64\[D\]"),
+        (np.longdouble(1), "longdouble"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_what_cannot_be_written_is_named_by_its_place(
+    tmp_path: Path, value: Any, found: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"\['optimizer'\]\['state'\]\[0\]\[1\] is a .*{found}"):
+        checkpoint.save(tmp_path / "c", {"optimizer": {"state": [(1, value)]}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="could not write"):
+        checkpoint.save(tmp_path / "missing" / "c", {})
+
+
+# ---- damage ----
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> tuple[Path, str, bytes]:
+    path = tmp_path / "c.safetensors"
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    tree = {"job": "m/s/fold-0", "epochs": [{"number": 1}], "model": model.state_dict()}
+    digest, _ = checkpoint.save(path, tree)
+    return path, digest, path.read_bytes()
+
+
+def test_a_file_cut_at_any_length_is_damage(written: tuple[Path, str, bytes]) -> None:
+    path, digest, data = written
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        with pytest.raises(StoreCorruptError, match=rf"\({length} bytes\)"):
+            checkpoint.load(path, digest)
+
+
+def test_any_flipped_bit_is_damage(written: tuple[Path, str, bytes]) -> None:
+    path, digest, data = written
+    for place in random.Random(0).sample(range(8 * len(data)), 300):
+        flipped = bytearray(data)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(StoreCorruptError, match="SHA-256 differs"):
+            checkpoint.load(path, digest)
+
+
+@pytest.mark.parametrize("extra", [b"\0", b"\n", b"x" * 4096])
+def test_appended_bytes_are_damage(written: tuple[Path, str, bytes], extra: bytes) -> None:
+    path, digest, data = written
+    path.write_bytes(data + extra)
+    with pytest.raises(StoreCorruptError, match="SHA-256 differs"):
+        checkpoint.load(path, digest)
+
+
+def test_a_zeroed_block_is_damage(written: tuple[Path, str, bytes]) -> None:
+    path, digest, data = written
+    path.write_bytes(data[:-16] + bytes(16))
+    with pytest.raises(StoreCorruptError):
+        checkpoint.load(path, digest)
+
+
+class Trap:
+    """Touches a file when unpickled."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.canary,))
+
+
+def _zip() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("archive/data.pkl", b"cos\nsystem\n(S'true'\ntR.")
+    return buffer.getvalue()
+
+
+def _torch(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _header(header: Any, body: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def _tree(tree: Any) -> bytes:
+    return _header({"__metadata__": {"tree": json.dumps(tree)}})
+
+
+FOREIGN = {
+    "empty": b"",
+    "short": b"\x01\x02\x03",
+    "text": b"epoch 3 of 5\n",
+    "gzip": gzip.compress(b"{}"),
+    "zip": _zip(),
+    "png": b"\x89PNG\r\n\x1a\n" + bytes(64),
+    "torch": _torch({"epoch": 1}),
+    "huge header": (2**63 - 1).to_bytes(8, "little") + b"{}",
+    "no dict": _header([]),
+    "no metadata": _header({}),
+    "no tree": _header({"__metadata__": {}}),
+    "a number": _tree(3),
+    "a list": _tree({"list": []}),
+    "two kinds": _tree({"list": [], "dict": []}),
+    "unknown kind": _tree({"pickle": [1]}),
+    "no such tensor": _tree({"dict": [["a", {"tensor": "0"}]]}),
+    "odd tensor": _tree({"dict": [["a", {"tensor": [0]}]]}),
+    "odd pairs": _tree({"dict": 3}),
+    "unhashable key": _tree({"dict": [[{"list": []}, 1]]}),
+    "odd float": _tree({"dict": [["a", {"float": "x"}]]}),
+    "deep": _header({"__metadata__": {"tree": '{"list":[' * 50_000 + "]}" * 50_000}}),
+    "overlapping": _header(
+        {
+            "__metadata__": {"tree": json.dumps({"dict": []})},
+            "0": {"dtype": "F32", "shape": [10**9, 10**9], "data_offsets": [0, 4]},
+        },
+        bytes(4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("known", [False, True], ids=["other digest", "own digest"])
+def test_a_foreign_file_is_refused(tmp_path: Path, name: str, known: bool) -> None:
+    data = FOREIGN[name]
+    path = tmp_path / "c"
+    path.write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest() if known else "0" * 64
+    with pytest.raises(StoreCorruptError, match="not an asynckfold checkpoint" if known else "SHA"):
+        checkpoint.load(path, digest)
+
+
+@pytest.mark.parametrize("kind", ["pickle", "torch"])
+def test_nothing_is_unpickled(tmp_path: Path, kind: str) -> None:
+    canary = tmp_path / "canary"
+    data = pickle.dumps(Trap(canary)) if kind == "pickle" else _torch({"a": Trap(canary)})
+    path = tmp_path / "c"
+    path.write_bytes(data)
+    with pytest.raises(StoreCorruptError, match="not an asynckfold checkpoint"):
+        checkpoint.load(path, hashlib.sha256(data).hexdigest())
+    assert not canary.exists()
+    pickle.loads(pickle.dumps(Trap(canary)))
+    assert canary.exists(), "the trap must work"
+
+
+def test_a_folder_or_nothing_in_its_place_is_damage(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(StoreCorruptError, match="cannot be read"):
+            checkpoint.load(path, "0" * 64)
+
+
+# ---- digests ----
+
+
+def test_the_digest_of_weights_sees_names_types_shapes_and_values() -> None:
+    def linear(**changes: Any) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(2, 3, **changes)
+
+    base = checkpoint.weights_digest(linear())
+    assert checkpoint.weights_digest(linear()) == base
+    other = linear()
+    with torch.no_grad():
+        other.weight[0, 0] = math.nextafter(float(other.weight[0, 0]), 9) + 1e-6  # type: ignore[index, operator]
+    variants = [other, linear(bias=False), linear(dtype=torch.float64), nn.Sequential(linear())]
+    digests = {checkpoint.weights_digest(variant) for variant in variants}
+    assert len(digests | {base}) == 5
+
+
+def test_weights_without_order_in_memory_have_the_same_digest() -> None:
+    one, other = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2)
+    other.load_state_dict(one.state_dict())
+    other = other.to(memory_format=torch.channels_last)
+    assert checkpoint.weights_digest(one) == checkpoint.weights_digest(other)

@@ -1,0 +1,834 @@
+"""The loop: a result depends on the plan alone, whatever happens on the way."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.feature_selection import SelectKBest
+from sklearn.preprocessing import StandardScaler
+from torch import nn, optim
+from torch.nn import functional
+
+from asynckfold.errors import StorageError
+from asynckfold.messages import EpochEnded, Progress, Remark
+from asynckfold.plan import TrainerParams
+from asynckfold.recipe import LR_SCHEDULES
+from asynckfold.result import DIVERGED, DONE
+from asynckfold.training import loop, lr_schedules
+from asynckfold.training.bundle import job_folder
+from tests.training.tiny import (
+    CLASSES,
+    FEATURES,
+    Noisy,
+    Plain,
+    Seen,
+    Tiny,
+    checkpoints,
+    samples,
+    sgd,
+    watched,
+)
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
+    "sgd": lambda model: optim.SGD(model.parameters(), 0.05),
+    "momentum": sgd,
+    "adam": lambda model: optim.Adam(model.parameters(), 0.01),
+    "amsgrad": lambda model: optim.Adam(model.parameters(), 0.01, amsgrad=True),
+    "adamw": lambda model: optim.AdamW(model.parameters(), 0.01, weight_decay=0.1),
+    "rmsprop": lambda model: optim.RMSprop(model.parameters(), 0.01, centered=True),
+    "adagrad": lambda model: optim.Adagrad(model.parameters(), 0.05),
+    "adadelta": lambda model: optim.Adadelta(model.parameters()),
+    "adamax": lambda model: optim.Adamax(model.parameters(), 0.01),
+    "nadam": lambda model: optim.NAdam(model.parameters(), 0.01),
+    "radam": lambda model: optim.RAdam(model.parameters(), 0.01),
+    "rprop": lambda model: optim.Rprop(model.parameters(), 0.01),
+    "lbfgs": lambda model: optim.LBFGS(model.parameters(), 0.1, max_iter=3, history_size=2),
+    "groups": lambda model: optim.SGD(
+        [
+            {"params": [item], "lr": 0.1 / (number + 1)}
+            for number, item in enumerate(model.parameters())
+        ],
+        momentum=0.5,
+        nesterov=True,
+    ),
+}
+
+
+# ---- the plan alone ----
+
+
+@pytest.mark.parametrize("step", ["epoch", "batch"])
+@pytest.mark.parametrize("schedule", LR_SCHEDULES)
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_a_training_stopped_after_every_batch_ends_alike(
+    tmp_path: Path, schedule: str, optimizer: str, step: str
+) -> None:
+    def make(name: str) -> Tiny:
+        return Tiny(
+            tmp_path / name,
+            {"noisy": Noisy},
+            {schedule: schedule},
+            OPTIMIZERS[optimizer],
+            params=TrainerParams(epochs=2, lr_step=step),
+            batch_size=12,
+        )
+
+    whole = make("whole").train()
+    parts, attempts = make("parts").train_with_stops()
+    assert whole.status == DONE
+    assert parts.digest == whole.digest
+    assert attempts == (8 if schedule != "reduce" else 6)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_continues_from_its_checkpoint(tmp_path: Path, optimizer: str) -> None:
+    def make(name: str) -> Tiny:
+        return Tiny(
+            tmp_path / name,
+            {"noisy": Noisy},
+            {"onecycle": "onecycle"},
+            OPTIMIZERS[optimizer],
+            params=TrainerParams(epochs=2, lr_step="batch", clip_grad_norm=1.0),
+            batch_size=20,
+        )
+
+    assert make("parts").train_with_stops()[0].digest == make("whole").train().digest
+
+
+def test_nothing_outside_the_plan_changes_a_result(tmp_path: Path) -> None:
+    first = Tiny(tmp_path / "one", {"noisy": Noisy})
+    expected = first.train().digest
+    random.seed(77)
+    np.random.seed(77)  # noqa: NPY002
+    torch.manual_seed(77)
+    second = Tiny(tmp_path / "two", {"noisy": Noisy})
+    second.train(second.jobs[2])
+    assert second.train(second.jobs[0]).digest == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch_size": 11},
+        {"params": TrainerParams(epochs=3)},
+        {"opt_fn": OPTIMIZERS["adam"]},
+        {"criterion": nn.CrossEntropyLoss(label_smoothing=0.1)},
+        {"models": {"noisy": lambda: Noisy(noisy_evaluation=True)}},
+        {"data": samples(seed=1)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_is_in_the_plan_does_change_it(tmp_path: Path, change: dict[str, Any]) -> None:
+    one = Tiny(tmp_path / "one", {"noisy": Noisy})
+    other = Tiny(tmp_path / "other", **{"models": {"noisy": Noisy}, **change})
+    assert one.train().digest != other.train().digest
+
+
+def test_candidates_start_from_equal_weights_and_see_equal_batches(tmp_path: Path) -> None:
+    one, other = Seen(), Seen()
+    tiny = Tiny(
+        tmp_path,
+        {"a": watched(Plain, one), "b": watched(Plain, other)},
+        {"constant": "constant", "cosine": "cosine"},
+    )
+    by_id = {job.id: tiny.train(job) for job in tiny.jobs if job.fold == 0}
+    assert one.batches == other.batches
+    assert one.batches[: len(one.batches) // 2] == one.batches[len(one.batches) // 2 :]
+    assert by_id["a/constant/fold-0"].weights == by_id["b/constant/fold-0"].weights
+    assert by_id["a/constant/fold-0"].weights != by_id["a/cosine/fold-0"].weights
+    assert len({job.seed for job in tiny.jobs}) == 3
+
+
+def test_each_epoch_has_its_own_order(tmp_path: Path) -> None:
+    seen = Seen()
+    tiny = Tiny(tmp_path, {"plain": watched(Plain, seen)}, batch_size=40)
+    tiny.train()
+    first, second = seen.of(training=True)
+    assert first != second
+    assert set(first) == set(second) == set(tiny.bundle.folds[0].train)
+
+
+# ---- what a checkpoint holds ----
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+        self.outer.weight = self.inner.weight
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.head(self.outer(torch.relu(self.inner(inputs / 60))))
+
+
+class Counting(nn.Module):
+    """Buffers of several types, one of them not kept, and state of its own."""
+
+    calls: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES - 1, CLASSES)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("scale", torch.ones(CLASSES, dtype=torch.bfloat16))
+        self.extra = 0
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        self.calls += 1
+        self.extra += 1
+        self.scale *= 1.01
+        return self.linear(inputs[:, 1:]) * self.scale.float() * (1 + self.calls / (7 + self.extra))
+
+    def get_extra_state(self) -> Any:
+        return {"extra": self.extra}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state["extra"]
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(CLASSES, FEATURES - 1, dtype=torch.complex64))
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return (inputs[:, 1:].to(torch.complex64) @ self.weight.T).abs()
+
+
+class Tracking(nn.Module):
+    """A criterion whose weights follow the labels that it sees in training."""
+
+    share: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("share", torch.ones(CLASSES))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.share += 0.1 * functional.one_hot(targets, CLASSES).sum(0)
+        return functional.cross_entropy(outputs, targets, self.share)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"models": {"tied": Tied}},
+        {"models": {"counting": Counting}},
+        {"models": {"complex": Complex}},
+        {"models": {"noisy": lambda: Noisy(noisy_evaluation=True)}},
+        {"criterion": Tracking()},
+        {"lr_schedules": {"own": lambda optimizer: optim.lr_scheduler.StepLR(optimizer, 1, 0.5)}},
+        {
+            "lr_schedules": {
+                "own": lambda optimizer: optim.lr_scheduler.LambdaLR(
+                    optimizer, lambda step: 0.9**step
+                )
+            }
+        },
+        {
+            "lr_schedules": {
+                "own": lambda optimizer: optim.lr_scheduler.SequentialLR(
+                    optimizer,
+                    [
+                        optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2),
+                        optim.lr_scheduler.CosineAnnealingLR(optimizer, 4),
+                    ],
+                    [2],
+                )
+            }
+        },
+        {"preprocess": StandardScaler()},
+    ],
+    ids=[
+        "tied",
+        "buffers",
+        "complex",
+        "evaluation",
+        "criterion",
+        "step",
+        "lambda",
+        "sequence",
+        "fit",
+    ],
+)
+def test_all_state_travels_through_checkpoints(tmp_path: Path, parts: dict[str, Any]) -> None:
+    def make(name: str) -> Tiny:
+        return Tiny(tmp_path / name, **{"params": TrainerParams(2, lr_step="batch"), **parts})
+
+    assert make("parts").train_with_stops()[0].digest == make("whole").train().digest
+
+
+def test_a_result_that_was_lost_comes_from_the_last_checkpoint(tmp_path: Path) -> None:
+    seen = Seen()
+    make = watched(lambda: Noisy(noisy_evaluation=True), seen)
+    tiny = Tiny(tmp_path, {"noisy": make})
+    first, news = tiny.attempt()
+    assert first is not None
+    seen.batches.clear()
+    second, _ = tiny.attempt(attempt=2, refs=checkpoints(news))
+    assert second is not None
+    assert second.digest == first.digest
+    assert seen.batches == []
+
+
+def test_a_criterion_is_copied_for_each_job(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, criterion=Tracking())
+    first = tiny.train()
+    assert tiny.train().digest == first.digest
+    assert torch.equal(tiny.criterion.share, torch.ones(CLASSES))  # type: ignore[attr-defined]
+
+
+class Odd(optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "note": object()}
+
+
+def test_what_a_checkpoint_cannot_hold_is_named(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, opt_fn=lambda model: Odd(model.parameters(), 0.1))
+    with pytest.raises(TypeError, match=r"\['optimizer'\]\['note'\] is a object"):
+        tiny.train()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "frequency", "expected"),
+    [(5, 2, [2, 4, 5]), (4, 2, [2, 4]), (1, 3, [1]), (3, 9, [3])],
+)
+def test_the_last_epoch_is_always_saved_and_scored(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    epochs: int,
+    frequency: int,
+    expected: list[int],
+) -> None:
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+    params = TrainerParams(epochs, save_checkpoint_frequency=frequency)
+    result, news = Tiny(tmp_path, params=params).attempt()
+    assert [ref.epoch for ref in reversed(checkpoints(news))] == expected
+    assert result is not None
+    assert result.outputs is not None
+    assert len(result.epochs) == epochs
+
+
+# ---- damage ----
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> tuple[Tiny, list[Any], str]:
+    """A job with two checkpoints, of epoch 1 and of epoch 2, and the digest of its result."""
+    tiny = Tiny(tmp_path / "run", {"noisy": Noisy}, params=TrainerParams(3))
+    refs: list[Any] = []
+    for attempt in (1, 2):
+        asked = iter(range(100))
+        _, news = tiny.attempt(None, attempt, refs, lambda asked=asked: next(asked) == 4)  # type: ignore[misc]
+        refs = checkpoints(news) + refs
+    assert [(ref.epoch, ref.batch) for ref in refs] == [(2, 0), (1, 0)]
+    return (
+        tiny,
+        refs,
+        Tiny(tmp_path / "golden", {"noisy": Noisy}, params=TrainerParams(3)).train().digest,
+    )
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_a_damaged_checkpoint_is_told_and_an_older_one_used(
+    stopped: tuple[Tiny, list[Any], str], damaged: int
+) -> None:
+    tiny, refs, golden = stopped
+    for ref in refs[:damaged]:
+        path = tiny.root / ref.file
+        path.write_bytes(path.read_bytes()[:-1])
+    result, news = tiny.attempt(None, 3, refs)
+    remarks = [item for item in news if isinstance(item, Remark)]
+    assert [item.kind for item in remarks] == ["damage"] * damaged
+    endings = ["an older one is used", "the job starts anew"]
+    for remark, ref, ending in zip(remarks, refs, endings, strict=False):
+        assert remark.text.endswith(ending)
+        assert ref.file in remark.text
+    starts = [item.epoch.number for item in news if isinstance(item, EpochEnded)]
+    assert starts == [[3], [2, 3], [1, 2, 3]][damaged]
+    assert result is not None
+    assert result.digest == golden
+
+
+def test_a_missing_checkpoint_is_damage(stopped: tuple[Tiny, list[Any], str]) -> None:
+    tiny, refs, golden = stopped
+    (tiny.root / refs[0].file).unlink()
+    result, news = tiny.attempt(None, 3, refs)
+    assert "cannot be read" in next(item.text for item in news if isinstance(item, Remark))
+    assert result is not None
+    assert result.digest == golden
+
+
+def test_a_checkpoint_of_another_job_is_refused(stopped: tuple[Tiny, list[Any], str]) -> None:
+    tiny, refs, _ = stopped
+    other = tiny.jobs[1]
+    expected = tiny.train(other).digest
+    result, news = tiny.attempt(other, 2, refs[:1])
+    (remark,) = [item for item in news if isinstance(item, Remark)]
+    assert remark.text.startswith(f"a checkpoint of {tiny.jobs[0].id} stands for {other.id}")
+    assert result is not None
+    assert result.digest == expected
+
+
+def test_a_checkpoint_of_another_plan_is_refused(stopped: tuple[Tiny, list[Any], str]) -> None:
+    tiny, refs, _ = stopped
+    longer = Tiny(tiny.root, tiny.models, params=TrainerParams(4))
+    result, news = longer.attempt(None, 2, refs[:1])
+    (remark,) = [item for item in news if isinstance(item, Remark)]
+    assert "comes from another plan" in remark.text
+    assert result is not None
+    assert len([item for item in news if isinstance(item, EpochEnded)]) == 4
+
+
+# ---- divergence ----
+
+
+class Exploding(nn.Module):
+    """Gives a bad loss at one call in training, a good one elsewhere."""
+
+    def __init__(self, at: int, value: float) -> None:
+        super().__init__()
+        self.at, self.value, self.calls = at, value, 0
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = functional.cross_entropy(outputs, targets)
+        if self.training:
+            self.calls += 1
+            if self.calls == self.at:
+                return loss * self.value
+        return loss
+
+
+@pytest.mark.parametrize(("value", "word"), [(math.nan, "nan"), (math.inf, "inf")])
+@pytest.mark.parametrize(("at", "where"), [(1, "epoch 1, batch 1 "), (7, "epoch 2, batch 3 ")])
+def test_a_loss_that_is_no_number_is_told_with_its_place(
+    tmp_path: Path, at: int, where: str, value: float, word: str
+) -> None:
+    tiny = Tiny(tmp_path, criterion=Exploding(at, value), params=TrainerParams(3))
+    result = tiny.train()
+    assert result.status == DIVERGED
+    assert result.error == f"the loss became {word} at {where}(learning rate 0.1)"
+    assert result.outputs is None
+    assert len(result.epochs) == (at - 1) // 4
+    assert result.error in tiny.log()
+
+
+def test_a_huge_learning_rate_diverges_with_its_number(tmp_path: Path) -> None:
+    tiny = Tiny(
+        tmp_path,
+        {"deep": lambda: nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 64), nn.Linear(64, 3))},
+        opt_fn=lambda model: optim.SGD(model.parameters(), 1e10),
+    )
+    result = tiny.train()
+    assert result.status == DIVERGED
+    assert "epoch 1, batch" in result.error
+    assert "(learning rate 1e+10)" in result.error
+
+
+def test_a_large_finite_loss_is_no_divergence(tmp_path: Path) -> None:
+    def large(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs, targets) * 1e-30 + 1e38
+
+    result = Tiny(tmp_path, criterion=large).train()
+    assert result.status == DONE
+    assert result.epochs[0].train_loss == pytest.approx(1e38)
+
+
+class Blind(Plain):
+    """Has no answer for the first of the samples it is evaluated with."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(inputs)
+        if not self.training:
+            outputs[0] = math.nan
+        return outputs
+
+
+def test_outputs_that_are_no_numbers_are_a_divergence(tmp_path: Path) -> None:
+    def careless(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs.nan_to_num(), targets)
+
+    result = Tiny(tmp_path, {"blind": Blind}, criterion=careless).train()
+    assert result.status == DIVERGED
+    assert result.error == (
+        "an output on the held-out fold became nan at epoch 1 (learning rate 0.1)"
+    )
+
+
+def test_a_loss_on_the_held_out_fold_that_is_no_number_is_a_divergence(tmp_path: Path) -> None:
+    class Bad(nn.Module):
+        def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            loss = functional.cross_entropy(outputs, targets)
+            return loss if self.training else loss * math.inf
+
+    result = Tiny(tmp_path, criterion=Bad()).train()
+    assert (result.status, result.epochs) == (DIVERGED, ())
+    assert "held-out fold became inf at epoch 1" in result.error
+
+
+# ---- batches ----
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "normalises", "sizes"),
+    [
+        (41, 10, True, [10, 10, 10, 11]),
+        (41, 10, False, [10, 10, 10, 10, 1]),
+        (42, 10, True, [10, 10, 10, 10, 2]),
+        (40, 10, True, [10] * 4),
+        (5, 100, True, [5]),
+        (1, 10, True, [1]),
+        (3, 1, True, [1, 2]),
+        (3, 1, False, [1, 1, 1]),
+    ],
+)
+def test_a_last_batch_of_one_joins_the_one_before_where_batches_are_normalised(
+    count: int, size: int, normalises: bool, sizes: list[int]
+) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3)) if normalises else nn.Sequential(nn.Linear(3, 3))
+    bounds = list(loop.batch_bounds(count, size, model))
+    assert [high - low for low, high in bounds] == sizes
+
+
+@given(st.integers(1, 300), st.integers(1, 320), st.booleans())
+def test_batches_cover_all_samples_once(count: int, size: int, normalises: bool) -> None:
+    model = nn.BatchNorm2d(1) if normalises else nn.Identity()
+    bounds = list(loop.batch_bounds(count, size, model))
+    assert [low for low, _ in bounds] == [0, *(high for _, high in bounds[:-1])]
+    assert bounds[-1][1] == count
+    assert all(0 < high - low <= size + normalises for low, high in bounds)
+
+
+def test_a_model_with_batch_norm_trains_on_a_fold_with_one_sample_too_many(tmp_path: Path) -> None:
+    seen = Seen()
+    folds = [(np.arange(31), np.arange(31, 60))]
+    tiny = Tiny(tmp_path, {"noisy": watched(Noisy, seen)}, cv=folds)
+    assert tiny.train().status == DONE
+    assert [len(batch) for batch in seen.of(training=True)] == [10, 10, 11] * 2
+
+
+def test_a_batch_larger_than_the_fold_is_one_step(tmp_path: Path) -> None:
+    seen = Seen()
+    Tiny(tmp_path, {"plain": watched(Plain, seen)}, batch_size=1000).train()
+    assert [len(batch) for batch in seen.of(training=True)] == [40, 40]
+
+
+# ---- numbers ----
+
+
+def frozen(model: nn.Module) -> optim.Optimizer:
+    return optim.SGD(model.parameters(), 0.0)
+
+
+def test_losses_and_accuracy_are_those_of_the_model(tmp_path: Path) -> None:
+    """With a learning rate of 0 the mean over unequal batches is the loss of the whole fold."""
+    model = Plain()
+    tiny = Tiny(tmp_path, {"plain": lambda: model}, opt_fn=frozen, batch_size=17)
+    result = tiny.train()
+    inputs, targets = (torch.from_numpy(part) for part in tiny.data)
+    fold = tiny.bundle.folds[0]
+    with torch.no_grad():
+        outputs = model(inputs)
+    for item in result.epochs:
+        expected = functional.cross_entropy(outputs[fold.train], targets[fold.train])
+        assert item.train_loss == pytest.approx(float(expected), rel=1e-6)
+        expected = functional.cross_entropy(outputs[fold.valid], targets[fold.valid])
+        assert item.valid_loss == pytest.approx(float(expected), rel=1e-6)
+        right = (outputs[fold.valid].argmax(1) == targets[fold.valid]).double().mean()
+        assert item.accuracy == pytest.approx(float(right), abs=1e-12)
+    assert result.outputs is not None
+    np.testing.assert_allclose(result.outputs, outputs[fold.valid], rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_of_shape_one_is_a_number(tmp_path: Path) -> None:
+    def one(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs, targets).reshape(1)
+
+    plain = Tiny(tmp_path / "plain").train()
+    shaped = Tiny(tmp_path / "one", criterion=one)
+    assert shaped.train().epochs[0].train_loss == plain.epochs[0].train_loss
+    assert shaped.train_with_stops()[0].digest == plain.digest
+
+
+def test_numbers_instead_of_classes_have_no_accuracy(tmp_path: Path) -> None:
+    inputs, _ = samples()
+    tiny = Tiny(
+        tmp_path,
+        {"line": lambda: nn.Sequential(nn.Linear(FEATURES, 1))},
+        opt_fn=lambda model: optim.SGD(model.parameters(), 1e-4),
+        criterion=nn.MSELoss(),
+        data=(inputs, inputs[:, 1:2]),
+        wants_classes=False,
+    )
+    result = tiny.train()
+    assert [item.accuracy for item in result.epochs] == [None, None]
+    assert result.outputs is not None
+    assert result.outputs.shape == (20, 1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "epochs", "expected"),
+    [
+        ("cosine", "epoch", 4, [0.1 * (1 + math.cos(math.pi * t / 4)) / 2 for t in range(4)]),
+        ("cosine", "batch", 4, [0.1 * (1 + math.cos(math.pi * t / 4)) / 2 for t in range(4)]),
+        ("constant", "epoch", 3, [0.1] * 3),
+        ("constant", "batch", 3, [0.1] * 3),
+        ("multistep", "epoch", 4, [0.1, 0.1, 0.01, 0.001]),
+        ("step", "batch", 3, [0.1, 0.01, 0.001]),
+        ("exponential", "batch", 2, [0.1, 0.01]),
+    ],
+)
+def test_the_learning_rate_follows_its_rule_per_epoch_or_per_batch(
+    tmp_path: Path, schedule: str, step: str, epochs: int, expected: list[float]
+) -> None:
+    params = TrainerParams(epochs, lr_step=step)
+    result = Tiny(tmp_path, lr_schedules={schedule: schedule}, params=params).train()
+    assert [item.lr for item in result.epochs] == pytest.approx(expected, rel=1e-6)
+
+
+class Norms(optim.SGD):
+    """Notes the norm of the gradient at each step."""
+
+    seen: list[float]
+
+    def step(self, closure: Any = None) -> Any:
+        grads = [item.grad for group in self.param_groups for item in group["params"]]
+        self.seen.append(float(torch.cat([grad.flatten() for grad in grads]).norm()))
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_gradients_are_clipped(tmp_path: Path, clip: float | None) -> None:
+    seen: list[float] = []
+
+    def opt_fn(model: nn.Module) -> optim.Optimizer:
+        optimizer = Norms(model.parameters(), 0.1)
+        optimizer.seen = seen
+        return optimizer
+
+    Tiny(tmp_path, opt_fn=opt_fn, params=TrainerParams(2, clip_grad_norm=clip)).train()
+    assert len(seen) == 8
+    assert (max(seen) <= 0.0101) is (clip is not None)
+
+
+# ---- train and eval ----
+
+
+def test_each_epoch_trains_in_training_mode_and_evaluates_in_evaluation_mode(
+    tmp_path: Path,
+) -> None:
+    seen = Seen()
+    params = TrainerParams(2, eval_batch_size=15)
+    tiny = Tiny(tmp_path, {"noisy": watched(Noisy, seen)}, params=params)
+    tiny.train()
+    assert [mode for mode, _ in seen.batches] == [*[True] * 4, *[False] * 2] * 2
+    assert [number for batch in seen.of(training=False)[:2] for number in batch] == (
+        tiny.bundle.folds[0].valid.tolist()
+    )
+
+
+class Centred(Plain):
+    """Takes off its mean output of the last evaluation, in a share that it learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = nn.Parameter(torch.ones(()))
+        self.centre = torch.zeros(CLASSES)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(inputs)
+        if not self.training:
+            self.centre = outputs.mean(0)
+        return outputs - self.share * self.centre
+
+
+def test_what_a_model_keeps_of_an_evaluation_can_be_trained_with(tmp_path: Path) -> None:
+    assert Tiny(tmp_path, {"centred": Centred}).train().status == DONE
+
+
+# ---- the plateau rule ----
+
+
+def plateau(optimizer: optim.Optimizer) -> Any:
+    return optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+
+
+@pytest.mark.parametrize("schedule", ["reduce", plateau], ids=["name", "callable"])
+@pytest.mark.parametrize("step", ["epoch", "batch"])
+def test_the_plateau_rule_is_steered_by_the_training_fold_only(
+    tmp_path: Path, schedule: Any, step: str
+) -> None:
+    seen = Seen()
+    tiny = Tiny(
+        tmp_path,
+        {"plain": watched(Plain, seen)},
+        {"rule": schedule},
+        params=TrainerParams(2, lr_step=step, inner_val=0.2),
+    )
+    tiny.train()
+    fold = tiny.bundle.folds[0]
+    trained, evaluated = seen.numbers(training=True), seen.numbers(training=False)
+    steering = evaluated - set(fold.valid)
+    assert len(steering) == 8
+    assert trained | steering == set(fold.train)
+    assert not trained & steering
+    assert not trained & set(fold.valid)
+
+
+def test_other_rules_train_on_the_whole_fold(tmp_path: Path) -> None:
+    seen = Seen()
+    tiny = Tiny(tmp_path, {"plain": watched(Plain, seen)}, {"cosine": "cosine"})
+    tiny.train()
+    assert seen.numbers(training=True) == set(tiny.bundle.folds[0].train)
+    assert seen.numbers(training=False) == set(tiny.bundle.folds[0].valid)
+
+
+def test_the_plateau_rule_gets_the_loss_of_its_samples(tmp_path: Path) -> None:
+    told: list[float] = []
+    model, seen = Plain(), Seen()
+
+    class Listening(optim.lr_scheduler.ReduceLROnPlateau):
+        def step(self, metrics: Any, epoch: Any = None) -> None:  # type: ignore[override]
+            told.append(float(metrics))
+            super().step(metrics)
+
+    tiny = Tiny(
+        tmp_path, {"plain": watched(lambda: model, seen)}, {"rule": Listening}, opt_fn=frozen
+    )
+    tiny.train()
+    inputs, targets = (torch.from_numpy(part) for part in tiny.data)
+    rows = sorted(seen.numbers(training=False) - set(tiny.bundle.folds[0].valid))
+    with torch.no_grad():
+        expected = float(functional.cross_entropy(model(inputs)[rows], targets[rows]))
+    assert told == pytest.approx([expected] * 2, rel=1e-6)
+
+
+def test_the_rate_falls_when_the_loss_does_not(tmp_path: Path) -> None:
+    def unmoved(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs * 0).sum() + 1
+
+    params, schedules = TrainerParams(5), {"reduce": "reduce"}
+    result = Tiny(tmp_path, lr_schedules=schedules, criterion=unmoved, params=params).train()
+    assert [item.lr for item in result.epochs] == pytest.approx([0.1, 0.1, 0.1, 0.01, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "steering"), [(2, 0.1, 1), (10, 0.99, 9), (10, 0.01, 1)]
+)
+def test_both_parts_of_a_divided_fold_have_samples(
+    tmp_path: Path, count: int, share: float, steering: int
+) -> None:
+    seen = Seen()
+    tiny = Tiny(
+        tmp_path,
+        {"plain": watched(Plain, seen)},
+        {"reduce": "reduce"},
+        cv=[(np.arange(count), np.arange(count, 60))],
+        params=TrainerParams(1, inner_val=share),
+    )
+    tiny.train()
+    assert len(seen.numbers(training=True)) == count - steering
+
+
+def test_a_fold_of_one_sample_cannot_be_divided(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, lr_schedules={"reduce": "reduce"}, cv=[([0], np.arange(1, 60))])
+    with pytest.raises(ValueError, match=r"reduce sets samples .* at least 2, it has 1"):
+        tiny.train()
+
+
+# ---- preprocessing ----
+
+
+def test_preprocessing_is_fitted_on_the_training_fold_only(tmp_path: Path) -> None:
+    clean = Tiny(tmp_path / "clean", preprocess=StandardScaler())
+    inputs, targets = samples()
+    fold = clean.bundle.folds[0]
+    inputs[fold.valid] = 1e9
+    poisoned = Tiny(tmp_path / "poisoned", preprocess=StandardScaler(), data=(inputs, targets))
+    rows = torch.from_numpy(fold.train)
+    one, other = (
+        loop.fitted(tiny.batches, tiny.preprocess, fold.train).train(rows, 0, 0)[0]
+        for tiny in (clean, poisoned)
+    )
+    assert torch.equal(one, other)
+    torch.testing.assert_close(one.mean(0), torch.zeros(FEATURES), atol=1e-5, rtol=0)
+    pairs = zip(clean.train().epochs, poisoned.train().epochs, strict=True)
+    assert all(item.train_loss == poison.train_loss for item, poison in pairs)
+
+
+def test_a_transformer_may_look_at_the_targets_of_the_training_fold(tmp_path: Path) -> None:
+    tiny = Tiny(
+        tmp_path,
+        {"head": lambda: nn.Linear(2, CLASSES)},
+        preprocess=SelectKBest(k=2),
+    )
+    assert tiny.train().status == DONE
+
+
+# ---- what is told ----
+
+
+def test_progress_is_told_for_each_batch_when_there_is_time(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "NEWS_SECONDS", 0.0)
+    _, news = tiny.attempt()
+    told = [(item.epoch, item.batch) for item in news if isinstance(item, Progress)]
+    assert told == [(epoch, batch) for epoch in (1, 2) for batch in (1, 2, 3, 4)]
+    assert all(
+        item.batches == 4 and item.epochs == 2 for item in news if isinstance(item, Progress)
+    )
+
+
+def test_the_log_tells_batches_and_epochs(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, params=TrainerParams(1, print_frequency=2))
+    (item,) = tiny.train().epochs
+    batches = [line for line in tiny.log().splitlines() if " batch " in line]
+    assert [line.split(" loss ")[0] for line in batches] == [
+        "epoch 1/1 batch 2/4",
+        "epoch 1/1 batch 4/4",
+    ]
+    assert f"train_loss {item.train_loss:.4f} valid_loss {item.valid_loss:.4f}" in tiny.log()
+
+
+@pytest.mark.parametrize("name", ["folder", "log"])
+def test_a_disk_that_refuses_is_no_failure_of_the_job(tmp_path: Path, name: str) -> None:
+    tiny = Tiny(tmp_path)
+    folder = job_folder(tmp_path, tiny.jobs[0])
+    if name == "folder":
+        folder.parent.parent.mkdir()
+        folder.parent.write_text("a file where a folder should be")
+    else:
+        folder.mkdir(parents=True)
+        (folder / "log.txt").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="could not write"):
+        tiny.execute(tiny.jobs[0])
+
+
+def test_steps_of_the_schedules_fit_the_training(tmp_path: Path) -> None:
+    """A training is as long as its LR schedule was told."""
+    steps: list[int] = []
+    make = lr_schedules.BUILT_IN["cosine"]
+
+    def counted(optimizer: optim.Optimizer, count: int) -> Any:
+        steps.append(count)
+        return make(optimizer, count)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(lr_schedules.BUILT_IN, "cosine", counted)
+        for step in ("epoch", "batch"):
+            params = TrainerParams(3, lr_step=step)
+            Tiny(tmp_path / step, lr_schedules={"cosine": "cosine"}, params=params).train()
+    assert steps == [3, 12]

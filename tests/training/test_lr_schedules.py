@@ -1,0 +1,151 @@
+"""The built-in LR schedules: any length, any optimizer, no warning, sane curves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+from asynckfold.recipe import LR_SCHEDULES
+from asynckfold.training import lr_schedules
+
+OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
+    "SGD": lambda params: optim.SGD(params, 0.1),
+    "SGD with momentum": lambda params: optim.SGD(params, 0.1, momentum=0.8),
+    "Adam": lambda params: optim.Adam(params, 0.1),
+    "Adagrad": lambda params: optim.Adagrad(params, 0.1),
+    "RMSprop": lambda params: optim.RMSprop(params, 0.1),
+    "Rprop": lambda params: optim.Rprop(params, 0.1),
+    "LBFGS": lambda params: optim.LBFGS(params, 0.1),
+    "tensor": lambda params: optim.Adam(params, torch.tensor(0.1), foreach=False),
+}
+
+
+def curve(
+    name: str, steps: int, make: Callable[[Any], optim.Optimizer] = OPTIMIZERS["SGD"]
+) -> list[float]:
+    """The learning rate of each step, and the one after the last."""
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = make([parameter])
+    schedule = lr_schedules.make(name, optimizer, steps)
+    rates = [float(optimizer.param_groups[0]["lr"])]
+    for _ in range(steps):
+        optimizer.step(lambda: (parameter**2).sum())  # type: ignore[arg-type, return-value]
+        metric = [1.0] if lr_schedules.needs_metric(schedule) else []
+        schedule.step(*metric)
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+    return rates
+
+
+def test_the_names_are_those_that_the_recipe_offers() -> None:
+    assert sorted(lr_schedules.BUILT_IN) == sorted(LR_SCHEDULES)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 100])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", LR_SCHEDULES)
+def test_every_schedule_steps_through_any_training(name: str, optimizer: str, steps: int) -> None:
+    rates = curve(name, steps, OPTIMIZERS[optimizer])
+    assert all(math.isfinite(rate) and 0 <= rate <= 0.1 * (1 + 1e-6) for rate in rates)
+    assert max(rates) == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 100])
+def test_constant_is_constant(steps: int) -> None:
+    assert curve("constant", steps) == [0.1] * (steps + 1)
+
+
+@pytest.mark.parametrize("steps", [2, 5, 100])
+def test_cosine_falls_from_the_rate_to_nothing(steps: int) -> None:
+    rates = curve("cosine", steps)
+    expected = [0.05 * (1 + math.cos(math.pi * step / steps)) for step in range(steps + 1)]
+    assert rates == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("steps", [5, 6, 100])
+def test_warm_restarts_in_the_middle(steps: int) -> None:
+    rates = curve("warm", steps)[:-1]
+    middle = (steps + 1) // 2
+    assert [step for step, rate in enumerate(rates) if rate == pytest.approx(0.1)] == [0, middle]
+    assert min(rates) == rates[middle - 1]
+    assert rates[: steps - middle] == pytest.approx(rates[middle:])
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "drops"),
+    [
+        ("step", 3, [1, 2]),
+        ("step", 100, [34, 68]),
+        ("step", 2, [1]),
+        ("multistep", 4, [2, 3]),
+        ("multistep", 100, [50, 75]),
+        ("multistep", 2, [1]),
+    ],
+)
+def test_a_tenth_at_each_drop(name: str, steps: int, drops: list[int]) -> None:
+    expected = [0.1 * 0.1 ** sum(step >= drop for drop in drops) for step in range(steps)]
+    assert curve(name, steps)[:-1] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 100])
+def test_exponential_ends_at_a_hundredth(steps: int) -> None:
+    rates = curve("exponential", steps)
+    assert rates[-1] == pytest.approx(0.001)
+    factors = {round(after / before, 9) for before, after in itertools.pairwise(rates)}
+    assert len(factors) == 1
+
+
+def test_onecycle_climbs_to_the_rate_of_the_optimizer_and_ends_near_nothing() -> None:
+    rates = curve("onecycle", 100)
+    peak = rates.index(max(rates))
+    assert peak in (29, 30)
+    assert max(rates) == pytest.approx(0.1, rel=1e-2)
+    assert rates[0] == pytest.approx(0.004)
+    assert rates[:peak] == sorted(rates[:peak])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert rates[-1] < 1e-5
+
+
+def test_onecycle_keeps_the_rates_of_all_groups() -> None:
+    groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": lr} for lr in (0.1, 0.4)]
+    optimizer = optim.SGD(groups, 0.1)
+    schedule = lr_schedules.make("onecycle", optimizer, 50)
+    seen = []
+    for _ in range(50):
+        optimizer.step()
+        schedule.step()
+        seen.append([group["lr"] for group in optimizer.param_groups])
+    assert [max(column) for column in zip(*seen, strict=True)] == pytest.approx(
+        [0.1, 0.4], rel=0.02
+    )
+
+
+@pytest.mark.parametrize(("given", "cycled"), [(0.0, False), (0.8, True)])
+def test_onecycle_gives_no_momentum_to_an_optimizer_without(given: float, cycled: bool) -> None:
+    optimizer = optim.SGD([nn.Parameter(torch.ones(1))], 0.1, momentum=given)
+    lr_schedules.make("onecycle", optimizer, 10)
+    assert (optimizer.param_groups[0]["momentum"] != given) is cycled
+
+
+def test_reduce_waits_and_then_takes_a_tenth() -> None:
+    assert curve("reduce", 100)[10:14] == pytest.approx([0.1, 0.1, 0.01, 0.01])
+
+
+def test_a_function_gets_the_optimizer() -> None:
+    optimizer = OPTIMIZERS["SGD"]([nn.Parameter(torch.ones(1))])
+    assert lr_schedules.make(lambda given: (given, "made"), optimizer, 7) == (optimizer, "made")
+
+
+def test_only_the_plateau_rule_reacts_to_a_loss() -> None:
+    optimizer = OPTIMIZERS["SGD"]([nn.Parameter(torch.ones(1))])
+    reacting = {
+        name
+        for name in LR_SCHEDULES
+        if lr_schedules.needs_metric(lr_schedules.make(name, optimizer, 9))
+    }
+    assert reacting == {"reduce"}

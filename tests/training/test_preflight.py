@@ -1,0 +1,365 @@
+"""The dry run: what breaks our rules refuses the sweep, what raises by itself only its own jobs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from torch import nn, optim
+from torch.nn import functional
+
+from asynckfold.messages import Facts
+from asynckfold.plan import TrainerParams
+from asynckfold.training import preflight
+from tests.training.tiny import FEATURES, Noisy, Plain, Tiny, samples, sgd
+
+
+def check(tmp_path: Path, **parts: Any) -> Facts:
+    tiny = Tiny(tmp_path, **parts)
+    return preflight.check(tiny.bundle, tiny.batches)
+
+
+class Head(nn.Sequential):
+    def __init__(self, outputs: int) -> None:
+        super().__init__(nn.Linear(FEATURES, outputs))
+
+
+class Through(Plain):
+    """Passes its outputs through a function."""
+
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.function(super().forward(inputs))
+
+
+class Frozen(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+
+def through(function: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
+    return {"models": {"m": lambda: Through(function)}}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no optimizer": (
+        {"opt_fn": lambda model: None},
+        "opt_fn must return a torch.optim.Optimizer",
+        "None",
+    ),
+    "optimizer class": (
+        {"opt_fn": lambda model: optim.Adam},
+        "opt_fn must return a torch.optim.Optimizer",
+        "<class 'torch.optim.adam.Adam'>",
+    ),
+    "no module": (
+        {"models": {"m": lambda: len}},
+        "model m must be a torch.nn.Module",
+        "builtin_function_or_method",
+    ),
+    "too narrow": (
+        {"models": {"m": lambda: Head(2)}},
+        "model m must return (samples, classes) scores for the 3 classes",
+        "shape (10, 2)",
+    ),
+    "one dimension": (
+        through(lambda outputs: outputs[:, 0]),
+        "model m must return (samples, classes) scores for the 3 classes",
+        "shape (10,)",
+    ),
+    "rows": (
+        through(lambda outputs: outputs[1:]),
+        "model m must return one row for each sample",
+        "shape (9, 3) for 10 samples",
+    ),
+    "tuple": (through(lambda outputs: (outputs, 1)), "model m must return one tensor", "tuple"),
+    "dict": (through(lambda outputs: {"a": outputs}), "model m must return one tensor", "dict"),
+    "detached": (
+        through(lambda outputs: outputs.detach()),
+        "the criterion must give model m one number with a gradient",
+        "a tensor of shape (), requires_grad=False",
+    ),
+    "loss for each sample": (
+        {"models": {"m": Plain}, "criterion": nn.CrossEntropyLoss(reduction="none")},
+        "the criterion must give model m one number with a gradient",
+        "a tensor of shape (10,), requires_grad=True",
+    ),
+    "loss without gradient": (
+        {"models": {"m": Plain}, "criterion": lambda outputs, targets: 3.0},
+        "the criterion must give model m one number with a gradient",
+        "3.0",
+    ),
+    "no loss": (
+        {"models": {"m": Plain}, "criterion": lambda outputs, targets: None},
+        "the criterion must give model m one number with a gradient",
+        "None",
+    ),
+    "schedule without step": (
+        {"lr_schedules": {"s": lambda optimizer: object}},
+        "LR schedule s must have step() and state_dict()",
+        "<class 'object'>",
+    ),
+    "no schedule": (
+        {"lr_schedules": {"s": lambda optimizer: None}},
+        "LR schedule s must have step() and state_dict()",
+        "None",
+    ),
+    "frozen": (
+        {"models": {"m": Frozen}},
+        "the criterion must give model m one number with a gradient",
+        "a tensor of shape (), requires_grad=False",
+    ),
+    "broadcast": (
+        {
+            "models": {"m": lambda: Head(1)},
+            "criterion": nn.MSELoss(),
+            "data": (samples()[0], samples()[1].astype(np.float32)),
+            "wants_classes": False,
+        },
+        "model m must return outputs of the shape of the targets",
+        "outputs (10, 1), targets (10,)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_breaks_a_rule_refuses_the_sweep(tmp_path: Path, name: str) -> None:
+    parts, rule, received = REFUSED[name]
+    (problem,) = check(tmp_path, **parts).problems
+    assert problem[:2] == (rule, received)
+    assert problem[2].endswith(".") or "def opt_fn" in problem[2]
+
+
+def raising(*arguments: Any) -> Any:
+    raise LookupError("the user's own")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"models": {"bad": raising, "good": Plain}},
+        {"models": {"bad": lambda: Through(raising), "good": Plain}},
+        {"models": {"bad": lambda: sys.exit(1), "good": Plain}},
+        {"models": {"bad": lambda: nn.Linear(5, 3), "good": Plain}},
+    ],
+    ids=["constructor", "forward", "exit", "shapes"],
+)
+def test_what_raises_by_itself_fails_only_its_own_jobs(
+    tmp_path: Path, parts: dict[str, Any]
+) -> None:
+    facts = check(tmp_path, **parts)
+    assert facts.problems == ()
+    assert list(facts.failures) == ["bad/constant"]
+    assert "Traceback" in facts.failures["bad/constant"]
+    assert set(facts.step_seconds) == {"good"}
+
+
+def test_a_schedule_that_raises_fails_only_its_candidates(tmp_path: Path) -> None:
+    facts = check(tmp_path, lr_schedules={"bad": raising, "cosine": "cosine"})
+    assert list(facts.failures) == ["plain/bad"]
+    assert facts.recipe["settings"]["plain/cosine"].startswith("CosineAnnealingLR")
+
+
+def test_all_problems_come_at_once_and_each_once(tmp_path: Path) -> None:
+    facts = check(
+        tmp_path,
+        models={"narrow": lambda: Head(2), "tuple": lambda: Through(lambda outputs: (outputs,))},
+        lr_schedules={"cosine": "cosine", "warm": "warm", "bad": lambda optimizer: None},
+    )
+    assert [problem[0].split(" must ")[0] for problem in facts.problems] == [
+        "model narrow",
+        "LR schedule bad",
+        "model tuple",
+    ]
+
+
+@pytest.mark.parametrize("outputs", [3, 10, 1000])
+def test_a_head_may_be_wider_than_the_classes(tmp_path: Path, outputs: int) -> None:
+    assert check(tmp_path, models={"m": lambda: Head(outputs)}).problems == ()
+
+
+def test_numbers_fit_outputs_of_their_own_shape(tmp_path: Path) -> None:
+    inputs, targets = samples()
+    for shape in ((60, 1), (60,)):
+        data = (inputs, targets.astype(np.float32).reshape(shape))
+
+        def fitting(outputs: torch.Tensor, width: int = len(shape)) -> torch.Tensor:
+            return outputs[:, :1] if width == 2 else outputs[:, 0]
+
+        parts = {**through(fitting), "criterion": nn.MSELoss(), "wants_classes": False}
+        assert check(tmp_path, data=data, **parts).problems == ()
+
+
+def test_seconds_and_memory_are_told_for_each_model(tmp_path: Path) -> None:
+    facts = check(
+        tmp_path,
+        models={"small": Plain, "large": lambda: nn.Sequential(Head(2000), nn.Linear(2000, 3))},
+        opt_fn=lambda model: optim.Adam(model.parameters(), 1e-3),
+    )
+    assert set(facts.step_seconds) == set(facts.memory) == {"small", "large"}
+    assert all(0 < value < 5 for value in facts.step_seconds.values())
+    parameters = sum(
+        item.numel() for item in [*Head(2000).parameters(), *nn.Linear(2000, 3).parameters()]
+    )
+    assert facts.memory["large"] >= 4 * 4 * parameters
+    assert facts.memory["small"] < facts.memory["large"] / 10
+
+
+@pytest.mark.parametrize("threshold", [0, 1000])
+def test_models_with_odd_state_and_optimizers_are_welcome(tmp_path: Path, threshold: int) -> None:
+    class Extra(Plain):
+        def get_extra_state(self) -> Any:
+            return {"threshold": threshold}
+
+        def set_extra_state(self, state: Any) -> None:
+            raise AssertionError("nothing is restored in a dry run")
+
+    facts = check(
+        tmp_path,
+        models={"extra": Extra},
+        opt_fn=lambda model: optim.LBFGS(model.parameters(), 0.1),
+        lr_schedules={"reduce": "reduce"},
+    )
+    assert (facts.problems, facts.failures) == ((), {})
+
+
+def test_a_dry_run_leaves_no_trace_in_the_jobs(tmp_path: Path) -> None:
+    def make(name: str) -> Tiny:
+        return Tiny(tmp_path / name, {"noisy": Noisy}, criterion=nn.CrossEntropyLoss())
+
+    alone, after = make("alone"), make("after")
+    preflight.check(after.bundle, after.batches)
+    assert after.train().digest == alone.train().digest
+
+
+# ---- facts ----
+
+
+def facts_of(tmp_path: Path, **parts: Any) -> dict[str, Any]:
+    return check(tmp_path, **{"models": {"m": Plain}, **parts}).recipe
+
+
+def test_facts_are_the_same_each_time(tmp_path: Path) -> None:
+    assert facts_of(tmp_path) == facts_of(tmp_path)
+
+
+def slow(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(outputs, targets)
+
+
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "architecture": ({}, {"models": {"m": lambda: nn.Sequential(nn.ReLU(), Head(3))}}),
+    "width": ({"models": {"m": lambda: Head(3)}}, {"models": {"m": lambda: Head(4)}}),
+    "dtype of a buffer": (
+        {"models": {"m": lambda: Noisy()}},
+        {"models": {"m": lambda: _half_statistics()}},
+    ),
+    "learning rate": ({}, {"opt_fn": lambda model: optim.SGD(model.parameters(), 0.01, 0.9)}),
+    "optimizer": ({}, {"opt_fn": lambda model: optim.Adam(model.parameters(), 0.1)}),
+    "step size": (
+        {"lr_schedules": {"s": lambda optimizer: optim.lr_scheduler.StepLR(optimizer, 1)}},
+        {"lr_schedules": {"s": lambda optimizer: optim.lr_scheduler.StepLR(optimizer, 2)}},
+    ),
+    "label smoothing": ({}, {"criterion": nn.CrossEntropyLoss(label_smoothing=0.1)}),
+    "class weights": ({}, {"criterion": nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]))}),
+    "other class weights": (
+        {"criterion": nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 4.0]))},
+        {"criterion": nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]))},
+    ),
+    "criterion's code": (
+        {"criterion": lambda outputs, targets: functional.cross_entropy(outputs, targets)},
+        {"criterion": lambda outputs, targets: 2 * functional.cross_entropy(outputs, targets)},
+    ),
+    "criterion's arguments": (
+        {"criterion": functools.partial(slow)},
+        {"criterion": functools.partial(functional.cross_entropy, label_smoothing=0.2)},
+    ),
+    "preprocessing": ({}, {"preprocess": StandardScaler()}),
+    "its settings": (
+        {"preprocess": StandardScaler()},
+        {"preprocess": StandardScaler(with_mean=False)},
+    ),
+    "its code": (
+        {"preprocess": FunctionTransformer(lambda rows: rows + 1)},
+        {"preprocess": FunctionTransformer(lambda rows: rows + 2)},
+    ),
+}
+
+
+def _half_statistics() -> nn.Module:
+    model = Noisy()
+    model.layers[1].running_mean = model.layers[1].running_mean.half()
+    return model
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_sweep_has_other_facts(tmp_path: Path, name: str) -> None:
+    one, other = (facts_of(tmp_path, **parts) for parts in OTHERS[name])
+    assert one != other
+    assert facts_of(tmp_path, **OTHERS[name][0]) == one
+
+
+class Addressed:
+    """Its text holds its address in memory."""
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return outputs.square().mean()
+
+
+class Talkative(Plain):
+    def extra_repr(self) -> str:
+        return f"{Addressed()}"
+
+
+def halved(rows: Any) -> Any:
+    return rows / 2
+
+
+def addressed_facts(folder: Path) -> str:
+    facts = facts_of(
+        folder,
+        models={"m": Talkative},
+        criterion=Addressed(),
+        preprocess=FunctionTransformer(halved),
+        lr_schedules={
+            "own": lambda optimizer: optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1)
+        },
+    )
+    return json.dumps(facts, sort_keys=True)
+
+
+def test_facts_are_the_same_in_another_process(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from tests.training import test_preflight as here; "
+        "print(here.addressed_facts(Path(sys.argv[1])))"
+    )
+    there = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert there.strip() == addressed_facts(tmp_path)
+    assert "Addressed" in there
+
+
+def test_the_length_of_the_training_is_known_to_the_schedule(tmp_path: Path) -> None:
+    facts = facts_of(
+        tmp_path, lr_schedules={"cosine": "cosine"}, opt_fn=sgd, params=TrainerParams(7)
+    )
+    assert "'T_max', 7" in facts["settings"]["m/cosine"]

@@ -1,0 +1,246 @@
+"""Executing placements: what goes wrong in the user's code becomes the result of its job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from asynckfold.errors import StorageError
+from asynckfold.messages import Facts, Progress, Task
+from asynckfold.placement import Placement
+from asynckfold.result import DONE, FAILED, Baseline
+from asynckfold.training import loop, worker
+from asynckfold.training.bundle import job_folder
+from tests.training.tiny import Plain, Tiny, never
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def raising(error: Callable[[], BaseException]) -> Callable[[], nn.Module]:
+    class Failing(Plain):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            raise error()
+
+    return Failing
+
+
+def leave() -> BaseException:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (lambda: ValueError("bad value"), "ValueError: bad value"),
+        (lambda: ValueError("first\n  second\nthird"), "ValueError: first second third"),
+        (lambda: ValueError(), "ValueError:"),
+        (lambda: SystemExit(3), "SystemExit: 3"),
+        (lambda: SystemExit(0), "SystemExit: 0"),
+        (leave, "SystemExit: 3"),
+        (lambda: KeyError("missing"), "KeyError: 'missing'"),
+        (
+            lambda: OSError(28, "No space left on device"),
+            "OSError: [Errno 28] No space left on device",
+        ),
+        (lambda: ValueError("\ud800 \0 é"), "ValueError: \\ud800 \\x00 é"),
+        (lambda: Unspeakable(), "Unspeakable: <exception str() failed>"),
+    ],
+)
+def test_what_user_code_raises_is_the_result_of_its_job(
+    tmp_path: Path, error: Callable[[], BaseException], line: str
+) -> None:
+    tiny = Tiny(tmp_path, {"failing": raising(error), "good": Plain})
+    bad, good = tiny.execute(tiny.jobs[0], tiny.jobs[3])
+    assert (bad.status, bad.error) == (FAILED, line)
+    assert "in forward" in bad.traceback
+    assert bad.traceback.startswith("Traceback (most recent call last):")
+    assert bad.traceback in tiny.log()
+    bad.traceback.encode()
+    assert good.status == DONE
+
+
+@pytest.mark.parametrize("place", ["constructor", "optimizer", "schedule", "criterion", "backward"])
+def test_wherever_it_is_raised(tmp_path: Path, place: str) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise LookupError(place)
+
+    class Graph(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs.clone()
+
+        @staticmethod
+        def backward(context: Any, *gradients: torch.Tensor) -> Any:
+            raise LookupError("backward")
+
+    class Backward(Plain):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return Graph.apply(super().forward(inputs))  # type: ignore[no-any-return]
+
+    parts: dict[str, dict[str, Any]] = {
+        "constructor": {"models": {"m": fail}},
+        "optimizer": {"opt_fn": fail},
+        "schedule": {"lr_schedules": {"s": fail}},
+        "criterion": {"criterion": fail},
+        "backward": {"models": {"m": Backward}},
+    }
+    tiny = Tiny(tmp_path, **parts[place])
+    (result,) = tiny.execute(tiny.jobs[0])
+    assert (result.status, result.error) == (FAILED, f"LookupError: {place}")
+
+
+def test_a_huge_message_is_cut_in_its_middle(tmp_path: Path) -> None:
+    text = f"begin {'x' * 10_000_000} end"
+    tiny = Tiny(tmp_path, {"failing": raising(lambda: ValueError(text))})
+    (result,) = tiny.execute(tiny.jobs[0])
+    assert len(result.error) <= 500
+    assert len(result.traceback) < 70_000
+    assert "begin xxx" in result.traceback
+    assert result.traceback.endswith("xxx end\n")
+    assert "characters left out" in result.traceback
+    assert len(tiny.log()) < 70_000
+
+
+def test_an_interrupt_is_nobodys_result(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, {"failing": raising(KeyboardInterrupt)})
+    with pytest.raises(KeyboardInterrupt):
+        tiny.execute(tiny.jobs[0])
+
+
+def test_a_full_disk_is_nobodys_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise StorageError(28, "full")
+
+    monkeypatch.setattr("asynckfold.training.checkpoint.write_whole", full)
+    tiny = Tiny(tmp_path)
+    with pytest.raises(StorageError):
+        tiny.execute(tiny.jobs[0])
+
+
+def test_the_trainer_decides_what_is_answered(tiny: Tiny) -> None:
+    assert isinstance(tiny.execute(trainer="preflight")[0], Facts)
+    assert tiny.execute(trainer="measure")[0].kind == "measured"
+    (estimate,) = tiny.execute(trainer="estimate")
+    assert isinstance(estimate, Baseline)
+    assert estimate.kind == "estimated"
+    assert [item.job_id for item in tiny.execute(*tiny.jobs)] == [job.id for job in tiny.jobs]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_placement_sets_the_threads_of_the_job(tmp_path: Path, threads: int) -> None:
+    seen = []
+
+    class Asking(Plain):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.get_num_threads())
+            return super().forward(inputs)
+
+    tiny = Tiny(tmp_path, {"asking": Asking})
+    tiny.execute(tiny.jobs[0], threads=threads)
+    assert set(seen) == {threads}
+    assert torch.get_num_threads() == 1
+
+
+# ---- the worker's side of the pipe ----
+
+
+class Pipe:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, item: Any) -> None:
+        self.sent.append(item)
+
+
+@pytest.fixture
+def served(tiny: Tiny) -> worker._Worker:
+    found = worker._Worker(Pipe(), never)  # type: ignore[arg-type]
+    found.bundle, found.data = tiny.bundle, tiny.batches
+    return found
+
+
+def write_to_descriptors(patch: pytest.MonkeyPatch) -> None:
+    """Print as a worker process does; the test runner prints elsewhere."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        patch.setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
+
+
+class Printing(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        print("printed by the model")
+        print("complained by the model", file=sys.stderr)
+        os.write(1, b"written by native code\n")
+
+
+def placed(tiny: Tiny) -> tuple[Placement, list[Task]]:
+    job = tiny.jobs[0]
+    return Placement((job.id,), ()), [Task(job)]
+
+
+def test_prints_go_to_the_log_of_the_job(
+    tiny: Tiny,
+    served: worker._Worker,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_to_descriptors(monkeypatch)
+    tiny.models["plain"] = Printing  # type: ignore[index]
+    kind, results, peak = served.run(*placed(tiny))
+    assert (kind, results[0].status) == ("answer", DONE)
+    assert peak > 0
+    for text in ("printed by the model", "complained by the model", "written by native code"):
+        assert tiny.log().count(text) == 1
+    print("after the job", flush=True)
+    assert capfd.readouterr() == ("after the job\n", "")
+
+
+def test_prints_of_a_dry_run_go_nowhere(
+    tiny: Tiny,
+    served: worker._Worker,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_to_descriptors(monkeypatch)
+    tiny.models["plain"] = Printing  # type: ignore[index]
+    served.run(Placement((), (), trainer="preflight"), [])
+    assert capfd.readouterr() == ("", "")
+    assert not job_folder(tiny.root, tiny.jobs[0]).exists()
+
+
+def test_news_and_storage_errors_go_up_the_pipe(
+    tiny: Tiny, served: worker._Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "NEWS_SECONDS", 0.0)
+    served.run(*placed(tiny))
+    sent = served.pipe.sent  # type: ignore[attr-defined]
+    assert {kind for kind, _ in sent} == {"news"}
+    assert isinstance(sent[0][1], Progress)
+    folder = job_folder(tiny.root, tiny.jobs[0])
+    (folder / "log.txt").unlink()
+    (folder / "log.txt").mkdir()
+    kind, number, text = served.run(*placed(tiny))
+    assert (kind, number) == ("storage", 21)
+    assert "log.txt" in text
+
+
+def test_a_bundle_that_could_not_be_unpacked_is_told_for_each_task(tiny: Tiny) -> None:
+    found = worker._Worker(Pipe(), never)  # type: ignore[arg-type]
+    found.broken = "Traceback\n  ...\nModuleNotFoundError: No module named 'mine'\n"
+    assert found.run(*placed(tiny)) == (
+        "error",
+        "ModuleNotFoundError: No module named 'mine'",
+        found.broken,
+    )

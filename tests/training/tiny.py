@@ -1,0 +1,208 @@
+"""Sweeps that train in milliseconds, and models that tell what they see."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from asynckfold.data import Batches, Prepared, prepare
+from asynckfold.folds import make_folds
+from asynckfold.messages import CheckpointWritten, News, Task
+from asynckfold.placement import Placement
+from asynckfold.plan import Job, Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.recipe import Recipe
+from asynckfold.result import Result
+from asynckfold.store import CheckpointRef
+from asynckfold.training import loop, worker
+from asynckfold.training.bundle import Bundle, job_folder
+
+CPU = torch.device("cpu")
+FEATURES, CLASSES = 8, 3
+
+
+def samples(count: int = 60, seed: int = 0) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Three noisy clusters; the first feature is the sample's number."""
+    rng = np.random.default_rng(seed)
+    targets = np.arange(count) % CLASSES
+    inputs = rng.normal(size=(count, FEATURES)) + 2 * np.eye(CLASSES, FEATURES, 1)[targets]
+    inputs[:, 0] = np.arange(count)
+    return inputs.astype(np.float32), targets
+
+
+class Plain(nn.Module):
+    """A linear model that does not look at the sample's number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES - 1, CLASSES)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.linear(inputs[:, 1:])
+        return found
+
+
+class Noisy(nn.Module):
+    """A perceptron with dropout, running statistics, and random numbers from everywhere."""
+
+    def __init__(self, noisy_evaluation: bool = False) -> None:
+        super().__init__()
+        self.noisy_evaluation = noisy_evaluation
+        self.layers = nn.Sequential(
+            nn.Linear(FEATURES - 1, 16),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(16, CLASSES),
+        )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(inputs[:, 1:])
+        if self.training or self.noisy_evaluation:
+            noise = random.gauss(0, 1) + np.random.normal()  # noqa: NPY002
+            found = found * (1 + 0.01 * noise) + 0.01 * torch.randn(found.shape)
+        return found
+
+
+@dataclass
+class Seen:
+    """What a model was shown, in order: whether in training, and the numbers of the samples."""
+
+    batches: list[tuple[bool, list[int]]] = field(default_factory=list)
+
+    def of(self, training: bool) -> list[list[int]]:
+        return [numbers for mode, numbers in self.batches if mode is training]
+
+    def numbers(self, training: bool) -> set[int]:
+        return {number for batch in self.of(training) for number in batch}
+
+
+def watched(make: Callable[[], nn.Module], seen: Seen) -> Callable[[], nn.Module]:
+    """A factory of models that note what they are shown."""
+
+    def build() -> nn.Module:
+        model = make()
+
+        def note(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+            seen.batches.append((module.training, [int(value) for value in inputs[0][:, 0]]))
+
+        model.register_forward_pre_hook(note)
+        return model
+
+    return build
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def never() -> bool:
+    return False
+
+
+def always() -> bool:
+    return True
+
+
+@dataclass
+class Tiny:
+    """A sweep, ready to be trained in this process."""
+
+    root: Path
+    models: Mapping[str, Callable[[], Any]] = field(default_factory=lambda: {"plain": Plain})
+    lr_schedules: Mapping[str, Any] = field(default_factory=lambda: {"constant": "constant"})
+    opt_fn: Callable[[Any], Any] = sgd
+    criterion: Callable[..., Any] = field(default_factory=nn.CrossEntropyLoss)
+    params: TrainerParams = field(default_factory=lambda: TrainerParams(epochs=2))
+    batch_size: int = 10
+    preprocess: Any = None
+    data: tuple[Any, Any] = field(default_factory=samples)
+    cv: Any = 3
+    wants_classes: bool = True
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        return prepare(self.data, criterion_wants_classes=self.wants_classes)
+
+    @cached_property
+    def batches(self) -> Batches:
+        handle = self.prepared.handle()
+        return handle.open(handle.fds)
+
+    @cached_property
+    def bundle(self) -> Bundle:
+        data = self.prepared
+        folds = make_folds(
+            data.n_samples, data.targets, self.cv, classification=data.classification
+        )
+        plan = Plan(
+            make_jobs(list(self.models), list(self.lr_schedules), folds, 0),
+            self.params,
+            self.batch_size,
+            1,
+            0,
+            "cpu",
+            ("accuracy",),
+            data.fingerprint,
+            folds_fingerprint(folds),
+            data.classes,
+        )
+        recipe = Recipe(
+            self.models, self.lr_schedules, self.opt_fn, self.criterion, self.preprocess
+        )
+        return Bundle(plan, folds, recipe, data.handle(), self.root, data.ordinary())
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        return self.bundle.plan.jobs
+
+    def attempt(
+        self,
+        job: Job | None = None,
+        attempt: int = 1,
+        refs: Sequence[CheckpointRef] = (),
+        stop: Callable[[], bool] = never,
+    ) -> tuple[Result | None, list[News]]:
+        """One attempt at a job, and what it told."""
+        news: list[News] = []
+        task = Task(job or self.jobs[0], attempt, tuple(refs))
+        return loop.train(self.bundle, task, self.batches, CPU, news.append, stop), news
+
+    def train(self, job: Job | None = None) -> Result:
+        """A job from its start to its end."""
+        result, _ = self.attempt(job)
+        assert result is not None
+        return result
+
+    def train_with_stops(self, job: Job | None = None) -> tuple[Result, int]:
+        """A job stopped after every batch, and how many attempts it took."""
+        refs: list[CheckpointRef] = []
+        for attempt in range(1, 1000):
+            result, news = self.attempt(job, attempt, refs, always)
+            if result is not None:
+                return result, attempt
+            refs = checkpoints(news)
+        raise AssertionError("the training makes no progress")
+
+    def execute(self, *jobs: Job, trainer: str = "plain", threads: int = 1) -> list[Any]:
+        """What a worker answers."""
+        tasks = [Task(job) for job in jobs]
+        placement = Placement(tuple(job.id for job in jobs), (0,), threads, trainer=trainer)
+        return worker.execute(self.bundle, self.batches, placement, tasks, lambda news: None, never)
+
+    def log(self, job: Job | None = None) -> str:
+        """The text of a job's log."""
+        return (job_folder(self.root, job or self.jobs[0]) / "log.txt").read_text()
+
+
+def checkpoints(news: Sequence[News]) -> list[CheckpointRef]:
+    """The checkpoints that were written, newest first."""
+    return [item.ref for item in reversed(news) if isinstance(item, CheckpointWritten)]
