@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
+from asynckfold.files import remove
 from asynckfold.messages import CheckpointWritten, EpochEnded, News, Remark, Task
 from asynckfold.placement import Load, Placement, Request, place
 from asynckfold.result import FAILED, Result, job_by_id
@@ -185,7 +186,7 @@ class Sweep:
         for result in self._recorded:
             self._watch.ended(result)
         for file in self._outdated:
-            (self._store.root / file).unlink(missing_ok=True)
+            remove(self._store.root / file)
         self._recorded, self._outdated = [], []
 
     def _take(self, item: News | Future[Answer]) -> None:

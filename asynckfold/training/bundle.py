@@ -1,4 +1,4 @@
-"""What every worker of a sweep needs, sent once; where a job's files go."""
+"""What every worker of a sweep needs, sent once; the log of a job."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asynckfold.files import slug, storage_error
+from asynckfold.files import storage_error
 from asynckfold.folds import Fold
 from asynckfold.plan import Job, Plan
 from asynckfold.recipe import Recipe
+from asynckfold.store import job_folder as job_folder
 
 if TYPE_CHECKING:
     from asynckfold.data import DataHandle
@@ -51,12 +52,6 @@ class Bundle:
     def fold_of(self, job: Job) -> Fold:
         """Return the fold that `job` holds out."""
         return next(fold for fold in self.folds if fold.key == (job.repeat, job.fold))
-
-
-def job_folder(root: Path, job: Job) -> Path:
-    """Return the folder of a job's checkpoint and log."""
-    repeat = [f"repeat-{job.repeat}"] if job.repeated else []
-    return root.joinpath(slug(job.model), slug(job.lr_schedule), *repeat, f"fold-{job.fold}")
 
 
 class JobLog:

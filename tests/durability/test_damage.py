@@ -1,0 +1,375 @@
+"""Damage is seen before use: run.db and checkpoints cut, flipped, zeroed, gone, foreign, linked."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynckfold.errors import AsyncKFoldError, StorageError, StoreCorruptError
+from asynckfold.files import settle, write_whole
+from asynckfold.plan import make_jobs
+from asynckfold.result import Baseline, Epoch
+from asynckfold.store import TEMPORARY, RunStore, job_folder
+from tests.durability.work import FOLDS, PLAN, TARGETS, work
+from tests.test_store import make_result
+
+JOB = PLAN.jobs[0]
+SEED = 20
+FLIPS = 300
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with something in every table."""
+    root = tmp_path_factory.mktemp("finished") / "run"
+    with Path(os.devnull).open("wb") as nowhere:
+        work(root, nowhere.fileno())
+    with RunStore.hold(root) as store:
+        store.begin(PLAN, FOLDS, TARGETS, {"command": "test"})
+        store.event("note", "a remark", JOB.id)
+        store.sample("packed", 1.5, 1.25, (1.0, 0.5))
+        store.set_baseline(Baseline("measured", 9.5, 2, {"A/cosine": 4.0}, {"A/cosine": 0.5}))
+    return root
+
+
+def everything(root: Path) -> dict[str, Any]:
+    """Return all that can be read of a run, in a form that compares."""
+    with RunStore.read(root) as store:
+        results = store.results()
+        return {
+            "results": {name: vars(item) | {"outputs": 0} for name, item in results.items()},
+            "digests": {name: item.digest for name, item in results.items()},
+            "plan": store.plan,
+            "about": store.about,
+            "baseline": store.baseline,
+            "finished": store.finished(),
+            "fingerprint": store.fingerprint(),
+            "epochs": store.epochs(),
+            "attempts": store.attempts(),
+            "checkpoints": [store.checkpoints(job.id) for job in PLAN.jobs],
+            "events": store.events(),
+            "samples": store.samples(),
+            "seconds": store.packed_seconds(),
+            "counts": store.counts(),
+        }
+
+
+def read_or_refused(root: Path, wanted: dict[str, Any]) -> bool:
+    """Whether the run was refused; if it was not, everything is as it was written."""
+    try:
+        found = everything(root)
+    except StoreCorruptError:
+        return True
+    assert found == wanted
+    return False
+
+
+def test_a_flipped_bit_is_seen_or_harmless(finished: Path, root: Path) -> None:
+    wanted = everything(finished)
+    shutil.copytree(finished, root)
+    path = root / "run.db"
+    data = path.read_bytes()
+    generator = random.Random(SEED)
+    refused = 0
+    used = [place for place, byte in enumerate(data) if byte]
+    for number in range(FLIPS):
+        # Half of them where something stands: most of a small database is empty.
+        place = generator.choice(used) if number % 2 else generator.randrange(len(data))
+        bit = 1 << generator.randrange(8)
+        path.write_bytes(data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :])
+        refused += read_or_refused(root, wanted)
+        try:
+            RunStore.hold(root).close()
+        except StoreCorruptError:
+            continue
+        assert everything(root) == wanted
+    print(f"\n{refused} of {FLIPS} flips refused, the others harmless, seed {SEED}")
+    assert refused > FLIPS // 4
+
+
+def test_a_flipped_bit_in_a_row_is_seen(finished: Path, root: Path) -> None:
+    """Where the data is, every flip counts: all bits of one number, and of the outputs."""
+    wanted = everything(finished)
+    shutil.copytree(finished, root)
+    path = root / "run.db"
+    data = path.read_bytes()
+    with RunStore.read(finished) as store:
+        outputs = np.ascontiguousarray(store.results()[JOB.id].outputs).tobytes()
+    place = data.index(outputs)
+    for position in range(place, place + len(outputs)):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+        assert read_or_refused(root, wanted)
+
+
+def test_a_cut_file_is_seen(finished: Path, root: Path) -> None:
+    wanted = everything(finished)
+    shutil.copytree(finished, root)
+    path = root / "run.db"
+    data = path.read_bytes()
+    generator = random.Random(SEED)
+    lengths = [0, 1, 99, 100, 4096, len(data) - 4096, len(data) - 1]
+    for length in lengths + [generator.randrange(len(data)) for _ in range(60)]:
+        path.write_bytes(data[:length])
+        assert read_or_refused(root, wanted), length
+        with pytest.raises(StoreCorruptError, match=r"run\.db"):
+            RunStore.hold(root)
+        assert path.read_bytes() == data[:length], "a refused file is left as it was found"
+
+
+def test_a_run_without_its_database_is_not_begun_anew(finished: Path, root: Path) -> None:
+    shutil.copytree(finished, root)
+    (root / "run.db").unlink()
+    with pytest.raises(StoreCorruptError, match=r"run\.db is gone or empty"):
+        RunStore.hold(root)
+    (root / "splits.npz").unlink()
+    RunStore.hold(root).close()
+
+
+def test_a_session_without_a_plan_leaves_nothing_that_looks_like_damage(root: Path) -> None:
+    store = RunStore.hold(root)
+    (root / "splits.npz").write_bytes(b"of a session that was killed before its plan")
+    store.close()
+    (root / "run.db").unlink()
+    RunStore.hold(root).close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE results SET fit_seconds = 1",
+        "UPDATE attempts SET threads = 7",
+        "UPDATE results SET scores = '{\"accuracy\": 1.0}'",
+        "UPDATE meta SET value = value || ' ' WHERE key = 'plan'",
+        "CREATE TRIGGER x AFTER INSERT ON events BEGIN DELETE FROM results; END",
+        "DROP TABLE samples",
+    ],
+)
+def test_a_changed_row_or_table_is_told(finished: Path, root: Path, change: str) -> None:
+    shutil.copytree(finished, root)
+    with sqlite3.connect(root / "run.db") as db:
+        db.execute(change)
+    db.close()
+    with pytest.raises(StoreCorruptError, match=r"run\.db"):
+        RunStore.read(root)
+    with pytest.raises(StoreCorruptError, match=r"run\.db"):
+        RunStore.hold(root)
+
+
+def test_a_result_that_is_changed_while_the_run_is_held_is_told(root: Path) -> None:
+    """A reader does not check the whole of a run that is being written, but each result."""
+    with RunStore.hold(root) as store:
+        store.begin(PLAN, FOLDS, TARGETS)
+        attempt = store.start_attempt(JOB.id, (0,), 1, "cpu", 1.0)
+        store.record(make_result(JOB.id, attempt))
+        with sqlite3.connect(root / "run.db") as db:
+            db.execute("UPDATE results SET scores = '{\"accuracy\": 1.0}'")
+        db.close()
+        with RunStore.read(root) as reader, pytest.raises(StoreCorruptError, match=JOB.id):
+            reader.results()
+
+
+# Checkpoints
+
+
+def begun(root: Path) -> RunStore:
+    store = RunStore.hold(root)
+    store.begin(PLAN, FOLDS, TARGETS)
+    return store
+
+
+@pytest.fixture
+def half(root: Path, finished: Path) -> Path:
+    """A run whose first job has two checkpoints and no result."""
+    shutil.copytree(finished, root)
+    with RunStore.hold(root) as store, store._transaction():
+        store._execute("DELETE FROM results")
+    return root
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:99] + bytes([data[99] ^ 8]) + data[100:])
+
+
+def swap(path: Path) -> None:
+    (older,) = (other for other in path.parent.glob("*.safetensors") if other != path)
+    shutil.copy(older, path)
+
+
+def link(path: Path) -> None:
+    away = path.parents[3] / "elsewhere"
+    path.rename(away)
+    path.symlink_to(away)
+
+
+@pytest.mark.parametrize("damage", [cut, flip, swap, Path.unlink, link])
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
+    half: Path, golden: str, damage: Callable[[Path], None]
+) -> None:
+    with RunStore.read(half) as store:
+        newest, older = store.checkpoints(JOB.id)
+    path = half / newest.file
+    damage(path)
+    damaged = path.read_bytes() if path.is_file() else None
+    with begun(half) as store:
+        assert store.checkpoints(JOB.id) == [older]
+        (event,) = (item for item in store.events() if item.kind == "damage")
+        assert event.job_id == JOB.id
+        assert newest.file in event.text
+    if damage in (cut, flip, swap):
+        assert path.with_name(f"{path.name}.bad").read_bytes() == damaged
+        assert not path.exists()
+    with begun(half) as store:
+        assert len([item for item in store.events() if item.kind == "damage"]) == 1
+    with Path(os.devnull).open("wb") as nowhere:
+        assert work(half, nowhere.fileno()) == golden
+
+
+def test_both_checkpoints_damaged_begin_anew(half: Path, golden: str) -> None:
+    for path in (half / "A").rglob("*.safetensors"):
+        flip(path)
+    with Path(os.devnull).open("wb") as nowhere:
+        assert work(half, nowhere.fileno()) == golden
+    assert len(list(half.rglob("*.bad"))) == 2 * len(PLAN.jobs)
+
+
+def test_a_row_that_names_a_file_elsewhere_touches_nothing(half: Path, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    canary.write_text("mine")
+    with RunStore.hold(half) as store, store._transaction():
+        store._execute("UPDATE checkpoints SET file = '../canary' WHERE epoch = 3")
+        store._seal("checkpoints", "epoch = 3")
+    with begun(half) as store:
+        assert [ref.epoch for ref in store.checkpoints(JOB.id)] == [2]
+    assert canary.read_text() == "mine"
+    assert list(tmp_path.glob("*.bad")) == []
+
+
+def test_what_a_crash_left_is_removed_and_nothing_else(half: Path, tmp_path: Path) -> None:
+    folder = job_folder(half, JOB)
+    outside = tmp_path / "outside.1.tmp"
+    ours = [folder / "checkpoint-0003-000000-1.safetensors.123.tmp", half / "splits.npz.9.tmp"]
+    ours += [folder / "checkpoint-0009-000000-1.safetensors"]
+    theirs = [folder / "notes.txt", folder / "mine.tmp", half / "mine.123.tmp", outside]
+    for path in ours + theirs:
+        path.write_text("x")
+    (folder / "checkpoint-9.safetensors.7.tmp").symlink_to(outside)
+    (folder / "checkpoint-folder.8.tmp").mkdir()
+    for _ in range(2):
+        begun(half).close()
+        assert [path for path in ours if path.exists()] == []
+        assert [path for path in theirs if not path.exists()] == []
+    assert (folder / "checkpoint-9.safetensors.7.tmp").is_symlink()
+
+
+def test_no_link_is_followed_on_the_way_to_a_job(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside" / "fold-0"
+    outside.mkdir(parents=True)
+    (outside / "x.1.tmp").write_text("mine")
+    (root / "A").mkdir(parents=True)
+    (root / "A" / "cosine").symlink_to(outside.parent)
+    assert settle(root, root / "A/cosine/fold-0", TEMPORARY, {"x": "0"}) == {
+        "x": "its folder is gone"
+    }
+    assert (outside / "x.1.tmp").exists()
+
+
+# Late writers
+
+
+def test_a_writer_of_an_earlier_session_is_refused(root: Path) -> None:
+    with begun(root) as store:
+        old = store.start_attempt(JOB.id, (0,), 1, "cpu", 1.0)
+        store._session = 0  # the session ends like one that was killed: nothing is written
+    with begun(root) as store:
+        assert not store.record(make_result(JOB.id, old, weights="late"))
+        new = store.start_attempt(JOB.id, (0,), 1, "cpu", 1.0)
+        assert new > old
+        assert not store.record(make_result(JOB.id, old, weights="late"))
+        assert store.record(make_result(JOB.id, new))
+        assert store.results()[JOB.id].weights == "weights"
+
+
+def test_attempts_grow_over_sessions_and_failures(root: Path) -> None:
+    numbers = []
+    for _ in range(4):
+        with begun(root) as store:
+            numbers.append(store.start_attempt(JOB.id, (0,), 1, "cpu", 1.0))
+            store.record(make_result(JOB.id, numbers[-1], status="failed"))
+            assert not store.record(make_result(JOB.id, numbers[-1]))
+    assert numbers == [1, 2, 3, 4]
+
+
+def test_an_attempt_that_ended_without_a_result_gives_none_later(root: Path) -> None:
+    with begun(root) as store:
+        number = store.start_attempt(JOB.id, (0,), 1, "cpu", 1.0)
+        store.end_attempt(JOB.id, number, "died")
+        assert not store.record(make_result(JOB.id, number))
+        number = store.start_attempt(JOB.id, (0,), 1, "cpu", 1.0)
+        store.interrupt()
+        assert not store.record(make_result(JOB.id, number))
+
+
+# Cost
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with 1,000 results of 200 × 10 outputs and 10 epochs each."""
+    root = tmp_path_factory.mktemp("thousand") / "run"
+    jobs = make_jobs([f"M{number}" for number in range(500)], ["cosine"], FOLDS, 0)
+    outputs = np.random.default_rng(0).normal(size=(200, 10)).astype(np.float32)
+    epochs = tuple(Epoch(number, 0.1, 0.2, 0.3, 0.1, 0.1) for number in range(10))
+    with RunStore.hold(root) as store:
+        store.begin(replace(PLAN, jobs=jobs), FOLDS, TARGETS)
+        with store.together():
+            for job in jobs:
+                number = store.start_attempt(job.id, (0,), 1, "cpu", 1.0)
+                for item in epochs:
+                    store.epoch(job.id, number, item)
+                store.record(make_result(job.id, number, outputs=outputs, epochs=epochs))
+    return root
+
+
+def test_a_check_of_a_thousand_results_is_cheap(thousand: Path) -> None:
+    started = time.perf_counter()
+    RunStore.read(thousand).close()
+    opened = time.perf_counter() - started
+    with RunStore.read(thousand) as store:
+        started = time.perf_counter()
+        assert len(store.results()) == 1000
+        read = time.perf_counter() - started
+    megabytes = (thousand / "run.db").stat().st_size / 1e6
+    print(f"\n{megabytes:.1f} MB: opened in {opened:.3f} s, 1,000 results read in {read:.3f} s")
+    assert opened + read < 5, "many times what was measured, on a busy machine"
+
+
+# A disk that refuses
+
+
+def test_a_refused_clean_up_does_not_hide_what_was_refused_first(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="No such file or directory"):
+        write_whole(tmp_path / "nowhere" / "file", b"x")
+
+
+def test_every_error_of_the_store_has_an_exit_code(finished: Path, root: Path) -> None:
+    shutil.copytree(finished, root)
+    (root / "run.db").unlink()
+    (root / "run.db").mkdir()
+    for opened in (RunStore.hold, RunStore.read):
+        with pytest.raises(AsyncKFoldError, match=r"run\.db|no run"):
+            opened(root)

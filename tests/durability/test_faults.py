@@ -1,0 +1,179 @@
+"""A kill, and an I/O error, at every system call of a run and of its recovery.
+
+By default a seeded sample of the points, so that it takes some seconds; ASYNCKFOLD_EXHAUSTIVE=1
+runs all of them. What ran is printed at the end of each test (``pytest -s``) and put into the
+test's properties (``--junit-xml``).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asynckfold.files import sha256
+from asynckfold.result import ENDED
+from asynckfold.store import RunStore
+from tests.durability.tracing import Nursery, Point
+from tests.durability.work import PLAN, work
+
+EXHAUSTIVE = bool(os.environ.get("ASYNCKFOLD_EXHAUSTIVE"))
+SEED = 20
+pytestmark = pytest.mark.timeout(1200 if EXHAUSTIVE else 120)
+
+DOCUMENTED = re.compile(
+    r"run\.lock|run\.db|splits\.npz|A/cosine/fold-\d/checkpoint-\d{4}-\d{6}-\d+\.safetensors"
+)
+
+
+def chosen(points: list[Point], count: int) -> list[Point]:
+    """Return all points, or a sample in which each kind of call is."""
+    if EXHAUSTIVE or len(points) <= count:
+        return points
+    shuffled = random.Random(SEED).sample(points, len(points))
+    first = {point.call: point for point in shuffled}.values()
+    return [*first, *(point for point in shuffled if point not in first)][:count]
+
+
+def acknowledged(root: Path) -> list[list[str]]:
+    """Return what was acknowledged, in order; a torn last line was not."""
+    path = Path(f"{root}.acknowledged")
+    text = path.read_text() if path.exists() else ""
+    return [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def check_acknowledged(root: Path) -> None:
+    """Everything that was acknowledged is there, whole."""
+    told = acknowledged(root)
+    if not told:
+        return
+    with RunStore.read(root) as store:
+        results = {name: result.digest for name, result in store.results().items()}
+        newest = {ref.file: ref.sha256 for job in PLAN.jobs for ref in store.checkpoints(job.id)}
+        counts = store.counts()
+    assert counts["planned"] == sum(counts[state] for state in (*ENDED, "pending"))
+    for kind, *words in told:
+        if kind == "result":
+            assert results[words[0]] == words[1]
+    last = {Path(words[1]).parent: words for words in told if words[0] == "checkpoint"}
+    for _, file, digest in last.values():
+        assert newest[file] == digest
+        assert sha256(root / file) == digest
+
+
+def check_continuation(root: Path, golden: str, point: object) -> None:
+    """The same command continues to the same end, and nothing else is left in the folder."""
+    with Path(os.devnull).open("wb") as nowhere:
+        assert work(root, nowhere.fileno()) == golden, point
+    names = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
+    assert [name for name in names if not DOCUMENTED.fullmatch(name)] == [], point
+    with RunStore.read(root) as store:
+        rows = {ref.file for job in PLAN.jobs for ref in store.checkpoints(job.id)}
+        assert {name for name in names if "checkpoint" in name} == rows, point
+        assert store.counts()["done"] == len(PLAN.jobs)
+
+
+def check_whole(root: Path) -> None:
+    """No file under a final name is torn, whether a row names it or not."""
+    lengths = {path.stat().st_size for path in root.rglob("*.safetensors")}
+    assert lengths <= {6400}
+
+
+def told(record: Callable[[str, object], None], ran: int, all_points: int) -> None:
+    text = f"{ran} of {all_points} points, seed {SEED}"
+    record("points", text)
+    print(f"\n{text}")
+
+
+def test_killed_at_any_call_nothing_acknowledged_is_lost(
+    traced: Nursery,
+    tmp_path: Path,
+    golden: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    every = traced.points(tmp_path / "undisturbed")
+    points = chosen(every, 24)
+    for number, point in enumerate(points):
+        root = tmp_path / str(number)
+        code = traced.run(root, f"{point.call}:signal=KILL:when={point.number}")
+        assert code == -signal.SIGKILL, point
+        check_acknowledged(root)
+        check_whole(root)
+        check_continuation(root, golden, point)
+    told(record_property, len(points), len(every))
+
+
+def test_killed_again_at_any_call_of_the_recovery(
+    traced: Nursery,
+    tmp_path: Path,
+    golden: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """The first kill leaves a temporary file or a journal; the second hits what clears it up."""
+    ran = total = 0
+    first_kills = [Point("fsync", 9), Point("rename", 3), Point("fdatasync", 40)]
+    for base, first in enumerate(first_kills):
+        inject = f"{first.call}:signal=KILL:when={first.number}"
+        probe = tmp_path / f"{base}-probe"
+        assert traced.run(probe, inject) == -signal.SIGKILL
+        every = traced.points(probe)
+        points = chosen(every, 6)
+        for number, point in enumerate(points):
+            root = tmp_path / f"{base}-{number}"
+            traced.run(root, inject)
+            code = traced.run(root, f"{point.call}:signal=KILL:when={point.number}")
+            assert code == -signal.SIGKILL, point
+            check_acknowledged(root)
+            check_continuation(root, golden, (first, point))
+        ran, total = ran + len(points), total + len(every)
+    told(record_property, ran, total)
+
+
+ERRORS = {"ENOSPC": "No space left", "EIO": "Input/output error", "EROFS": "Read-only file system"}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_io_error_at_any_call_ends_resumable(
+    traced: Nursery,
+    tmp_path: Path,
+    golden: str,
+    error: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    every = [point for point in traced.points(tmp_path / "undisturbed") if point.ours]
+    points = chosen(every, 10)
+    for number, point in enumerate(points):
+        root = tmp_path / str(number)
+        trace = tmp_path / f"{number}.trace"
+        code = traced.run(root, f"{point.call}:error={error}:when={point.number}", trace)
+        message = Path(f"{root}.error").read_text()
+        assert code in (0, 5), (point, code, message)
+        if code == 5:
+            assert message.startswith("StorageError"), point
+            assert str(root) in message, (point, message)
+            assert "run the same command again" in message
+        check_acknowledged(root)
+        check_whole(root)
+        check_no_fsync_again(trace)
+        check_continuation(root, golden, point)
+    told(record_property, len(points), len(every))
+
+
+def check_no_fsync_again(trace: Path) -> None:
+    """A file whose fsync failed is given up: the kernel may have dropped what it could not write.
+
+    SQLite's own roll-back writes the old pages again before it syncs, and is left to it. A folder
+    holds names, which the file system keeps itself.
+    """
+    failed: set[str] = set()
+    for line in trace.read_text().splitlines():
+        found = re.search(r"\bf(?:data)?sync\(\d+<([^>]*)>\)\s*= (-?\d+)", line)
+        if found and "run.db" not in found[1] and not Path(found[1]).is_dir():
+            assert found[1] not in failed, line
+            if found[2] != "0":
+                failed.add(found[1])

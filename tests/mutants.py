@@ -1,0 +1,202 @@
+"""Tests of the tests: take out one safeguard at a time; the test that names it must turn red.
+
+Run it as ``python -m tests.mutants``; it exits with 1 if any mutation is not noticed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HOME = Path(__file__).parents[1]
+COPIED = ("asynckfold", "tests", "pyproject.toml")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A safeguard, the text that it is, what stands there without it, and the test of it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+POWER = "tests/durability/test_power_loss.py::test_power_loss_at_any_moment"
+DAMAGE = "tests/durability/test_damage.py"
+KILLED = "tests/durability/test_faults.py::test_killed_at_any_call_nothing_acknowledged_is_lost"
+
+MUTATIONS = (
+    Mutation(
+        "no fsync of the file",
+        "files.py",
+        "            os.fsync(file.fileno())\n",
+        "",
+        POWER,
+    ),
+    Mutation(
+        "no fsync of the folder",
+        "files.py",
+        "        sync_folder(path.parent)\n",
+        "",
+        POWER,
+    ),
+    Mutation(
+        "no fsync of the folders above",
+        "store.py",
+        "                sync_folder(outer)\n",
+        "                pass\n",
+        POWER,
+    ),
+    Mutation(
+        "no fsync of the run folder's name",
+        "files.py",
+        "        sync_folder(made.parent)\n",
+        "        pass\n",
+        POWER,
+    ),
+    Mutation(
+        "no fsync in SQLite",
+        "store.py",
+        "PRAGMA synchronous=EXTRA",
+        "PRAGMA synchronous=OFF",
+        POWER,
+    ),
+    Mutation(
+        "written under the final name",
+        "files.py",
+        'temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")',
+        "temporary = path",
+        KILLED,
+    ),
+    Mutation(
+        "temporary file in another folder",
+        "files.py",
+        'temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")',
+        'temporary = path.parents[1] / f"{path.name}.{os.getpid()}.tmp"',
+        KILLED,
+    ),
+    Mutation(
+        "a temporary file is never removed",
+        "store.py",
+        "        self._settle()\n",
+        "        pass\n",
+        f"{DAMAGE}::test_what_a_crash_left_is_removed_and_nothing_else",
+    ),
+    Mutation(
+        "no digest check of a checkpoint at recovery",
+        "files.py",
+        "elif digest is not None and _digest(name, folder) != digest:",
+        "elif False:",
+        f"{DAMAGE}::test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used",
+    ),
+    Mutation(
+        "no digest check of a checkpoint by the worker",
+        "training/checkpoint.py",
+        "if hashlib.sha256(data).hexdigest() != sha256:",
+        "if False:",
+        "tests/training/test_checkpoint.py",
+    ),
+    Mutation(
+        "no digest check of a result",
+        "store.py",
+        "if result.digest != digest:",
+        "if False:",
+        f"{DAMAGE}::test_a_result_that_is_changed_while_the_run_is_held_is_told",
+    ),
+    Mutation(
+        "no seals",
+        "store.py",
+        "        if changed:\n",
+        "        if False:\n",
+        f"{DAMAGE}::test_a_flipped_bit_is_seen_or_harmless",
+    ),
+    Mutation(
+        "no fence against late writers",
+        "store.py",
+        "if present or newest != (result.attempt, None):",
+        "if present:",
+        f"{DAMAGE}::test_a_writer_of_an_earlier_session_is_refused",
+    ),
+    Mutation(
+        "no fence against ended attempts",
+        "store.py",
+        "newest != (result.attempt, None)",
+        "newest[0] != result.attempt",
+        f"{DAMAGE}::test_an_attempt_that_ended_without_a_result_gives_none_later",
+    ),
+    Mutation(
+        "RNG state not restored",
+        "training/loop.py",
+        "        seeding.restore(training.random)\n",
+        "",
+        "tests/test_kill.py::test_ctrl_c_saves_running_jobs_in_the_middle_of_an_epoch",
+    ),
+    Mutation(
+        "no kill of a worker's process group",
+        "training/server.py",
+        "        os.killpg(pid, signal.SIGKILL)\n",
+        "        pass\n",
+        "tests/engines/test_pool.py",
+    ),
+)
+
+
+def turns_red(mutation: Mutation) -> bool:
+    """Whether the test fails once the mutation is in a copy of the package."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy = Path(folder)
+        for name in COPIED:
+            source = HOME / name
+            if source.is_dir():
+                shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, copy / name)
+        mutate(copy / "asynckfold" / mutation.file, mutation)
+        return not passes(copy, mutation.test)
+
+
+def mutate(path: Path, mutation: Mutation) -> None:
+    """Put the mutation into a file, everywhere its text stands."""
+    text = path.read_text()
+    if mutation.old not in text:
+        raise ValueError(f"{mutation.name}: its text is not in {mutation.file} any more")
+    path.write_text(text.replace(mutation.old, mutation.new))
+
+
+def passes(copy: Path, test: str) -> bool:
+    """Whether a test passes in a copy; an empty selection is no verdict."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode not in (0, 1) or " skipped" in done.stdout:
+        raise RuntimeError(f"{test} gives no verdict:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.returncode == 0
+
+
+def main(words: list[str]) -> int:
+    """Try the mutations whose names contain one of the words, all by default; print a table."""
+    chosen = [item for item in MUTATIONS if not words or any(word in item.name for word in words)]
+    unnoticed = 0
+    for mutation in chosen:
+        started = time.monotonic()
+        red = turns_red(mutation)
+        unnoticed += not red
+        verdict, seconds = "red" if red else "GREEN(!)", time.monotonic() - started
+        print(f"{verdict:8} {mutation.name:46} {mutation.test} ({seconds:.0f} s)", flush=True)
+    print(f"{len(chosen)} mutations, {unnoticed} not noticed")
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
