@@ -29,7 +29,6 @@ ALLOWED = {
     ("engines/process.py", "file opened to write"): "a memory file without a name",
     ("engines/process.py", "temporary file elsewhere"): "without a name, where memfd is missing",
     ("proc.py", "file opened to write"): "/proc/self/clear_refs",
-    ("cli/tell.py", "file opened to write"): "/dev/null, when nobody reads the output",
     ("progress.py", "file opened to write"): "/dev/null, when nobody reads the display",
     ("result.py", "HTML by f-string"): "_repr_html_; every cell is escaped",
 }

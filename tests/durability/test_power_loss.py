@@ -50,7 +50,7 @@ def test_power_loss_at_any_moment(
     number = continued = refusals = 0
     with Path(os.devnull).open("wb") as nowhere:
         for number, (count, state) in enumerate(
-            power.states(ops, root, SEED, 40 if EXHAUSTIVE else 6), 1
+            power.states(ops, root, SEED, 120 if EXHAUSTIVE else 6), 1
         ):
             told = [op.data.decode().split() for op in ops[:count] if op.kind == "acknowledge"]
             power.materialise(state, place)
