@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: help demo test check format clean
+.PHONY: help demo test check durability mutants format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -23,6 +23,12 @@ check: $(VENV)/installed-test  ## lint, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+durability: $(VENV)/installed-test  ## every kill point, I/O error, power loss and bit flip: minutes
+	ASYNCKFOLD_EXHAUSTIVE=1 $(BIN)/python -m pytest -q --timeout 3600 tests/durability
+
+mutants: $(VENV)/installed-test  ## take each safeguard away, one at a time: its test must turn red
+	$(BIN)/python -m tests.mutants
 
 format: $(VENV)/installed-test  ## bring the code into shape
 	$(BIN)/ruff check --fix .

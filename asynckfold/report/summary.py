@@ -352,6 +352,10 @@ def read_results(store: RunStore) -> CVResults:
     )
 
 
+_UNSHOWN = ("cli", "command", "folder")
+"""Of what a run knows about itself: shown elsewhere, or the reader's business on no machine."""
+
+
 def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
     """Compute all numbers of a run's report.
 
@@ -379,7 +383,7 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
     rows = _rows(found, confusions, len(plan.classes))
     jobs = job_by_id(plan)
     return Summary(
-        root=clean(store.root.absolute()),
+        root=clean(store.root.absolute().name),
         metric=clean(plan.scoring[0]),
         metrics=tuple(clean(name) for name in plan.scoring),
         counts=store.counts(),
@@ -404,7 +408,7 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
         ),
         facts=_facts(plan, found),
         command=_command(store.about),
-        about=_flat({key: value for key, value in store.about.items() if key != "command"}),
+        about=_flat({key: store.about[key] for key in store.about if key not in _UNSHOWN}),
         fingerprint=store.fingerprint(),
     )
 
