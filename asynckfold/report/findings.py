@@ -65,7 +65,10 @@ def plural(count: int, noun: str) -> str:
 
 def mean_std(row: CandidateRow, metric: str) -> str:
     """Return ``"0.9400 ± 0.0133"``."""
-    return f"{number(row.mean[metric])} ± {number(row.std[metric])}"
+    mean, std = number(row.mean[metric]), row.std[metric]
+    # A spread has no more digits than the mean that it belongs to.
+    plain = std is not None and std < 100 and len(mean.partition(".")[2]) == 4
+    return f"{mean} ± {f'{std:.4f}' if plain else number(std)}"
 
 
 def interval(low: float, high: float) -> str:
