@@ -42,6 +42,18 @@ def gone(pids: set[int], seconds: float = 5.0) -> bool:
     return False
 
 
+def described(pids: set[int]) -> list[str]:
+    """Return what the living ones among these processes are, for a failure's message."""
+    found = []
+    for pid in sorted(pids):
+        if alive(pid):
+            words = (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ")
+            status = (Path("/proc") / str(pid) / "status").read_text()
+            kept = [line for line in status.splitlines() if line.startswith(("State", "PPid"))]
+            found.append(f"{pid} {kept} {words[-200:]!r}")
+    return found
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; one that only waits to be reaped does not."""
     try:

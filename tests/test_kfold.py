@@ -28,7 +28,7 @@ from asynckfold import (
     RunStore,
 )
 from asynckfold.engines.pool import close_warm
-from tests.leftovers import descendants, gone
+from tests.leftovers import descendants, described, gone
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples()
@@ -488,7 +488,7 @@ def test_workers_stay_warm_for_the_next_call_of_this_process(tmp_path: Path) -> 
     assert descendants() - others == first
     assert len(first) >= 2  # the server and a worker
     close_warm()
-    assert gone(first)
+    assert gone(first), described(first)
 
 
 def test_the_callers_default_dtype_reaches_the_workers(root: Path) -> None:
