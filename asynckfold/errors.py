@@ -112,11 +112,15 @@ class WorkerDiedError(AsyncKFoldError):
         The worker's process number.
     cause : str
         ``"SIGKILL"``, ``"SIGSEGV"`` or ``"exit code 3"``.
+    outcome : {"died", "hang", "oom"}
+        What ended it, as the attempt records it: its own death, our kill of a worker that made no
+        progress, or the kernel's for want of memory.
     """
 
-    def __init__(self, pid: int, cause: str) -> None:
+    def __init__(self, pid: int, cause: str, outcome: str = "died") -> None:
         self.pid = pid
         self.cause = cause
+        self.outcome = outcome
         super().__init__(f"worker process {pid} died: {cause}")
 
 

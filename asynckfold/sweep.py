@@ -253,9 +253,11 @@ class Sweep:
     ) -> None:
         name = task.job.id
         self._deaths[name] = self._deaths.get(name, 0) + 1
-        self._store.event("died", f"attempt {task.attempt}: {error}", name)
+        self._store.event(error.outcome, f"attempt {task.attempt}: {error}", name)
         if self._deaths[name] < self._limits.attempts:
-            self._store.end_attempt(name, task.attempt, "died", pid=error.pid, error=str(error))
+            self._store.end_attempt(
+                name, task.attempt, error.outcome, pid=error.pid, error=str(error)
+            )
             self._pending[name] = self._requests[name]
             return
         text = f"{error} ({self._deaths[name]} attempts, each ended this way)"
