@@ -51,9 +51,9 @@ MUTATIONS = (
     ),
     Mutation(
         "no fsync of the folders above",
-        "store.py",
-        "                sync_folder(outer)\n",
-        "                pass\n",
+        "store/recovery.py",
+        "            sync_folder(outer)\n",
+        "            pass\n",
         POWER,
     ),
     Mutation(
@@ -65,7 +65,7 @@ MUTATIONS = (
     ),
     Mutation(
         "no fsync in SQLite",
-        "store.py",
+        "store/database.py",
         "PRAGMA synchronous=EXTRA",
         "PRAGMA synchronous=OFF",
         POWER,
@@ -86,7 +86,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a temporary file is never removed",
-        "store.py",
+        "store/run.py",
         "        self._settle()\n",
         "        pass\n",
         f"{DAMAGE}::test_what_a_crash_left_is_removed_and_nothing_else",
@@ -107,28 +107,28 @@ MUTATIONS = (
     ),
     Mutation(
         "no digest check of a result",
-        "store.py",
+        "store/reading.py",
         "if result.digest != digest:",
         "if False:",
         f"{DAMAGE}::test_a_result_that_is_changed_while_the_run_is_held_is_told",
     ),
     Mutation(
         "no seals",
-        "store.py",
+        "store/checking.py",
         "        if changed:\n",
         "        if False:\n",
         f"{DAMAGE}::test_a_flipped_bit_is_seen_or_harmless",
     ),
     Mutation(
         "no fence against late writers",
-        "store.py",
+        "store/run.py",
         "if present or newest != (result.attempt, None):",
         "if present:",
         f"{DAMAGE}::test_a_writer_of_an_earlier_session_is_refused",
     ),
     Mutation(
         "no fence against ended attempts",
-        "store.py",
+        "store/run.py",
         "newest != (result.attempt, None)",
         "newest[0] != result.attempt",
         f"{DAMAGE}::test_an_attempt_that_ended_without_a_result_gives_none_later",

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from asynckfold.errors import AsyncKFoldError, StorageError, StoreCorruptError
-from asynckfold.files import settle, write_whole
+from asynckfold.files import TEMPORARY, settle, write_whole
 from asynckfold.plan import make_jobs
 from asynckfold.result import Baseline, Epoch
-from asynckfold.store import TEMPORARY, RunStore, job_folder
+from asynckfold.store import RunStore, job_folder
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 from tests.test_store import make_result
 

@@ -1,0 +1,174 @@
+"""What can be read of a run, by its writer and by everyone else."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from asynckfold.errors import StoreCorruptError
+from asynckfold.folds import Fold
+from asynckfold.plan import Plan
+from asynckfold.result import ENDED, Baseline, Epoch, Result, fingerprint
+from asynckfold.store import splits
+from asynckfold.store.database import SQLITE_FAULTS, decoding, from_sqlite
+from asynckfold.store.lock import holder_of
+from asynckfold.store.records import Attempt, CheckpointRef, Event, Sample, epoch_of, result_of
+from asynckfold.store.schema import COLUMNS
+
+
+class RunReader:
+    """The reading half of the run on disk.
+
+    Attributes
+    ----------
+    root : Path
+        The run's folder.
+    """
+
+    def __init__(self, root: Path, connection: sqlite3.Connection) -> None:
+        self.root = root
+        self._db = connection
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run.
+
+        Raises
+        ------
+        StoreCorruptError
+            The run was killed before its plan was written.
+        """
+        text = self._meta("plan")
+        if text is None:
+            raise StoreCorruptError(f"{self.root} holds no plan yet; run the same command again")
+        with decoding(self.root):
+            return Plan.from_json(text)
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether a plan was written."""
+        return self._meta("plan") is not None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Versions, machine, command."""
+        return dict(json.loads(self._meta("about") or "{}"))
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """The serial baseline, once it is known."""
+        text = self._meta("baseline")
+        return None if text is None else Baseline(**json.loads(text))
+
+    def splits(self) -> tuple[tuple[Fold, ...], npt.NDArray[Any]]:
+        """Return the folds and the targets.
+
+        Raises
+        ------
+        StoreCorruptError
+            ``splits.npz`` does not hold the folds of the plan.
+        """
+        return splits.read(self.root, self.plan, self._meta("splits"))
+
+    def results(self) -> dict[str, Result]:
+        """Return all results by job id.
+
+        Raises
+        ------
+        StoreCorruptError
+            A result is not the one that was recorded; names its job.
+        """
+        found = {}
+        for *row, digest in self._rows(f"SELECT {COLUMNS['results']} FROM results"):
+            with decoding(self.root):
+                result = result_of(row)
+                if result.digest != digest:
+                    raise ValueError(f"the result of {result.job_id} is not what was recorded")
+            found[result.job_id] = result
+        return found
+
+    def finished(self) -> dict[str, str]:
+        """Return the status of each job that has a result."""
+        return dict(self._rows("SELECT job_id, status FROM results"))
+
+    def fingerprint(self) -> str:
+        """One hash over all jobs' canonical results."""
+        return fingerprint(dict(self._rows("SELECT job_id, digest FROM results")))
+
+    def epochs(self, job_id: str | None = None) -> list[tuple[str, Epoch]]:
+        """Return (job id, epoch) pairs of the newest attempt of each job, in order."""
+        rows = self._rows(
+            "SELECT job_id, number, train_loss, valid_loss, accuracy, lr, seconds FROM epochs "
+            "AS e WHERE attempt = (SELECT MAX(attempt) FROM epochs WHERE job_id = e.job_id "
+            "AND number = e.number) AND (? IS NULL OR job_id = ?) ORDER BY job_id, number",
+            (job_id, job_id),
+        )
+        return [(row[0], epoch_of(*row[1:])) for row in rows]
+
+    def attempts(self) -> list[Attempt]:
+        """Return all attempts in the order of their start."""
+        rows = self._rows(
+            "SELECT job_id, attempt, session, started, ended, outcome, cores, threads, device, "
+            "pid, expected, error FROM attempts ORDER BY started, job_id"
+        )
+        return [Attempt(*(*row[:6], tuple(json.loads(row[6])), *row[7:])) for row in rows]
+
+    def checkpoints(self, job_id: str) -> list[CheckpointRef]:
+        """Return a job's checkpoints, newest first."""
+        rows = self._rows(
+            f"SELECT {COLUMNS['checkpoints']} FROM checkpoints WHERE job_id = ? "
+            "ORDER BY epoch DESC, batch DESC, attempt DESC",
+            (job_id,),
+        )
+        return [CheckpointRef(*row) for row in rows]
+
+    def events(self) -> list[Event]:
+        """Return all events in order."""
+        rows = self._rows("SELECT at, kind, job_id, text FROM events ORDER BY seq")
+        return [Event(*row) for row in rows]
+
+    def samples(self) -> list[Sample]:
+        """Return the CPU use over time."""
+        rows = self._rows("SELECT at, phase, used, own, cores FROM samples ORDER BY at")
+        return [Sample(*(*row[:4], tuple(json.loads(row[4])))) for row in rows]
+
+    def packed_seconds(self) -> float:
+        """Return the wall time of the packed run over all sessions."""
+        ((seconds,),) = self._rows("SELECT COALESCE(SUM(packed), 0) FROM sessions")
+        return float(seconds)
+
+    def counts(self) -> dict[str, int]:
+        """Jobs by state: planned = done + failed + diverged + cancelled + pending.
+
+        ``running`` counts those of the pending that an attempt works on now.
+        """
+        ended = dict.fromkeys(ENDED, 0)
+        for status in self.finished().values():
+            ended[status] += 1
+        planned = len(self.plan.jobs)
+        ((open_attempts,),) = self._rows("SELECT COUNT(*) FROM attempts WHERE outcome IS NULL")
+        return {
+            "planned": planned,
+            **ended,
+            "pending": planned - sum(ended.values()),
+            "running": int(open_attempts) if self.holder() else 0,
+        }
+
+    def holder(self) -> dict[str, Any] | None:
+        """Say who holds the run (pid, host, start), or None when nobody does."""
+        return holder_of(self.root)
+
+    def _meta(self, key: str) -> str | None:
+        rows = self._rows("SELECT value FROM meta WHERE key = ?", (key,))
+        return str(rows[0][0]) if rows else None
+
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return self._db.execute(statement, values).fetchall()
+        except SQLITE_FAULTS as error:
+            raise from_sqlite(error, self.root) from error

@@ -1,0 +1,128 @@
+"""What the run remembers, as frozen values, and how they come out of their rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from asynckfold.result import Epoch, Result
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A checkpoint file that was durable when this was recorded.
+
+    Parameters
+    ----------
+    job_id, attempt : str, int
+        Who wrote it.
+    epoch, batch : int
+        Whole epochs that it contains, and batches of the next one.
+    file : str
+        Path relative to the run's folder.
+    sha256 : str
+        Digest of the file.
+    bytes : int
+        Its size.
+    """
+
+    job_id: str
+    attempt: int
+    epoch: int
+    batch: int
+    file: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at a job: where and when (run seconds), and how it ended.
+
+    ``outcome`` is None while it runs; ``"ok"``, ``"error"``, ``"diverged"``, ``"died"``,
+    ``"timeout"``, ``"cancelled"``, or ``"lost"`` when the whole run was killed.
+    """
+
+    job_id: str
+    attempt: int
+    session: int
+    started: float
+    ended: float | None
+    outcome: str | None
+    cores: tuple[int, ...]
+    threads: int
+    device: str
+    pid: int
+    expected: float
+    error: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something worth telling: a fallback, a retry, a decision."""
+
+    at: float
+    kind: str
+    job_id: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """CPU use at one moment.
+
+    Parameters
+    ----------
+    at : float
+        Run seconds.
+    phase : {"packed", "serial"}
+        Whether the sweep or the serial baseline was running.
+    used, own : float
+        Cores' worth of use of the allowed cores: by everyone, and by this run.
+    cores : tuple of float
+        Use of each allowed core, 0 to 1.
+    """
+
+    at: float
+    phase: str
+    used: float
+    own: float
+    cores: tuple[float, ...]
+
+
+def result_of(row: Sequence[Any]) -> Result:
+    """Return the result that a row of ``results`` holds, its digest left out."""
+    (job_id, attempt, status, scores, epochs, outputs, shape, weights, *rest) = row
+    fit, score, memory, pid, cores, threads, device, started, ended, error, trace = rest
+    return Result(
+        job_id,
+        attempt,
+        status,
+        json.loads(scores),
+        tuple(Epoch(*item) for item in json.loads(epochs)),
+        None if outputs is None else np.frombuffer(outputs, np.float32).reshape(json.loads(shape)),
+        weights,
+        fit,
+        score,
+        memory,
+        pid,
+        tuple(json.loads(cores)),
+        threads,
+        device,
+        started,
+        ended,
+        error,
+        trace,
+    )
+
+
+def epoch_of(number: int, *values: float | None) -> Epoch:
+    """An epoch from its row, in which SQLite turned every NaN into NULL."""
+    train_loss, valid_loss, lr, seconds = (
+        float("nan") if value is None else value for value in (*values[:2], *values[3:])
+    )
+    return Epoch(number, train_loss, valid_loss, values[2], lr, seconds)

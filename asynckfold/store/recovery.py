@@ -1,0 +1,53 @@
+"""What a crash left in the folder of a run, and how it is put right.
+
+Each step may be killed at any moment and done again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from asynckfold.files import TEMPORARY, settle, storage_error, sync_folder
+from asynckfold.plan import Job
+from asynckfold.store.layout import CHECKPOINT, SPLITS, job_folder, up_to
+from asynckfold.store.records import CheckpointRef
+
+
+def make_job_folders(root: Path, jobs: Iterable[Job]) -> None:
+    """Make the jobs' folders: a checkpoint is durable only when the way to it is."""
+    folders = {job_folder(root, job) for job in jobs}
+    inner = {outer for folder in folders for outer in up_to(root, folder)}
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        for outer in inner:
+            sync_folder(outer)
+    except OSError as error:
+        raise storage_error(error, root) from error
+
+
+def damaged(
+    root: Path, job: Job, refs: Sequence[CheckpointRef]
+) -> Iterator[tuple[CheckpointRef, str]]:
+    """Set aside checkpoints of a job that are not what was recorded; yield each with the reason."""
+    folder = job_folder(root, job)
+    wrong = settle(root, folder, TEMPORARY, {Path(ref.file).name: ref.sha256 for ref in refs})
+    for ref in refs:
+        name = Path(ref.file).name
+        reason = wrong.get(name)
+        if root / ref.file != folder / name:
+            reason = "it is not in the folder of its job"
+        if reason:
+            yield ref, reason
+
+
+def clear_up(root: Path, jobs: Iterable[Job], recorded: Mapping[str, Iterable[str]]) -> None:
+    """Remove temporary files, and checkpoints that are not in `recorded`, by job id."""
+    ours = re.compile(f"{TEMPORARY.pattern}|{CHECKPOINT.pattern}")
+    for job in jobs:
+        names = {Path(file).name: None for file in recorded.get(job.id, ())}
+        settle(root, job_folder(root, job), ours, names)
+    settle(root, root, re.compile(rf"{SPLITS}\.\d+\.tmp"), {})
+    settle(root, root / "oof", TEMPORARY, {})

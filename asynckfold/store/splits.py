@@ -1,0 +1,57 @@
+"""``splits.npz``: the indices of every fold, and the targets."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.errors import StoreCorruptError
+from asynckfold.files import write_whole
+from asynckfold.folds import Fold
+from asynckfold.plan import Plan, folds_fingerprint
+from asynckfold.store.layout import SPLITS
+
+
+def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
+    """Write the file and return its digest."""
+    arrays: dict[str, npt.NDArray[Any]] = {"targets": np.asarray(targets)}
+    for fold in folds:
+        name = f"repeat{fold.repeat}-fold{fold.index}"
+        arrays[f"{name}-train"] = fold.train
+        arrays[f"{name}-valid"] = fold.valid
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    write_whole(root / SPLITS, buffer.getvalue())
+    return hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], npt.NDArray[Any]]:
+    """Return the folds of a plan and the targets, if the file is what was written."""
+    path = root / SPLITS
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreCorruptError(f"{path} cannot be read: {error}") from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise StoreCorruptError(f"{path} is damaged: it is not what was written")
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        keys = sorted({(job.repeat, job.fold) for job in plan.jobs})
+        folds = tuple(
+            Fold(
+                repeat,
+                fold,
+                arrays[f"repeat{repeat}-fold{fold}-train"],
+                arrays[f"repeat{repeat}-fold{fold}-valid"],
+            )
+            for repeat, fold in keys
+        )
+        targets = arrays["targets"]
+    if folds_fingerprint(folds) != plan.folds:
+        raise StoreCorruptError(f"{path} holds folds of another plan")
+    return folds, targets
