@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.folds import Fold
+from asynckfold.paired import confidence_interval, train_valid_ratio
 from asynckfold.plan import Job, Plan
 
 if TYPE_CHECKING:
@@ -263,39 +264,6 @@ def rank(rows: Sequence[Candidate], metric: str) -> list[int]:
     ]
 
 
-def confidence_interval(
-    scores: npt.NDArray[np.float64], train_valid_ratio: float, level: float = 0.95
-) -> tuple[float, float]:
-    """Return the corrected resampled t interval of a mean over folds.
-
-    Folds share training samples, so the naive interval is too narrow; Nadeau and Bengio (2003),
-    "Inference for the Generalization Error", add ``n_valid / n_train`` to ``1 / k``. Derived for
-    random divisions, a heuristic for k-fold.
-
-    Parameters
-    ----------
-    scores : ndarray of shape (k,)
-        One score a fold.
-    train_valid_ratio : float
-        ``n_valid / n_train``.
-    level : float
-        Coverage.
-
-    Returns
-    -------
-    tuple of float
-        Lower and upper end; NaN for fewer than two folds.
-    """
-    from scipy import stats
-
-    count = len(scores)
-    if count < 2 or np.isnan(scores).any():
-        return (float("nan"), float("nan"))
-    error = np.sqrt((1 / count + train_valid_ratio) * scores.var(ddof=1))
-    half = float(stats.t.ppf((1 + level) / 2, count - 1) * error)
-    return (float(scores.mean()) - half, float(scores.mean()) + half)
-
-
 @dataclass(frozen=True, eq=False)
 class CVResults:
     """The results of a sweep, complete or not.
@@ -478,7 +446,7 @@ class CVResults:
     def _candidate_rows(self) -> list[dict[str, Any]]:
         rows = self.candidates
         first = self.plan.scoring[0]
-        ratio = float(np.mean([len(fold.valid) / len(fold.train) for fold in self.folds]))
+        ratio = train_valid_ratio(self.folds)
         table = []
         for position, row in zip(rank(rows, first), rows, strict=True):
             low, high = confidence_interval(row.scores[first], ratio)

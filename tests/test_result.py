@@ -17,6 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import GridSearchCV
 
 from asynckfold.folds import make_folds
+from asynckfold.paired import confidence_interval
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.result import (
     DONE,
@@ -27,7 +28,6 @@ from asynckfold.result import (
     CVResults,
     Epoch,
     Result,
-    confidence_interval,
     fingerprint,
     rank,
 )

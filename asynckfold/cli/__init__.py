@@ -9,6 +9,7 @@
     report  build the HTML report of a run
     compare two runs, bit for bit
     doctor  what this machine offers, and what would be used
+    bench   measure asynckfold on this machine
 
 Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is held by
 another process, 4 the run on disk is damaged, 5 an I/O fault and resumable, 130 interrupted and
@@ -228,7 +229,26 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
     return 0
 
 
+def bench(parsed: argparse.Namespace, out: Output) -> int:
+    """Measure, and print the table."""
+    from asynckfold.bench import checkpoint_table
+
+    table = checkpoint_table(epoch_seconds=0.5) if parsed.quick else checkpoint_table()
+    out.data(table.to_json())
+    shown = Table(*table.columns, title=table.title, box=None, pad_edge=False)
+    for row in table.cells():
+        shown.add_row(*row)
+    out.say(shown)
+    for note in table.notes:
+        out.say(note)
+    if parsed.save:
+        Path(parsed.save).write_text(table.to_markdown(_command(parsed)), encoding="utf-8")
+        out.say(f"page: {parsed.save}")
+    return 0
+
+
 VERBS = {
+    "bench": bench,
     "compare": compare,
     "run": run,
     "plan": plan,

@@ -65,6 +65,14 @@ def make_parser() -> argparse.ArgumentParser:
     text = "say what this machine offers, and what would be used and why"
     verb = verbs.add_parser("doctor", help=text, description=_sentence(text), epilog=EXIT_CODES)
     _add_output_flags(verb)
+    text = "measure asynckfold on this machine, and print the table"
+    verb = verbs.add_parser("bench", help=text, description=_sentence(text), epilog=EXIT_CODES)
+    verb.add_argument(
+        "subject", choices=("checkpoints",), help="checkpoints: their share of a run's time"
+    )
+    verb.add_argument("--quick", action="store_true", help="seconds instead of minutes; rough")
+    verb.add_argument("--save", metavar="FILE.md", help="write the table as a page, too")
+    _add_output_flags(verb)
     return parser
 
 

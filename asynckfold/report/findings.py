@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from asynckfold.report.summary import Bar, CandidateRow, Difference, Summary
+from asynckfold.paired import Difference
+from asynckfold.report.summary import Bar, CandidateRow, Summary
 
 SIGNIFICANT = 0.05
 

@@ -23,7 +23,8 @@ from markupsafe import Markup
 from asynckfold.files import storage_error, write_whole
 from asynckfold.report import findings
 from asynckfold.report.charts import Chart, draw
-from asynckfold.report.summary import Summary, clean, read_results, summarize
+from asynckfold.report.summary import Summary, read_results, summarize
+from asynckfold.report.text import clean
 from asynckfold.result import CVResults, Epoch
 from asynckfold.store import RunStore
 

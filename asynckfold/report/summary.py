@@ -1,44 +1,35 @@
 """The numbers of a report: plain frozen data, read from the store alone.
 
-Everything that the figures, the page and ``results.json`` show is computed here, once. Text that a
-user or a user's code may have written is capped and cleaned here too, so that nobody later meets
-control characters, lone surrogates or a 5 MB name.
+Everything that the figures, the page and ``results.json`` show is gathered here, once; the
+statistics are those of `paired` and `confusion`. Text that a user or a user's code may have written
+is cleaned on its way in.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.folds import Fold
-from asynckfold.plan import Job, Plan
-from asynckfold.result import (
-    DONE,
-    Candidate,
-    CVResults,
-    Epoch,
-    Result,
+from asynckfold.confusion import class_accuracy, count_classes
+from asynckfold.paired import (
+    Difference,
     confidence_interval,
-    job_by_id,
-    rank,
+    paired_difference,
+    train_valid_ratio,
 )
+from asynckfold.plan import Job, Plan
+from asynckfold.report.text import TEXT_LIMIT, clean, flat, plain_data
+from asynckfold.result import DONE, Candidate, CVResults, Epoch, Result, job_by_id, rank
 from asynckfold.store import Attempt, RunStore, Sample
 
-NAME_LIMIT = 256
-TEXT_LIMIT = 64 * 1024
 USE_POINTS = 400
 PHASES = ("serial", "packed")
-
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
@@ -103,18 +94,6 @@ class CandidateRow:
     def complete(self) -> bool:
         """Whether every fold has a score."""
         return self.folds_done == self.folds
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Paired comparison of two candidates over the same folds; see `paired_difference`."""
-
-    mean: float
-    ci_low: float
-    ci_high: float
-    t: float
-    p: float
-    folds: int
 
 
 @dataclass(frozen=True)
@@ -301,41 +280,7 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data for JSON: NaN and infinities become None."""
-        return dict(_plain_data(self))
-
-
-def _plain_data(value: Any) -> Any:
-    if is_dataclass(value):
-        return {item.name: _plain_data(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain_data(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain_data(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def clean(value: object, limit: int = NAME_LIMIT) -> str:
-    """Return text that is safe to show: no control characters, capped, home folder as ``~``.
-
-    Examples
-    --------
-    >>> clean("a\\x1b[31mred\\x00")
-    'ared\ufffd'
-    >>> clean("x" * 9, limit=4)
-    'xxxx… (5 more)'
-    """
-    text = _ANSI.sub("", str(value))
-    text = _UNPRINTABLE.sub("\ufffd", text)
-    if "/" in text:
-        text = _without_home(text)
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more)"
-
-
-def _without_home(text: str) -> str:
-    home = str(Path.home())
-    return text if len(home) < 2 else re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
+        return dict(plain_data(self))
 
 
 def read_results(store: RunStore) -> CVResults:
@@ -379,7 +324,7 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
     found = read_results(store) if results is None else results
     plan = found.plan
     _, targets = store.splits()
-    class_names, confusions = _confusions(found, targets)
+    confusions = count_classes(found, targets)
     rows = _rows(found, confusions, len(plan.classes))
     jobs = job_by_id(plan)
     return Summary(
@@ -390,8 +335,8 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
         candidates=rows,
         fold_names=_fold_names(plan),
         best=rows[0].name if rows and rows[0].rank == 1 else None,
-        lead=_lead(rows, clean(plan.scoring[0]), _train_valid_ratio(found.folds)),
-        class_names=class_names,
+        lead=_lead(rows, clean(plan.scoring[0]), train_valid_ratio(found.folds)),
+        class_names=_class_names(plan, confusions),
         packed_seconds=found.seconds,
         speedup=_speedup(found, rows),
         use=_uses(store.samples()),
@@ -408,7 +353,7 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
         ),
         facts=_facts(plan, found),
         command=_command(store.about),
-        about=_flat({key: store.about[key] for key in store.about if key not in _UNSHOWN}),
+        about=flat({key: store.about[key] for key in store.about if key not in _UNSHOWN}),
         fingerprint=store.fingerprint(),
     )
 
@@ -421,7 +366,7 @@ def _rows(
 ) -> tuple[CandidateRow, ...]:
     metric = found.plan.scoring[0]
     listed = found.candidates
-    ratio = _train_valid_ratio(found.folds)
+    ratio = train_valid_ratio(found.folds)
     jobs = _jobs_by_candidate(found.plan)
     rows = [
         _row(
@@ -475,7 +420,7 @@ def _row(
         fit_seconds=_over_known(candidate.fit_seconds, np.mean) * candidate.planned,
         curves=_curves(results),
         confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
-        class_accuracy=None if confusion is None else _class_accuracy(confusion, n_classes),
+        class_accuracy=None if confusion is None else class_accuracy(confusion, n_classes),
     )
 
 
@@ -509,54 +454,6 @@ def _fold_names(plan: Plan) -> tuple[str, ...]:
     )
 
 
-# Is the difference real?
-
-
-def _train_valid_ratio(folds: Sequence[Fold]) -> float:
-    return float(np.mean([len(fold.valid) / len(fold.train) for fold in folds]))
-
-
-def paired_difference(
-    first: Sequence[float], second: Sequence[float], train_valid_ratio: float
-) -> Difference:
-    """Compare two candidates over the same folds by the corrected resampled t test.
-
-    Nadeau and Bengio (2003), "Inference for the Generalization Error", Machine Learning 52:
-    ``t = mean / sqrt((1 / k + n_valid / n_train) * variance)`` with ``k - 1`` degrees of freedom.
-    Derived for random divisions; over the folds of one cross-validation it is a heuristic.
-
-    Parameters
-    ----------
-    first, second : sequence of float, length k
-        Scores fold by fold, in the same order.
-    train_valid_ratio : float
-        ``n_valid / n_train``.
-
-    Returns
-    -------
-    Difference
-        Of `first` less `second`. `t` and `p` are NaN where the differences do not vary or there
-        are fewer than two: then there is nothing to test with.
-
-    Examples
-    --------
-    >>> found = paired_difference([0.9, 0.8, 0.9], [0.8, 0.75, 0.75], 0.5)
-    >>> round(found.mean, 3), round(found.t, 3), round(found.p, 3)
-    (0.1, 2.191, 0.16)
-    """
-    from scipy import stats
-
-    differences = np.asarray(first, float) - np.asarray(second, float)
-    count = len(differences)
-    mean = float(differences.mean())
-    spread = float(differences.std(ddof=1)) if count > 1 else math.nan
-    if not spread > 1e-12 * max(1.0, abs(mean)):
-        return Difference(mean, math.nan, math.nan, math.nan, math.nan, count)
-    low, high = confidence_interval(differences, train_valid_ratio)
-    t = mean / (math.sqrt(1 / count + train_valid_ratio) * spread)
-    return Difference(mean, low, high, t, float(2 * stats.t.sf(abs(t), count - 1)), count)
-
-
 def _lead(rows: Sequence[CandidateRow], metric: str, ratio: float) -> Lead | None:
     ranked = [row for row in rows if row.rank is not None]
     if len(ranked) < 2:
@@ -566,51 +463,11 @@ def _lead(rows: Sequence[CandidateRow], metric: str, ratio: float) -> Lead | Non
     return Lead(best.name, second.name, found)
 
 
-# Classes
-
-
-def _confusions(
-    found: CVResults, targets: npt.NDArray[Any]
-) -> tuple[tuple[str, ...], dict[str, npt.NDArray[np.int64]]]:
-    """Count true against said classes over all held-out samples, candidate by candidate."""
-    names = tuple(clean(name) for name in found.plan.classes)
-    if not names or targets.ndim != 1:
-        return names, {}
-    valid = {fold.key: fold.valid for fold in found.folds}
-    said: dict[str, list[npt.NDArray[np.int64]]] = {}
-    for job in found.plan.jobs:
-        pairs = _said(found.results.get(job.id), targets[valid[(job.repeat, job.fold)]])
-        if pairs is not None:
-            said.setdefault(job.candidate, []).append(pairs)
-    joined = {name: np.concatenate(parts, axis=1) for name, parts in said.items()}
-    size = max([len(names), *(int(pairs.max()) + 1 for pairs in joined.values() if pairs.size)])
-    names += tuple(f"output {index}" for index in range(len(names), size))
-    return names, {name: _count_pairs(pairs, size) for name, pairs in joined.items()}
-
-
-def _said(result: Result | None, truth: npt.NDArray[Any]) -> npt.NDArray[np.int64] | None:
-    """Return (true, said) class of each held-out sample, shape (2, n), or None without outputs."""
-    if result is None or result.status != DONE or result.outputs is None:
-        return None
-    outputs = result.outputs
-    if outputs.ndim != 2 or outputs.shape[1] < 2 or len(outputs) != len(truth):
-        return None
-    known = np.isfinite(outputs).all(axis=1)
-    return np.stack([truth[known].astype(np.int64), outputs[known].argmax(axis=1)])
-
-
-def _count_pairs(pairs: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
-    flat = np.bincount(pairs[0] * size + pairs[1], minlength=size * size)
-    return flat.reshape(size, size)
-
-
-def _class_accuracy(confusion: npt.NDArray[np.int64], n_classes: int) -> tuple[float, ...]:
-    totals = confusion.sum(axis=1)[:n_classes]
-    right = confusion.diagonal()[:n_classes]
-    return tuple(
-        float(hit / total) if total else math.nan
-        for hit, total in zip(right.tolist(), totals.tolist(), strict=True)
-    )
+def _class_names(plan: Plan, confusions: Mapping[str, npt.NDArray[np.int64]]) -> tuple[str, ...]:
+    """The classes, and the outputs beyond them that models say."""
+    names = tuple(clean(name) for name in plan.classes)
+    size = max(map(len, confusions.values()), default=len(names))
+    return names + tuple(f"output {index}" for index in range(len(names), size))
 
 
 # Time and machine
@@ -720,7 +577,7 @@ def _facts(plan: Plan, found: CVResults) -> Facts:
         threads_per_job=plan.threads_per_job,
         device=clean(plan.device),
         params={item.name: getattr(plan.params, item.name) for item in fields(plan.params)},
-        recipe=_flat(plan.recipe),
+        recipe=flat(plan.recipe),
         dataset=clean(plan.dataset),
         folds_fingerprint=clean(plan.folds),
         plan_fingerprint=plan.fingerprint,
@@ -736,21 +593,3 @@ def _command(about: Mapping[str, Any]) -> str:
 def _shown(job: Job) -> Job:
     """Return the job under names that are safe to show; different jobs keep different ids."""
     return replace(job, model=clean(job.model), lr_schedule=clean(job.lr_schedule))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested settings as one level: ``{"versions": {"torch": …}}`` → ``versions.torch``."""
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{name}.")
-        else:
-            flat[clean(name)] = clean(_joined(value), 4096)
-    return flat
-
-
-def _joined(value: Any) -> str:
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
-        return ", ".join(map(str, value))
-    return "" if value is None else str(value)

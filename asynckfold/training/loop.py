@@ -33,14 +33,11 @@ from asynckfold.messages import CheckpointWritten, EpochEnded, News, Progress, R
 from asynckfold.plan import Job
 from asynckfold.result import DIVERGED, DONE, Epoch, Result
 from asynckfold.store import CheckpointRef
-from asynckfold.training import checkpoint, lr_schedules, seeding
+from asynckfold.training import checkpoint, lr_schedules, saving, seeding
 from asynckfold.training.bundle import Bundle, JobLog, job_folder
 
 NEWS_SECONDS = 0.2
 """Between two pieces of news of one job: a display needs no more."""
-
-CHECKPOINT_SECONDS = 1.0
-"""Least time between two checkpoints: less work than that is cheaper to repeat than to save."""
 
 Report = Callable[[News], None]
 
@@ -271,27 +268,28 @@ def _restore(training: Training, report: Report) -> None:
 def _run(training: Training, report: Report, stop: Callable[[], bool]) -> bool:
     """Train to the end; return False when asked to stop before."""
     params = training.bundle.plan.params
-    saved = time.monotonic()
+    saver = saving.Saver(lambda: _save(training, report))
     while training.epoch < params.epochs:
         started = time.perf_counter()
         if training.batch == 0:
             training.lr = float(training.optimizer.param_groups[0]["lr"])
-        if not _train_epoch(training, report, stop):
-            _save(training, report)
+        if not _train_epoch(training, report, stop, saver):
+            saver.save()
             return False
         _end_epoch(training, started, report)
-        due = training.epoch % params.save_checkpoint_frequency == 0
         last = training.epoch == params.epochs
         if not last and stop():
-            _save(training, report)
+            saver.save()
             return False
-        if last or (due and time.monotonic() - saved >= CHECKPOINT_SECONDS):
-            _save(training, report)
-            saved = time.monotonic()
+        due = training.epoch % params.save_checkpoint_frequency == 0
+        if last or (due and saver.due(saving.EPOCH_SECONDS)):
+            saver.save()
     return True
 
 
-def _train_epoch(training: Training, report: Report, stop: Callable[[], bool]) -> bool:
+def _train_epoch(
+    training: Training, report: Report, stop: Callable[[], bool], saver: saving.Saver
+) -> bool:
     plan, number = training.bundle.plan, training.epoch + 1
     order = torch.from_numpy(epoch_order(training.train, training.seed, training.epoch))
     bounds = training.bounds
@@ -310,8 +308,11 @@ def _train_epoch(training: Training, report: Report, stop: Callable[[], bool]) -
             training.lr_schedule.step()
         training.batch = position + 1
         told = _tell(training, len(bounds), told, report)
-        if stop() and training.batch < len(bounds):
+        unfinished = training.batch < len(bounds)
+        if stop() and unfinished:
             return False
+        if unfinished and saver.due(saving.MIDDLE_SECONDS):
+            saver.save()
     return True
 
 

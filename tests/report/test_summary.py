@@ -2,24 +2,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asynckfold.plan import Job
-from asynckfold.report.summary import (
-    NAME_LIMIT,
-    USE_POINTS,
-    _confusions,
-    clean,
-    paired_difference,
-    read_results,
-    summarize,
-)
+from asynckfold.report.summary import USE_POINTS, summarize
+from asynckfold.report.text import NAME_LIMIT
 from asynckfold.store import RunStore
 from tests.report.conftest import Summarize
 from tests.synthetic import Synthetic, write_run
@@ -91,18 +81,6 @@ def test_confusion_counts_every_held_out_sample_once(complete: Path) -> None:
         assert row.class_accuracy is not None
         assert np.mean(row.class_accuracy) == pytest.approx(row.mean["accuracy"])
         assert counts[8, 3] > counts[8, 4]
-
-
-def test_outputs_beyond_the_classes_are_named(root: Path) -> None:
-    run = Synthetic(classes=tuple("abcdefghij"))
-    write_run(root, run)
-    with RunStore.read(root) as store:
-        plan = replace(store.plan, classes=("a", "b"))
-        _, targets = store.splits()
-        found = replace(read_results(store), plan=plan)
-        names, counts = _confusions(found, targets % 2)
-    assert names[:3] == ("a", "b", "output 2")
-    assert all(table.shape == (len(names), len(names)) for table in counts.values())
 
 
 def test_regression_has_no_classes(summarized: Summarize) -> None:
@@ -220,56 +198,3 @@ def test_jobs_of_overlong_names_stay_apart(summarized: Summarize) -> None:
     summary = summarized(Synthetic(models=("x" * 3000,), baseline=None))
     assert len({bar.job for bar in summary.bars}) == 10
     assert len(summary.candidates[0].model) < NAME_LIMIT + 20
-
-
-scores = st.lists(st.floats(0, 1), min_size=2, max_size=12)
-
-
-@given(st.data(), scores, st.floats(0.05, 2))
-def test_paired_difference_is_antisymmetric(
-    data: st.DataObject, first: list[float], ratio: float
-) -> None:
-    second = data.draw(st.lists(st.floats(0, 1), min_size=len(first), max_size=len(first)))
-    one, other = (
-        paired_difference(first, second, ratio),
-        paired_difference(second, first, ratio),
-    )
-    assert one.mean == pytest.approx(-other.mean)
-    assert math.isnan(one.p) == math.isnan(other.p)
-    if not math.isnan(one.p):
-        assert one.p == pytest.approx(other.p)
-        assert one.ci_low == pytest.approx(-other.ci_high)
-        # The test and the interval are one statement.
-        if abs(one.p - 0.05) > 1e-6:
-            assert (one.p < 0.05) == (one.ci_low > 0 or one.ci_high < 0)
-
-
-def test_paired_difference_is_wider_than_the_plain_t_test() -> None:
-    from scipy import stats
-
-    first, second = [0.9, 0.8, 0.85, 0.95], [0.8, 0.78, 0.8, 0.85]
-    plain = stats.ttest_rel(first, second)
-    assert paired_difference(first, second, 0.0).p == pytest.approx(plain.pvalue)
-    assert paired_difference(first, second, 0.25).p > plain.pvalue
-
-
-@pytest.mark.parametrize("second", [[0.5, 0.5], [0.4, 0.4]])
-def test_nothing_is_claimed_without_spread(second: list[float]) -> None:
-    found = paired_difference([0.5, 0.5], second, 0.25)
-    assert math.isnan(found.p)
-    assert math.isnan(found.ci_low)
-
-
-@given(st.text(), st.integers(1, 50))
-def test_clean_text_can_be_encoded_and_is_capped(text: str, limit: int) -> None:
-    shown = clean(text, limit)
-    shown.encode("utf-8")
-    assert not set(shown) & {chr(code) for code in (*range(9), *range(11, 32), 127)}
-    assert len(shown) <= limit + 30
-
-
-def test_clean_replaces_surrogates_escapes_and_the_home_folder() -> None:
-    assert clean("a\ud800b") == "a\ufffdb"
-    assert clean("\x1b[1;31mred\x1b[0m") == "red"
-    assert clean(f"{Path.home()}/runs") == "~/runs"
-    assert clean(f"{Path.home()}less") == f"{Path.home()}less"

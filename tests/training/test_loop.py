@@ -23,7 +23,7 @@ from asynckfold.messages import EpochEnded, Progress, Remark
 from asynckfold.plan import TrainerParams
 from asynckfold.recipe import LR_SCHEDULES
 from asynckfold.result import DIVERGED, DONE
-from asynckfold.training import loop, lr_schedules
+from asynckfold.training import loop, lr_schedules, saving
 from asynckfold.training.bundle import job_folder
 from tests.training.tiny import (
     CLASSES,
@@ -312,13 +312,32 @@ def test_the_last_epoch_is_always_saved_and_scored(
     frequency: int,
     expected: list[int],
 ) -> None:
-    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(saving, "EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(saving, "SHARE", math.inf)
     params = TrainerParams(epochs, save_checkpoint_frequency=frequency)
     result, news = Tiny(tmp_path, params=params).attempt()
     assert [ref.epoch for ref in reversed(checkpoints(news))] == expected
     assert result is not None
     assert result.outputs is not None
     assert len(result.epochs) == epochs
+
+
+def test_a_long_epoch_is_saved_in_its_middle_and_gives_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = Tiny(tmp_path / "golden", {"noisy": Noisy}).train()
+    monkeypatch.setattr(saving, "MIDDLE_SECONDS", 0.0)
+    monkeypatch.setattr(saving, "SHARE", math.inf)
+    tiny = Tiny(tmp_path / "run", {"noisy": Noisy})
+    result, news = tiny.attempt()
+    refs = checkpoints(news)
+    assert result is not None
+    assert result.digest == golden.digest
+    assert len([ref for ref in refs if ref.batch > 0]) > 1
+    middle = next(ref for ref in refs if ref.batch > 0)
+    continued, _ = tiny.attempt(None, 2, [middle])
+    assert continued is not None
+    assert continued.digest == golden.digest
 
 
 # ---- damage ----

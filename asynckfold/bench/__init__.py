@@ -1,0 +1,10 @@
+"""Measurements of asynckfold on the machine at hand: each subject returns one table.
+
+A speed is a ratio of two things that were timed in one run, turn by turn, and the median of several
+turns; nothing here asserts a speed.
+"""
+
+from asynckfold.bench.checkpoints import checkpoint_table
+from asynckfold.bench.table import BenchTable
+
+__all__ = ["BenchTable", "checkpoint_table"]

@@ -1,0 +1,104 @@
+"""A table of measurements, with what is needed to read it: the machine, the command, the notes."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+
+@dataclass(frozen=True)
+class BenchTable:
+    """What one benchmark found.
+
+    Parameters
+    ----------
+    title : str
+        What was measured.
+    columns : tuple of str
+        Names of the columns, units included.
+    rows : tuple of tuple
+        Numbers and text, one entry a column.
+    notes : tuple of str
+        Sentences below the table: how it was measured, what was expected.
+    machine : Mapping
+        Processor, cores and versions.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    notes: tuple[str, ...] = ()
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+    def cells(self) -> list[list[str]]:
+        """Return the rows as text."""
+        return [[shown(value) for value in row] for row in self.rows]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the table as one object, one mapping a row."""
+        return {
+            "title": self.title,
+            "rows": [dict(zip(self.columns, row, strict=True)) for row in self.rows],
+            "notes": list(self.notes),
+            "machine": dict(self.machine),
+        }
+
+    def to_markdown(self, command: str) -> str:
+        """Return the table as a page, with the command that made it.
+
+        Examples
+        --------
+        >>> print(BenchTable("Pi", ("name", "value"), (("pi", 3.14159),)).to_markdown("bench pi"))
+        # Pi
+        <BLANKLINE>
+        Made by `bench pi`.
+        <BLANKLINE>
+        | name | value |
+        |---|---|
+        | pi | 3.14 |
+        <BLANKLINE>
+        """
+        lines = [f"# {self.title}", "", f"Made by `{command}`.", ""]
+        if self.machine:
+            lines += [", ".join(f"{key}: {value}" for key, value in self.machine.items()), ""]
+        lines += [_row(self.columns), _row(["---"] * len(self.columns)).replace(" ", "")]
+        lines += [_row(row) for row in self.cells()]
+        if self.notes:
+            lines += ["", *(f"- {note}" for note in self.notes)]
+        return "\n".join([*lines, ""])
+
+
+def _row(cells: Any) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def shown(value: Any) -> str:
+    """Return a value as text, numbers with three significant digits.
+
+    Examples
+    --------
+    >>> [shown(value) for value in (0.012345, 12.345, 1234.5, 7, "MLP", None)]
+    ['0.0123', '12.3', '1234', '7', 'MLP', '–']
+    """
+    if value is None:
+        return "–"
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return what a reader needs to know of the machine: processor, cores, versions."""
+    from asynckfold.engines.machine import Machine
+
+    cpu = Machine("cpu").describe()["cpu"]
+    return {
+        "processor": cpu["model"],
+        "cores": cpu["allowed"],
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "asynckfold": metadata.version("asynckfold"),
+    }

@@ -1,0 +1,73 @@
+"""Text of users and their code, made safe to show: no control characters, capped, no surrogates.
+
+Done once, where the numbers of a report are gathered, so that nobody later meets escape sequences
+or a 5 MB name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+NAME_LIMIT = 256
+TEXT_LIMIT = 64 * 1024
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def clean(value: object, limit: int = NAME_LIMIT) -> str:
+    """Return text that is safe to show: no control characters, capped, home folder as ``~``.
+
+    Examples
+    --------
+    >>> clean("a\\x1b[31mred\\x00")
+    'ared\ufffd'
+    >>> clean("x" * 9, limit=4)
+    'xxxx… (5 more)'
+    """
+    text = _ANSI.sub("", str(value))
+    text = _UNPRINTABLE.sub("\ufffd", text)
+    if "/" in text:
+        text = _without_home(text)
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more)"
+
+
+def _without_home(text: str) -> str:
+    home = str(Path.home())
+    return text if len(home) < 2 else re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
+
+
+def plain_data(value: Any) -> Any:
+    """Return dataclasses and mappings as plain data for JSON: NaN and infinities become None."""
+    if is_dataclass(value):
+        return {item.name: plain_data(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain_data(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain_data(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested settings as one level: ``{"versions": {"torch": …}}`` → ``versions.torch``."""
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{name}.")
+        else:
+            found[clean(name)] = clean(_joined(value), 4096)
+    return found
+
+
+def _joined(value: Any) -> str:
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)

@@ -1,0 +1,55 @@
+"""The benchmarks run and say what they measured; how fast this machine is, no test asserts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from asynckfold import bench
+from asynckfold.bench.checkpoints import Work
+from asynckfold.cli import main
+
+
+def test_checkpoints_are_timed_in_real_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    work = Work("linear", lambda: nn.Linear(8, 10), (8,), 64)
+    table = bench.checkpoint_table([work], epoch_seconds=0.05, epochs=2)
+    (row,) = table.to_json()["rows"]
+    parameters = 8 * 10 + 10
+    assert row["model"] == "linear"
+    # Weights and Adam's two moments, as float32, and a header.
+    assert 3 * 4 * parameters < row["checkpoint MB"] * 1e6 < 3 * 4 * parameters + 50_000
+    assert row["checkpoint ms"] > 0
+    assert 0 < row["share of the run %"] < 100
+    assert table.machine["cores"] >= 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_verb_prints_and_saves_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = bench.BenchTable("Checkpoints", ("model", "ms"), (("mlp", 1.2345),), ("A note.",))
+    monkeypatch.setattr(bench, "checkpoint_table", lambda **settings: table)
+    page = tmp_path / "table.md"
+    assert main(["bench", "checkpoints", "--save", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert "mlp" in printed
+    assert "1.23" in printed
+    assert "A note." in printed
+    assert "| mlp | 1.23 |" in page.read_text()
+    assert main(["bench", "checkpoints", "--quick", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == [{"model": "mlp", "ms": 1.2345}]
+
+
+def test_an_unknown_subject_is_refused_with_the_known_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["bench", "everything"])
+    assert exit_info.value.code == 2
+    assert "checkpoints" in capsys.readouterr().err
