@@ -112,15 +112,18 @@ class WorkerDiedError(AsyncKFoldError):
         The worker's process number.
     cause : str
         ``"SIGKILL"``, ``"SIGSEGV"`` or ``"exit code 3"``.
-    outcome : {"died", "hang", "oom"}
+    outcome : {"died", "hang", "oom", "device_lost"}
         What ended it, as the attempt records it: its own death, our kill of a worker that made no
-        progress, or the kernel's for want of memory.
+        progress, the kernel's for want of memory, or a GPU that answers no more.
+    peak_memory : int
+        Largest resident set of its last task, bytes; 0 where unknown.
     """
 
-    def __init__(self, pid: int, cause: str, outcome: str = "died") -> None:
+    def __init__(self, pid: int, cause: str, outcome: str = "died", peak_memory: int = 0) -> None:
         self.pid = pid
         self.cause = cause
         self.outcome = outcome
+        self.peak_memory = peak_memory
         super().__init__(f"worker process {pid} died: {cause}")
 
 

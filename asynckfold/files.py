@@ -36,11 +36,14 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
         The disk refused. The old file is untouched, unless it was only the last step that failed:
         then the new one stands in its place, but may not survive a power loss.
     """
-    write_whole_by(path, lambda file: _write_all(file, data))
+    write_whole_by(path, lambda file: _write_all(file, data), memoryview(data).nbytes)
 
 
-def write_whole_by(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Like `write_whole`, with a function that writes to the open temporary file."""
+def write_whole_by(path: Path, write: Callable[[BinaryIO], None], needed: int = 0) -> None:
+    """Like `write_whole`, with a function that writes to the open temporary file.
+
+    `needed` is how many bytes it writes, where that is known before.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -53,7 +56,7 @@ def write_whole_by(path: Path, write: Callable[[BinaryIO], None]) -> None:
         sync_folder(path.parent)
     except OSError as error:
         _discard(temporary)
-        raise storage_error(error, path) from error
+        raise storage_error(error, path, needed) from error
     except BaseException:
         _discard(temporary)
         raise
@@ -187,12 +190,13 @@ def _digest(name: str, folder: int) -> str:
         return _sha256(file)
 
 
-def storage_error(error: OSError, path: Path) -> StorageError:
-    """Say what the disk refused, where, how much room there is, and what to do."""
+def storage_error(error: OSError, path: Path, needed: int = 0) -> StorageError:
+    """Say what the disk refused, where, how much room it takes and there is, and what to do."""
     what = os.strerror(error.errno) if error.errno else str(error)
     text = f"could not write {path}: {what}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        text += f" ({_free(path)} bytes free)"
+        room = f"{_free(path)} bytes free at {path.parent}"
+        text += f" (needs {needed} bytes, {room})" if needed else f" ({room})"
     return StorageError(
         error.errno or errno.EIO,
         f"{text}. What was recorded before stays; make room and run the same command again",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asynckfold.plan import Job
-from asynckfold.result import Epoch
+from asynckfold.result import Epoch, Result
 from asynckfold.store import CheckpointRef
 
 
@@ -68,6 +68,22 @@ class Remark:
 
 
 News = Progress | EpochEnded | CheckpointWritten | Remark
+
+
+@dataclass(frozen=True)
+class Setback:
+    """In place of a result: a failure that another attempt may mend.
+
+    Parameters
+    ----------
+    outcome : {"oom", "died"}
+        How the attempt ended, see `asynckfold.retries`.
+    result : Result
+        What the job comes to when it is not tried again.
+    """
+
+    outcome: str
+    result: Result
 
 
 @dataclass(frozen=True)

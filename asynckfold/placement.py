@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import groupby
 from operator import attrgetter
 
 
@@ -67,6 +67,8 @@ class Request:
         Expected bytes of memory.
     gpu : bool
         Whether it must run on a GPU.
+    alone : bool
+        Whether nothing else may run meanwhile: it was short of memory beside others.
     """
 
     job_id: str
@@ -74,6 +76,7 @@ class Request:
     threads: int = 1
     memory: int = 0
     gpu: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ class Placement:
         Bytes of memory reserved.
     trainer : str
         Which trainer runs the jobs.
+    alone : bool
+        Whether nothing else may run meanwhile.
     """
 
     jobs: tuple[str, ...]
@@ -102,6 +107,7 @@ class Placement:
     gpu: int | None = None
     memory: int = 0
     trainer: str = "plain"
+    alone: bool = False
 
 
 def place(pending: Sequence[Request], running: Sequence[Placement], load: Load) -> list[Placement]:
@@ -112,6 +118,9 @@ def place(pending: Sequence[Request], running: Sequence[Placement], load: Load) 
     never more at once than the machine has cores that others leave alone. A request that does not
     fit lets shorter ones pass. One job always runs: with nothing running and nothing that fits, the
     first request whose device is there starts all the same.
+
+    A request that must be alone starts when nothing runs and no other can start, and nothing starts
+    beside it: it goes last, so that no core waits for it.
 
     Parameters
     ----------
@@ -135,11 +144,13 @@ def place(pending: Sequence[Request], running: Sequence[Placement], load: Load) 
     >>> place([Request("a", 2), Request("b", 3)], [], load)[0].jobs
     ('b',)
     """
+    if any(placement.alone for placement in running):
+        return []
     placed: list[Placement] = []
     rest = _rest(running, load)
     # Nothing idle is the usual answer while jobs run: it costs no look at the queue.
     for request in _longest_first(pending) if rest.cores else ():
-        chosen = _fit(request, rest)
+        chosen = None if request.alone else _fit(request, rest)
         if chosen is not None:
             placed.append(chosen)
             rest = _rest([*running, *placed], load)
@@ -189,10 +200,16 @@ def _fit(request: Request, rest: _Rest) -> Placement | None:
 
 
 def _force(pending: Sequence[Request], load: Load) -> list[Placement]:
-    """At least one job runs, however busy the machine is: the longest that has its device."""
+    """At least one job runs, however busy the machine is: the longest that has its device.
+
+    Those that must be alone come after all others.
+    """
     order = (*load.idle, *(core for core in load.cores if core not in load.idle))
-    able = (item for item in _longest_first(pending) if load.gpus or not item.gpu)
-    return [_placed(item, order, load.gpus) for item in islice(able, 1)]
+    for alone in (False, True):
+        for request in _longest_first(pending):
+            if request.alone is alone and (load.gpus or not request.gpu):
+                return [_placed(request, order, load.gpus)]
+    return []
 
 
 def _placed(request: Request, cores: Sequence[int], gpus: Sequence[Gpu]) -> Placement:
@@ -202,5 +219,10 @@ def _placed(request: Request, cores: Sequence[int], gpus: Sequence[Gpu]) -> Plac
     """
     gpu = max(gpus, key=lambda gpu: (gpu.free, -gpu.index)).index if request.gpu else None
     return Placement(
-        (request.job_id,), tuple(cores[: request.threads]), request.threads, gpu, request.memory
+        (request.job_id,),
+        tuple(cores[: request.threads]),
+        request.threads,
+        gpu,
+        request.memory,
+        alone=request.alone,
     )

@@ -4,9 +4,9 @@
 
     pending ── place(pending, running, load) ──► submit ──► future
        ▲                                                      │
-       └── died: again, from its checkpoint ◄── inbox ◄───────┴── news: progress, checkpoints
-                                                  │
-                                                  └──► result: scored, recorded, then told
+       └─ waiting ◄── decide(history) ◄── inbox ◄─────────────┴── news: progress, checkpoints
+          a pause        set back           │
+                                            └──► result: scored, recorded, then told
 
 No barrier: one queue for the whole sweep, and every core that becomes idle gets the next job.
 Resume is the first line: pending is what has no result in the store.
@@ -15,9 +15,11 @@ Resume is the first line: pending is what has no result in the store.
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -25,9 +27,10 @@ from typing import Any, Protocol
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.files import remove
-from asynckfold.messages import CheckpointWritten, EpochEnded, News, Remark, Task
+from asynckfold.messages import CheckpointWritten, EpochEnded, News, Remark, Setback, Task
 from asynckfold.placement import Load, Placement, Request, place
 from asynckfold.result import FAILED, Result, job_by_id
+from asynckfold.retries import decide
 from asynckfold.store import RunStore
 
 TICK_SECONDS = 0.25
@@ -64,10 +67,12 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """When the sweep gives up on a job: after so many attempts that ended with a dead worker."""
+class _Start:
+    """A placement that runs, its tasks, and when it started in run seconds."""
 
-    attempts: int = 3
+    placement: Placement
+    tasks: list[Task]
+    at: float
 
 
 class Sweep:
@@ -87,6 +92,8 @@ class Sweep:
         Completes a done result: scores it.
     watch : Watch
         Is told.
+    clock : callable
+        Seconds that never jump.
     """
 
     def __init__(
@@ -97,24 +104,27 @@ class Sweep:
         requests: Mapping[str, Request],
         finish: Finish,
         watch: Watch,
-        limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._engine = engine
         self._inbox = inbox
         self._finish = finish
         self._watch = watch
-        self._limits = limits or Limits()
+        self._clock = clock
         self._jobs = job_by_id(store.plan)
         self._requests = dict(requests)
         finished = store.finished()
         self._pending = {name: requests[name] for name in self._jobs if name not in finished}
-        self._running: dict[Future[Answer], tuple[Placement, list[Task], float]] = {}
-        self._deaths: dict[str, int] = {}
+        self._waiting: dict[str, float] = {}
+        self._running: dict[Future[Answer], _Start] = {}
+        self._history: dict[str, list[str]] = {}
         self._recorded: list[Result] = []
         self._outdated: list[str] = []
         self._sampler = Sampler(store, "packed")
-        self._flushed = time.monotonic()
+        self._flushed = clock()
+        self._told_shortage = False
+        self._leaving = False
 
     def run(self) -> None:
         """Work until every job has a result.
@@ -127,25 +137,74 @@ class Sweep:
             After the running jobs saved themselves.
         """
         try:
-            while self._pending or self._running:
-                with self._store.together():
-                    starts = [self._attempt(placement) for placement in self._placements()]
-                self._acknowledge()
-                for placement, tasks in starts:
-                    self._submit(placement, tasks)
-                self._hear()
+            while self.unfinished:
+                self.step(TICK_SECONDS)
             self._flush()
         except BaseException:
             # Ctrl-C, a full disk: whatever it is, running jobs save themselves first.
-            self._leave()
+            self.leave()
             raise
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether there are jobs without a result."""
+        return bool(self._pending or self._waiting or self._running)
+
+    def step(self, wait_s: float) -> None:
+        """Start what can start, then take the news that come within `wait_s` seconds."""
+        self._end_pauses()
+        with self._store.together():
+            starts = [self._attempt(placement) for placement in self._placements()]
+        self._acknowledge()
+        for placement, tasks in starts:
+            self._submit(placement, tasks)
+        pause = min(self._waiting.values(), default=math.inf) - self._clock()
+        self._hear(max(0.0, min(wait_s, pause)))
+
+    def leave(self) -> None:
+        """End early: let running jobs save themselves, and note how far they came."""
+        self._leaving = True
+        with contextlib.suppress(StorageError):
+            self._flush()
+        self._engine.close(GRACE_SECONDS)
+        for item in self._arrived():
+            # What one of them cannot store must not keep the others from it.
+            with contextlib.suppress(StorageError):
+                if not isinstance(item, Future) or item in self._running:
+                    self._take(item)
+        with contextlib.suppress(StorageError):
+            self._store.interrupt()
+            self._acknowledge()
+
+    def _end_pauses(self) -> None:
+        now = self._clock()
+        for name in [name for name, due in self._waiting.items() if due <= now]:
+            del self._waiting[name]
+            self._pending[name] = self._requests[name]
+
     def _placements(self) -> list[Placement]:
-        running = [placement for placement, _, _ in self._running.values()]
+        running = [start.placement for start in self._running.values()]
         load = self._engine.load(running)
         self._sampler.look(load)
         self._watch.ticked(load)
-        return place(list(self._pending.values()), running, load)
+        pending = list(self._pending.values())
+        placed = place(pending, running, load)
+        if placed:
+            self._told_shortage = False
+        elif not self._told_shortage:
+            self._tell_shortage(pending, running, load)
+        return placed
+
+    def _tell_shortage(
+        self, pending: Sequence[Request], running: Sequence[Placement], load: Load
+    ) -> None:
+        """Say it, once, where jobs wait for nothing but memory."""
+        if place(pending, running, replace(load, free_memory=sys.maxsize)):
+            left = load.free_memory - sum(placement.memory for placement in running)
+            self._told_shortage = True
+            self._take(
+                Remark(None, "memory", f"jobs wait for memory: {_mebibytes(left)} are left to them")
+            )
 
     def _attempt(self, placement: Placement) -> tuple[Placement, list[Task]]:
         """Number the attempts: durable before a worker hears of them."""
@@ -162,32 +221,41 @@ class Sweep:
         self._watch.placed(placement)
         started = self._store.now()
         future = self._engine.submit(placement, tasks)
-        self._running[future] = (placement, tasks, started)
+        self._running[future] = _Start(placement, tasks, started)
         future.add_done_callback(self._inbox.put)
 
-    def _hear(self) -> None:
+    def _hear(self, wait_s: float) -> None:
         """Wait for the first news, then take all that are there; durable with the next commit."""
         with contextlib.suppress(queue.Empty):
-            item = self._inbox.get(timeout=TICK_SECONDS)
+            item = self._inbox.get(timeout=wait_s)
             with self._store.together(at_once=False):
                 self._take(item)
-                while True:
-                    self._take(self._inbox.get_nowait())
-        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+                for further in self._arrived():
+                    self._take(further)
+        if self._clock() - self._flushed > FLUSH_SECONDS:
             self._flush()
+
+    def _arrived(self) -> Iterator[News | Future[Answer]]:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._inbox.get_nowait()
 
     def _flush(self) -> None:
         self._store.flush()
-        self._flushed = time.monotonic()
+        self._flushed = self._clock()
         self._acknowledge()
 
     def _acknowledge(self) -> None:
         """Tell what is durable by now, and remove what nobody needs any more."""
-        for result in self._recorded:
-            self._watch.ended(result)
-        for file in self._outdated:
-            remove(self._store.root / file)
-        self._recorded, self._outdated = [], []
+        if self._leaving:
+            # A commit that the disk refused has taken back what was noted since the one before.
+            kept = self._store.finished()
+            self._recorded = [item for item in self._recorded if item.job_id in kept]
+            self._outdated = []
+        while self._recorded:
+            self._watch.ended(self._recorded.pop(0))
+        while self._outdated:
+            remove(self._store.root / self._outdated.pop())
 
     def _take(self, item: News | Future[Answer]) -> None:
         if isinstance(item, Future):
@@ -202,86 +270,81 @@ class Sweep:
         self._watch.heard(item)
 
     def _end(self, future: Future[Answer]) -> None:
-        placement, tasks, started = self._running.pop(future)
+        start = self._running.pop(future)
         error = future.exception()
-        if isinstance(error, WorkerDiedError):
-            for task in tasks:
-                self._died(task, placement, started, error)
-        elif isinstance(error, UnpackError):
-            for task in tasks:
-                self._record(
-                    Result(
-                        task.job.id, task.attempt, FAILED, error=error.line, traceback=error.trace
-                    ),
-                    placement,
-                    started,
-                    0,
-                    0,
-                )
-        elif error is not None:
-            for task in tasks:
-                self._store.end_attempt(task.job.id, task.attempt, "io", error=str(error))
-            raise error
-        else:
+        if error is None:
             answer = future.result()
-            for task, result in zip(tasks, answer.results, strict=True):
-                if result is None:
-                    self._store.end_attempt(
-                        task.job.id, task.attempt, "interrupted", pid=answer.pid
-                    )
-                else:
-                    self._record(result, placement, started, answer.pid, answer.peak_memory)
+            for task, found in zip(start.tasks, answer.results, strict=True):
+                self._take_result(task, found, start, answer)
+            return
+        for task in start.tasks:
+            if isinstance(error, WorkerDiedError):
+                result = _failed(task, str(error), str(error))
+                self._set_back(task, error.outcome, result, start, error.pid, error.peak_memory)
+            elif isinstance(error, UnpackError):
+                self._record(_failed(task, error.line, error.trace), start, 0, 0)
+            else:
+                with contextlib.suppress(StorageError):
+                    self._store.end_attempt(task.job.id, task.attempt, "io", error=str(error))
+        if not isinstance(error, (WorkerDiedError, UnpackError)):
+            raise error
 
-    def _record(
-        self, result: Result, placement: Placement, started: float, pid: int, peak: int
-    ) -> None:
+    def _take_result(self, task: Task, found: Any, start: _Start, answer: Answer) -> None:
+        if found is None:
+            self._store.end_attempt(task.job.id, task.attempt, "interrupted", pid=answer.pid)
+        elif isinstance(found, Setback):
+            self._set_back(task, found.outcome, found.result, start, answer.pid, answer.peak_memory)
+        else:
+            self._record(found, start, answer.pid, answer.peak_memory)
+
+    def _record(self, result: Result, start: _Start, pid: int, peak: int) -> None:
         complete = replace(
             self._finish(result),
             pid=pid,
             peak_memory=peak,
-            cores=placement.cores,
-            threads=placement.threads,
-            device=_device(placement),
-            started=started,
+            cores=start.placement.cores,
+            threads=start.placement.threads,
+            device=_device(start.placement),
+            started=start.at,
             ended=self._store.now(),
         )
         if self._store.record(complete):
             self._recorded.append(complete)
 
-    def _died(
-        self, task: Task, placement: Placement, started: float, error: WorkerDiedError
+    def _set_back(
+        self, task: Task, outcome: str, result: Result, start: _Start, pid: int, peak: int
     ) -> None:
-        name = task.job.id
-        self._deaths[name] = self._deaths.get(name, 0) + 1
-        self._store.event(error.outcome, f"attempt {task.attempt}: {error}", name)
-        if self._deaths[name] < self._limits.attempts:
-            self._store.end_attempt(
-                name, task.attempt, error.outcome, pid=error.pid, error=str(error)
-            )
-            self._pending[name] = self._requests[name]
+        """Try again, or record `result`, as `decide` says."""
+        name, number = task.job.id, task.attempt
+        if self._leaving:
+            # It may be our own kill of a worker that did not stop in time: no verdict on the job.
+            self._store.end_attempt(name, number, "interrupted", pid=pid, error=result.error)
             return
-        text = f"{error} ({self._deaths[name]} attempts, each ended this way)"
-        self._record(
-            Result(name, task.attempt, FAILED, error=text, traceback=text),
-            placement,
-            started,
-            error.pid,
-            0,
-        )
+        history = self._history.setdefault(name, [])
+        retry = decide(history, outcome)
+        history.append(outcome)
+        told = f"attempt {number}: {result.error}"
+        if retry is not None:
+            self._store.end_attempt(name, number, outcome, pid=pid, error=result.error)
+            self._requests[name] = replace(self._requests[name], alone=retry.alone)
+            self._waiting[name] = self._clock() + retry.after_s
+            when = "alone on the machine" if retry.alone else f"in {retry.after_s:g} s"
+            kind = "oom_retry" if outcome == "oom" else outcome
+            self._take(Remark(name, kind, f"{told}; tried again {when}"))
+            return
+        self._store.event(outcome, told, name)
+        account = f"{len(history)} attempts: {', '.join(history)}"
+        if outcome == "oom":
+            account += f"; peak memory {_mebibytes(peak)}, the last time alone on the machine"
+        self._record(replace(result, error=f"{result.error} ({account})"), start, pid, peak)
 
-    def _leave(self) -> None:
-        """Let running jobs save themselves, and note how far they came."""
-        with contextlib.suppress(StorageError):
-            self._flush()
-        self._engine.close(GRACE_SECONDS)
-        with contextlib.suppress(StorageError):
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    item = self._inbox.get_nowait()
-                    if not isinstance(item, Future) or item in self._running:
-                        self._take(item)
-            self._store.interrupt()
-            self._acknowledge()
+
+def _failed(task: Task, line: str, trace: str) -> Result:
+    return Result(task.job.id, task.attempt, FAILED, error=line, traceback=trace)
+
+
+def _mebibytes(count: int) -> str:
+    return f"{max(0, count) / 2**20:.0f} MiB"
 
 
 def _device(placement: Placement) -> str:

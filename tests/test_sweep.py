@@ -47,6 +47,7 @@ class FakeEngine:
 
     def load(self, running: Sequence[Placement]) -> Load:
         # The world moves on when it is looked at: one of the running jobs ends.
+        self.now += 0.1
         self.most = max(self.most, len(self.waiting))
         if len(self.waiting) == len(self.cores) or (self.waiting and self.looked):
             self.end(self.waiting.pop(self.order(len(self.waiting))))
@@ -54,6 +55,10 @@ class FakeEngine:
         return Load(self.cores, self.cores, 1 << 40, use=(0.5,) * len(self.cores), own=0.5)
 
     looked: bool = False
+    now: float = 0.0
+
+    def clock(self) -> float:
+        return self.now
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         future: Future[Answer] = Future()
@@ -139,7 +144,7 @@ def sweep(
     engine, watch = FakeEngine(behaviour, inbox, **changes), Recording()
     names = [job.id for job in store.plan.jobs]
     requests = requests_for(names, dict.fromkeys(names, 1.0), 1, {}, False)
-    made = Sweep(store, engine, inbox, requests, lambda result: result, watch)
+    made = Sweep(store, engine, inbox, requests, lambda result: result, watch, engine.clock)
     return made, engine, watch
 
 

@@ -159,12 +159,60 @@ def _memory(folder: Path, limit_file: str, usage_file: str, prefix: str) -> Grou
     limit, usage = _number(folder / limit_file), _number(folder / usage_file)
     if limit is None or usage is None or limit >= _NO_LIMIT:
         return None
-    cached = 0
-    for line in _read(folder / "memory.stat").splitlines():
-        name, _, value = line.partition(" ")
-        if name == f"{prefix}inactive_file" and value.isdecimal():
-            cached = int(value)
+    cached = _named(folder / "memory.stat", f"{prefix}inactive_file") or 0
     return GroupMemory(limit, max(0, limit - max(0, usage - cached)))
+
+
+NEAR_LIMIT = 0.9
+"""Share of the memory limit from which on a killed process is taken for one that exceeded it: what
+kills in user space, such as systemd-oomd or earlyoom, acts before the limit and is counted nowhere.
+"""
+
+
+def oom_kills(host: Host | None = None) -> int | None:
+    """Return how many processes the kernel has killed for want of memory; None where unknown.
+
+    The counter of the nearest control group that has one (``memory.events`` of v2,
+    ``memory.oom_control`` of v1), or else that of the whole machine.
+    """
+    host = host or Host()
+    files = [
+        *(folder / "memory.events" for folder in _folders_v2(host)),
+        *(folder / "memory.oom_control" for folder in _folders_v1(host, "memory")),
+        host.proc / "vmstat",
+    ]
+    return next((count for file in files if (count := _named(file, "oom_kill")) is not None), None)
+
+
+def was_short_of_memory(kills_before: int | None, peak: int, host: Host | None = None) -> bool:
+    """Judge whether a process that was killed had run out of memory.
+
+    Parameters
+    ----------
+    kills_before : int or None
+        What `oom_kills` gave when its work began.
+    peak : int
+        Its largest resident set, bytes; 0 where unknown.
+    host : Host, optional
+        Where to read.
+    """
+    host = host or Host()
+    kills = oom_kills(host)
+    if kills is not None and kills_before is not None and kills > kills_before:
+        return True
+    group = group_memory(host)
+    total = (_named(host.proc / "meminfo", "MemTotal:") or 0) * 1024
+    limit = min((size for size in (group.limit if group else 0, total) if size), default=0)
+    return 0 < NEAR_LIMIT * limit <= peak
+
+
+def _named(path: Path, name: str) -> int | None:
+    """The number that follows a name at the begin of a line."""
+    for line in _read(path).splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == name and words[1].isdecimal():
+            return int(words[1])
+    return None
 
 
 def _folders_v2(host: Host) -> Iterator[Path]:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from asynckfold.engines.engine import Answer, Tell
+from asynckfold.engines.limits import oom_kills, was_short_of_memory
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.messages import Task
 from asynckfold.placement import Placement
@@ -63,6 +64,8 @@ class Worker:
         self.tell: Tell | None = None
         self.open = True
         self.status: int | None = None
+        self.oom_kills: int | None = None
+        self.peak_memory = 0
 
     @property
     def busy(self) -> bool:
@@ -140,6 +143,7 @@ class WorkerPool:
         future.set_running_or_notify_cancel()
         with self._lock:
             worker.future, worker.tell = future, tell
+            worker.oom_kills = oom_kills()
             gone = worker.status is not None
         try:
             worker.pipe.send(("run", placement, list(tasks)))
@@ -223,7 +227,7 @@ class WorkerPool:
 
     def _hear_server(self) -> bool:
         try:
-            _, name, status = self._control.recv()
+            _, name, status, peak = self._control.recv()
         except (EOFError, OSError):
             for worker in list(self.workers):
                 worker.status = worker.status if worker.status is not None else -signal.SIGKILL
@@ -231,7 +235,7 @@ class WorkerPool:
             return False
         for worker in list(self.workers):
             if worker.name == name:
-                worker.status = status
+                worker.status, worker.peak_memory = status, peak
                 self._drain(worker)
                 self._finish(worker)
         return True
@@ -267,6 +271,10 @@ class WorkerPool:
             future.set_result(Answer(content[0], worker.pid, content[1]))
         elif kind == "storage":
             future.set_exception(StorageError(content[0], content[1]))
+        elif kind == "lost":
+            # It ends by itself; until that is known here, it must not be given anything.
+            worker.open = False
+            future.set_exception(WorkerDiedError(worker.pid, content[0], content[1]))
         else:
             future.set_exception(UnpackError(content[0], content[1]))
 
@@ -279,7 +287,15 @@ class WorkerPool:
         worker.open = False
         worker.pipe.close()
         if future is not None:
-            future.set_exception(WorkerDiedError(worker.pid, _cause(worker.status)))
+            future.set_exception(_death(worker))
+
+
+def _death(worker: Worker) -> WorkerDiedError:
+    cause, peak = _cause(worker.status), worker.peak_memory
+    if worker.status != -signal.SIGKILL or not was_short_of_memory(worker.oom_kills, peak):
+        return WorkerDiedError(worker.pid, cause, peak_memory=peak)
+    text = f"{cause}, out of memory at a peak of {peak >> 20} MiB"
+    return WorkerDiedError(worker.pid, text, "oom", peak)
 
 
 def _cause(status: int | None) -> str:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from asynckfold.engines.engine import Answer, Look, Tell
-from asynckfold.errors import StorageError
+from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.messages import Task
 from asynckfold.placement import Load, Placement
 
@@ -58,7 +58,7 @@ class SerialEngine:
                     self._bundle, self._data, placement, tasks, self._tell, lambda: False
                 )
             future.set_result(Answer(results, os.getpid()))
-        except StorageError as error:
+        except (StorageError, WorkerDiedError) as error:
             future.set_exception(error)
         return future
 

@@ -27,7 +27,8 @@ def serve(descriptor: int, preload: list[str]) -> None:
     """Fork and reap workers as the control pipe says, until it closes.
 
     Commands: ``("fork", name)`` followed by a descriptor, ``("signal", name, number)``,
-    ``("kill", name)``; the name is the other side's choice. Answers: ``("exited", name, status)``.
+    ``("kill", name)``; the name is the other side's choice. Answers: ``("exited", name, status,
+    peak)``, the last in bytes of resident memory since its last task began.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in ["asynckfold.training.worker", *preload]:
@@ -117,15 +118,16 @@ class _Server:
             os.read(self.wake_read, 4096)
         for pid in list(self.workers):
             try:
-                found, status = os.waitpid(pid, os.WNOHANG)
+                found, status, used = os.wait4(pid, os.WNOHANG)
+                peak = used.ru_maxrss * 1024
             except ChildProcessError:
-                found, status = pid, 0
+                found, status, peak = pid, 0, 0
             if found:
                 name = self.workers.pop(pid)
                 # What the worker started, such as DataLoader processes, goes with it.
                 _kill_group(pid)
                 with contextlib.suppress(OSError):
-                    self.control.send(("exited", name, os.waitstatus_to_exitcode(status)))
+                    self.control.send(("exited", name, os.waitstatus_to_exitcode(status), peak))
 
 
 def _kill_group(pid: int) -> None:

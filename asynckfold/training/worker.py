@@ -32,12 +32,13 @@ import torch
 
 from asynckfold import proc
 from asynckfold.data import Batches
-from asynckfold.errors import StorageError
-from asynckfold.messages import News, Task
+from asynckfold.errors import StorageError, WorkerDiedError
+from asynckfold.messages import News, Setback, Task
 from asynckfold.placement import Placement
 from asynckfold.result import FAILED, Result
 from asynckfold.training import baseline, loop, preflight
 from asynckfold.training.bundle import Bundle, JobLog
+from asynckfold.training.faults import outcome_of
 from asynckfold.training.isolation import isolated
 
 Report = Callable[[News], None]
@@ -62,8 +63,15 @@ def execute(
     Returns
     -------
     list
-        Of `Result` for the plain trainer (None where it was asked to stop); the `Facts` of a
-        preflight; the `Baseline` of a serial loop.
+        Of `Result` for the plain trainer (None where it was asked to stop, a `Setback` where
+        another attempt may succeed); the `Facts` of a preflight; the `Baseline` of a serial loop.
+
+    Raises
+    ------
+    StorageError
+        The disk refused.
+    WorkerDiedError
+        The GPU answers this process no more.
     """
     with isolated():
         torch.set_num_threads(placement.threads)
@@ -91,26 +99,43 @@ def _device(gpu: int | None) -> Iterator[torch.device]:
 
 def _train(
     bundle: Bundle, data: Batches, task: Task, device: torch.device, report: Report, stop: Stop
-) -> Result | None:
+) -> Result | Setback | None:
     # The one place where whatever the user's code raises becomes the result of its job.
     try:
         with isolated():
             return loop.train(bundle, task, data.to(device), device, report, stop)
     except StorageError:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and not _ignores_interrupts():
+            raise
         return failure(bundle, task, error)
 
 
-def failure(bundle: Bundle, task: Task, error: BaseException) -> Result:
-    """Return the result of a job that raised, with its traceback in the job's log too."""
+def _ignores_interrupts() -> bool:
+    """Whether this is a worker: an interrupt there was raised by the user's code."""
+    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def failure(bundle: Bundle, task: Task, error: BaseException) -> Result | Setback:
+    """Return what a job comes to that raised, with its traceback in the job's log too.
+
+    Raises
+    ------
+    WorkerDiedError
+        The GPU answers this process no more, which is then of no use.
+    """
     # Not str(error), which the user may have defined, and which may raise.
     told = traceback.TracebackException.from_exception(error)
     text = _writable("".join(told.format()))
     with JobLog(bundle.root, task.job) as log:
         log.write(text)
     line = " ".join(_writable(f"{type(error).__name__}: {told}").split())[:500]
-    return Result(task.job.id, task.attempt, FAILED, error=line, traceback=text)
+    outcome = outcome_of(error, str(told))
+    if outcome == "device_lost":
+        raise WorkerDiedError(os.getpid(), line, outcome) from error
+    result = Result(task.job.id, task.attempt, FAILED, error=line, traceback=text)
+    return result if outcome == "error" else Setback(outcome, result)
 
 
 def _writable(text: str) -> str:
@@ -152,7 +177,10 @@ def main(descriptor: int) -> None:
             worker.take_bundle(*arguments)
         elif command == "run":
             stopping = False
-            pipe.send(worker.run(*arguments))
+            answer = worker.run(*arguments)
+            pipe.send(answer)
+            if answer[0] == "lost":
+                return
         else:
             return
 
@@ -172,14 +200,14 @@ class _Worker:
         received = [reduction.recv_handle(self.pipe) for _ in range(descriptors)]
         sys.path[:] = paths
         self.bundle, self.data, self.broken = None, None, ""
-        # Unpacking imports the user's modules, which may raise anything; it is told per task.
+        # Unpacking runs the user's code, which may raise anything; it is told per task.
         try:
             os.chdir(folder)
             with os.fdopen(received[0], "rb") as file:
                 file.seek(0)
                 self.bundle = cloudpickle.loads(file.read())
             self.data = self.bundle.data.open(received[1:])
-        except Exception:  # noqa: BLE001
+        except BaseException:  # noqa: BLE001
             self.broken = traceback.format_exc()
 
     def run(self, placement: Placement, tasks: Sequence[Task]) -> tuple[Any, ...]:
@@ -195,6 +223,8 @@ class _Worker:
             return ("answer", results, proc.peak_memory())
         except StorageError as error:
             return ("storage", error.errno, str(error))
+        except WorkerDiedError as error:
+            return ("lost", error.cause, error.outcome)
 
     def tell(self, news: News) -> None:
         self.pipe.send(("news", news))
