@@ -30,6 +30,7 @@ requests = st.builds(
     threads=st.integers(1, 3),
     memory=st.integers(0, 60),
     gpu=st.booleans(),
+    alone=st.sampled_from([False, False, False, True]),
 )
 queues = st.lists(requests, max_size=12, unique_by=lambda request: request.job_id)
 
@@ -78,7 +79,40 @@ def test_a_placement_gives_what_was_requested(
         assert placement.threads == request.threads
         assert placement.memory == request.memory
         assert (placement.gpu is not None) == request.gpu
+        assert placement.alone == request.alone
         assert len(placement.cores) == min(request.threads, len(load.cores))
+
+
+@given(situations())
+def test_what_must_be_alone_never_shares_the_machine(
+    situation: tuple[list[Request], list[Placement], Load],
+) -> None:
+    pending, running, load = situation
+    active = [*running, *place(pending, running, load)]
+    assert len(active) == 1 or not any(placement.alone for placement in active)
+
+
+@given(queues, loads())
+def test_what_must_be_alone_waits_for_all_others_that_can_start(
+    pending: list[Request], load: Load
+) -> None:
+    able = [request for request in pending if load.gpus or not request.gpu]
+    placed = place(pending, [], load)
+    if any(placement.alone for placement in placed):
+        assert all(request.alone for request in able)
+
+
+@settings(max_examples=60, deadline=None)
+@given(queues, loads())
+def test_every_job_gets_its_turn(pending: list[Request], load: Load) -> None:
+    left, running, busy = list(pending), list[Placement](), True
+    while busy:
+        placed = place(left, running, load)
+        started = {job for placement in placed for job in placement.jobs}
+        left = [request for request in left if request.job_id not in started]
+        busy = bool(placed or running)
+        running = [*running, *placed][1:]  # the first of them ends
+    assert all(request.gpu and not load.gpus for request in left)
 
 
 @given(situations())
