@@ -292,6 +292,9 @@ class Sweep:
     def _take_result(self, task: Task, found: Any, start: _Start, answer: Answer) -> None:
         if found is None:
             self._store.end_attempt(task.job.id, task.attempt, "interrupted", pid=answer.pid)
+            if not self._leaving:
+                # Somebody else's SIGTERM: nothing failed, and the job goes on from where it is.
+                self._pending[task.job.id] = self._requests[task.job.id]
         elif isinstance(found, Setback):
             self._set_back(task, found.outcome, found.result, start, answer.pid, answer.peak_memory)
         else:

@@ -222,7 +222,7 @@ class _Worker:
                 results = execute(self.bundle, self.data, placement, tasks, self.tell, self.stop)
             return ("answer", results, proc.peak_memory())
         except StorageError as error:
-            return ("storage", error.errno, str(error))
+            return ("storage", error.errno, error.strerror or str(error))
         except WorkerDiedError as error:
             return ("lost", error.cause, error.outcome)
 

@@ -1,0 +1,441 @@
+"""Events of a sweep in any order, against an oracle that remembers what was promised.
+
+The sweep and the store are real; engine and clock are fakes, so that a job lasts as long as the
+next rule wants. By default some hundred steps; ASYNCKFOLD_EXHAUSTIVE=1 takes ten thousand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import queue
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from asynckfold.engines.engine import Answer
+from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
+from asynckfold.folds import make_folds
+from asynckfold.messages import CheckpointWritten, EpochEnded, News, Progress, Setback, Task
+from asynckfold.placement import Load, Placement, Request
+from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.result import DIVERGED, DONE, ENDED, FAILED, Epoch, Result
+from asynckfold.store import CheckpointRef, RunStore, job_folder
+from asynckfold.sweep import Sweep
+
+EXHAUSTIVE = bool(os.environ.get("ASYNCKFOLD_EXHAUSTIVE"))
+TARGETS = np.arange(4) % 2
+FOLDS = make_folds(4, TARGETS, 2)
+MEMORY = 10
+"""What every job asks for."""
+
+PAUSES = (0.5, 2.0)
+"""Least seconds before the first and the second retry after a death, as promised."""
+
+
+def plan_of(models: int) -> Plan:
+    """A plan of two jobs for each model."""
+    names = [f"M{number}" for number in range(models)]
+    return Plan(
+        make_jobs(names, ["cosine"], FOLDS, 0),
+        TrainerParams(epochs=1),
+        4,
+        1,
+        0,
+        "cpu",
+        ("accuracy",),
+        "data",
+        folds_fingerprint(FOLDS),
+        ("0", "1"),
+    )
+
+
+def result_of(task: Task, status: str) -> Result:
+    """The same for each attempt, as it must be."""
+    outputs = np.full((2, 2), task.job.fold, np.float32) if status == DONE else None
+    error = "" if status == DONE else f"{status} on purpose"
+    return Result(task.job.id, task.attempt, status, outputs=outputs, error=error, traceback=error)
+
+
+def set_full(store: RunStore, full: bool) -> None:
+    """Let SQLite find its disk full at the next page that it needs, or not any more."""
+    store._db.execute(f"PRAGMA max_page_count = {1 if full else 1 << 30}")
+
+
+@dataclass
+class Promises:
+    """What must stay true over all sessions of a run."""
+
+    told: dict[str, str] = field(default_factory=dict)
+    newest: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Engine:
+    """Holds what it is given until a rule ends it; objects to what must not be given to it."""
+
+    root: Path
+    promises: Promises
+    finished: frozenset[str]
+    cores: int
+    idle: int
+    memory: int = 1000
+    now: float = 0.0
+    interrupts: int = 0
+    endings: Iterator[str] = field(default_factory=lambda: iter(()))
+    running: dict[Future[Answer], tuple[Placement, Task]] = field(default_factory=dict)
+    history: dict[str, list[str]] = field(default_factory=dict)
+    due: dict[str, float] = field(default_factory=dict)
+    inbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+
+    def clock(self) -> float:
+        return self.now
+
+    def load(self, running: Sequence[Placement]) -> Load:
+        self.interrupt()
+        cores = tuple(range(self.cores))
+        return Load(cores, cores[: self.idle], self.memory, use=(0.5,), own=0.5)
+
+    def interrupt(self) -> None:
+        if self.interrupts:
+            self.interrupts -= 1
+            raise KeyboardInterrupt
+
+    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
+        (task,) = tasks
+        name = task.job.id
+        past = self.history.setdefault(name, [])
+        assert name not in self.finished, "a finished job runs again"
+        assert name not in self.promises.told, "a job whose result was told runs again"
+        assert name not in {other.job.id for _, other in self.running.values()}, "runs twice"
+        assert past.count("infra") <= 2, "more retries than promised"
+        assert past.count("oom") <= 1, "more retries than promised"
+        assert "user" not in past, "the user's own failure is tried again"
+        assert self.now >= self.due.get(name, 0.0), "runs in its pause"
+        assert placement.alone == ("oom" in past)
+        assert not (self.running and placement.alone), "not alone"
+        assert not any(other.alone for other, _ in self.running.values()), "beside one alone"
+        found = max((ref.epoch for ref in task.checkpoints), default=0)
+        assert found == self.promises.newest.get(name, 0), "does not go on from its last checkpoint"
+        assert all((self.root / ref.file).exists() for ref in task.checkpoints)
+        future: Future[Answer] = Future()
+        self.running[future] = (placement, task)
+        return future
+
+    def end(self, future: Future[Answer], outcome: str) -> Task:
+        """End what runs as the outcome says, and remember it as the promises count it."""
+        _, task = self.running.pop(future)
+        past = self.history[task.job.id]
+        failed = result_of(task, FAILED)
+        if outcome in (DONE, DIVERGED):
+            future.set_result(Answer([result_of(task, outcome)], 1, 5))
+        elif outcome == FAILED:
+            past.append("user")
+            future.set_result(Answer([failed], 1, 5))
+        elif outcome == "unpack":
+            past.append("user")
+            future.set_exception(UnpackError("ImportError: on purpose", "trace"))
+        elif outcome == "refused":
+            past.append("oom")
+            future.set_result(Answer([Setback("oom", failed)], 1, 5))
+        elif outcome == "oom":
+            past.append("oom")
+            future.set_exception(WorkerDiedError(7, "SIGKILL, out of memory", "oom", 5))
+        elif outcome == "stopped":
+            future.set_result(Answer([None], 1, 5))
+        elif outcome == "io":
+            future.set_exception(StorageError(28, "No space left on device"))
+        else:
+            deaths = past.count("infra")
+            past.append("infra")
+            if deaths < len(PAUSES):
+                self.due[task.job.id] = self.now + PAUSES[deaths]
+            future.set_exception(WorkerDiedError(7, "SIGKILL", outcome))
+        return task
+
+    def save(self, task: Task) -> None:
+        """Write a checkpoint, one epoch further than the last."""
+        name = task.job.id
+        epoch = self.promises.newest.get(name, 0) + 1
+        self.promises.newest[name] = epoch
+        content = f"{name} {epoch}".encode()
+        path = job_folder(self.root, task.job) / f"checkpoint-{epoch:04}-0-1.safetensors"
+        path.write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        file = str(path.relative_to(self.root))
+        ref = CheckpointRef(name, task.attempt, epoch, 0, file, digest, len(content))
+        self.inbox.put(CheckpointWritten(ref))
+
+    def close(self, grace_s: float = 0.0) -> None:
+        assert grace_s > 0
+        for future, (_, task) in list(self.running.items()):
+            ending = next(self.endings, "stopped")
+            if ending == "stopped":
+                self.save(task)
+            self.end(future, ending)
+        self.interrupt()
+
+
+@dataclass
+class Watch:
+    """What is told is durable, and told once."""
+
+    reader: RunStore
+    promises: Promises
+
+    def placed(self, placement: Placement) -> None:
+        pass
+
+    def heard(self, news: News) -> None:
+        pass
+
+    def ended(self, result: Result) -> None:
+        assert result.job_id not in self.promises.told, "told twice"
+        assert self.reader.finished()[result.job_id] == result.status, "told before it is durable"
+        self.promises.told[result.job_id] = result.digest
+
+    def ticked(self, load: Load) -> None:
+        pass
+
+
+ENDINGS = st.lists(st.sampled_from(["stopped", DONE, FAILED, "died", "io"]), max_size=6)
+DEATHS = ("died", "hang", "device_lost", "oom", "refused")
+
+
+class Sessions(RuleBasedStateMachine):
+    """One run over several sessions, each of which may end in any way at any time."""
+
+    @initialize(models=st.sampled_from([1, 3, 55]), cores=st.sampled_from([1, 2, 4, 128]))
+    def start(self, models: int, cores: int) -> None:
+        # Where it can be, in memory: what survives a power cut is tested elsewhere.
+        memory = Path("/dev/shm")
+        place = memory if os.access(memory, os.W_OK) else None
+        self.home = Path(tempfile.mkdtemp(prefix="asynckfold-", dir=place))
+        self.root = self.home / "0"
+        self.plan = plan_of(models)
+        self.cores = cores
+        self.promises = Promises()
+        self.dead: list[Task] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Hold the run and start a new session."""
+        self.store = RunStore.hold(self.root)
+        self.store.begin(self.plan, FOLDS, TARGETS)
+        self.reader = RunStore.read(self.root)
+        kept = {name: result.digest for name, result in self.store.results().items()}
+        for name, digest in self.promises.told.items():
+            assert kept[name] == digest, "what was told is gone, or another"
+        self.promises.told = kept
+        self.promises.newest = {
+            job.id: max((ref.epoch for ref in self.store.checkpoints(job.id)), default=0)
+            for job in self.plan.jobs
+        }
+        self.engine = Engine(self.root, self.promises, frozenset(kept), self.cores, self.cores)
+        requests = {
+            job.id: Request(job.id, float(number % 3), memory=MEMORY)
+            for number, job in enumerate(self.plan.jobs)
+        }
+        self.sweep = Sweep(
+            self.store,
+            self.engine,
+            self.engine.inbox,
+            requests,
+            lambda result: result,
+            Watch(self.reader, self.promises),
+            self.engine.clock,
+        )
+        self.alive = True
+
+    def over(self) -> None:
+        """The session has ended; failures are forgotten, as the next session tries them again."""
+        self.alive = False
+        set_full(self.store, False)
+        self.store.close()
+        self.promises.told = {
+            name: digest
+            for name, digest in self.promises.told.items()
+            if self.reader.finished()[name] != FAILED
+        }
+        self.reader.close()
+        self.dead = []
+
+    def step(self) -> None:
+        try:
+            self.sweep.step(0.0)
+        except (StorageError, KeyboardInterrupt):
+            with contextlib.suppress(KeyboardInterrupt):
+                self.sweep.leave()
+            self.over()
+            return
+        if self.sweep.unfinished and not self.engine.running and self.engine.inbox.empty():
+            finished = self.store.finished()
+            left = [job.id for job in self.plan.jobs if job.id not in finished]
+            soon = [name for name in left if self.engine.due.get(name, 0.0) <= self.engine.now]
+            # What has just become free is placed by the next step.
+            assert not soon or self.can_start_next(), "nothing runs although something could"
+
+    def can_start_next(self) -> bool:
+        """Whether a further step starts something."""
+        before = len(self.engine.history)
+        self.sweep.step(0.0)
+        return bool(self.engine.running) or len(self.engine.history) > before
+
+    def some_future(self, data: st.DataObject) -> Future[Answer]:
+        return data.draw(st.sampled_from(list(self.engine.running)))
+
+    # What may happen
+
+    @precondition(lambda self: self.alive and self.sweep.unfinished)
+    @rule(endings=ENDINGS)
+    def tick(self, endings: list[str]) -> None:
+        self.engine.endings = iter(endings)
+        self.step()
+
+    @precondition(lambda self: self.alive and self.engine.running)
+    @rule(data=st.data(), outcome=st.sampled_from([DONE, DONE, FAILED, DIVERGED, "unpack"]))
+    def a_job_ends(self, data: st.DataObject, outcome: str) -> None:
+        self.engine.end(self.some_future(data), outcome)
+
+    @precondition(lambda self: self.alive and self.engine.running)
+    @rule(data=st.data(), outcome=st.sampled_from(DEATHS))
+    def an_attempt_fails(self, data: st.DataObject, outcome: str) -> None:
+        self.dead.append(self.engine.end(self.some_future(data), outcome))
+
+    @precondition(lambda self: self.alive and self.engine.running)
+    @rule(data=st.data())
+    def a_worker_is_asked_to_stop_by_somebody(self, data: st.DataObject) -> None:
+        task = self.engine.end(self.some_future(data), "stopped")
+        self.dead.append(task)
+
+    @precondition(lambda self: self.alive and len(self.engine.running) > 1)
+    @rule(outcome=st.sampled_from([DONE, "died", "oom"]))
+    def all_end_in_one_tick(self, outcome: str) -> None:
+        for future in list(self.engine.running):
+            self.engine.end(future, outcome)
+
+    @precondition(lambda self: self.alive and self.engine.running)
+    @rule(data=st.data())
+    def a_checkpoint_is_written(self, data: st.DataObject) -> None:
+        self.engine.save(self.engine.running[self.some_future(data)][1])
+
+    @precondition(lambda self: self.alive and self.engine.running)
+    @rule(data=st.data(), number=st.integers(1, 3))
+    def an_epoch_ends(self, data: st.DataObject, number: int) -> None:
+        _, task = self.engine.running[self.some_future(data)]
+        item = Epoch(number, 0.5, 0.5, 0.5, 0.1, 0.1)
+        self.engine.inbox.put(EpochEnded(task.job.id, task.attempt, item))
+
+    @precondition(lambda self: self.alive and self.dead)
+    @rule(data=st.data())
+    def a_dead_attempt_has_still_something_to_say(self, data: st.DataObject) -> None:
+        task = data.draw(st.sampled_from(self.dead))
+        item = Epoch(9, 0.5, 0.5, 0.5, 0.1, 0.1)
+        self.engine.inbox.put(Progress(task.job.id, task.attempt, 1, 1, 1, 1, 0.5))
+        self.engine.inbox.put(EpochEnded(task.job.id, task.attempt, item))
+
+    @precondition(lambda self: self.alive)
+    @rule(seconds=st.sampled_from([0.1, 0.6, 2.5]))
+    def time_passes(self, seconds: float) -> None:
+        self.engine.now += seconds
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), memory=st.sampled_from([0, MEMORY, 1000]))
+    def the_load_changes(self, data: st.DataObject, memory: int) -> None:
+        self.engine.idle = data.draw(st.integers(0, self.cores))
+        self.engine.memory = memory
+
+    @precondition(lambda self: self.alive and self.engine.running)
+    @rule(data=st.data())
+    def a_worker_finds_the_disk_full(self, data: st.DataObject) -> None:
+        self.engine.end(self.some_future(data), "io")
+
+    @precondition(lambda self: self.alive)
+    @rule()
+    def the_disk_of_the_store_is_full(self) -> None:
+        set_full(self.store, True)
+
+    @precondition(lambda self: self.alive)
+    @rule(times=st.integers(1, 2))
+    def ctrl_c(self, times: int) -> None:
+        self.engine.interrupts = times
+
+    @precondition(lambda self: self.alive)
+    @rule()
+    def kill_9(self) -> None:
+        """What is on the disk now is all that the next session finds."""
+        root = self.home / str(int(self.root.name) + 1)
+        shutil.copytree(self.root, root)
+        with contextlib.suppress(StorageError):
+            self.over()
+        self.root = root
+
+    @precondition(lambda self: not self.alive)
+    @rule()
+    def the_same_command_again(self) -> None:
+        self.begin()
+
+    # What must be true at any time
+
+    @invariant()
+    def every_job_is_accounted_for(self) -> None:
+        if getattr(self, "alive", False):
+            counts = self.reader.counts()
+            assert counts["planned"] == len(self.plan.jobs)
+            assert counts["planned"] == sum(counts[state] for state in (*ENDED, "pending"))
+            finished = self.reader.finished()
+            assert set(self.promises.told) <= set(finished)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "home"):
+            return
+        try:
+            self.finish()
+        finally:
+            shutil.rmtree(self.home)
+
+    def finish(self) -> None:
+        """From wherever it is, the run comes to its end, in a bounded number of steps."""
+        if self.alive:
+            set_full(self.store, False)
+            self.engine.interrupts = 0
+            self.engine.endings = iter(())
+        else:
+            self.begin()
+        for _ in range(4 * len(self.plan.jobs) + 20):
+            if not self.alive:
+                self.begin()
+            if not self.sweep.unfinished:
+                break
+            self.engine.idle, self.engine.memory = self.cores, 1000
+            self.engine.now += 3.0
+            self.step()
+            for future in list(self.engine.running) if self.alive else ():
+                self.engine.end(future, DONE)
+        assert not self.sweep.unfinished, "it does not end"
+        self.sweep.run()
+        assert self.reader.counts()["pending"] == 0
+        assert set(self.promises.told) == {job.id for job in self.plan.jobs}
+        self.over()
+
+
+@pytest.mark.timeout(600)
+def test_any_order_of_events() -> None:
+    Sessions.TestCase.settings = settings(
+        max_examples=250 if EXHAUSTIVE else 25,
+        stateful_step_count=40 if EXHAUSTIVE else 25,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    Sessions.TestCase().runTest()
