@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.folds import make_folds
-from asynckfold.messages import CheckpointWritten, EpochEnded, News, Remark, Task
+from asynckfold.messages import CheckpointWritten, EpochEnded, News, Remark, Setback, Task
 from asynckfold.placement import Load, Placement
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.result import DONE, FAILED, Epoch, Result
@@ -137,6 +137,11 @@ def open_store(
         yield held
 
 
+def set_full(store: RunStore, full: bool) -> None:
+    """Let SQLite find its disk full at the next page that it needs, or not any more."""
+    store._db.execute(f"PRAGMA max_page_count = {1 if full else 1 << 30}")
+
+
 def sweep(
     store: RunStore, behaviour: Behaviour = done, **changes: Any
 ) -> tuple[Sweep, FakeEngine, Recording]:
@@ -253,6 +258,97 @@ def test_news_is_kept_and_passed_on(store: RunStore) -> None:
     assert [epoch for _, epoch in store.epochs()] == [item] * 6
     assert {event.text for event in store.events()} == {"a file was bad"}
     assert len(watch.news) == 12
+
+
+def test_others_pass_while_a_job_waits_after_a_death(store: RunStore) -> None:
+    name = "A/cosine/fold-0"
+
+    def once(task: Task) -> Any:
+        dies = task.job.id == name and task.attempt == 1
+        return WorkerDiedError(7, "SIGKILL") if dies else done(task)
+
+    made, engine, _ = sweep(store, once, cores=(0,))
+    made.run()
+    order = [task.job.id for task in engine.started]
+    assert order.index(name) == 0
+    assert [index for index, other in enumerate(order) if other == name] != [0, 1]
+    first, second = [item for item in store.attempts() if item.job_id == name]
+    assert (first.outcome, second.outcome) == ("died", "ok")
+    (event,) = store.events()
+    assert event.text == "attempt 1: worker process 7 died: SIGKILL; tried again in 0.5 s"
+
+
+def test_want_of_memory_is_tried_again_alone_and_after_all_others(store: RunStore) -> None:
+    short = {"A/cosine/fold-0", "B/cosine/fold-1"}
+
+    def greedy(task: Task) -> Any:
+        if task.job.id in short and task.attempt == 1:
+            failed = Result(task.job.id, 1, FAILED, error="MemoryError:", traceback="trace")
+            return Setback("oom", failed)
+        return done(task)
+
+    made, engine, watch = sweep(store, greedy)
+    made.run()
+    assert store.counts()["done"] == 6
+    assert {task.job.id for task in engine.started[-2:]} == short
+    assert [placement.alone for placement in watch.placements] == [False] * 6 + [True] * 2
+    assert [event.kind for event in store.events()] == ["oom_retry"] * 2
+
+
+def test_want_of_memory_alone_is_a_failure_with_its_peak(store: RunStore) -> None:
+    def killed(task: Task) -> Any:
+        return WorkerDiedError(7, "SIGKILL, out of memory", "oom", 300 << 20)
+
+    made, engine, _ = sweep(store, killed)
+    made.run()
+    assert len(engine.started) == 12
+    result = store.results()["A/cosine/fold-0"]
+    assert result.status == FAILED
+    assert "2 attempts: oom, oom; peak memory 300 MiB" in result.error
+    assert result.peak_memory == 300 << 20
+
+
+def test_jobs_that_wait_for_memory_are_told_once(store: RunStore) -> None:
+    made, engine, _ = sweep(store, cores=(0, 1, 2))
+    made._pending = {name: replace(item, memory=30) for name, item in made._pending.items()}
+    load = engine.load
+    engine.load = lambda running: replace(load(running), free_memory=50)  # type: ignore[method-assign]
+    made.run()
+    assert store.counts()["done"] == 6
+    assert engine.most == 1
+    told = {event.text for event in store.events() if event.kind == "memory"}
+    assert told == {"jobs wait for memory: 0 MiB are left to them"}
+    assert len(store.events()) <= 6
+
+
+def test_a_result_that_the_disk_refused_is_not_told(store: RunStore) -> None:
+    """The first is noted, the second does not fit any more, and takes the first along."""
+    made, engine, watch = sweep(store)
+    still = Load(engine.cores, engine.cores, 1 << 40)
+    engine.load = lambda running: still  # type: ignore[method-assign]
+    made.step(0.0)
+    (first, small), (second, large) = engine.waiting
+    engine.waiting = []
+    set_full(store, True)
+    first.set_result(Answer([done(small)], 1))
+    outputs = np.zeros((3, 100_000), np.float32)
+    second.set_result(Answer([replace(done(large), outputs=outputs)], 1))
+    with pytest.raises(StorageError):
+        made.run()
+    assert watch.results == []
+    assert store.finished() == {}
+
+
+def test_what_one_worker_cannot_store_keeps_no_other_from_it(store: RunStore) -> None:
+    made, engine, _ = sweep(store)
+    made.step(0.0)
+    (first, _), (second, task) = engine.waiting
+    engine.waiting = []
+    first.set_exception(StorageError(28, "full"))
+    second.set_result(Answer([done(task)], 1))
+    with pytest.raises(StorageError, match="full"):
+        made.run()
+    assert list(store.finished()) == [task.job.id]
 
 
 def test_what_a_worker_cannot_unpack_fails_its_job_with_the_traceback(store: RunStore) -> None:

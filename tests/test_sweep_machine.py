@@ -33,6 +33,7 @@ from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.result import DIVERGED, DONE, ENDED, FAILED, Epoch, Result
 from asynckfold.store import CheckpointRef, RunStore, job_folder
 from asynckfold.sweep import Sweep
+from tests.test_sweep import set_full
 
 EXHAUSTIVE = bool(os.environ.get("ASYNCKFOLD_EXHAUSTIVE"))
 TARGETS = np.arange(4) % 2
@@ -66,11 +67,6 @@ def result_of(task: Task, status: str) -> Result:
     outputs = np.full((2, 2), task.job.fold, np.float32) if status == DONE else None
     error = "" if status == DONE else f"{status} on purpose"
     return Result(task.job.id, task.attempt, status, outputs=outputs, error=error, traceback=error)
-
-
-def set_full(store: RunStore, full: bool) -> None:
-    """Let SQLite find its disk full at the next page that it needs, or not any more."""
-    store._db.execute(f"PRAGMA max_page_count = {1 if full else 1 << 30}")
 
 
 @dataclass
