@@ -68,6 +68,11 @@ class AsyncKFold:
         Threads inside a job; part of the plan, since it changes bits.
     devices : {"auto", "cpu", "cuda"} or list of int
         GPUs to use; "auto" takes those that are visible.
+    stall_timeout : float, "auto" or None
+        Seconds without a finished batch after which a worker hangs: its stacks are written to the
+        job's log, it is killed, and the job is tried again. A start, a first batch and a checkpoint
+        may take ten times as long. "auto" waits 5 minutes at least, and 20 times as long as batches
+        took so far; None waits for ever.
     scoring : str, callable, list or dict of these, optional
         scikit-learn scorer names or (targets, outputs) → float; the first ranks. Accuracy for
         classes, R² for numbers by default.
@@ -124,6 +129,7 @@ class AsyncKFold:
         n_jobs: int | str = "auto",
         threads_per_job: int = 1,
         devices: Any = "auto",
+        stall_timeout: float | str | None = "auto",
         scoring: Any = None,
         error_score: float | str = float("nan"),
         train_transform: Callable[[Any], Any] | None = None,
@@ -150,6 +156,7 @@ class AsyncKFold:
             plain(n_jobs),
             plain(threads_per_job),
             devices,
+            stall_timeout,
             scoring,
             error_score,
             train_transform,

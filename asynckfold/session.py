@@ -65,7 +65,13 @@ class Session:
                 draft = make_draft(settings, self.recipe, self.params, data, folds, machine)
                 bundle = self._bundle(draft, folds, data)
                 make = _Engines(
-                    pool, data, machine, inbox, settings.n_jobs, settings.threads_per_job
+                    pool,
+                    data,
+                    machine,
+                    inbox,
+                    settings.n_jobs,
+                    settings.threads_per_job,
+                    settings.stall_timeout,
                 )
                 if pool is not None and not data.held:
                     refuse(sending_problems({"dataset": bundle.data}))
@@ -219,6 +225,7 @@ class _Engines:
     inbox: Inbox
     n_jobs: int | str
     threads: int
+    stall_timeout: float | str | None
 
     @contextmanager
     def __call__(self, bundle: Any) -> Iterator[Engine]:
@@ -228,7 +235,9 @@ class _Engines:
             batches = handle.open(handle.fds)
             engine = SerialEngine(bundle, batches, self.look, self.inbox.put)
         else:
-            engine = ProcessEngine(bundle, handle.fds, self.look, self.inbox.put, self.pool)
+            engine = ProcessEngine(
+                bundle, handle.fds, self.look, self.inbox.put, self.pool, self.stall_timeout
+            )
         try:
             yield engine
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,6 +57,7 @@ class Settings:
     n_jobs: int | str = "auto"
     threads_per_job: int = 1
     devices: Any = "auto"
+    stall_timeout: float | str | None = "auto"
     scoring: Any = None
     error_score: float | str = float("nan")
     train_transform: Callable[[Any], Any] | None = None
@@ -101,6 +103,7 @@ class Settings:
         yield from _criterion_problems(self.criterion)
         yield from _root_problems(self.root_dir)
         yield from self._core_problems()
+        yield from _stall_problems(self.stall_timeout)
 
     def _word_problems(self) -> Iterator[Problem]:
         choices = {"baseline": BASELINES, "resume": RESUMES}
@@ -247,6 +250,18 @@ def plain(value: Any) -> Any:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _stall_problems(value: Any) -> Iterator[Problem]:
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (number and 0 < value < math.inf):
+        yield Problem(
+            "stall_timeout must be a number of seconds above 0, 'auto' or None",
+            one_line(value),
+            "Pass stall_timeout='auto', or more seconds than the longest batch takes.",
+        )
 
 
 def _criterion_problems(criterion: Any) -> Iterator[Problem]:

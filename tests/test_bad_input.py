@@ -205,6 +205,12 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"threads_per_job": 4096},
         ["must not exceed the cores", "4096 threads on", "or less"],
     ),
+    "no time for a batch": (
+        {"stall_timeout": 0},
+        ["stall_timeout must be a number of seconds above 0", "received 0", "stall_timeout='auto'"],
+    ),
+    "never in words": ({"stall_timeout": "off"}, ["'auto' or None", "received 'off'"]),
+    "a truth for a time": ({"stall_timeout": True}, ["stall_timeout must be", "received True"]),
     "unknown baseline": (
         {"baseline": "mesure"},
         ["baseline must be one of", "'mesure'", "Did you mean 'measure'?"],
@@ -424,6 +430,10 @@ SHELL: dict[str, tuple[str, list[str]]] = {
     "0 in a batch": ("--data digits --batch-size 0", ["--batch-size must be", "--batch-size 1"]),
     "0 jobs": ("--data digits --n-jobs 0", ["--n-jobs must be", "Pass --n-jobs auto for"]),
     "threads": ("--data digits --threads-per-job 99", ["--threads-per-job must", "or less"]),
+    "no time": (
+        "--data digits --stall-timeout -1",
+        ["--stall-timeout must be a number", "received -1.0", "Pass --stall-timeout auto"],
+    ),
     "unknown model": (
         "--data digits --models mpl",
         ["--models must name models", "'mpl'", "Did you mean 'mlp'?", "Known: alexnet"],
@@ -516,6 +526,7 @@ def test_from_the_shell_it_ends_with_2(
         ("run --data digits --root r --folds x", ["--folds", "invalid int value: 'x'"]),
         ("run --data digits --root r --n-jobs some", ["must be auto or a whole number", "'some'"]),
         ("run --data digits --root r --devices gpu", ["auto, cpu, cuda, or GPU numbers", "'gpu'"]),
+        ("run --data digits --root r --stall-timeout 2m", ["auto, off or a number", "'2m'"]),
         ("rum", ["invalid choice: 'rum'"]),
         ("", ["required: VERB"]),
     ],

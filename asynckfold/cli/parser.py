@@ -216,6 +216,13 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
         help="auto, cpu, cuda, or GPU numbers such as 0,1" + _default("devices"),
     )
     group.add_argument(
+        "--stall-timeout",
+        type=_seconds,
+        metavar="S",
+        help="seconds without a finished batch after which a worker is killed and its job tried "
+        "again; auto, off" + _default("stall_timeout"),
+    )
+    group.add_argument(
         "--baseline",
         choices=("measure", "estimate", "none"),
         help="the serial loop to compare with" + _default("baseline"),
@@ -250,6 +257,15 @@ def _jobs(text: str) -> int | str:
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"must be auto or a whole number, received {text!r}"
+        ) from None
+
+
+def _seconds(text: str) -> float | str:
+    try:
+        return text if text in ("auto", "off") else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be auto, off or a number of seconds, received {text!r}"
         ) from None
 
 

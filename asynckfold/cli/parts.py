@@ -39,6 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "n_jobs": "auto",
     "threads_per_job": 1,
     "devices": "auto",
+    "stall_timeout": "auto",
     "baseline": "estimate",
     "resume": "auto",
     "data_root": "data",
@@ -54,6 +55,7 @@ _SETTINGS = {
     "n_jobs": "n_jobs",
     "threads_per_job": "threads_per_job",
     "devices": "devices",
+    "stall_timeout": "stall_timeout",
     "scoring": "scoring",
     "baseline": "baseline",
     "resume": "resume",
@@ -444,6 +446,8 @@ def _given_settings(parsed: argparse.Namespace) -> dict[str, Any]:
     }
     if found.get("baseline") == "none":
         found["baseline"] = None
+    if found.get("stall_timeout") == "off":
+        found["stall_timeout"] = None
     if "scoring" in found:
         found["scoring"] = _words(found["scoring"])
     if parsed.no_stratify:

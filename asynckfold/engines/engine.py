@@ -41,10 +41,14 @@ class Engine(Protocol):
 
     Rules for every implementation:
 
-    - `load` never blocks for long and never raises; it subtracts the engine's own work.
+    - `load` never blocks for long and never raises; it subtracts the engine's own work. The sweep
+      calls it every tick, so that an engine also sees after its workers there: one that hangs is
+      killed, and its future ends with `WorkerDiedError` of the outcome ``"hang"``. An engine in
+      this very process cannot.
     - `submit` returns at once (a serial engine may return a future that is done already). The
       future ends with an `Answer`, with `WorkerDiedError` when the process ended without one, or
-      with `StorageError` when the disk refused; user exceptions are results, not exceptions.
+      with `StorageError` when the disk refused or the machine starts no worker at all; user
+      exceptions are results, not exceptions.
     - News of a task arrive through the ``tell`` that the engine was made with, before its future
       ends, from any thread.
     - `close` asks running tasks to save themselves, waits up to `grace_s` for their futures, then

@@ -9,12 +9,15 @@
 
 A thread listens to all pipes and ends the futures. Nothing is imported again from ``__main__``, so
 scripts without a guard, notebooks and ``python -`` work. When this process ends, however it ends,
-the control pipe closes, and the server takes all workers along.
+the control pipe closes, and the server takes all workers along. Nothing here waits without bound:
+neither for a worker that cannot be killed nor for a server that does not obey.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import errno
 import itertools
 import json
 import multiprocessing
@@ -26,16 +29,19 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from multiprocessing import connection, reduction
+from dataclasses import dataclass, field
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from asynckfold import descriptors
 from asynckfold.engines.engine import Answer, Tell
 from asynckfold.engines.limits import oom_kills, was_short_of_memory
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.messages import Task
 from asynckfold.placement import Placement
+from asynckfold.pulse import Pulse, Pulses
 
 IDLE_SECONDS = 300.0
 """How long workers stay warm after a sweep: long enough for a notebook's next cell."""
@@ -52,38 +58,61 @@ _ONE_THREAD = dict.fromkeys(
 )
 
 
+_CLOSE_SECONDS = 5.0
+"""What each step of closing may take."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A placement on its way to its answer."""
+
+    placement: Placement
+    tasks: Sequence[Task]
+    tell: Tell
+    future: Future[Answer] = field(default_factory=Future)
+
+
 class Worker:
     """One worker process as seen from here."""
 
-    def __init__(self, name: int, pipe: Connection[Any, Any]) -> None:
+    def __init__(self, name: int, pipe: Connection[Any, Any], pulse: Pulse) -> None:
         self.name = name
         self.pipe = pipe
+        self.pulse = pulse
         self.pid = 0
         self.bundle = ""
-        self.future: Future[Answer] | None = None
-        self.tell: Tell | None = None
+        self.work: Work | None = None
         self.open = True
         self.status: int | None = None
         self.oom_kills: int | None = None
         self.peak_memory = 0
+        self.hang = ""
+        self.killed = False
 
     @property
     def busy(self) -> bool:
         """Whether a placement runs in it."""
-        return self.future is not None
+        return self.work is not None
 
     @property
     def alive(self) -> bool:
         """Whether it may take a placement."""
-        return self.open and self.status is None
+        return self.open and self.status is None and not self.hang
 
 
 class WorkerPool:
-    """A server and its workers."""
+    """A server and its workers.
+
+    Raises
+    ------
+    StorageError
+        The machine refuses a further process, thread or open file.
+    """
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         self.owner = os.getpid()
         self.workers: list[Worker] = []
+        self._refused: list[tuple[Work, int]] = []
         self._preload = list(preload)
         self._names = itertools.count()
         self._lock = threading.Lock()
@@ -91,13 +120,21 @@ class WorkerPool:
 
     def _open(self) -> None:
         self._closing = False
-        self._forked = False
-        self._wake_read, self._wake_write = multiprocessing.Pipe(duplex=False)
-        self._server, self._control = _start_server(self._preload)
-        self._listener = threading.Thread(
-            target=self._listen, name="asynckfold-listener", daemon=True
-        )
-        self._listener.start()
+        self.serving = False
+        try:
+            self._wake_read, self._wake_write = multiprocessing.Pipe(duplex=False)
+            file = descriptors.nameless_file(size=Pulses.SIZE)
+            self._pulses = Pulses(file)
+            self._server, self._control = _start_server(file, self._preload)
+            os.close(file)
+            self._listener = threading.Thread(
+                target=self._listen, name="asynckfold-listener", daemon=True
+            )
+            self._listener.start()
+        except (OSError, RuntimeError) as error:
+            # A thread that cannot be started is told as a RuntimeError, without a number.
+            number = getattr(error, "errno", None) or errno.EAGAIN
+            raise StorageError(number, refusal(number)) from error
 
     def restart(self) -> None:
         """Start a new server after the old one died."""
@@ -114,53 +151,80 @@ class WorkerPool:
         """Whether workers can be started."""
         return not self._closing and self._server.poll() is None
 
-    def idle_worker(self, bundle: str) -> Worker:
+    def idle_worker(self, bundle: str) -> Worker | None:
         """Return a worker without work, one that knows the bundle if there is one."""
         with self._lock:
             free = [worker for worker in self.workers if worker.alive and not worker.busy]
-            known = [worker for worker in free if worker.bundle == bundle]
-            found = known or free
-        return found[0] if found else self._start_worker()
+        known = [worker for worker in free if worker.bundle == bundle]
+        return next(iter(known or free), None)
 
-    def give(self, worker: Worker, bundle: str, descriptors: Sequence[int]) -> None:
-        """Send a bundle and the shared arrays, unless the worker has them."""
-        if worker.bundle == bundle:
-            return
+    def run(self, work: Work, bundle: str, files: Sequence[int]) -> Worker | None:
+        """Send work to an idle worker, or a new one; its future ends with its answer or with it.
+
+        Parameters
+        ----------
+        work : Work
+            What to do.
+        bundle : str
+            Names the bundle, which a worker keeps.
+        files : sequence of int
+            Descriptors of the bundle and of the shared arrays.
+
+        Returns
+        -------
+        Worker or None
+            None where no further process or file can be opened; the work is then in `refused`, as
+            it is later where the server cannot fork.
+        """
         try:
-            worker.pipe.send(("bundle", sys.path, str(Path.cwd()), len(descriptors)))
-            for descriptor in descriptors:
-                reduction.send_handle(worker.pipe, descriptor, worker.pid)
-        except OSError:
-            # It died just now; its end is told by the future of what it is given next.
-            return
-        worker.bundle = bundle
-
-    def run(
-        self, worker: Worker, placement: Placement, tasks: Sequence[Task], tell: Tell
-    ) -> Future[Answer]:
-        """Send a placement; the future ends with its answer or with the worker."""
-        future: Future[Answer] = Future()
-        future.set_running_or_notify_cancel()
+            worker = self.idle_worker(bundle) or self._start_worker()
+        except OSError as error:
+            self._refused.append((work, error.errno or errno.EAGAIN))
+            return None
+        worker.pulse.aside()
         with self._lock:
-            worker.future, worker.tell = future, tell
+            worker.work = work
             worker.oom_kills = oom_kills()
             gone = worker.status is not None
         try:
-            worker.pipe.send(("run", placement, list(tasks)))
-        except OSError:
+            self._give(worker, bundle, files)
+            worker.pipe.send(("run", work.placement, list(work.tasks)))
+        except OSError as error:
+            if error.errno in _NO_MORE_FILES:
+                self._refuse(worker, error.errno)
+                return None
             # It died just now; the server's word ends the future, unless it came before.
             gone = gone or not self.healthy
         if gone:
             self._finish(worker)
-        return future
+        return worker
+
+    def refused(self) -> list[tuple[Work, int]]:
+        """Return the work for which no worker could be started, each with the errno, once."""
+        with self._lock:
+            found, self._refused = self._refused, []
+        return found
 
     def signal(self, worker: Worker, number: int) -> None:
         """Send a signal through the server, which cannot mistake the process."""
         self._command(("signal", worker.name, number))
 
-    def kill(self, worker: Worker) -> None:
-        """Kill a worker and everything that it started."""
+    def kill(self, worker: Worker, hang: str = "") -> None:
+        """Kill a worker and everything that it started; `hang` says why, where it hangs."""
+        worker.hang = hang or worker.hang
         self._command(("kill", worker.name))
+
+    def abandon(self, worker: Worker) -> None:
+        """Go on without a worker that does not end though it was to be killed."""
+        if worker.killed:
+            worker.hang += "; it cannot be killed (stuck in the kernel) and is left behind"
+        else:
+            # It is the server that does not obey. With it end its workers; a new one starts.
+            self._server.kill()
+        with contextlib.suppress(OSError), descriptors.as_socket(worker.pipe) as channel:
+            # The listener may wait for the rest of a message.
+            channel.shutdown(socket.SHUT_RDWR)
+        self._end(worker)
 
     def close(self) -> None:
         """End the server, and with it all workers."""
@@ -168,16 +232,17 @@ class WorkerPool:
             return
         self._closing = True
         self._wake()
-        self._listener.join()
+        self._listener.join(_CLOSE_SECONDS)
         self._control.close()
-        if not self._forked:
-            # It may still be importing, and has nothing to take along.
+        if not self.serving:
+            # It is still importing, and has nothing to take along.
             self._server.kill()
         try:
-            self._server.wait(timeout=5)
+            self._server.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._server.kill()
-            self._server.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._server.wait(_CLOSE_SECONDS)
         for worker in list(self.workers):
             self._finish(worker)
         self._wake_read.close()
@@ -188,19 +253,29 @@ class WorkerPool:
 
     def _start_worker(self) -> Worker:
         here, there = multiprocessing.Pipe()
-        worker = Worker(next(self._names), here)
+        name = next(self._names)
+        worker = Worker(name, here, self._pulses[name])
         try:
             with self._lock:
-                self._control.send(("fork", worker.name))
-                reduction.send_handle(self._control, there.fileno(), self._server.pid)
+                descriptors.send(self._control, ("fork", name), [there.fileno()])
                 self.workers.append(worker)
-            self._forked = True
             self._wake()
-        except OSError:
+        except OSError as error:
+            if error.errno in _NO_MORE_FILES:
+                here.close()
+                raise
+            # The server is gone.
             worker.open, worker.status = False, -signal.SIGKILL
         finally:
             there.close()
         return worker
+
+    def _give(self, worker: Worker, bundle: str, files: Sequence[int]) -> None:
+        """Send a bundle and the shared arrays, unless the worker has them."""
+        if worker.bundle != bundle:
+            message = ("bundle", sys.path, str(Path.cwd()), len(files))
+            descriptors.send(worker.pipe, message, files)
+            worker.bundle = bundle
 
     def _command(self, command: tuple[Any, ...]) -> None:
         try:
@@ -227,15 +302,22 @@ class WorkerPool:
 
     def _hear_server(self) -> bool:
         try:
-            _, name, status, peak = self._control.recv()
+            what, name, detail = self._control.recv()
         except (EOFError, OSError):
             for worker in list(self.workers):
                 worker.status = worker.status if worker.status is not None else -signal.SIGKILL
                 self._finish(worker)
             return False
-        for worker in list(self.workers):
-            if worker.name == name:
-                worker.status, worker.peak_memory = status, peak
+        self.serving = True
+        for worker in [worker for worker in self.workers if worker.name == name]:
+            if what == "killed":
+                worker.killed = True
+            elif what == "unborn":
+                worker.status = 0
+                self._refuse(worker, detail)
+                self._finish(worker)
+            else:
+                worker.status, worker.peak_memory = detail
                 self._drain(worker)
                 self._finish(worker)
         return True
@@ -257,45 +339,75 @@ class WorkerPool:
         if kind == "ready":
             worker.pid = content[0]
         elif kind == "news":
-            if worker.tell is not None:
-                worker.tell(content[0])
+            if worker.work is not None:
+                worker.work.tell(content[0])
         else:
             self._answer(worker, kind, content)
 
     def _answer(self, worker: Worker, kind: str, content: list[Any]) -> None:
-        with self._lock:
-            future, worker.future = worker.future, None
-        if future is None:
+        work = self._take_work(worker)
+        if work is None:
             return
         if kind == "answer":
-            future.set_result(Answer(content[0], worker.pid, content[1]))
+            work.future.set_result(Answer(content[0], worker.pid, content[1]))
         elif kind == "storage":
-            future.set_exception(StorageError(content[0], content[1]))
+            work.future.set_exception(StorageError(content[0], content[1]))
         elif kind == "lost":
             # It ends by itself; until that is known here, it must not be given anything.
             worker.open = False
-            future.set_exception(WorkerDiedError(worker.pid, content[0], content[1]))
+            work.future.set_exception(WorkerDiedError(worker.pid, content[0], content[1]))
         else:
-            future.set_exception(UnpackError(content[0], content[1]))
+            work.future.set_exception(UnpackError(content[0], content[1]))
+
+    # Both threads
+
+    def _take_work(self, worker: Worker) -> Work | None:
+        """Return a worker's work, to whoever comes first."""
+        with self._lock:
+            work, worker.work = worker.work, None
+        return work
+
+    def _refuse(self, worker: Worker, number: int) -> None:
+        work = self._take_work(worker)
+        if work is not None:
+            with self._lock:
+                self._refused.append((work, number))
 
     def _finish(self, worker: Worker) -> None:
         """The worker is gone: end what it was working on."""
+        self._end(worker)
+        worker.open = False
+        worker.pipe.close()
+
+    def _end(self, worker: Worker) -> None:
         with self._lock:
             if worker in self.workers:
                 self.workers.remove(worker)
-            future, worker.future = worker.future, None
-        worker.open = False
-        worker.pipe.close()
-        if future is not None:
-            future.set_exception(_death(worker))
+        work = self._take_work(worker)
+        if work is not None:
+            work.future.set_exception(_death(worker))
 
 
 def _death(worker: Worker) -> WorkerDiedError:
     cause, peak = _cause(worker.status), worker.peak_memory
+    if worker.hang:
+        return WorkerDiedError(worker.pid, worker.hang, "hang", peak)
     if worker.status != -signal.SIGKILL or not was_short_of_memory(worker.oom_kills, peak):
         return WorkerDiedError(worker.pid, cause, peak_memory=peak)
     text = f"{cause}, out of memory at a peak of {peak >> 20} MiB"
     return WorkerDiedError(worker.pid, text, "oom", peak)
+
+
+_NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
+
+
+def refusal(number: int) -> str:
+    """Return what it means that the machine starts no worker, and what to do."""
+    return (
+        f"no further worker process could be started: {os.strerror(number)}. Raise the limit of "
+        "processes (ulimit -u, or pids.max of the container) or of open files (ulimit -n), or free "
+        "memory; the same call continues"
+    )
 
 
 def _cause(status: int | None) -> str:
@@ -310,23 +422,23 @@ def _cause(status: int | None) -> str:
 
 
 def _start_server(
-    preload: Sequence[str],
+    pulses: int, preload: Sequence[str]
 ) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
-    here, there = socket.socketpair()
+    here, there = multiprocessing.Pipe()
     code = (
         f"import sys; sys.path[:] = {json.dumps(sys.path)}; "
         f"from asynckfold.training.server import serve; "
-        f"serve({there.fileno()}, {json.dumps(list(preload))})"
+        f"serve({there.fileno()}, {pulses}, {json.dumps(list(preload))})"
     )
     with there:
         server = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.DEVNULL,
-            pass_fds=[there.fileno()],
+            pass_fds=[there.fileno(), pulses],
             env=_environment(os.environ),
             start_new_session=True,
         )
-    return server, Connection(here.detach())
+    return server, here
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
@@ -367,11 +479,13 @@ def give_back(pool: WorkerPool, idle_s: float = IDLE_SECONDS) -> None:
     """Keep a pool warm until the next sweep or the idle timeout."""
     with _warm.lock:
         if _warm.pool is None and pool.healthy and idle_s > 0:
-            _warm.pool = pool
-            _warm.timer = threading.Timer(idle_s, close_warm)
-            _warm.timer.daemon = True
-            _warm.timer.start()
-            return
+            timer = threading.Timer(idle_s, close_warm)
+            timer.daemon = True
+            # Where no further thread can be started, nobody would end the pool.
+            with contextlib.suppress(RuntimeError):
+                timer.start()
+                _warm.pool, _warm.timer = pool, timer
+                return
     pool.close()
 
 

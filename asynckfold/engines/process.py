@@ -7,11 +7,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from asynckfold import descriptors
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer, Look, Tell
-from asynckfold.messages import Task
+from asynckfold.engines.hangs import Hangs
+from asynckfold.errors import StorageError
+from asynckfold.messages import Remark, Task
 from asynckfold.placement import Load, Placement
 from asynckfold.recipe import pack
 
@@ -26,61 +30,101 @@ class ProcessEngine:
     ----------
     bundle : Bundle
         The sweep; packed once, by value.
-    descriptors : sequence of int
-        Of the shared arrays, passed to every worker beside the bundle.
+    files : sequence of int
+        Descriptors of the shared arrays, passed to every worker beside the bundle.
     look : callable
         Reads the load.
     tell : callable
         Receives the news, from another thread.
     pool : WorkerPool
         Where the workers come from; stays with its owner.
+    stall_timeout : float, "auto" or None
+        Seconds without a finished batch after which a worker hangs: it is killed, and its future
+        ends with `WorkerDiedError` of the outcome ``"hang"``.
     """
 
     def __init__(
         self,
         bundle: Bundle,
-        descriptors: Sequence[int],
+        files: Sequence[int],
         look: Look,
         tell: Tell,
         pool: pools.WorkerPool,
+        stall_timeout: float | str | None = "auto",
     ) -> None:
         self._key = os.urandom(8).hex()
-        self._packed = _anonymous_file(pack(bundle))
-        self._descriptors = [self._packed, *descriptors]
+        self._packed = descriptors.nameless_file(pack(bundle))
+        self._files = [self._packed, *files]
         self._look = look
         self._tell = tell
         self._pool = pool
-        self._running: dict[Future[Answer], tuple[pools.Worker, Placement]] = {}
+        self._running: dict[Future[Answer], tuple[pools.Worker | None, pools.Work]] = {}
+        self._waiting: list[tuple[pools.Work, int]] = []
+        self._told = False
+        self._hangs = Hangs(pool, bundle.root, stall_timeout)
 
     def load(self, running: Sequence[Placement]) -> Load:
-        """Return the machine's load, own workers subtracted."""
+        """Return the machine's load, own workers subtracted; see after the workers meanwhile."""
         self._forget_ended()
+        self._hangs.end(worker for worker, _ in self._working())
+        self._run_refused()
         own: dict[int, tuple[int, ...]] = {
             worker.pid: () for worker in self._pool.workers if worker.pid
         }
-        own |= {worker.pid: placed.cores for worker, placed in self._running.values() if worker.pid}
+        own |= {worker.pid: work.placement.cores for worker, work in self._working() if worker.pid}
         own[self._pool.server_pid] = ()
-        return self._look(running, own)
+        load = self._look(running, own)
+        # What waits for a worker comes first.
+        return replace(load, idle=()) if self._waiting else load
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Send the placement to an idle worker, starting one if there is none."""
         if not self._pool.healthy:
             self._pool.restart()
-        worker = self._pool.idle_worker(self._key)
-        self._pool.give(worker, self._key, self._descriptors)
-        future = self._pool.run(worker, placement, tasks, self._tell)
-        self._running[future] = (worker, placement)
-        return future
+        work = pools.Work(placement, tasks, self._tell)
+        work.future.set_running_or_notify_cancel()
+        self._run(work)
+        return work.future
+
+    def _run(self, work: pools.Work) -> None:
+        self._running[work.future] = (self._pool.run(work, self._key, self._files), work)
+
+    def _working(self) -> list[tuple[pools.Worker, pools.Work]]:
+        """The workers that have work of this engine in hand."""
+        entries = self._running.values()
+        return [(worker, work) for worker, work in entries if worker and worker.work is work]
+
+    def _run_refused(self) -> None:
+        """Give work for which no worker could be started to one that became idle."""
+        waiting, self._waiting = [*self._waiting, *self._pool.refused()], []
+        for work, number in waiting:
+            if work.future not in self._running:
+                continue  # of an engine that was closed
+            if self._pool.idle_worker(self._key) is not None:
+                self._run(work)
+            elif any(worker.alive for worker in self._pool.workers):
+                self._waiting.append((work, number))
+                self._tell_once(f"fewer workers: {pools.refusal(number)}")
+            else:
+                work.future.set_exception(StorageError(number, pools.refusal(number)))
+
+    def _tell_once(self, text: str) -> None:
+        if not self._told:
+            self._tell(Remark(None, "workers", text))
+        self._told = True
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ask for checkpoints, wait, kill what is left; the pool stays warm."""
+        for work, _ in [*self._waiting, *self._pool.refused()]:
+            work.future.set_result(Answer([None for _ in work.tasks], 0))
+        self._waiting = []
         self._forget_ended()
         if grace_s > 0:
-            for worker, _ in self._running.values():
+            for worker, _ in self._working():
                 self._pool.signal(worker, signal.SIGTERM)
             wait(list(self._running), timeout=grace_s)
         self._forget_ended()
-        for worker, _ in self._running.values():
+        for worker, _ in self._working():
             self._pool.kill(worker)
         wait(list(self._running), timeout=5)
         self._running.clear()
@@ -92,20 +136,6 @@ class ProcessEngine:
         self._running = {
             future: entry for future, entry in self._running.items() if not future.done()
         }
-
-
-def _anonymous_file(data: bytes) -> int:
-    """Return the descriptor of a file without a name that holds `data`: nothing to clean up."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("asynckfold", os.MFD_CLOEXEC)
-    else:
-        import tempfile
-
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(data)
-    return descriptor
 
 
 def preloads() -> list[str]:

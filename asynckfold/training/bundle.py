@@ -54,6 +54,11 @@ class Bundle:
         return next(fold for fold in self.folds if fold.key == (job.repeat, job.fold))
 
 
+def log_path(root: Path, job: Job) -> Path:
+    """Return where the log of a job is."""
+    return job_folder(root, job) / "log.txt"
+
+
 class JobLog:
     """A job's ``log.txt``, open for appending; each line is on its way to the disk when written.
 
@@ -62,7 +67,7 @@ class JobLog:
     """
 
     def __init__(self, root: Path, job: Job) -> None:
-        self.path = job_folder(root, job) / "log.txt"
+        self.path = log_path(root, job)
         with _disk(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab", buffering=0)

@@ -31,6 +31,7 @@ from asynckfold.errors import StoreCorruptError
 from asynckfold.folds import Indices
 from asynckfold.messages import CheckpointWritten, EpochEnded, News, Progress, Remark, Task
 from asynckfold.plan import Job
+from asynckfold.pulse import Pulse
 from asynckfold.result import DIVERGED, DONE, Epoch, Result
 from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint, lr_schedules, saving, seeding
@@ -69,6 +70,7 @@ class Training:
     steer: Indices
     valid: Indices
     log: JobLog
+    pulse: Pulse = field(default_factory=Pulse)
     clip: float | None = None
     epoch: int = 0
     batch: int = 0
@@ -130,6 +132,7 @@ def train(
     device: torch.device,
     report: Report,
     stop: Callable[[], bool],
+    pulse: Pulse | None = None,
 ) -> Result | None:
     """Train one job and score its held-out fold.
 
@@ -147,14 +150,18 @@ def train(
         Receives progress, epochs and checkpoints as they come.
     stop : callable
         Asked after every batch; when true, the training is saved and left.
+    pulse : Pulse, optional
+        Shows every finished batch to whoever watches.
 
     Returns
     -------
     Result or None
         None when it was asked to stop.
     """
+    pulse = pulse or Pulse()
+    pulse.aside()
     with JobLog(bundle.root, task.job) as log:
-        training = _build(bundle, task, data, device, log)
+        training = _build(bundle, task, data, device, log, pulse)
         _restore(training, report)
         started = time.perf_counter()
         try:
@@ -174,7 +181,7 @@ def train(
 
 
 def _build(
-    bundle: Bundle, task: Task, data: Batches, device: torch.device, log: JobLog
+    bundle: Bundle, task: Task, data: Batches, device: torch.device, log: JobLog, pulse: Pulse
 ) -> Training:
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
     fold = bundle.fold_of(job)
@@ -199,7 +206,8 @@ def _build(
         steer,
         fold.valid,
         log,
-        clip=plan.params.clip_grad_norm,
+        pulse,
+        plan.params.clip_grad_norm,
     )
 
 
@@ -307,6 +315,7 @@ def _train_epoch(
         if plan.params.lr_step == "batch" and not lr_schedules.needs_metric(training.lr_schedule):
             training.lr_schedule.step()
         training.batch = position + 1
+        training.pulse.beat()
         told = _tell(training, len(bounds), told, report)
         unfinished = training.batch < len(bounds)
         if stop() and unfinished:
@@ -361,6 +370,8 @@ def _tell(training: Training, batches: int, told: float, report: Report) -> floa
 
 def _end_epoch(training: Training, started: float, report: Report) -> None:
     train_loss, lr = _mean_loss(training), training.lr
+    # What is compiled for training may be compiled once more for evaluation.
+    training.pulse.aside()
     scoring = time.perf_counter()
     training.outputs, valid_loss, accuracy = evaluate(training, training.valid)
     training.score_seconds = time.perf_counter() - scoring
@@ -416,6 +427,7 @@ def evaluate(
             inputs, wanted = training.data.eval(torch.from_numpy(indices[low : low + size]))
             outputs.append(training.model(inputs))
             targets.append(wanted)
+            training.pulse.beat()
         found, wanted = torch.cat(outputs), torch.cat(targets)
         loss = float(training.criterion(found, wanted))
         accuracy = None
@@ -435,6 +447,8 @@ def _save(training: Training, report: Report) -> None:
     folder = job_folder(training.bundle.root, task.job)
     name = f"checkpoint-{training.epoch:04}-{training.batch:06}-{task.attempt}.safetensors"
     path = folder / name
+    # A slow disk is no hang.
+    training.pulse.aside()
     digest, size = checkpoint.save(path, training.tree())
     report(
         CheckpointWritten(

@@ -21,6 +21,7 @@ from torch import nn
 
 from asynckfold.data import Batches
 from asynckfold.messages import Facts
+from asynckfold.pulse import Pulse
 from asynckfold.training import lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
@@ -35,7 +36,7 @@ class _Refused(Exception):  # noqa: N818
     """One of our rules is broken: (rule, received, remedy)."""
 
 
-def check(bundle: Bundle, data: Batches) -> Facts:
+def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
     """Build and step every candidate once.
 
     Parameters
@@ -44,13 +45,15 @@ def check(bundle: Bundle, data: Batches) -> Facts:
         The sweep.
     data : Batches
         The samples.
+    pulse : Pulse, optional
+        Shows every candidate that is begun to whoever watches.
 
     Returns
     -------
     Facts
         Problems, failures, and what the plan should know of the live objects.
     """
-    recipe = bundle.recipe
+    recipe, pulse = bundle.recipe, pulse or Pulse()
     architectures: dict[str, Any] = dict.fromkeys(recipe.models)
     settings: dict[str, Any] = {}
     seconds: dict[str, float] = {}
@@ -59,6 +62,7 @@ def check(bundle: Bundle, data: Batches) -> Facts:
     failures: dict[str, str] = {}
     for name in recipe.models:
         for schedule in recipe.lr_schedules:
+            pulse.aside()
             # The user's code may raise anything here; it is told, and its jobs tell it again.
             try:
                 with isolated():

@@ -16,35 +16,56 @@ import selectors
 import signal
 import sys
 import traceback
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
+from asynckfold import descriptors
+from asynckfold.pulse import Pulses
+from asynckfold.training.lifeline import lifeline
 
 
-def serve(descriptor: int, preload: list[str]) -> None:
+def serve(descriptor: int, pulses: int, preload: list[str]) -> None:
     """Fork and reap workers as the control pipe says, until it closes.
 
     Commands: ``("fork", name)`` followed by a descriptor, ``("signal", name, number)``,
-    ``("kill", name)``; the name is the other side's choice. Answers: ``("exited", name, status,
-    peak)``, the last in bytes of resident memory since its last task began.
+    ``("kill", name)``; the name is the other side's choice. Answers: ``("serving", None, None)``
+    once, ``("unborn", name, errno)``, ``("killed", name, None)``, ``("exited", name,
+    (status, peak))``, the last in bytes of resident memory since its last task began.
+
+    Parameters
+    ----------
+    descriptor : int
+        Of the control pipe.
+    pulses : int
+        Descriptor of the workers' signs of life.
+    preload : list of str
+        Modules to import besides torch.
     """
+    # Blocked signals are inherited too, and without SIGCHLD no end of a worker would be seen.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in ["asynckfold.training.worker", *preload]:
-        importlib.import_module(name)
-    # The first optimizer of a process imports about a second's worth of torch; nothing is computed.
-    torch.optim.SGD([torch.nn.Parameter(torch.empty(1))])
+    with lifeline(descriptor):
+        for name in ["torch", "asynckfold.training.worker", *preload]:
+            importlib.import_module(name)
+        _warm_up()
     gc.collect()
     gc.freeze()
-    _Server(Connection(descriptor)).run()
+    _Server(Connection(descriptor), Pulses(pulses)).run()
     # Frozen objects cannot be torn down in order, and there is nothing to save.
     os._exit(0)
 
 
+def _warm_up() -> None:
+    """Import what the first optimizer of a process imports, a second's worth; compute nothing."""
+    import torch
+
+    torch.optim.SGD([torch.nn.Parameter(torch.empty(1))])
+
+
 class _Server:
-    def __init__(self, control: Connection[Any, Any]) -> None:
+    def __init__(self, control: Connection[Any, Any], pulses: Pulses) -> None:
         self.control = control
+        self.pulses = pulses
         self.workers: dict[int, int] = {}
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
@@ -56,6 +77,7 @@ class _Server:
         selector = selectors.DefaultSelector()
         selector.register(self.control.fileno(), selectors.EVENT_READ)
         selector.register(self.wake_read, selectors.EVENT_READ)
+        self.tell("serving")
         try:
             while True:
                 for key, _ in selector.select():
@@ -79,19 +101,36 @@ class _Server:
         for pid in [pid for pid, known in self.workers.items() if known == name]:
             if command == "kill":
                 _kill(pid)
+                self.tell("killed", name)
             else:
                 os.kill(pid, arguments[0])
         return True
 
     def fork(self, name: int) -> None:
-        pipe = reduction.recv_handle(self.control)
-        pid = os.fork()
-        if pid == 0:
-            self.become_worker(pipe)
-        os.close(pipe)
-        self.workers[pid] = name
+        try:
+            (pipe,) = descriptors.receive(self.control, 1)
+        except OSError as error:
+            self.tell("unborn", name, error.errno)
+            return
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self.tell("unborn", name, error.errno)
+        else:
+            if pid == 0:
+                self.become_worker(name, pipe)
+            self.workers[pid] = name
+        finally:
+            os.close(pipe)
 
-    def become_worker(self, pipe: int) -> None:
+    def tell(
+        self, what: str, name: int | None = None, detail: int | tuple[int, int] | None = None
+    ) -> None:
+        """Answer; where nobody listens any more, the next command says so."""
+        with contextlib.suppress(OSError):
+            self.control.send((what, name, detail))
+
+    def become_worker(self, name: int, pipe: int) -> None:
         """In the child: forget the server, and never come back."""
         status = 1
         try:
@@ -101,7 +140,7 @@ class _Server:
                 os.close(descriptor)
             from asynckfold.training import worker
 
-            worker.main(pipe)
+            worker.main(pipe, self.pulses[name])
             status = 0
         except SystemExit as request:
             # User code called sys.exit: no answer was sent, so the sweep sees a death.
@@ -126,8 +165,7 @@ class _Server:
                 name = self.workers.pop(pid)
                 # What the worker started, such as DataLoader processes, goes with it.
                 _kill_group(pid)
-                with contextlib.suppress(OSError):
-                    self.control.send(("exited", name, os.waitstatus_to_exitcode(status), peak))
+                self.tell("exited", name, (os.waitstatus_to_exitcode(status), peak))
 
 
 def _kill_group(pid: int) -> None:

@@ -22,7 +22,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,12 @@ from typing import Any
 import cloudpickle
 import torch
 
-from asynckfold import proc
+from asynckfold import descriptors, proc
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.messages import News, Setback, Task
 from asynckfold.placement import Placement
+from asynckfold.pulse import STACKS_SIGNAL, Pulse
 from asynckfold.result import FAILED, Result
 from asynckfold.training import baseline, loop, preflight
 from asynckfold.training.bundle import Bundle, JobLog
@@ -57,6 +57,7 @@ def execute(
     tasks: Sequence[Task],
     report: Report,
     stop: Stop,
+    pulse: Pulse | None = None,
 ) -> list[Any]:
     """Carry out a placement, here: in a worker, or in the process of the serial engine.
 
@@ -73,17 +74,18 @@ def execute(
     WorkerDiedError
         The GPU answers this process no more.
     """
+    pulse = pulse or Pulse()
     with isolated():
         torch.set_num_threads(placement.threads)
         torch.set_default_dtype(getattr(torch, bundle.default_dtype))
         if placement.trainer == "preflight":
-            return [preflight.check(bundle, data)]
+            return [preflight.check(bundle, data, pulse)]
         if placement.trainer == "measure":
             return [baseline.measure(bundle, data, stop)]
         if placement.trainer == "estimate":
             return [baseline.estimate(bundle, data, stop)]
         with _device(placement.gpu) as device:
-            return [_train(bundle, data, task, device, report, stop) for task in tasks]
+            return [_train(bundle, data, task, device, report, stop, pulse) for task in tasks]
 
 
 @contextmanager
@@ -98,12 +100,18 @@ def _device(gpu: int | None) -> Iterator[torch.device]:
 
 
 def _train(
-    bundle: Bundle, data: Batches, task: Task, device: torch.device, report: Report, stop: Stop
+    bundle: Bundle,
+    data: Batches,
+    task: Task,
+    device: torch.device,
+    report: Report,
+    stop: Stop,
+    pulse: Pulse,
 ) -> Result | Setback | None:
     # The one place where whatever the user's code raises becomes the result of its job.
     try:
         with isolated():
-            return loop.train(bundle, task, data.to(device), device, report, stop)
+            return loop.train(bundle, task, data.to(device), device, report, stop, pulse)
     except StorageError:
         raise
     except BaseException as error:
@@ -147,7 +155,7 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, pulse: Pulse) -> None:
     """Serve one pipe until it closes; never returns to the code that forked."""
     server = os.getppid()
     os.setsid()
@@ -158,16 +166,22 @@ def main(descriptor: int) -> None:
         nonlocal stopping
         stopping = True
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, ask_to_stop)
-    # A crash in native code leaves its stack in the log of the job.
+    def obey_signals() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, ask_to_stop)
+
+    obey_signals()
+    # A crash in native code leaves its stack in the log of the job; a hang does when asked.
     faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What was printed before a crash is in the log as well.
         sys.stdout.reconfigure(line_buffering=True)
     pipe: Connection[Any, Any] = Connection(descriptor)
+    # A process that user code forks must neither answer in our place nor keep the pipe open.
+    os.register_at_fork(after_in_child=pipe.close)
     pipe.send(("ready", os.getpid()))
-    worker = _Worker(pipe, lambda: stopping)
+    worker = _Worker(pipe, lambda: stopping, pulse)
     while True:
         try:
             command, *arguments = pipe.recv()
@@ -177,6 +191,7 @@ def main(descriptor: int) -> None:
             worker.take_bundle(*arguments)
         elif command == "run":
             stopping = False
+            obey_signals()  # the job before may have set others
             answer = worker.run(*arguments)
             pipe.send(answer)
             if answer[0] == "lost":
@@ -188,16 +203,17 @@ def main(descriptor: int) -> None:
 class _Worker:
     """A bundle in hand, and what is wrong with it if it could not be unpacked."""
 
-    def __init__(self, pipe: Connection[Any, Any], stop: Stop) -> None:
+    def __init__(self, pipe: Connection[Any, Any], stop: Stop, pulse: Pulse | None = None) -> None:
         self.pipe = pipe
         self.stop = stop
+        self.pulse = pulse or Pulse()
         self.bundle: Bundle | None = None
         self.data: Batches | None = None
         self.broken = ""
 
-    def take_bundle(self, paths: list[str], folder: str, descriptors: int) -> None:
+    def take_bundle(self, paths: list[str], folder: str, count: int) -> None:
         """Receive descriptors: the packed bundle first, then the shared arrays."""
-        received = [reduction.recv_handle(self.pipe) for _ in range(descriptors)]
+        received = descriptors.receive(self.pipe, count)
         sys.path[:] = paths
         self.bundle, self.data, self.broken = None, None, ""
         # Unpacking runs the user's code, which may raise anything; it is told per task.
@@ -219,7 +235,9 @@ class _Worker:
         proc.reset_peak_memory()
         try:
             with _output_to_log(self.bundle, tasks):
-                results = execute(self.bundle, self.data, placement, tasks, self.tell, self.stop)
+                results = execute(
+                    self.bundle, self.data, placement, tasks, self.tell, self.stop, self.pulse
+                )
             return ("answer", results, proc.peak_memory())
         except StorageError as error:
             return ("storage", error.errno, error.strerror or str(error))

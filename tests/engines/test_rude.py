@@ -1,0 +1,300 @@
+"""User code that is no good guest of its process, and machines that start no further one."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asynckfold.engines.engine import Answer
+from asynckfold.engines.pool import WorkerPool
+from asynckfold.engines.process import ProcessEngine
+from asynckfold.errors import StorageError, WorkerDiedError
+from asynckfold.messages import Remark
+from asynckfold.placement import Placement
+from asynckfold.result import DONE
+from tests.engines.test_pool import Sleeps, busy_worker, look
+from tests.leftovers import alive, descendants, described, gone
+from tests.toy import Tiny, task, toy_bundle
+
+
+@contextmanager
+def engine(
+    root: Path, model: type[Tiny], preload: tuple[str, ...] = (), **changes: Any
+) -> Iterator[tuple[ProcessEngine, WorkerPool, Any, queue.SimpleQueue[Any]]]:
+    """An engine with a pool of its own; whatever happens, nothing of it stays."""
+    before = descendants()
+    news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    stall_timeout = changes.pop("stall_timeout", "auto")
+    with toy_bundle(root, models={"model": model}, **changes) as (bundle, data):
+        pool = WorkerPool([f"tests.engines.servers.{name}" for name in preload])
+        made = ProcessEngine(bundle, data.handle().fds, look, news.put, pool, stall_timeout)
+        try:
+            yield made, pool, bundle, news
+        finally:
+            made.close()
+            pool.close()
+    left = descendants() - before
+    assert gone(left), described(left)
+
+
+def submit(made: ProcessEngine, bundle: Any, index: int = 0) -> Future[Answer]:
+    job = bundle.plan.jobs[index]
+    return made.submit(Placement((job.id,), ()), [task(job)])
+
+
+def watched(made: ProcessEngine, *futures: Future[Answer], seconds: float = 60) -> None:
+    """Look after the workers as a sweep does, until all futures ended."""
+    deadline = time.monotonic() + seconds
+    while not all(future.done() for future in futures):
+        assert time.monotonic() < deadline
+        made.load([])
+        time.sleep(0.05)
+
+
+class Deaf(Sleeps):
+    """Wants to hear nothing of SIGTERM."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return super().forward(inputs)
+
+
+def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(root: Path) -> None:
+    with engine(root, Deaf, epochs=1000) as (made, pool, bundle, _):
+        future = submit(made, bundle)
+        busy_worker(pool)
+        log = root / "model" / "cosine" / "fold-0" / "log.txt"
+        while not (log.exists() and b"epoch 1 " in log.read_bytes()):
+            time.sleep(0.02)
+        made.close(grace_s=0.5)
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
+            future.result(0)
+
+
+class DeafOnce(Sleeps):
+    """A short job that leaves its handlers and a blocked signal behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def test_the_next_job_of_the_worker_hears_sigterm_again(root: Path) -> None:
+    with engine(root, DeafOnce, epochs=1) as (made, _, bundle, _):
+        pid = submit(made, bundle).result(60).pid
+        second = submit(made, bundle, 1)
+        while not second.done():
+            os.kill(pid, signal.SIGTERM)
+            time.sleep(0.05)
+        # The constructor of its model took the handler away again.
+        assert second.result().pid == pid
+        assert second.result().results[0].status == DONE
+
+
+class Threads(Tiny):
+    """Leaves a thread running that nobody can end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        threading.Thread(target=time.sleep, args=(600,), daemon=False).start()
+
+
+class ForksAway(Tiny):
+    """Leaves a forked process behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if os.fork() == 0:
+            time.sleep(600)
+            os._exit(0)
+
+
+class Doubles(Tiny):
+    """Comes back twice from its constructor: in the worker, and in a copy of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.fork()
+
+
+@pytest.mark.parametrize("model", [Threads, ForksAway, Doubles])
+def test_what_a_job_leaves_behind_ends_with_the_pool(root: Path, model: type[Tiny]) -> None:
+    with engine(root, model) as (made, pool, bundle, _):
+        pids = set()
+        for index in range(3):
+            answer = submit(made, bundle, index).result(60)
+            assert answer.results[0].status == DONE
+            pids.add(answer.pid)
+        assert pids == {worker.pid for worker in pool.workers}
+        assert all(map(alive, pids))
+
+
+# A server that does not do as it is told
+
+
+def test_a_server_that_does_not_obey_is_replaced(root: Path) -> None:
+    with engine(root, Sleeps, epochs=1000, stall_timeout=0.5) as (made, pool, bundle, _):
+        future = submit(made, bundle)
+        worker = busy_worker(pool)
+        first = pool.server_pid
+        for pid in (first, worker.pid):
+            os.kill(pid, signal.SIGSTOP)
+        watched(made, future)
+        error = future.exception()
+        assert isinstance(error, WorkerDiedError)
+        assert error.outcome == "hang"
+        assert gone({first, worker.pid})
+        submit(made, bundle, 1)
+        assert busy_worker(pool).pid != worker.pid
+        assert pool.server_pid != first
+
+
+def test_a_pool_of_a_thread_that_ended_lives(root: Path) -> None:
+    """The kernel kills children whose parent thread ends, where they asked for it."""
+    found: list[Any] = []
+
+    def start() -> None:
+        context = engine(root, Sleeps)
+        made, _, bundle, _ = context.__enter__()
+        found.extend((context, submit(made, bundle)))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    context, future = found
+    assert future.result(60).results[0].status == DONE
+    context.__exit__(None, None, None)
+
+
+# Limits of the machine
+
+
+def test_where_one_process_can_be_started_it_does_all_the_work(root: Path) -> None:
+    with engine(root, Tiny, ("forks_once",)) as (made, _, bundle, news):
+        futures = [submit(made, bundle, index) for index in range(3)]
+        watched(made, *futures)
+        assert len({future.result().pid for future in futures}) == 1
+        assert all(future.result().results[0].status == DONE for future in futures)
+    told = [item for item in drained(news) if isinstance(item, Remark)]
+    assert [item.kind for item in told] == ["workers"]
+    assert told[0].text.startswith(
+        "fewer workers: no further worker process could be started: Resource"
+    )
+    assert "ulimit -u" in told[0].text
+
+
+def drained(news: queue.SimpleQueue[Any]) -> list[Any]:
+    found = []
+    while not news.empty():
+        found.append(news.get())
+    return found
+
+
+def test_while_one_waits_for_a_worker_nothing_more_is_placed(root: Path) -> None:
+    with engine(root, Sleeps, ("forks_once",), epochs=1000) as (made, _, bundle, _):
+        futures = [submit(made, bundle, index) for index in range(2)]
+        deadline = time.monotonic() + 60
+        while made.load([]).idle:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        made.close()
+        assert futures[1].result(0).results == [None]  # as one that was asked to stop
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
+            futures[0].result(0)
+
+
+def test_where_no_process_can_be_started_the_limit_is_named(root: Path) -> None:
+    with engine(root, Tiny, ("forks_never",)) as (made, _, bundle, _):
+        futures = [submit(made, bundle, index) for index in range(2)]
+        watched(made, *futures)
+        for future in futures:
+            with pytest.raises(StorageError, match=r"no further worker process .*ulimit -u"):
+                future.result(0)
+
+
+RUN = """
+import resource, sys, torch
+from asynckfold import AsyncKFold
+from asynckfold.errors import AsyncKFoldError
+from tests.toy import Tiny, adam, samples
+
+limit = int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+kfold = AsyncKFold(
+    4, samples(), sys.argv[1], torch.nn.CrossEntropyLoss(), 10, baseline=None, verbose=0, n_jobs=4
+)
+try:
+    print(kfold({"Tiny": Tiny}, ["step"], adam, {"epochs": 2}).counts["done"])
+except AsyncKFoldError as error:
+    print(error.exit_code, error)
+"""
+
+
+@pytest.mark.parametrize(("limit", "enough"), [(64, True), (12, False)])
+def test_few_open_files_are_enough_or_the_limit_is_named(
+    root: Path, limit: int, enough: bool
+) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", RUN, root, str(limit)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        timeout=100,
+    )
+    assert found.returncode == 0
+    assert found.stderr == ""
+    if enough:
+        assert found.stdout.strip() == "4"
+    else:
+        assert found.stdout.startswith("5 [Errno 24] ")
+        assert len(found.stdout.splitlines()) == 1
+
+
+# The end of the sweep's process at any moment
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.5, 1.0, 1.5, 2.0])
+def test_killed_while_workers_start_it_leaves_no_orphan(root: Path, delay: float) -> None:
+    mark = f"{root}-{delay}"
+    script = subprocess.Popen(
+        [sys.executable, "-c", RUN, root, "1000"],
+        stdout=subprocess.DEVNULL,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "ASYNCKFOLD_TEST_MARK": mark},
+    )
+    while not descendants(script.pid):
+        assert script.poll() is None
+        time.sleep(0.01)
+    time.sleep(delay)
+    script.kill()
+    script.wait()
+    deadline = time.monotonic() + 30
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, described(left)
+
+
+def marked(mark: str) -> set[int]:
+    """Return the processes that have the mark in their environment, wherever they hang now."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
+                found.add(int(entry.name))
+        except OSError:
+            continue  # it ended, or is somebody else's
+    return {pid for pid in found if alive(pid)}

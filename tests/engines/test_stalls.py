@@ -1,0 +1,176 @@
+"""The rule of hangs, with a clock made of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold.engines import stalls
+from asynckfold.engines.stalls import Stalls, Step, Verdict
+from asynckfold.pulse import Pulse
+
+TICK = 0.25
+Timeouts = st.floats(1.5, 100)
+
+
+def looks(
+    rule: Stalls[str], pulses: Mapping[str, int], start: float, end: float
+) -> Iterator[tuple[float, Verdict[str]]]:
+    """Look once a tick at words that do not change."""
+    now = start
+    while now < end:
+        for verdict in rule.look(now, pulses):
+            yield now, verdict
+        now += TICK
+
+
+@given(Timeouts)
+def test_a_silent_worker_is_asked_killed_and_given_up_once_each(timeout: float) -> None:
+    rule = Stalls[str](timeout)
+    found = list(looks(rule, {"a": 2}, 100, 100 + timeout + 20))
+    times = [now - 100 for now, _ in found]
+    assert [verdict.step for _, verdict in found] == [Step.STACKS, Step.KILL, Step.LOST]
+    assert timeout <= times[0] <= timeout + TICK
+    assert stalls.STACKS_SECONDS <= times[1] - times[0] <= stalls.STACKS_SECONDS + TICK
+    assert stalls.KILL_SECONDS <= times[2] - times[1] <= stalls.KILL_SECONDS + TICK
+    assert times[1] == pytest.approx(found[1][1].quiet)
+
+
+@given(Timeouts, st.lists(st.floats(0.01, 0.99), min_size=1, max_size=30))
+def test_one_that_makes_progress_in_time_is_never_touched(
+    timeout: float, shares: list[float]
+) -> None:
+    rule, pulse, now = Stalls[str](timeout), Pulse(), 0.0
+    pulse.beat()
+    for share in shares:
+        quiet = share * (timeout - TICK)
+        assert list(looks(rule, {"a": pulse.value}, now, now + quiet)) == []
+        now += quiet
+        pulse.beat()
+        assert rule.look(now, {"a": pulse.value}) == []
+
+
+@given(Timeouts)
+def test_aside_it_has_ten_times_as_long(timeout: float) -> None:
+    rule = Stalls[str](timeout)
+    first, _ = next(looks(rule, {"a": 1}, 0, 1100))
+    assert 10 * timeout <= first <= 10 * timeout + TICK
+
+
+@given(Timeouts, st.floats(0, 2), st.floats(0.01, 1e6), st.sampled_from([1, 2]))
+def test_after_our_own_sleep_everyone_has_the_whole_time_again(
+    timeout: float, before: float, more: float, pulse: int
+) -> None:
+    """Whether this process alone slept or the workers did too: nothing was seen of them."""
+    rule, pulses = Stalls[str](timeout), {"a": pulse}
+    limit = timeout * (10 if pulse % 2 else 1)
+    begun = min(before, 0.9) * limit
+    assert list(looks(rule, pulses, 0, begun)) == []
+    woken = begun + max(stalls.GAP_SECONDS, stalls.GAP_SHARE * limit) + more
+    found = [now for now, _ in looks(rule, pulses, woken, woken + limit + 2 * TICK)]
+    assert found
+    assert found[0] >= woken + limit - 1e-6
+
+
+def test_a_sleep_between_the_question_and_the_kill_takes_the_verdict_back() -> None:
+    rule, pulses = Stalls[str](2.0), {"a": 2}
+    assert [verdict.step for _, verdict in looks(rule, pulses, 0, 2.2)] == [Step.STACKS]
+    assert rule.look(60, pulses) == []
+    assert [verdict.step for _, verdict in looks(rule, pulses, 60.25, 62.2)] == [Step.STACKS]
+
+
+def test_who_moves_after_the_question_is_spared() -> None:
+    rule = Stalls[str](2.0)
+    assert [verdict.step for _, verdict in looks(rule, {"a": 2}, 0, 2.2)] == [Step.STACKS]
+    assert list(looks(rule, {"a": 4}, 2.25, 4.2)) == []
+
+
+def test_who_moves_after_the_kill_is_not_forgotten() -> None:
+    rule = Stalls[str](2.0)
+    steps = [verdict.step for _, verdict in looks(rule, {"a": 2}, 0, 3)]
+    assert steps == [Step.STACKS, Step.KILL]
+    assert [verdict.step for _, verdict in looks(rule, {"a": 4}, 3, 9)] == [Step.LOST]
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)), min_size=1, max_size=200),
+    st.sampled_from([2.0, "auto"]),
+)
+def test_the_verdict_on_one_does_not_depend_on_the_others(
+    words: list[dict[str, int]], timeout: float | str
+) -> None:
+    together, alone = Stalls[str](timeout), Stalls[str](timeout)
+    for tick, pulses in enumerate(words):
+        now = tick * TICK
+        mine = {key: word for key, word in pulses.items() if key == "a"}
+        found = [item for item in together.look(now, pulses) if item.key == "a"]
+        assert found == alone.look(now, mine)
+
+
+@given(st.lists(st.integers(0, 5), max_size=100))
+def test_none_is_never(words: list[int]) -> None:
+    rule = Stalls[str](None)
+    assert all(rule.look(100.0 * tick, {"a": word}) == [] for tick, word in enumerate(words))
+
+
+def test_a_slow_disk_under_a_long_limit_does_not_put_it_off_for_ever() -> None:
+    rule = Stalls[str](100.0)
+    found = [item.step for tick in range(30) for item in rule.look(5.0 * tick, {"a": 2})]
+    assert found == [Step.STACKS, Step.KILL, Step.LOST]
+
+
+# auto
+
+
+def auto_limit(batches: int, seconds: float, *, aside: bool = False) -> float:
+    """The limit after so many batches of so many seconds each."""
+    rule, pulse = Stalls[str]("auto"), Pulse()
+    pulse.aside()
+    now = 0.0
+    rule.look(now, {"a": pulse.value})
+    for batch in range(1, batches + 1):
+        while now + 10 < batch * seconds:
+            now += 10
+            assert rule.look(now, {"a": pulse.value}) == []
+        now = batch * seconds
+        pulse.beat()
+        assert rule.look(now, {"a": pulse.value}) == []
+    if aside:
+        pulse.aside()
+        rule.look(now + 0.1, {"a": pulse.value})
+    return rule.limit("a")
+
+
+@given(st.integers(1, 20), st.floats(0.001, 10))
+def test_auto_waits_five_minutes_at_least(batches: int, seconds: float) -> None:
+    assert auto_limit(batches, seconds) == stalls.AUTO_SECONDS
+    assert auto_limit(batches, seconds, aside=True) == 10 * stalls.AUTO_SECONDS
+
+
+@given(st.integers(1, 5), st.floats(20, 200))
+def test_auto_waits_twenty_times_as_long_as_a_batch_took(batches: int, seconds: float) -> None:
+    expected = max(stalls.AUTO_SECONDS, 20 * seconds)
+    assert auto_limit(batches, seconds) == pytest.approx(expected)
+
+
+def test_auto_waits_twice_the_longest() -> None:
+    rule = Stalls[str]("auto")
+    word = 0
+    for now in [*range(0, 1000), *range(1000, 1291, 10)]:
+        word += 2 if now < 1000 else 0
+        assert rule.look(now, {"a": word}) == []
+    rule.look(1299, {"a": word + 2})
+    assert rule.limit("a") == pytest.approx(600)
+
+
+def test_a_new_attempt_begins_anew() -> None:
+    rule = Stalls[str]("auto")
+    for now in range(0, 200, 10):
+        rule.look(now, {"a": 2})
+    rule.look(200, {"a": 4})
+    assert rule.limit("a") > stalls.AUTO_SECONDS
+    rule.look(201, {"b": 4})
+    assert rule.limit("b") == stalls.AUTO_SECONDS

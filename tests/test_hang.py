@@ -1,0 +1,236 @@
+"""A worker that makes no progress is found, leaves its stacks, is killed; its job is tried again.
+
+Real processes that really hang. What a healthy run gives, a run with a hang gives too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asynckfold import AsyncKFold
+from asynckfold.engines import pool as pools
+from asynckfold.kfold import JobsFailedWarning
+from asynckfold.result import DONE, FAILED, CVResults
+from asynckfold.store import RunStore
+from tests.leftovers import descendants, gone
+from tests.toy import Tiny, adam, samples
+
+TIMEOUT = 1.5
+
+
+def loop_for_ever() -> None:
+    while True:
+        pass
+
+
+def sleep_for_ever() -> None:
+    time.sleep(1e9)
+
+
+def hold_the_interpreter() -> None:
+    sum(range(10**12))
+
+
+def be_stopped() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Hangs(Tiny):
+    """Hangs in the third batch of its training, if nobody did before.
+
+    The dry run of the candidates takes two steps at most.
+    """
+
+    def __init__(self, how: Callable[[], None], marker: Path) -> None:
+        super().__init__()
+        self.how, self.marker, self.steps = how, marker, 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.steps += self.training
+        if self.steps == 3 and first(self.marker):
+            self.how()
+        return super().forward(inputs)
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+def first(marker: Path) -> bool:
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def train(root: Path, models: dict[str, Any], **settings: Any) -> CVResults:
+    kfold = AsyncKFold(
+        2, samples(), root, torch.nn.CrossEntropyLoss(), 10,
+        baseline=None, verbose=0, n_jobs=2, stall_timeout=TIMEOUT, **settings,
+    )  # fmt: skip
+    return kfold(models, ["cosine"], adam, {"epochs": 3})
+
+
+def hanging(root: Path, how: Callable[[], None]) -> dict[str, Any]:
+    return {"hangs": lambda: Hangs(how, root.with_name("marker")), "fine": Tiny}
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("golden") / "run"
+    root.with_name("marker").touch()
+    return train(root, hanging(root, loop_for_ever)).fingerprint
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_stays() -> Iterator[None]:
+    """The pool is warm from test to test; with it goes everything."""
+    pools.close_warm()
+    before = descendants()
+    yield
+    pools.close_warm()
+    assert gone(descendants() - before)
+
+
+def log_of(root: Path, job: str) -> str:
+    return (root / job / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("how", [loop_for_ever, sleep_for_ever, hold_the_interpreter, be_stopped])
+def test_a_hang_is_ended_and_the_job_tried_again(
+    root: Path, golden: str, how: Callable[[], None]
+) -> None:
+    results = train(root, hanging(root, how))
+    assert results.fingerprint == golden
+    with RunStore.read(root) as store:
+        (lost,) = [attempt for attempt in store.attempts() if attempt.outcome != "ok"]
+        (event,) = [event for event in store.events() if event.kind == "hang"]
+    assert (lost.outcome, lost.attempt) == ("hang", 1)
+    assert "no batch was finished for" in lost.error
+    assert lost.error in event.text
+    if how is be_stopped:
+        assert "it gave no stacks" in lost.error
+    else:
+        assert f"its stacks are in {lost.job_id}/log.txt" in lost.error
+        assert f"in {how.__name__}" in log_of(root, lost.job_id)
+    seconds = float(lost.error.split(" s; ")[0].rsplit(" ", 1)[1])
+    assert seconds >= TIMEOUT
+
+
+def test_one_that_always_hangs_fails_and_the_others_do_not(root: Path) -> None:
+    models = {"hangs": lambda: HangsAgain(sleep_for_ever), "fine": Tiny}
+    with pytest.warns(JobsFailedWarning, match="no batch was finished"):
+        results = train(root, models)
+    status = {name: item.status for name, item in results.results.items()}
+    assert {name for name, found in status.items() if found == FAILED} == {
+        "hangs/cosine/fold-0",
+        "hangs/cosine/fold-1",
+    }
+    assert {name for name, found in status.items() if found == DONE} == {
+        "fine/cosine/fold-0",
+        "fine/cosine/fold-1",
+    }
+    with RunStore.read(root) as store:
+        hung = [item for item in store.attempts() if item.job_id.startswith("hangs")]
+    assert sorted(item.attempt for item in hung) == [1, 1, 2, 2, 3, 3]
+
+
+class HangsAgain(Hangs):
+    """Hangs in every attempt."""
+
+    def __init__(self, how: Callable[[], None]) -> None:
+        super().__init__(how, Path())
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.steps += self.training
+        if self.steps == 3:
+            self.how()
+        return Tiny.forward(self, inputs)
+
+
+class HangsAtOnce(Tiny):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(1e9)
+        return inputs
+
+
+def test_a_candidate_that_hangs_in_its_dry_run_does_not_hold_up_the_others(root: Path) -> None:
+    """Nothing of it ever runs, so each look takes the tenfold time of a start."""
+    kfold = AsyncKFold(
+        2, samples(), root, torch.nn.CrossEntropyLoss(), 10,
+        baseline=None, verbose=0, n_jobs=2, stall_timeout=0.3,
+    )  # fmt: skip
+    with pytest.warns(JobsFailedWarning, match="no batch was finished"):
+        results = kfold({"hangs": HangsAtOnce, "fine": Tiny}, ["step"], adam, {"epochs": 2})
+    assert results.counts["failed"] == 2
+    assert results.counts["done"] == 2
+
+
+def test_a_worker_that_cannot_be_killed_is_left_behind(root: Path, golden: str) -> None:
+    pools.close_warm()
+    pools.give_back(pools.WorkerPool(["tests.engines.servers.unkillable"]))
+    results = train(root, hanging(root, sleep_for_ever))
+    pools.close_warm()
+    assert results.fingerprint == golden
+    with RunStore.read(root) as store:
+        (event,) = [event for event in store.events() if event.kind == "hang"]
+    assert "it cannot be killed (stuck in the kernel) and is left behind" in event.text
+
+
+SCRIPT = """
+import sys, time, torch
+from asynckfold import AsyncKFold
+from tests.toy import Tiny, adam, samples
+
+class Slow(Tiny):
+    def forward(self, inputs):
+        time.sleep(0.1 * self.training)
+        return super().forward(inputs)
+
+kfold = AsyncKFold(
+    2, samples(), sys.argv[1], torch.nn.CrossEntropyLoss(), 10,
+    baseline=None, verbose=0, n_jobs=2, stall_timeout=1.5,
+)
+print(kfold({"slow": Slow}, ["cosine", "step"], adam, {"epochs": 12}).counts["done"])
+"""
+
+
+@pytest.mark.parametrize("everyone", [False, True], ids=["the sweep", "everyone"])
+def test_our_own_sleep_kills_nobody(root: Path, everyone: bool) -> None:
+    """Ctrl-Z stops the sweep; a laptop that is shut, or a frozen container, its workers too."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, root],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    ) as script:
+        wait_for_a_batch(root)
+        stopped = [script.pid, *(sorted(descendants(script.pid)) if everyone else ())]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(2 * TIMEOUT)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        out, _ = script.communicate(timeout=100)
+    assert out.strip() == "4"
+    with RunStore.read(root) as store:
+        assert [item.outcome for item in store.attempts()] == ["ok"] * 4
+
+
+def wait_for_a_batch(root: Path) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if any("epoch 1 " in path.read_text() for path in root.rglob("log.txt")):
+            return
+        time.sleep(0.02)
+    raise AssertionError("no epoch ended in time")

@@ -1,0 +1,57 @@
+"""The word that a worker shares with its sweep: any sign of life changes it, nothing else does."""
+
+from __future__ import annotations
+
+import os
+import timeit
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold import descriptors
+from asynckfold.pulse import Pulse, Pulses, is_aside
+
+
+@given(st.lists(st.booleans()))
+def test_every_sign_makes_the_word_greater_and_says_what_it_was(signs: list[bool]) -> None:
+    pulse = Pulse()
+    for beats in signs:
+        before = pulse.value
+        (pulse.beat if beats else pulse.aside)()
+        assert pulse.value > before
+        assert is_aside(pulse.value) is not beats
+
+
+@given(st.lists(st.booleans()))
+def test_half_of_the_difference_counts_the_batches_at_least(signs: list[bool]) -> None:
+    pulse = Pulse()
+    for beats in signs:
+        (pulse.beat if beats else pulse.aside)()
+    assert sum(signs) <= (pulse.value + 1) // 2 <= len(signs) + 1
+
+
+def test_another_mapping_sees_the_word_of_its_worker_only() -> None:
+    file = descriptors.nameless_file(size=Pulses.SIZE)
+    here, there = Pulses(file), Pulses(file)
+    os.close(file)
+    here[7].beat()
+    here[7].beat()
+    assert [there[worker].value for worker in (6, 7, 8)] == [0, 4, 0]
+    assert there[7 + Pulses.COUNT].value == 4
+
+
+def test_a_forked_process_is_seen() -> None:
+    file = descriptors.nameless_file(size=Pulses.SIZE)
+    pulses = Pulses(file)
+    os.close(file)
+    pid = os.fork()
+    if pid == 0:
+        pulses[0].beat()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert pulses[0].value == 2
+
+
+if __name__ == "__main__":
+    count = 1_000_000
+    print(f"{timeit.timeit(Pulse().beat, number=count) / count * 1e9:.0f} ns per batch")
