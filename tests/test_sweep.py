@@ -395,6 +395,29 @@ def test_ctrl_c_lets_running_jobs_save_themselves(store: RunStore) -> None:
     assert outcomes.count("interrupted") >= 1
 
 
+def test_our_own_kill_at_the_end_is_no_verdict_on_a_job(store: RunStore) -> None:
+    """A job that died twice does not stop in time after Ctrl-C: it is tried again next time."""
+    name = "A/cosine/fold-0"
+
+    def deadly(task: Task) -> Any:
+        if task.job.id == name and task.attempt == 3:
+            raise KeyboardInterrupt
+        return WorkerDiedError(7, "SIGKILL") if task.job.id == name else done(task)
+
+    made, engine, _ = sweep(store, deadly)
+
+    def kill(grace_s: float = 0.0) -> None:
+        for future in list(made._running):
+            future.set_exception(WorkerDiedError(7, "SIGKILL"))
+
+    engine.close = kill  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    assert name not in store.finished()
+    outcomes = [item.outcome for item in store.attempts() if item.job_id == name]
+    assert outcomes == ["died", "died", "interrupted"]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     cores=st.integers(1, 5),
