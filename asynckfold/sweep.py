@@ -23,9 +23,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from asynckfold.engines.engine import Answer, Engine
-from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
+from asynckfold.errors import InterruptedRunError, StorageError, UnpackError, WorkerDiedError
 from asynckfold.files import remove
-from asynckfold.messages import CheckpointWritten, EpochEnded, News, Remark, Task
+from asynckfold.interruption import Interruption
+from asynckfold.messages import CheckpointWritten, EpochEnded, News, Remark, Started, Task
 from asynckfold.placement import Load, Placement, Request, place
 from asynckfold.result import FAILED, Result, job_by_id
 from asynckfold.store import RunStore
@@ -87,6 +88,10 @@ class Sweep:
         Completes a done result: scores it.
     watch : Watch
         Is told.
+    limits : Limits, optional
+        When to give up on a job.
+    signals : Interruption, optional
+        Looked at between two steps.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class Sweep:
         finish: Finish,
         watch: Watch,
         limits: Limits | None = None,
+        signals: Interruption | None = None,
     ) -> None:
         self._store = store
         self._engine = engine
@@ -105,6 +111,7 @@ class Sweep:
         self._finish = finish
         self._watch = watch
         self._limits = limits or Limits()
+        self._signals = signals or Interruption()
         self._jobs = job_by_id(store.plan)
         self._requests = dict(requests)
         finished = store.finished()
@@ -123,11 +130,12 @@ class Sweep:
         ------
         StorageError
             The disk refused; the run can be continued.
-        KeyboardInterrupt
+        InterruptedRunError
             After the running jobs saved themselves.
         """
         try:
             while self._pending or self._running:
+                self._signals.check()
                 with self._store.together():
                     starts = [self._attempt(placement) for placement in self._placements()]
                 self._acknowledge()
@@ -135,8 +143,11 @@ class Sweep:
                     self._submit(placement, tasks)
                 self._hear()
             self._flush()
-        except BaseException:
+        except BaseException as error:
             # Ctrl-C, a full disk: whatever it is, running jobs save themselves first.
+            if is_stray(error):
+                self._store.forget()
+                self._recorded, self._outdated = [], []
             self._leave()
             raise
 
@@ -193,7 +204,9 @@ class Sweep:
         if isinstance(item, Future):
             self._end(item)
             return
-        if isinstance(item, EpochEnded):
+        if isinstance(item, Started):
+            self._store.started(item.job_id, item.attempt, item.pid)
+        elif isinstance(item, EpochEnded):
             self._store.epoch(item.job_id, item.attempt, item.epoch)
         elif isinstance(item, CheckpointWritten):
             self._outdated += self._store.checkpoint(item.ref)
@@ -278,10 +291,14 @@ class Sweep:
             with contextlib.suppress(queue.Empty):
                 while True:
                     item = self._inbox.get_nowait()
-                    if not isinstance(item, Future) or item in self._running:
+                    if not isinstance(item, Future) or self._counts(item):
                         self._take(item)
             self._store.interrupt()
             self._acknowledge()
+
+    def _counts(self, future: Future[Answer]) -> bool:
+        """Whether a job ended by itself; a worker that was killed to leave is no death of a job."""
+        return future in self._running and not isinstance(future.exception(), WorkerDiedError)
 
 
 def _device(placement: Placement) -> str:
@@ -313,7 +330,17 @@ class Sampler:
             self._next = passed + max(TICK_SECONDS, passed / 400)
 
 
-def ask(engine: Engine, placement: Placement, sampler: Sampler | None = None) -> Any:
+def is_stray(error: BaseException) -> bool:
+    """Whether a signal raised this anywhere: a host's handler, in the middle of a row perhaps."""
+    return isinstance(error, KeyboardInterrupt) and not isinstance(error, InterruptedRunError)
+
+
+def ask(
+    engine: Engine,
+    placement: Placement,
+    sampler: Sampler | None = None,
+    signals: Interruption | None = None,
+) -> Any:
     """Run a placement that belongs to no job (a preflight, a baseline); return its finding.
 
     Parameters
@@ -324,6 +351,8 @@ def ask(engine: Engine, placement: Placement, sampler: Sampler | None = None) ->
         With the trainer that answers.
     sampler : Sampler, optional
         Notes the CPU use meanwhile.
+    signals : Interruption, optional
+        Looked at meanwhile.
 
     Raises
     ------
@@ -332,6 +361,8 @@ def ask(engine: Engine, placement: Placement, sampler: Sampler | None = None) ->
     """
     future = engine.submit(placement, [])
     while not wait([future], timeout=TICK_SECONDS).done:
+        if signals is not None:
+            signals.check()
         load = engine.load([placement])
         if sampler is not None:
             sampler.look(load)

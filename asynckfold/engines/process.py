@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer, Look, Tell
+from asynckfold.interruption import Interruption
 from asynckfold.messages import Task
 from asynckfold.placement import Load, Placement
 from asynckfold.recipe import pack
 
 if TYPE_CHECKING:
     from asynckfold.training.bundle import Bundle
+
+
+LOOK_SECONDS = 0.05
+"""Between two looks at the signals while jobs save themselves."""
 
 
 class ProcessEngine:
@@ -34,6 +40,8 @@ class ProcessEngine:
         Receives the news, from another thread.
     pool : WorkerPool
         Where the workers come from; stays with its owner.
+    signals : Interruption, optional
+        Looked at while jobs save themselves: the second ends the wait.
     """
 
     def __init__(
@@ -43,6 +51,7 @@ class ProcessEngine:
         look: Look,
         tell: Tell,
         pool: pools.WorkerPool,
+        signals: Interruption | None = None,
     ) -> None:
         self._key = os.urandom(8).hex()
         self._packed = _anonymous_file(pack(bundle))
@@ -50,6 +59,7 @@ class ProcessEngine:
         self._look = look
         self._tell = tell
         self._pool = pool
+        self._signals = signals or Interruption()
         self._running: dict[Future[Answer], tuple[pools.Worker, Placement]] = {}
 
     def load(self, running: Sequence[Placement]) -> Load:
@@ -78,7 +88,7 @@ class ProcessEngine:
         if grace_s > 0:
             for worker, _ in self._running.values():
                 self._pool.signal(worker, signal.SIGTERM)
-            wait(list(self._running), timeout=grace_s)
+            self._wait(grace_s)
         self._forget_ended()
         for worker, _ in self._running.values():
             self._pool.kill(worker)
@@ -87,6 +97,12 @@ class ProcessEngine:
         if self._packed >= 0:
             os.close(self._packed)
             self._packed = -1
+
+    def _wait(self, grace_s: float) -> None:
+        end = time.monotonic() + grace_s
+        while time.monotonic() < end and not self._signals.urgent():
+            if not wait(list(self._running), timeout=LOOK_SECONDS).not_done:
+                return
 
     def _forget_ended(self) -> None:
         self._running = {

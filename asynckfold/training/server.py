@@ -29,7 +29,9 @@ def serve(descriptor: int, preload: list[str]) -> None:
     Commands: ``("fork", name)`` followed by a descriptor, ``("signal", name, number)``,
     ``("kill", name)``; the name is the other side's choice. Answers: ``("exited", name, status)``.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal or a batch system may send these to every process; the sweep decides what follows.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     for name in ["asynckfold.training.worker", *preload]:
         importlib.import_module(name)
     # The first optimizer of a process imports about a second's worth of torch; nothing is computed.

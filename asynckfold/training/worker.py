@@ -33,7 +33,7 @@ import torch
 from asynckfold import proc
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError
-from asynckfold.messages import News, Task
+from asynckfold.messages import News, Started, Task
 from asynckfold.placement import Placement
 from asynckfold.result import FAILED, Result
 from asynckfold.training import baseline, loop, preflight
@@ -68,6 +68,7 @@ def execute(
     with isolated():
         torch.set_num_threads(placement.threads)
         torch.set_default_dtype(getattr(torch, bundle.default_dtype))
+        torch.set_deterministic_debug_mode(bundle.deterministic)
         if placement.trainer == "preflight":
             return [preflight.check(bundle, data)]
         if placement.trainer == "measure":
@@ -190,6 +191,8 @@ class _Worker:
             proc.pin(0, placement.cores)
         proc.reset_peak_memory()
         try:
+            for task in tasks:
+                self.tell(Started(task.job.id, task.attempt, os.getpid()))
             with _output_to_log(self.bundle, tasks):
                 results = execute(self.bundle, self.data, placement, tasks, self.tell, self.stop)
             return ("answer", results, proc.peak_memory())
