@@ -2,6 +2,6 @@
 
 import sys
 
-from asynckfold.cli import main
+from asynckfold.cli import program
 
-sys.exit(main())
+sys.exit(program())

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from asynckfold import identity
+from asynckfold.identity import Claim
 from asynckfold.result import Epoch, Result
 from asynckfold.store import RunStore
 
@@ -26,6 +28,10 @@ class Comparison:
         Jobs with equal results, and jobs that either run plans.
     fingerprints : tuple of str
         Of both runs.
+    software : tuple of str
+        In what the runs were begun that may give other bits, where it differs.
+    claims : tuple of Claim
+        Whether each run claims bit-identity.
     """
 
     identical: bool
@@ -34,6 +40,8 @@ class Comparison:
     equal_jobs: int
     jobs: int
     fingerprints: tuple[str, str]
+    software: tuple[str, ...]
+    claims: tuple[Claim, Claim]
 
 
 def compare_runs(first: RunStore, second: RunStore) -> Comparison:
@@ -51,6 +59,7 @@ def compare_runs(first: RunStore, second: RunStore) -> Comparison:
     """
     plan = first.plan.first_difference(second.plan) or ""
     mine, theirs = first.results(), second.results()
+    software = first.software(), second.software()
     names = dict.fromkeys(job.id for store in (first, second) for job in store.plan.jobs)
     differences = [
         found for name in names if (found := _difference(name, mine.get(name), theirs.get(name)))
@@ -63,6 +72,8 @@ def compare_runs(first: RunStore, second: RunStore) -> Comparison:
         len(names) - len(differences) - sum(n not in mine and n not in theirs for n in names),
         len(names),
         (first.fingerprint(), second.fingerprint()),
+        identity.differences(*(next(iter(item), {}) for item in software)),
+        (identity.claim(first.plan, software[0]), identity.claim(second.plan, software[1])),
     )
 
 

@@ -15,6 +15,7 @@
 
     KeyboardInterrupt
      └─ InterruptedRunError   Ctrl-C, after everything that can be saved was saved      exit 130
+                              (SIGTERM and SIGHUP, which the command takes: 143)
 """
 
 from __future__ import annotations
@@ -145,9 +146,21 @@ class UnpackError(AsyncKFoldError):
 
 
 class InterruptedRunError(KeyboardInterrupt):
-    """Ctrl-C. What was finished is recorded; the same call continues."""
+    """Ctrl-C, or a signal that the command takes. What was finished is recorded.
 
-    exit_code = 130
+    The same call continues.
+
+    Parameters
+    ----------
+    text : str
+        What was interrupted, and what stays.
+    exit_code : {130, 143}
+        143 for SIGTERM and SIGHUP.
+    """
+
+    def __init__(self, text: str = "", exit_code: int = 130) -> None:
+        self.exit_code = exit_code
+        super().__init__(text)
 
 
 def refuse(problems: Iterable[Problem]) -> None:

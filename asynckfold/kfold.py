@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 from asynckfold.errors import AllJobsFailedError, JobFailedError, refuse
 from asynckfold.folds import Fold
+from asynckfold.interruption import listening
 from asynckfold.plan import Plan
 from asynckfold.progress import Display
 from asynckfold.report.summary import read_results
@@ -89,6 +91,9 @@ class AsyncKFold:
         The ordinary serial loop to compare with: timed for some batches, run whole, or left out.
     verbose : int
         0 silent, 1 live table, 2 a line for each job, 3 a line for each epoch.
+    allow_different_software : bool
+        Continue a run that was begun with another torch, on another kind of processor, or with
+        other threads; its bits are then no longer claimed to be those of its plan.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
 
@@ -138,6 +143,7 @@ class AsyncKFold:
         resume: str = "auto",
         baseline: str | None = "estimate",
         verbose: int = 1,
+        allow_different_software: bool = False,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)
@@ -165,6 +171,7 @@ class AsyncKFold:
             resume,
             baseline,
             verbose,
+            bool(allow_different_software),
             dict(about or {}),
         )
         given = {"kfolds": kfolds, "cv": cv, "n_splits": n_splits}
@@ -205,13 +212,21 @@ class AsyncKFold:
         AllJobsFailedError
             Not one job succeeded.
         InterruptedRunError
-            Ctrl-C; the same call continues.
+            Ctrl-C; the same call continues. A second one does not wait for jobs to save
+            themselves. Elsewhere than in the main thread, or where the host took SIGINT for
+            itself, nothing is installed.
         """
         started, settings = time.monotonic(), self.settings
         recipe, params, notes = settings.recipe(models, schedulers, opt_fn, trainer_params)
-        with Display(settings.verbose) as display, held(settings.root_dir, settings.resume) as run:
+        with (
+            Display(settings.verbose) as display,
+            listening(signal.SIGINT) as signals,
+            held(settings.root_dir, settings.resume) as run,
+        ):
             machine = make_machine(settings)
-            Session(settings, recipe, params, run, display, machine, started, tuple(notes)).run()
+            Session(
+                settings, recipe, params, run, display, machine, signals, started, tuple(notes)
+            ).run()
             results = load_results(run, settings.error_value)
             write_out_of_fold(results)
         self._judge(results)

@@ -30,6 +30,15 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Started:
+    """A worker process has an attempt in hand."""
+
+    job_id: str
+    attempt: int
+    pid: int
+
+
+@dataclass(frozen=True)
 class Progress:
     """Where a job is: ``batch`` of ``batches`` in epoch ``epoch`` (from 1) of ``epochs``."""
 
@@ -67,7 +76,7 @@ class Remark:
     text: str
 
 
-News = Progress | EpochEnded | CheckpointWritten | Remark
+News = Started | Progress | EpochEnded | CheckpointWritten | Remark
 
 
 @dataclass(frozen=True)

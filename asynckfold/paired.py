@@ -10,11 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from asynckfold.folds import Fold
+
+SIGNIFICANT = 0.05
+"""Largest p that is called more than chance."""
+
+_ROUNDING = 1e-12
+
+Verdict = Literal["tie", "untestable", "real", "chance"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,24 @@ class Difference:
     t: float
     p: float
     folds: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """What may be said of it: everyone who says it says this."""
+        if abs(self.mean) <= _ROUNDING:
+            return "tie"
+        if math.isnan(self.p):
+            return "untestable"
+        return "real" if self.p < SIGNIFICANT else "chance"
+
+
+@dataclass(frozen=True)
+class Lead:
+    """How far the best candidate is ahead of the runner-up."""
+
+    best: str
+    runner_up: str
+    difference: Difference
 
 
 def train_valid_ratio(folds: Sequence[Fold]) -> float:
@@ -68,7 +94,7 @@ def confidence_interval(
 
 
 def paired_difference(
-    first: Sequence[float], second: Sequence[float], train_valid_ratio: float
+    first: npt.ArrayLike, second: npt.ArrayLike, train_valid_ratio: float
 ) -> Difference:
     """Compare two candidates over the same folds by the corrected resampled t test.
 
@@ -101,7 +127,7 @@ def paired_difference(
     count = len(differences)
     mean = float(differences.mean())
     spread = float(differences.std(ddof=1)) if count > 1 else math.nan
-    if not spread > 1e-12 * max(1.0, abs(mean)):
+    if not spread > _ROUNDING * max(1.0, abs(mean)):
         return Difference(mean, math.nan, math.nan, math.nan, math.nan, count)
     low, high = confidence_interval(differences, train_valid_ratio)
     t = mean / (math.sqrt(1 / count + train_valid_ratio) * spread)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -240,6 +240,53 @@ class Plan:
             if found:
                 return found
         return None
+
+    def obstacle(self, other: Plan, free: Collection[str] = ()) -> str | None:
+        """Name the first thing for which `other` is no continuation of this plan, or None.
+
+        A continuation may hold further candidates; whatever the results of this plan's jobs depend
+        on is the same.
+
+        Parameters
+        ----------
+        other : Plan
+            The same or a greater one.
+        free : collection of str
+            Fields that may differ.
+
+        Examples
+        --------
+        >>> fold = Fold(0, 0, np.array([0]), np.array([1]))
+        >>> one, two = (make_jobs(models, ["step"], [fold], 0) for models in (["A"], ["B", "A"]))
+        >>> plan = Plan(one, TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+        >>> plan.obstacle(replace(plan, jobs=two))
+        >>> replace(plan, jobs=two).obstacle(plan)
+        'models: B, A there, A here'
+        """
+        if not set(self.jobs) <= set(other.jobs):
+            return self.first_difference(other)
+        common = replace(
+            other,
+            jobs=self.jobs,
+            recipe={
+                name: _common(name, self.recipe.get(name), other.recipe[name])
+                for name in other.recipe
+            },
+        )
+        return self.first_difference(
+            replace(common, **{name: getattr(self, name) for name in free})
+        )
+
+
+_BY_CANDIDATE = ("architecture", "settings")
+"""Parts of the recipe with an entry a candidate."""
+
+
+def _common(part: str, mine: Any, theirs: Any) -> Any:
+    """What a greater plan's recipe says of the candidates that the smaller one has, too."""
+    if part not in _BY_CANDIDATE or mine is None:
+        return theirs
+    return {name: value for name, value in theirs.items() if name in mine}
 
 
 def _difference(path: str, there: Any, here: Any) -> str | None:

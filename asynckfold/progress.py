@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import sys
 import time
@@ -32,6 +34,10 @@ BAR_COLUMNS, NAME_COLUMNS = 24, 48
 """Widths that leave room for the rest in 100 columns."""
 
 
+_GONE = (errno.EPIPE, errno.EIO)
+"""What a write says when the reader went away: of a pipe, and of a terminal."""
+
+
 class _Steady:
     """A stream whose reader may go away."""
 
@@ -41,17 +47,19 @@ class _Steady:
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
-            self._give_up()
+        except OSError as error:
+            self._give_up(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            self._give_up()
+        except OSError as error:
+            self._give_up(error)
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: OSError) -> None:
+        if error.errno not in _GONE:
+            raise error
         # The descriptor itself, so that what Python flushes at its end goes nowhere, too.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
@@ -262,7 +270,7 @@ class State:
         metric = self.plan.scoring[0]
         by_candidate: dict[str, list[float]] = {}
         for result in self.results.values():
-            if result.status == DONE and metric in result.scores:
+            if result.status == DONE and not math.isnan(result.scores.get(metric, math.nan)):
                 scores = by_candidate.setdefault(self._candidate[result.job_id], [])
                 scores.append(result.scores[metric])
         if not by_candidate:

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.folds import Fold
-from asynckfold.paired import confidence_interval, train_valid_ratio
+from asynckfold.identity import Claim
+from asynckfold.paired import Lead, confidence_interval, paired_difference, train_valid_ratio
 from asynckfold.plan import Job, Plan
 
 if TYPE_CHECKING:
@@ -134,6 +135,10 @@ def fingerprint(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(sorted(digests.items()))).encode()).hexdigest()
 
 
+NEIGHBOUR_CORES = 0.2
+"""Mean use by others above which a timing is called disturbed."""
+
+
 @dataclass(frozen=True)
 class Baseline:
     """The ordinary serial loop over the same jobs, to compare with.
@@ -150,6 +155,8 @@ class Baseline:
         Seconds of each candidate's jobs.
     accuracy : Mapping of str to float
         Mean score of each candidate in the baseline's own training; empty for an estimate.
+    others : float
+        Cores' worth of use by other programs while it was timed.
     """
 
     kind: str
@@ -157,6 +164,17 @@ class Baseline:
     threads: int
     by_candidate: Mapping[str, float] = field(default_factory=dict)
     accuracy: Mapping[str, float] = field(default_factory=dict)
+    others: float = 0.0
+
+    @property
+    def disturbance(self) -> str:
+        """Why its seconds, and a speedup from them, are too high; empty where they are not."""
+        if self.others <= NEIGHBOUR_CORES:
+            return ""
+        return (
+            f"disturbed: other programs used {self.others:.1f} cores while the serial loop was "
+            "timed, so its seconds and the speedup are too high"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -200,6 +218,10 @@ class Candidate:
     def complete(self) -> bool:
         """Whether every fold has a score; only then is the candidate ranked."""
         return self.done == self.planned
+
+    def ranks_by(self, metric: str) -> bool:
+        """Whether it can be ranked: complete, and its mean a number."""
+        return self.complete and not np.isnan(self.scores[metric]).any()
 
 
 def candidates(
@@ -286,6 +308,8 @@ class CVResults:
         The run on disk.
     error_score : float
         What stands for the score of a job that failed.
+    bit_identity : Claim
+        Whether these bits are claimed to be those that the plan gives anywhere, and why not.
     """
 
     plan: Plan
@@ -296,6 +320,7 @@ class CVResults:
     baseline: Baseline | None
     root_dir: Path
     error_score: float = float("nan")
+    bit_identity: Claim = field(default_factory=lambda: Claim(()))
     _build_report: Callable[[], Path] | None = None
 
     @property
@@ -342,7 +367,7 @@ class CVResults:
             No candidate is complete.
         """
         rows, metric = self.candidates, self.plan.scoring[0]
-        if not any(row.complete and not np.isnan(row.scores[metric]).any() for row in rows):
+        if not any(row.ranks_by(metric) for row in rows):
             raise ValueError(
                 f"no candidate has a score on every fold, so none is best; {self._account()}"
             )
@@ -358,6 +383,19 @@ class CVResults:
     def best_score_(self) -> float:
         """Mean of the first metric over the folds of the best complete candidate."""
         return float(np.mean(self.candidates[self.best_index_].scores[self.plan.scoring[0]]))
+
+    @property
+    def lead(self) -> Lead | None:
+        """How far the best candidate is ahead of the next; None with fewer than two to rank."""
+        metric = self.plan.scoring[0]
+        rows = [row for row in self.candidates if row.ranks_by(metric)]
+        rows = [row for _, row in sorted(zip(rank(rows, metric), rows, strict=True), key=_first)]
+        if len(rows) < 2:
+            return None
+        found = paired_difference(
+            rows[0].scores[metric], rows[1].scores[metric], train_valid_ratio(self.folds)
+        )
+        return Lead(rows[0].name, rows[1].name, found)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -451,7 +489,7 @@ class CVResults:
         for position, row in zip(rank(rows, first), rows, strict=True):
             low, high = confidence_interval(row.scores[first], ratio)
             entry: dict[str, Any] = {
-                "rank": position if row.complete else None,
+                "rank": position if row.ranks_by(first) else None,
                 "model": row.model,
                 "scheduler": row.lr_schedule,
             }
@@ -532,7 +570,7 @@ class CVResults:
                     entry["model"],
                     entry["scheduler"],
                     "n/a" if np.isnan(mean) else f"{mean:.4f} ± {std:.4f}",
-                    f"{entry['folds_done']}/{entry['folds']}",
+                    folds_note(entry["folds_done"], entry["folds"]),
                     f"{entry['fit_seconds']:.1f}",
                 )
             )
@@ -545,7 +583,9 @@ class CVResults:
                 f", serial {self.baseline.seconds:.1f} s ({self.baseline.kind}): "
                 f"{self.speedup:.2f}x"
             )
-        return f"{text}; fingerprint {self.fingerprint[:12]}"
+            if self.baseline.disturbance:
+                text += f" ({self.baseline.disturbance})"
+        return f"{text}; fingerprint {self.fingerprint[:12]}, {self.bit_identity}"
 
     def __repr__(self) -> str:
         lines = self._lines()
@@ -564,6 +604,19 @@ class CVResults:
             f"{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead>"
             f"<tbody>{''.join(rows)}</tbody></table>"
         )
+
+
+def folds_note(done: int, planned: int) -> str:
+    """Return ``"5 of 5 folds"``, marked where a fold is missing.
+
+    >>> folds_note(4, 5)
+    '4 of 5 folds, incomplete'
+    """
+    return f"{done} of {planned} folds{'' if done == planned else ', incomplete'}"
+
+
+def _first(pair: tuple[int, Candidate]) -> int:
+    return pair[0]
 
 
 def _nan_mean(values: npt.NDArray[np.float64]) -> float:

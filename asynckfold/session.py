@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,25 +20,30 @@ from asynckfold.engines.engine import Engine
 from asynckfold.engines.machine import Machine, resolve_n_jobs
 from asynckfold.engines.process import ProcessEngine, preloads
 from asynckfold.engines.serial import SerialEngine
-from asynckfold.errors import InterruptedRunError, Problem, WorkerDiedError, refuse
+from asynckfold.errors import (
+    InterruptedRunError,
+    Problem,
+    StorageError,
+    WorkerDiedError,
+    refuse,
+)
 from asynckfold.files import slug, write_whole
 from asynckfold.folds import Fold
+from asynckfold.identity import differences
+from asynckfold.interruption import Interruption
 from asynckfold.messages import Facts
 from asynckfold.placement import Load, Placement
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.progress import Display
 from asynckfold.recipe import Recipe, sending_problems
-from asynckfold.result import DONE, FAILED, CVResults, Result, job_by_id
+from asynckfold.result import DIVERGED, DONE, FAILED, CVResults, Result, job_by_id
 from asynckfold.scoring import Score, resolve
 from asynckfold.settings import Settings, one_line
 from asynckfold.store import RunStore
-from asynckfold.sweep import Inbox, Sampler, Sweep, ask, requests_for
+from asynckfold.sweep import Inbox, Sampler, Sweep, ask, is_stray, requests_for
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared
-
-NEIGHBOUR_CORES = 0.2
-"""Mean use by others above which a timing is called unfair."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +56,7 @@ class Session:
     store: RunStore
     display: Display
     machine: Machine
+    signals: Interruption
     started: float
     notes: tuple[str, ...]
 
@@ -59,16 +65,18 @@ class Session:
         with self._pool() as pool:
             self.display.doing("reading the data")
             settings, machine = self.settings, self.machine
-            with prepared(settings, machine) as data:
+            with prepared(settings, machine) as data, self.signals.noted():
                 folds = folds_of(settings, data)
                 inbox: Inbox = queue.SimpleQueue()
                 draft = make_draft(settings, self.recipe, self.params, data, folds, machine)
+                software = self._software(draft)
                 bundle = self._bundle(draft, folds, data)
                 make = _Engines(
                     pool,
                     data,
                     machine,
                     inbox,
+                    self.signals,
                     settings.n_jobs,
                     settings.threads_per_job,
                     settings.stall_timeout,
@@ -77,16 +85,22 @@ class Session:
                     refuse(sending_problems({"dataset": bundle.data}))
                 self.display.doing("checking the candidates")
                 facts = self._preflight(make, bundle)
+                known = len(self.store.plan.jobs) if self.store.has_plan else 0
                 self.store.begin(
                     replace(draft, recipe=facts.recipe),
                     folds,
                     data.targets,
                     {**_about(machine), **settings.about},
+                    free=("threads_per_job",) if settings.allow_different_software else (),
                 )
                 self._log(data, facts)
+                if known and len(draft.jobs) > known:
+                    text = f"{len(draft.jobs) - known} jobs were added to the plan"
+                    self.store.event("plan", text)
                 bundle = replace(bundle, plan=self.store.plan)
-                self._sweep(make, bundle, data, facts)
+                self._sweep(make, bundle, data, facts, software)
                 self._compare(make, bundle, data)
+                self.signals.check()
 
     @contextmanager
     def _pool(self) -> Iterator[pools.WorkerPool | None]:
@@ -101,6 +115,21 @@ class Session:
             raise
         pools.give_back(pool)
 
+    def _software(self, draft: Plan) -> dict[str, str]:
+        """Return with what this session trains, unless it has to train on with something else."""
+        from asynckfold.training.software import software
+
+        gpus = self.machine.gpus().names if draft.device == "cuda" else ()
+        found = software(draft.threads_per_job, gpus)
+        if not self.settings.allow_different_software and self._pending(draft):
+            refuse(_software_problems(self.store, found))
+        return found
+
+    def _pending(self, draft: Plan) -> bool:
+        """Whether anything is to be trained; failed jobs are tried again."""
+        ended = self.store.finished()
+        return any(ended.get(job.id) not in (DONE, DIVERGED) for job in draft.jobs)
+
     def _bundle(self, plan: Plan, folds: tuple[Fold, ...], data: Prepared) -> Any:
         import torch
 
@@ -114,6 +143,7 @@ class Session:
             data.handle(),
             root,
             default_dtype=dtype.removeprefix("torch."),
+            deterministic=torch.get_deterministic_debug_mode(),
         )
 
     def _preflight(self, make: _Engines, bundle: Any) -> Facts:
@@ -137,7 +167,7 @@ class Session:
 
     def _checked(self, make: _Engines, bundle: Any) -> Facts:
         with make(bundle) as engine:
-            facts: Facts = ask(engine, make.everything("preflight", 1))
+            facts: Facts = ask(engine, make.everything("preflight", 1), signals=self.signals)
         return facts
 
     def _log(self, data: Prepared, facts: Facts) -> None:
@@ -147,7 +177,14 @@ class Session:
         for candidate, trace in facts.failures.items():
             self.store.event("dry-run", trace.strip().splitlines()[-1], candidate)
 
-    def _sweep(self, make: _Engines, bundle: Any, data: Prepared, facts: Facts) -> None:
+    def _sweep(
+        self,
+        make: _Engines,
+        bundle: Any,
+        data: Prepared,
+        facts: Facts,
+        software: Mapping[str, str],
+    ) -> None:
         plan: Plan = bundle.plan
         requests = requests_for(
             [job.id for job in plan.jobs],
@@ -162,13 +199,24 @@ class Session:
         self.display.begin(plan, requests, list(finished.values()))
         if len(finished) == len(plan.jobs):
             return  # what a look at a finished run costs is no part of its packed time
+        self.store.note_software(software)
         self.store.packing(time.monotonic() - self.started)
         try:
             with make(bundle) as engine:
-                Sweep(self.store, engine, make.inbox, requests, finish, self.display).run()
+                Sweep(
+                    self.store,
+                    engine,
+                    make.inbox,
+                    requests,
+                    finish,
+                    self.display,
+                    signals=self.signals,
+                ).run()
         except KeyboardInterrupt as interrupt:
-            raise InterruptedRunError(
-                f"interrupted; what was finished is in {self.store.root}, the same call continues"
+            with suppress(StorageError):
+                self.store.event("interrupted", str(interrupt) or "interrupted")
+            raise _interrupted(
+                interrupt, f"what was finished is in {self.store.root}, the same call continues"
             ) from interrupt
         finally:
             self.store.packing(None)
@@ -181,7 +229,7 @@ class Session:
         import torch
 
         self.display.doing(f"{wanted[:-1]}ing the serial baseline")
-        sampler = Sampler(self.store, "serial")
+        sampler, begun = Sampler(self.store, "serial"), self.store.now()
         ordinary = replace(bundle, ordinary=data.ordinary())
         unfit = sending_problems({"dataset": ordinary.ordinary}) if make.pool else []
         if unfit:
@@ -191,28 +239,29 @@ class Session:
         with make(ordinary) as engine:
             placement = make.everything(wanted, torch.get_num_threads())
             try:
-                baseline = ask(engine, placement, sampler)
+                baseline = ask(engine, placement, sampler, self.signals)
             except WorkerDiedError as error:
                 self.store.event("baseline", f"the serial baseline could not run: {error}")
                 return
             except KeyboardInterrupt as interrupt:
-                raise InterruptedRunError(
-                    "interrupted while the serial baseline was timed; all jobs have their results"
+                raise _interrupted(
+                    interrupt, "the serial baseline was being timed; all jobs have their results"
                 ) from interrupt
-        if baseline is not None:
-            self.store.set_baseline(baseline)
-            self._note_neighbours()
+        if baseline is None:
+            return
+        samples = [item for item in self.store.samples() if item.at >= begun]
+        used = [item.used - item.own for item in samples if item.phase == "serial"]
+        baseline = replace(baseline, others=float(np.mean(used)) if used else 0.0)
+        self.store.set_baseline(baseline)
+        if baseline.disturbance:
+            self.store.event("baseline", baseline.disturbance)
+            self.display.note(baseline.disturbance)
 
-    def _note_neighbours(self) -> None:
-        """A baseline that shared its cores is too slow to be compared with; say so."""
-        used = [item.used - item.own for item in self.store.samples() if item.phase == "serial"]
-        if used and np.mean(used) > NEIGHBOUR_CORES:
-            text = (
-                f"other programs used {np.mean(used):.1f} cores while the serial baseline was "
-                "timed: its seconds, and the speedup, are too high"
-            )
-            self.store.event("baseline", text)
-            self.display.note(text)
+
+def _interrupted(interrupt: KeyboardInterrupt, state: str) -> InterruptedRunError:
+    """Return the error that tells by what the call was interrupted, and what stays."""
+    code = interrupt.exit_code if isinstance(interrupt, InterruptedRunError) else 130
+    return InterruptedRunError(f"{str(interrupt) or 'interrupted'}; {state}", code)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,6 +272,7 @@ class _Engines:
     data: Prepared
     machine: Machine
     inbox: Inbox
+    signals: Interruption
     n_jobs: int | str
     threads: int
     stall_timeout: float | str | None
@@ -233,10 +283,16 @@ class _Engines:
         engine: Engine
         if self.pool is None:
             batches = handle.open(handle.fds)
-            engine = SerialEngine(bundle, batches, self.look, self.inbox.put)
+            engine = SerialEngine(bundle, batches, self.look, self.inbox.put, self.signals)
         else:
             engine = ProcessEngine(
-                bundle, handle.fds, self.look, self.inbox.put, self.pool, self.stall_timeout
+                bundle,
+                handle.fds,
+                self.look,
+                self.inbox.put,
+                self.pool,
+                self.stall_timeout,
+                self.signals,
             )
         try:
             yield engine
@@ -286,6 +342,10 @@ def held(root: Path, resume: str) -> Iterator[RunStore]:
     try:
         refuse(_resume_problems(store, resume))
         yield store
+    except KeyboardInterrupt as interrupt:
+        if is_stray(interrupt):
+            store.forget()
+        raise
     finally:
         empty = not store.has_plan
         store.close()
@@ -308,6 +368,17 @@ def _resume_problems(store: RunStore, resume: str) -> Iterator[Problem]:
             "resume='must' needs a folder that holds a run",
             str(store.root),
             "Check the path, or use resume='auto'.",
+        )
+
+
+def _software_problems(store: RunStore, here: Mapping[str, str]) -> Iterator[Problem]:
+    found = differences(next(iter(store.software()), {}), here)
+    if found:
+        yield Problem(
+            f"{store.root} is continued with what it was begun with, or with other bits",
+            "; ".join(found),
+            "Use the same again, or another folder, or pass allow_different_software=True: then "
+            "bit-identity is no longer claimed.",
         )
 
 

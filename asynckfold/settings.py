@@ -66,6 +66,7 @@ class Settings:
     resume: str = "auto"
     baseline: str | None = "estimate"
     verbose: int = 1
+    allow_different_software: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -25,9 +25,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from asynckfold.engines.engine import Answer, Engine
-from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
+from asynckfold.errors import InterruptedRunError, StorageError, UnpackError, WorkerDiedError
 from asynckfold.files import remove
-from asynckfold.messages import CheckpointWritten, EpochEnded, News, Remark, Setback, Task
+from asynckfold.interruption import Interruption
+from asynckfold.messages import (
+    CheckpointWritten,
+    EpochEnded,
+    News,
+    Remark,
+    Setback,
+    Started,
+    Task,
+)
 from asynckfold.placement import Load, Placement, Request, place
 from asynckfold.result import FAILED, Result, job_by_id
 from asynckfold.retries import decide
@@ -94,6 +103,8 @@ class Sweep:
         Is told.
     clock : callable
         Seconds that never jump.
+    signals : Interruption, optional
+        Looked at between two steps.
     """
 
     def __init__(
@@ -105,12 +116,14 @@ class Sweep:
         finish: Finish,
         watch: Watch,
         clock: Callable[[], float] = time.monotonic,
+        signals: Interruption | None = None,
     ) -> None:
         self._store = store
         self._engine = engine
         self._inbox = inbox
         self._finish = finish
         self._watch = watch
+        self._signals = signals or Interruption()
         self._clock = clock
         self._jobs = job_by_id(store.plan)
         self._requests = dict(requests)
@@ -133,15 +146,19 @@ class Sweep:
         ------
         StorageError
             The disk refused; the run can be continued.
-        KeyboardInterrupt
+        InterruptedRunError
             After the running jobs saved themselves.
         """
         try:
             while self.unfinished:
+                self._signals.check()
                 self.step(TICK_SECONDS)
             self._flush()
-        except BaseException:
+        except BaseException as error:
             # Ctrl-C, a full disk: whatever it is, running jobs save themselves first.
+            if is_stray(error):
+                self._store.forget()
+                self._recorded, self._outdated = [], []
             self.leave()
             raise
 
@@ -261,7 +278,9 @@ class Sweep:
         if isinstance(item, Future):
             self._end(item)
             return
-        if isinstance(item, EpochEnded):
+        if isinstance(item, Started):
+            self._store.started(item.job_id, item.attempt, item.pid)
+        elif isinstance(item, EpochEnded):
             self._store.epoch(item.job_id, item.attempt, item.epoch)
         elif isinstance(item, CheckpointWritten):
             self._outdated += self._store.checkpoint(item.ref)
@@ -379,7 +398,17 @@ class Sampler:
             self._next = passed + max(TICK_SECONDS, passed / 400)
 
 
-def ask(engine: Engine, placement: Placement, sampler: Sampler | None = None) -> Any:
+def is_stray(error: BaseException) -> bool:
+    """Whether a signal raised this anywhere: a host's handler, in the middle of a row perhaps."""
+    return isinstance(error, KeyboardInterrupt) and not isinstance(error, InterruptedRunError)
+
+
+def ask(
+    engine: Engine,
+    placement: Placement,
+    sampler: Sampler | None = None,
+    signals: Interruption | None = None,
+) -> Any:
     """Run a placement that belongs to no job (a preflight, a baseline); return its finding.
 
     Parameters
@@ -390,6 +419,8 @@ def ask(engine: Engine, placement: Placement, sampler: Sampler | None = None) ->
         With the trainer that answers.
     sampler : Sampler, optional
         Notes the CPU use meanwhile.
+    signals : Interruption, optional
+        Looked at meanwhile.
 
     Raises
     ------
@@ -398,6 +429,8 @@ def ask(engine: Engine, placement: Placement, sampler: Sampler | None = None) ->
     """
     future = engine.submit(placement, [])
     while not wait([future], timeout=TICK_SECONDS).done:
+        if signals is not None:
+            signals.check()
         load = engine.load([placement])
         if sampler is not None:
             sampler.look(load)

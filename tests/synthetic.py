@@ -47,6 +47,10 @@ class Synthetic:
         Ids of jobs whose first attempt died.
     score : float or None
         Overrides every score, to make NaN or ties.
+    others : float
+        Cores that other programs used while the baseline was timed.
+    software : Mapping
+        With what the session trained.
     """
 
     models: Sequence[str] = ("LeNet5", "MLP")
@@ -59,6 +63,8 @@ class Synthetic:
     cores: int = 2
     status: Callable[[Job], str] = all_done
     baseline: str | None = "measured"
+    others: float = 0.0
+    software: Mapping[str, str] = field(default_factory=lambda: {"torch": "2.6.0"})
     cpu_samples: bool = True
     metrics: tuple[str, ...] = ("accuracy",)
     error: str = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x64 and 100x10)"
@@ -93,6 +99,7 @@ def write_run(root: Path, run: Synthetic | None = None) -> Path:
         assert isinstance(store, FakeClockStore)
         store._db.execute("PRAGMA synchronous=OFF")
         store.begin(plan, folds, targets, run.about)
+        store.note_software(run.software)
         _write_jobs(store, run, plan, folds, targets)
     return root
 
@@ -274,4 +281,5 @@ def _write_baseline(store: FakeClockStore, run: Synthetic, plan: Plan, makespan:
     for job in plan.jobs:
         seconds[job.candidate] = seconds.get(job.candidate, 0.0) + _seconds(job)
     accuracy = dict.fromkeys(seconds, 0.91) if run.baseline == "measured" else {}
-    store.set_baseline(Baseline(run.baseline, sum(seconds.values()), 2, seconds, accuracy))
+    total = sum(seconds.values())
+    store.set_baseline(Baseline(run.baseline, total, 2, seconds, accuracy, run.others))

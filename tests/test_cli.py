@@ -127,13 +127,19 @@ def test_a_run_and_every_verb_that_looks_at_it(
 
     state = told(capsys, "status", root)
     keys = {"planned", "done", "failed", "diverged", "cancelled", "pending", "running"}
-    assert keys | {"fingerprint"} <= set(state)
+    assert keys | {"fingerprint", "holder", "running_jobs"} <= set(state)
+    assert state["bit_identity"] == found["bit_identity"] == {"claimed": True, "reasons": []}
+    assert state["ended"] == "complete"
+    assert state["continue_with"] is None
     assert state["fingerprint"] == found["fingerprint"]
     assert state["pending"] == state["running"] == 0
     page = Path(told(capsys, "report", root)["report"])
     assert "lenet5" in page.read_text()
     assert main(["status", str(root)]) == 0
-    assert "4 planned = 4 done + 0 failed" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "4 planned = 4 done + 0 failed" in out
+    assert "not held by anyone: complete\n" in out
+    assert f"fingerprint {found['fingerprint']}, bit-identity claimed" in out
 
 
 def test_python_dash_m() -> None:
@@ -206,7 +212,7 @@ def test_some_jobs_fail(sweep: Path, root: Path, capsys: pytest.CaptureFixture[s
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines()]
     assert [line[:3] for line in lines[1:3]] == [["1", "linear", "cosine"], ["-", "net", "cosine"]]
-    assert "2/3 incomplete" in out
+    assert "2 of 3 folds, incomplete" in out
     assert "5 of 6 jobs done, 1 failed" in out
     assert "1 × ValueError: 99 is in the held-out fold (net/cosine/fold-" in out
     assert "best: linear with cosine" in out
@@ -287,7 +293,8 @@ def test_ctrl_c_ends_with_130_and_the_same_command_finishes(
     assert f"held by process {run.pid}" in capsys.readouterr().err
     state = told(capsys, "status", root)
     assert state["holder"]["pid"] == run.pid
-    assert state["running"] >= 1
+    assert state["running"] == len(state["running_jobs"]) >= 1
+    assert state["ended"] is None
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=40)
     assert run.returncode == 130, err
@@ -296,7 +303,10 @@ def test_ctrl_c_ends_with_130_and_the_same_command_finishes(
     assert "Traceback" not in err
     assert gone(family)
     (sweep.parent / "SLOW").unlink()
-    assert told(capsys, "status", root)["pending"] > 0
+    state = told(capsys, "status", root)
+    assert state["pending"] > 0
+    assert state["ended"] == "interrupted by SIGINT"
+    assert state["continue_with"] == f"asynckfold {shlex.join(words)}"
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["done"] == 6

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from asynckfold.cli.state import state_of
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.store import RunStore
 from tests.leftovers import descendants, gone, shared_memory
@@ -76,6 +79,18 @@ def wait_for(root: Path, results: int) -> None:
     raise AssertionError(f"no {results} results in time")
 
 
+def at_work(root: Path) -> list[dict[str, Any]]:
+    """Wait until every running job is known to be in the hands of a process."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with RunStore.read(root) as store:
+            found = state_of(store)["running_jobs"]
+        if found and all(item["pid"] for item in found):
+            return list(found)
+        time.sleep(0.02)
+    raise AssertionError("no worker was named in time")
+
+
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_kill_9_in_the_middle_and_again_the_same_command(
     root: Path, golden: str, whole_group: bool
@@ -84,6 +99,10 @@ def test_kill_9_in_the_middle_and_again_the_same_command(
     script = start(root)
     wait_for(root, 2)
     family = descendants(script.pid)
+    # Whoever aims at a worker finds it: one that runs, and that has the attempt in hand.
+    running = at_work(root)
+    assert {item["pid"] for item in running} <= family
+    assert len({item["pid"] for item in running}) == len(running)
     for pid in [script.pid, *(family if whole_group else ())]:
         os.kill(pid, signal.SIGKILL)
     script.communicate()
@@ -91,7 +110,11 @@ def test_kill_9_in_the_middle_and_again_the_same_command(
     assert shared_memory() == before
     with RunStore.read(root) as store:
         kept = store.results()
+        state = state_of(store)
     assert len(kept) >= 2
+    assert state["holder"] is None
+    assert re.fullmatch(r"killed while (1 job was|2 jobs were) running", state["ended"])
+    assert state["continue_with"] == f"the same call (-c {root})"
     again = start(root)
     out, err = again.communicate(timeout=100)
     assert again.returncode == 0, err

@@ -302,7 +302,8 @@ def test_the_text_is_readable() -> None:
     assert "12 done" in lines[0]
     assert "serial 25.0 s (measured): 2.50x" in lines[0]
     assert lines[1].split() == ["model", "scheduler", "accuracy", "folds", "seconds"]
-    assert lines[2].split() == ["1", "A", "warm", "0.6000", "±", "0.0082", "3/3", "6.0"]
+    row = ["1", "A", "warm", "0.6000", "±", "0.0082", "3", "of", "3", "folds", "6.0"]
+    assert lines[2].split() == row
     assert len(lines) == 6
 
 

@@ -12,18 +12,20 @@
     bench   measure asynckfold on this machine
 
 Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is held by
-another process, 4 the run on disk is damaged, 5 an I/O fault and resumable, 130 interrupted and
-resumable.
+another process, 4 the run on disk is damaged, 5 an I/O fault and resumable, 130 interrupted by
+Ctrl-C and 143 by SIGTERM or a closed terminal, resumable.
 """
 
 from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,10 +34,11 @@ from rich.table import Table
 from rich.text import Text
 
 from asynckfold.cli import doctor as doctors
+from asynckfold.cli import state as states
 from asynckfold.cli.parser import make_parser
 from asynckfold.cli.parts import from_folder, in_flags, make_kfold, names_code, sweep_parts
 from asynckfold.cli.tell import Output, partial_report, patience, plan_table, tell_results
-from asynckfold.compare import compare_runs
+from asynckfold.compare import Comparison, compare_runs
 from asynckfold.engines import pool
 from asynckfold.errors import (
     AllJobsFailedError,
@@ -47,7 +50,10 @@ from asynckfold.errors import (
     nearest,
     refuse,
 )
+from asynckfold.files import write_whole
+from asynckfold.interruption import ENDINGS, Interruption, listening
 from asynckfold.placement import Request, place
+from asynckfold.progress import steady
 from asynckfold.store import RunStore
 
 if TYPE_CHECKING:
@@ -65,19 +71,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     parsed = make_parser().parse_args(words)
     parsed.line = words
+    # Also what a sweep file or a library prints may meet a reader that went away.
+    with (
+        redirect_stdout(steady(sys.stdout)),
+        redirect_stderr(steady(sys.stderr)),
+        listening(*ENDINGS) as signals,
+    ):
+        code = _carried_out(parsed, signals)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    return code
+
+
+def program() -> int:
+    """Be the process of the command; return its exit code."""
+    with listening(*ENDINGS):
+        code = main()
+        # Nothing is left to be saved, and a further Ctrl-C may not change how this ends.
+        for number in ENDINGS:
+            signal.signal(number, signal.SIG_IGN)
+    return code
+
+
+def _carried_out(parsed: argparse.Namespace, signals: Interruption) -> int:
+    """Carry out the verb; return the exit code, whatever happens."""
     out = Output(parsed)
     try:
         return VERBS[parsed.verb](parsed, out)
     except KeyboardInterrupt as interrupt:
-        out.error(str(interrupt) or "interrupted; what was finished stays")
-        out.error(f"continue with: {_command(parsed)}")
-        return InterruptedRunError.exit_code
+        with signals.noted():
+            _tell_interruption(interrupt, parsed, out)
+            return interrupt.exit_code if isinstance(interrupt, InterruptedRunError) else 130
     except AsyncKFoldError as error:
         told = in_flags(error) if isinstance(error, InputError) and _by_flags(parsed) else error
         out.error(f"asynckfold: {getattr(told, 'strerror', None) or told}")
         if error.exit_code == 5:
             out.error(f"continue with: {_command(parsed)}")
         return error.exit_code
+
+
+def _tell_interruption(
+    interrupt: KeyboardInterrupt, parsed: argparse.Namespace, out: Output
+) -> None:
+    out.error(str(interrupt) or "interrupted; what was finished stays")
+    out.error(f"continue with: {_command(parsed)}")
 
 
 def run(parsed: argparse.Namespace, out: Output) -> int:
@@ -94,9 +131,12 @@ def run(parsed: argparse.Namespace, out: Output) -> int:
     except (AllJobsFailedError, JobFailedError):
         tell_results(Path(parsed.root), out, not parsed.no_report)
         return AllJobsFailedError.exit_code
-    except InterruptedRunError:
-        partial_report(Path(parsed.root), out)
-        raise
+    except InterruptedRunError as interrupt:
+        # First, since whoever asked for the end may not wait for a report.
+        _tell_interruption(interrupt, parsed, out)
+        with listening() as signals, suppress(InterruptedRunError), signals.anew():
+            partial_report(Path(parsed.root), out)
+        return interrupt.exit_code
     return tell_results(Path(parsed.root), out, not parsed.no_report)
 
 
@@ -164,30 +204,17 @@ def resume(parsed: argparse.Namespace, out: Output) -> int:
         again = from_folder(again, Path(folder))
     again.root, again.line = str(root), words
     again.json, again.verbose, again.quiet = parsed.json, parsed.verbose, parsed.quiet
+    again.allow_different_software = parsed.allow_different_software
     return run(again, out)
 
 
 def status(parsed: argparse.Namespace, out: Output) -> int:
     """Say how far a run is."""
     with _opened(parsed.directory) as store:
-        counts = store.counts()
-        fingerprint, holder = store.fingerprint(), store.holder()
-        running = [
-            (item, store.epochs(item.job_id)) for item in store.attempts() if item.outcome is None
-        ]
-        total = store.plan.params.epochs
-    out.data({**counts, "fingerprint": fingerprint, "holder": holder})
-    out.say(
-        f"{counts['planned']} planned = {counts['done']} done + {counts['failed']} failed + "
-        f"{counts['diverged']} diverged + {counts['cancelled']} cancelled + "
-        f"{counts['pending']} pending ({counts['running']} of them running)"
-    )
-    if holder:
-        out.say(f"held by process {holder.get('pid')} on {holder.get('host')}")
-        for attempt, epochs in running:
-            where = attempt.device if attempt.device != "cpu" else f"cores {attempt.cores}"
-            out.say(f"  {attempt.job_id}: epoch {len(epochs)}/{total} done, {where}")
-    out.say(f"fingerprint {fingerprint}")
+        found = states.state_of(store)
+    out.data(found)
+    for line in states.lines(found):
+        out.say(line)
     return 0
 
 
@@ -209,11 +236,19 @@ def compare(parsed: argparse.Namespace, out: Output) -> int:
     out.data(asdict(found))
     if found.identical:
         out.say(f"identical: {found.jobs} jobs, fingerprint {found.fingerprints[0]}")
-        return 0
+    else:
+        _say_differences(found, out)
+    for name, claim in zip((parsed.directory, parsed.other), found.claims, strict=True):
+        out.say(f"{name}: {claim}")
+    return 0 if found.identical else 1
+
+
+def _say_differences(found: Comparison, out: Output) -> None:
     out.say(f"not identical: {found.equal_jobs} of {found.jobs} jobs have equal results")
     for what, text in (("plan", found.plan), ("results", found.results)):
         out.say(f"{what}: {text or 'no difference among what both have'}")
-    return 1
+    if found.software:
+        out.say(f"what may explain it: {'; '.join(found.software)}")
 
 
 def doctor(parsed: argparse.Namespace, out: Output) -> int:
@@ -242,7 +277,7 @@ def bench(parsed: argparse.Namespace, out: Output) -> int:
     for note in table.notes:
         out.say(note)
     if parsed.save:
-        Path(parsed.save).write_text(table.to_markdown(_command(parsed)), encoding="utf-8")
+        write_whole(Path(parsed.save), table.to_markdown(_command(parsed)).encode())
         out.say(f"page: {parsed.save}")
     return 0
 

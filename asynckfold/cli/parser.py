@@ -10,7 +10,7 @@ from asynckfold.cli.parts import DEFAULTS
 EXIT_CODES = (
     "Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is "
     "held by another process, 4 the run on disk is damaged, 5 an I/O fault and resumable, "
-    "130 interrupted and resumable."
+    "130 interrupted by Ctrl-C and 143 by SIGTERM or a closed terminal, resumable."
 )
 
 RUN_HELP = (
@@ -56,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
         verb.add_argument("directory", metavar="DIR", help="the run's folder")
         _add_output_flags(verb)
         if name == "resume":
+            _add_software_flag(verb)
             _add_progress_flags(verb)
     text = "say whether two runs are the same, bit for bit, and where they first differ"
     verb = verbs.add_parser("compare", help=text, description=_sentence(text), epilog=EXIT_CODES)
@@ -235,7 +236,18 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
     group.add_argument(
         "--save-checkpoint-frequency", type=int, metavar="N", help="epochs between checkpoints"
     )
+    _add_software_flag(group)
     group.add_argument("--no-report", action="store_true", help="do not build the HTML report")
+
+
+def _add_software_flag(verb: argparse._ActionsContainer) -> None:
+    verb.add_argument(
+        "--allow-different-software",
+        action="store_true",
+        default=None,
+        help="continue a run that was begun with another torch, kind of processor or thread "
+        "count; bit-identity is then no longer claimed",
+    )
 
 
 def _add_output_flags(verb: argparse.ArgumentParser) -> None:

@@ -59,6 +59,7 @@ _SETTINGS = {
     "scoring": "scoring",
     "baseline": "baseline",
     "resume": "resume",
+    "allow_different_software": "allow_different_software",
 }
 _TRAINER_PARAMS = ("epochs", "lr_step", "clip_grad_norm", "save_checkpoint_frequency")
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
@@ -482,6 +483,7 @@ def _flagged(text: str) -> str:
     flags |= {"root_dir": "root", **{name: name for name in _TRAINER_PARAMS}}
     names = "|".join(flags)
     text = text.replace("stratify=False", "--no-stratify")
+    text = text.replace("allow_different_software=True", "--allow-different-software")
     text = re.sub(
         rf"\b({names})=('?)([^\s',;]*[^\s',;.])\2",
         lambda found: f"{_flag(flags[found[1]])} {found[3]}",

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rich.text import Text
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.plan import Plan
 from asynckfold.progress import steady
-from asynckfold.result import CVResults
+from asynckfold.result import CVResults, folds_note
 from asynckfold.store import RunStore
 
 WIDE = 240
@@ -86,12 +87,14 @@ def _numbers(results: CVResults) -> dict[str, Any]:
     return {
         **results.counts,
         "fingerprint": results.fingerprint,
+        "bit_identity": asdict(results.bit_identity),
         "best": best,
         "best_score": results.best_score_ if best else None,
         "seconds": results.seconds,
         "serial_seconds": baseline.seconds if baseline else None,
         "baseline": baseline.kind if baseline else None,
         "speedup": _speedup(results),
+        "disturbed": bool(baseline and baseline.disturbance),
     }
 
 
@@ -116,12 +119,12 @@ def _results_table(results: CVResults) -> Table:
         known = row[f"mean_{metric}"] == row[f"mean_{metric}"]
         complete = row["folds_done"] == row["folds"]
         table.add_row(
-            str(int(row["rank"])) if complete else "-",
+            "-" if row["rank"] != row["rank"] else str(int(row["rank"])),
             Text(str(row["model"])),
             Text(str(row["scheduler"])),
             f"{row[f'mean_{metric}']:.4f} ± {row[f'std_{metric}']:.4f}" if known else "n/a",
             f"{row['ci_low']:.4f} … {row['ci_high']:.4f}" if complete else "",
-            f"{row['folds_done']}/{row['folds']}" + ("" if complete else " incomplete"),
+            folds_note(row["folds_done"], row["folds"]),
             f"{row['fit_seconds']:.1f}" if row["fit_seconds"] == row["fit_seconds"] else "",
         )
     return table
@@ -134,7 +137,7 @@ def _result_lines(results: CVResults) -> Iterator[str]:
     if best:
         yield (
             f"best: {best['model']} with {best['scheduler']}, "
-            f"{results.plan.scoring[0]} {results.best_score_:.4f}"
+            f"{results.plan.scoring[0]} {results.best_score_:.4f}{_verdict(results)}"
         )
     baseline, speedup = results.baseline, _speedup(results)
     if baseline is not None and speedup is not None:
@@ -142,6 +145,7 @@ def _result_lines(results: CVResults) -> Iterator[str]:
         yield (
             f"speedup: {speedup:.2f}x, serial loop {baseline.seconds:.1f} s ({what}, "
             f"{baseline.threads} threads) / packed {results.seconds:.1f} s"
+            + (f"; {baseline.disturbance}" if baseline.disturbance else "")
         )
     unfinished = {
         state: number
@@ -152,12 +156,28 @@ def _result_lines(results: CVResults) -> Iterator[str]:
         parts = ", ".join(f"{number} {state}" for state, number in unfinished.items())
         yield f"{counts['done']} of {counts['planned']} jobs done, {parts}"
         yield from failure_lines(results)
+    yield f"fingerprint {results.fingerprint}, {results.bit_identity}"
+
+
+def _verdict(results: CVResults) -> str:
+    """Say whether the lead is one, in the sense of the report."""
+    lead = results.lead
+    if lead is None:
+        return ""
+    return {
+        "tie": f"; a tie with {lead.runner_up}",
+        "chance": f"; ahead of {lead.runner_up}, perhaps by chance",
+        "untestable": f"; ahead of {lead.runner_up}",
+        "real": f"; ahead of {lead.runner_up}, probably real",
+    }[lead.difference.verdict]
 
 
 def partial_report(root: Path, out: Output) -> None:
     """Build the report of an interrupted run; its failure is told, and fails nothing."""
     from asynckfold.report.page import write_report
 
+    if not (root / "run.db").exists():
+        return  # it was interrupted before there was anything to tell
     try:
         with RunStore.read(root) as store:
             out.error(f"partial report: {write_report(store)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -15,12 +16,17 @@ from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer, Look, Tell
 from asynckfold.engines.hangs import Hangs
 from asynckfold.errors import StorageError
+from asynckfold.interruption import Interruption
 from asynckfold.messages import Remark, Task
 from asynckfold.placement import Load, Placement
 from asynckfold.recipe import pack
 
 if TYPE_CHECKING:
     from asynckfold.training.bundle import Bundle
+
+
+LOOK_SECONDS = 0.05
+"""Between two looks at the signals while jobs save themselves."""
 
 
 class ProcessEngine:
@@ -41,6 +47,8 @@ class ProcessEngine:
     stall_timeout : float, "auto" or None
         Seconds without a finished batch after which a worker hangs: it is killed, and its future
         ends with `WorkerDiedError` of the outcome ``"hang"``.
+    signals : Interruption, optional
+        Looked at while jobs save themselves: the second ends the wait.
     """
 
     def __init__(
@@ -51,6 +59,7 @@ class ProcessEngine:
         tell: Tell,
         pool: pools.WorkerPool,
         stall_timeout: float | str | None = "auto",
+        signals: Interruption | None = None,
     ) -> None:
         self._key = os.urandom(8).hex()
         self._packed = descriptors.nameless_file(pack(bundle))
@@ -58,6 +67,7 @@ class ProcessEngine:
         self._look = look
         self._tell = tell
         self._pool = pool
+        self._signals = signals or Interruption()
         self._running: dict[Future[Answer], tuple[pools.Worker | None, pools.Work]] = {}
         self._waiting: list[tuple[pools.Work, int]] = []
         self._told = False
@@ -122,7 +132,7 @@ class ProcessEngine:
         if grace_s > 0:
             for worker, _ in self._working():
                 self._pool.signal(worker, signal.SIGTERM)
-            wait(list(self._running), timeout=grace_s)
+            self._wait(grace_s)
         self._forget_ended()
         for worker, _ in self._working():
             self._pool.kill(worker)
@@ -131,6 +141,12 @@ class ProcessEngine:
         if self._packed >= 0:
             os.close(self._packed)
             self._packed = -1
+
+    def _wait(self, grace_s: float) -> None:
+        end = time.monotonic() + grace_s
+        while time.monotonic() < end and not self._signals.urgent():
+            if not wait(list(self._running), timeout=LOOK_SECONDS).not_done:
+                return
 
     def _forget_ended(self) -> None:
         self._running = {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from asynckfold.engines.engine import Answer, Look, Tell
 from asynckfold.errors import StorageError, WorkerDiedError
+from asynckfold.interruption import Interruption
 from asynckfold.messages import Task
 from asynckfold.placement import Load, Placement
 
@@ -34,13 +35,23 @@ class SerialEngine:
         Reads the load.
     tell : callable
         Receives the news.
+    signals : Interruption, optional
+        The first lets a job save itself, the second breaks into it.
     """
 
-    def __init__(self, bundle: Bundle, data: Batches, look: Look, tell: Tell) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        data: Batches,
+        look: Look,
+        tell: Tell,
+        signals: Interruption | None = None,
+    ) -> None:
         self._bundle = bundle
         self._data = data
         self._look = look
         self._tell = tell
+        self._signals = signals or Interruption()
 
     def load(self, running: Sequence[Placement]) -> Load:
         """Return the machine's load."""
@@ -53,9 +64,9 @@ class SerialEngine:
         future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()
         try:
-            with seeding.preserved():
+            with seeding.preserved(), self._signals.breakable():
                 results = worker.execute(
-                    self._bundle, self._data, placement, tasks, self._tell, lambda: False
+                    self._bundle, self._data, placement, tasks, self._tell, self._signals.asked
                 )
             future.set_result(Answer(results, os.getpid()))
         except (StorageError, WorkerDiedError) as error:

@@ -11,8 +11,19 @@ from collections.abc import Sequence
 
 from asynckfold.paired import Difference
 from asynckfold.report.summary import Bar, CandidateRow, Summary
+from asynckfold.result import folds_note as _folds_note
 
-SIGNIFICANT = 0.05
+_VERDICTS = {
+    "tie": "A tie",
+    "untestable": "Cannot be tested",
+    "real": "Probably real",
+    "chance": "May be chance",
+}
+_PLACES = {
+    "untestable": "is ahead",
+    "real": "is best",
+    "chance": "is ahead, perhaps by chance",
+}
 
 
 def number(value: float | None) -> str:
@@ -79,16 +90,33 @@ def interval(low: float, high: float) -> str:
 
 def folds_note(row: CandidateRow) -> str:
     """Return ``"5 of 5 folds"``, marked where a fold is missing."""
-    note = f"{row.folds_done} of {row.folds} folds"
-    return note if row.complete else f"{note} – incomplete"
+    return _folds_note(row.folds_done, row.folds)
+
+
+def best_rows(summary: Summary) -> tuple[CandidateRow, ...]:
+    """Return the best complete candidate, with those that tie with it."""
+    verdict = "" if summary.lead is None else summary.lead.difference.verdict
+    first = sum(row.rank == 1 for row in summary.ranked)
+    return summary.ranked[: max(first, 2)] if verdict == "tie" else summary.ranked[:1]
+
+
+def best_names(summary: Summary) -> str:
+    """Return ``"A"``, ``"A and B"``, or ``"A and 2 more"``."""
+    first, *rest = (row.name for row in best_rows(summary))
+    return f"{first} and {rest[0] if len(rest) == 1 else f'{len(rest)} more'}" if rest else first
 
 
 def winner(summary: Summary) -> str:
-    """Say which candidate is best."""
+    """Say which candidate is best, and no more than the comparison of the first two allows."""
     row = summary.best_row
     if row is None:
         return f"No candidate has {article(summary.metric)} on every fold, so none is best"
-    return f"{row.name} is best: {summary.metric} {mean_std(row, summary.metric)}"
+    score = f"{summary.metric} {mean_std(row, summary.metric)}"
+    if summary.lead is None:
+        return f"{row.name} has {score}"
+    verdict = summary.lead.difference.verdict
+    place = "tie" if verdict == "tie" else _PLACES[verdict]
+    return f"{best_names(summary)} {place}: {score}"
 
 
 def article(metric: str) -> str:
@@ -105,19 +133,14 @@ def lead(summary: Summary) -> str:
 
 def is_real(summary: Summary) -> bool:
     """Whether the lead is more than fold-to-fold noise explains."""
-    return summary.lead is not None and summary.lead.difference.p < SIGNIFICANT
+    return summary.lead is not None and summary.lead.difference.verdict == "real"
 
 
 def verdict(summary: Summary) -> str:
     """Say whether the lead is real, in two or three words."""
     if summary.lead is None:
         return "Nothing to compare"
-    difference = summary.lead.difference
-    if difference.mean == 0:
-        return "A tie"
-    if math.isnan(difference.p):
-        return "Cannot be tested"
-    return "Probably real" if is_real(summary) else "May be chance"
+    return _VERDICTS[summary.lead.difference.verdict]
 
 
 def reason(summary: Summary) -> str:
@@ -156,7 +179,8 @@ def speed(summary: Summary) -> str:
     if found.ratio is None:
         why = "the run is not complete" if summary.counts["pending"] else "no job succeeded"
         return f"{packed} against {serial}: no speedup, {why}"
-    return f"{times(found.ratio)}: {packed} against {serial}"
+    disturbed = " (disturbed)" if found.disturbance else ""
+    return f"{times(found.ratio)}{disturbed}: {packed} against {serial}"
 
 
 def times(ratio: float) -> str:

@@ -218,7 +218,9 @@ def _records(results: CVResults, level: str) -> tuple[list[str], list[list[Any]]
     header = [str(name) for name in frame.columns] or _EPOCH_COLUMNS
     rows = frame.astype(object).to_numpy().tolist()
     if header[0] == "rank":
-        rows = [["" if _is_missing(row[0]) else int(row[0]), *row[1:]] for row in rows]
+        run = [results.fingerprint, str(results.bit_identity)]
+        rows = [["" if _is_missing(row[0]) else int(row[0]), *row[1:], *run] for row in rows]
+        header += ["fingerprint", "bit_identity"]
     return header, rows
 
 

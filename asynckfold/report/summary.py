@@ -16,13 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold import identity
 from asynckfold.confusion import class_accuracy, count_classes
-from asynckfold.paired import (
-    Difference,
-    confidence_interval,
-    paired_difference,
-    train_valid_ratio,
-)
+from asynckfold.paired import Lead, confidence_interval, train_valid_ratio
 from asynckfold.plan import Job, Plan
 from asynckfold.report.text import TEXT_LIMIT, clean, flat, plain_data
 from asynckfold.result import DONE, Candidate, CVResults, Epoch, Result, job_by_id, rank
@@ -97,15 +93,6 @@ class CandidateRow:
 
 
 @dataclass(frozen=True)
-class Lead:
-    """How far the best candidate is ahead of the runner-up."""
-
-    best: str
-    runner_up: str
-    difference: Difference
-
-
-@dataclass(frozen=True)
 class AccuracyPair:
     """Mean score of one candidate in the packed run and in the serial baseline."""
 
@@ -130,6 +117,8 @@ class Speedup:
         Serial / packed; None while jobs are pending, and where not one succeeded.
     accuracy : tuple of AccuracyPair
         Empty for an estimate.
+    disturbance : str
+        Why the serial seconds are too high; empty where they are not.
     """
 
     kind: str
@@ -138,6 +127,7 @@ class Speedup:
     packed_seconds: float
     ratio: float | None
     accuracy: tuple[AccuracyPair, ...]
+    disturbance: str
 
 
 @dataclass(frozen=True)
@@ -246,6 +236,8 @@ class Summary:
         Wall time of the packed run over all sessions.
     command : str
         What reproduces the run; empty where it was not started from a shell.
+    bit_identity : Claim
+        Whether equal bits are claimed, and why not.
     """
 
     root: str
@@ -267,6 +259,7 @@ class Summary:
     command: str
     about: Mapping[str, str]
     fingerprint: str
+    bit_identity: identity.Claim
 
     @property
     def ranked(self) -> tuple[CandidateRow, ...]:
@@ -294,6 +287,7 @@ def read_results(store: RunStore) -> CVResults:
         seconds=store.packed_seconds(),
         baseline=store.baseline,
         root_dir=store.root,
+        bit_identity=identity.claim(store.plan, store.software()),
     )
 
 
@@ -335,7 +329,7 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
         candidates=rows,
         fold_names=_fold_names(plan),
         best=rows[0].name if rows and rows[0].rank == 1 else None,
-        lead=_lead(rows, clean(plan.scoring[0]), train_valid_ratio(found.folds)),
+        lead=_lead(found),
         class_names=_class_names(plan, confusions),
         packed_seconds=found.seconds,
         speedup=_speedup(found, rows),
@@ -355,6 +349,9 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
         command=_command(store.about),
         about=flat({key: store.about[key] for key in store.about if key not in _UNSHOWN}),
         fingerprint=store.fingerprint(),
+        bit_identity=identity.Claim(
+            tuple(clean(text, 4096) for text in found.bit_identity.reasons)
+        ),
     )
 
 
@@ -403,12 +400,11 @@ def _row(
     scores = candidate.scores
     low, high = confidence_interval(scores[metric], ratio)
     mean = {clean(name): _over_known(values, np.mean) for name, values in scores.items()}
-    ranked = candidate.complete and not math.isnan(mean[clean(metric)])
     return CandidateRow(
         name=f"{clean(candidate.model)}/{clean(candidate.lr_schedule)}",
         model=clean(candidate.model),
         lr_schedule=clean(candidate.lr_schedule),
-        rank=position if ranked else None,
+        rank=position if candidate.ranks_by(metric) else None,
         status=candidate.status,
         folds_done=candidate.done,
         folds=candidate.planned,
@@ -454,13 +450,10 @@ def _fold_names(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def _lead(rows: Sequence[CandidateRow], metric: str, ratio: float) -> Lead | None:
-    ranked = [row for row in rows if row.rank is not None]
-    if len(ranked) < 2:
-        return None
-    best, second = ranked[:2]
-    found = paired_difference(best.scores[metric], second.scores[metric], ratio)
-    return Lead(best.name, second.name, found)
+def _lead(found: CVResults) -> Lead | None:
+    lead = found.lead
+    names = {row.name: f"{clean(row.model)}/{clean(row.lr_schedule)}" for row in found.candidates}
+    return lead and replace(lead, best=names[lead.best], runner_up=names[lead.runner_up])
 
 
 def _class_names(plan: Plan, confusions: Mapping[str, npt.NDArray[np.int64]]) -> tuple[str, ...]:
@@ -493,6 +486,7 @@ def _speedup(found: CVResults, rows: Sequence[CandidateRow]) -> Speedup | None:
             for row in rows
             if row.name in serial
         ),
+        disturbance=baseline.disturbance,
     )
 
 

@@ -137,6 +137,14 @@ class RunReader:
         rows = self._rows("SELECT at, phase, used, own, cores FROM samples ORDER BY at")
         return [Sample(*(*row[:4], tuple(json.loads(row[4])))) for row in rows]
 
+    def software(self) -> tuple[dict[str, str], ...]:
+        """Return with what each session trained that did: the first one first, {} if unknown."""
+        rows = self._rows(
+            "SELECT DISTINCT session, value FROM attempts LEFT JOIN meta "
+            "ON key = 'software-' || session ORDER BY session"
+        )
+        return tuple(dict(json.loads(value or "{}")) for _, value in rows)
+
     def packed_seconds(self) -> float:
         """Return the wall time of the packed run over all sessions."""
         ((seconds,),) = self._rows("SELECT COALESCE(SUM(packed), 0) FROM sessions")

@@ -9,7 +9,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -147,8 +147,11 @@ class RunStore(RunReader):
         folds: Sequence[Fold],
         targets: npt.NDArray[Any],
         about: Mapping[str, Any] | None = None,
+        free: Collection[str] = (),
     ) -> None:
-        """Write the plan, or check that the folder holds the same one; start a session.
+        """Write the plan, or check that this one continues that of the folder; start a session.
+
+        A run may grow: further candidates are added to its plan, and what it has stays.
 
         Attempts of a killed session are marked lost; failed jobs become pending again, so that the
         same command after a repair tries them once more. Of checkpoints of jobs that are not
@@ -164,7 +167,9 @@ class RunStore(RunReader):
         targets : ndarray of shape (n_samples,) or (n_samples, n_outputs)
             Kept for reports.
         about : Mapping, optional
-            What else should be known: versions, machine, command. Written once.
+            What else should be known: versions, machine, command. Written with the plan.
+        free : collection of str
+            Fields of the plan that may change.
 
         Raises
         ------
@@ -182,7 +187,7 @@ class RunStore(RunReader):
                 self._put("plan", plan.to_json())
                 self._put("about", json.dumps(dict(about or {})))
         else:
-            difference = Plan.from_json(stored).first_difference(plan)
+            difference = Plan.from_json(stored).obstacle(plan, free)
             if difference:
                 raise PlanMismatchError(
                     [
@@ -193,6 +198,12 @@ class RunStore(RunReader):
                         )
                     ]
                 )
+            if stored != plan.to_json():
+                with self._transaction():
+                    self._put("plan", plan.to_json())
+                    self._put("about", json.dumps(dict(about or {})))
+                    # It was that of fewer jobs.
+                    self._execute("DELETE FROM meta WHERE key = 'baseline'")
         with self._transaction():
             self._execute("UPDATE attempts SET outcome = 'lost', seal = NULL WHERE outcome IS NULL")
             self._execute(
@@ -373,6 +384,19 @@ class RunStore(RunReader):
         )
         self._seal("events", "seq = ?", (cursor.lastrowid,))
 
+    def started(self, job_id: str, attempt: int, pid: int) -> None:
+        """Note which process works on an attempt; buffered."""
+        self._begin_buffered()
+        self._execute(
+            "UPDATE attempts SET pid = ? WHERE job_id = ? AND attempt = ?", (pid, job_id, attempt)
+        )
+        self._seal("attempts", "job_id = ? AND attempt = ?", (job_id, attempt))
+
+    def note_software(self, software: Mapping[str, str]) -> None:
+        """Record with what this session trains: durable before its first attempt is."""
+        self._begin_buffered()
+        self._put(f"software-{self._session}", json.dumps(dict(software)))
+
     def sample(self, phase: str, used: float, own: float, cores: Sequence[float]) -> None:
         """Note the CPU use now; buffered."""
         self._begin_buffered()
@@ -408,6 +432,10 @@ class RunStore(RunReader):
             self._grouped = False
         if at_once and self._wanted:
             self.flush()
+
+    def forget(self) -> None:
+        """Forget what is buffered: after an exception that may have struck within a row."""
+        self._roll_back()
 
     def flush(self) -> None:
         """Put on disk what is buffered."""

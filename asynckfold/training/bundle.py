@@ -39,6 +39,8 @@ class Bundle:
         serial baseline needs them.
     default_dtype : str
         What ``torch.get_default_dtype`` was in the caller's process.
+    deterministic : {0, 1, 2}
+        What ``torch.get_deterministic_debug_mode`` was there.
     """
 
     plan: Plan
@@ -48,6 +50,7 @@ class Bundle:
     root: Path
     ordinary: Any = None
     default_dtype: str = "float32"
+    deterministic: int = 0
 
     def fold_of(self, job: Job) -> Fold:
         """Return the fold that `job` holds out."""

@@ -43,7 +43,9 @@ def serve(descriptor: int, pulses: int, preload: list[str]) -> None:
     """
     # Blocked signals are inherited too, and without SIGCHLD no end of a worker would be seen.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal or a batch system may send these to every process; the sweep decides what follows.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     with lifeline(descriptor):
         for name in ["torch", "asynckfold.training.worker", *preload]:
             importlib.import_module(name)

@@ -32,7 +32,7 @@ import torch
 from asynckfold import descriptors, proc
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.messages import News, Setback, Task
+from asynckfold.messages import News, Setback, Started, Task
 from asynckfold.placement import Placement
 from asynckfold.pulse import STACKS_SIGNAL, Pulse
 from asynckfold.result import FAILED, Result
@@ -78,6 +78,7 @@ def execute(
     with isolated():
         torch.set_num_threads(placement.threads)
         torch.set_default_dtype(getattr(torch, bundle.default_dtype))
+        torch.set_deterministic_debug_mode(bundle.deterministic)
         if placement.trainer == "preflight":
             return [preflight.check(bundle, data, pulse)]
         if placement.trainer == "measure":
@@ -234,6 +235,8 @@ class _Worker:
             proc.pin(0, placement.cores)
         proc.reset_peak_memory()
         try:
+            for task in tasks:
+                self.tell(Started(task.job.id, task.attempt, os.getpid()))
             with _output_to_log(self.bundle, tasks):
                 results = execute(
                     self.bundle, self.data, placement, tasks, self.tell, self.stop, self.pulse

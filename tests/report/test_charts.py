@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from asynckfold.report import findings
 from asynckfold.report.charts import Chart, draw, draw_scores, plotted
 from asynckfold.report.summary import summarize
 from asynckfold.store import RunStore
@@ -45,7 +46,7 @@ def test_titles_state_what_was_found(complete: Path, charts: tuple[Chart, ...]) 
         summary = summarize(store)
     titles = {chart.name: chart.title for chart in charts}
     assert summary.best is not None
-    assert titles["scores"].startswith(f"{summary.best} is best: accuracy 0.")
+    assert titles["scores"] == findings.winner(summary)
     assert "Hardest class" in titles["classes"]
     assert "8 for 3" in titles["confusion"]
     assert "(measured)" in titles["speedup"]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asynckfold.paired import Difference, Lead
 from asynckfold.report import findings
-from asynckfold.report.summary import Difference, Lead, Summary, summarize
+from asynckfold.report.summary import Summary, summarize
 from asynckfold.store import RunStore
 from tests.report.conftest import Summarize
 from tests.synthetic import Synthetic
@@ -39,6 +40,11 @@ def test_verdict_follows_the_test(summary: Summary, difference: Difference, word
     found = _with_lead(summary, difference)
     assert findings.verdict(found) == word
     assert findings.is_real(found) == (word == "Probably real")
+    # The headline says no more than the box beside it.
+    headline = findings.winner(found)
+    assert ("is best" in headline) == (word == "Probably real")
+    assert (" tie: " in headline) == (word == "A tie")
+    assert ("perhaps by chance" in headline) == (word == "May be chance")
 
 
 def test_speed_names_both_times_and_their_kind(summary: Summary) -> None:
@@ -48,6 +54,26 @@ def test_speed_names_both_times_and_their_kind(summary: Summary) -> None:
     assert findings.duration(summary.speedup.serial_seconds) in text
     assert "measured" in text
     assert f"{summary.speedup.ratio:.2f}×" in text
+
+
+def test_all_that_tie_are_named_or_counted(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(score=0.9, models=("A", "B", "C"), lr_schedules=("x",)))
+    assert findings.winner(summary) == "A/x and 2 more tie: accuracy 0.9000 ± 0.0000"
+    assert findings.verdict(summary) == "A tie"
+    two = replace(summary, candidates=(*summary.candidates[:2],))
+    assert findings.best_names(two) == "A/x and B/x"
+
+
+def test_one_candidate_is_no_winner(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(score=0.9, models=("A",), lr_schedules=("x",)))
+    assert findings.winner(summary) == "A/x has accuracy 0.9000 ± 0.0000"
+
+
+def test_a_disturbed_baseline_qualifies_the_speedup(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(others=0.8))
+    assert summary.speedup is not None
+    assert f"{summary.speedup.ratio:.2f}× as fast (disturbed): " in findings.speed(summary)
+    assert "other programs used 0.8 cores" in summary.speedup.disturbance
 
 
 def test_no_speedup_is_claimed_without_success(summarized: Summarize) -> None:

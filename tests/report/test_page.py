@@ -136,6 +136,9 @@ def test_the_first_screen_answers(folder: Path) -> None:
     assert "p = 0." in first
     assert "Nothing failed" in first
     assert "20 planned = 20 done" in first
+    assert data["bit_identity"] == {"claimed": True, "reasons": []}
+    assert ", bit-identity claimed." in first
+    assert data["fingerprint"].startswith(walker.texts["code"][0])
 
 
 def test_the_page_is_alone_and_small(folder: Path) -> None:
@@ -169,6 +172,8 @@ def test_tables_hold_one_row_per_candidate_fold_and_epoch(folder: Path) -> None:
     assert [len(rows) for rows in tables.values()] == [4, 20, 100]
     assert [row["rank"] for row in tables["results.csv"]] == ["1", "2", "3", "4"]
     best = tables["results.csv"][0]
+    assert {row["bit_identity"] for row in tables["results.csv"]} == {"bit-identity claimed"}
+    assert len({row["fingerprint"] for row in tables["results.csv"]}) == 1
     mine = [
         float(row["accuracy"])
         for row in tables["folds.csv"]
@@ -244,8 +249,23 @@ def test_incomplete_candidates_are_shown_as_such(root: Path) -> None:
         cpu_samples=False,
     )
     text = walk(report(root, run)).text()
-    assert "4 of 5 folds – incomplete" in text
+    assert "4 of 5 folds, incomplete" in text
     assert "Incomplete candidates are not ranked" in text
+
+
+def test_a_page_says_why_bits_are_not_claimed(root: Path) -> None:
+    page = report(root, Synthetic(software={}, cpu_samples=False, epochs=1))
+    walker = walk(page)
+    sentence = "the software that some of its jobs were trained with was not recorded"
+    assert f"bit-identity not claimed: {sentence}" in walker.text()
+    assert numbers(walker)["bit_identity"] == {"claimed": False, "reasons": [sentence]}
+
+
+def test_a_disturbed_speedup_says_so_on_the_first_screen(root: Path) -> None:
+    walker = walk(report(root, Synthetic(others=0.8, epochs=1)))
+    first = " ".join(walker.texts["p"])
+    assert "Disturbed: other programs used 0.8 cores while the serial loop was timed" in first
+    assert "× as fast (disturbed): " in first
 
 
 def test_a_thousand_jobs_make_a_page_of_moderate_size(root: Path) -> None:

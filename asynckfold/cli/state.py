@@ -1,0 +1,96 @@
+"""How far a run is, who works on it, and what became of it when nobody does."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from asynckfold.identity import Claim, claim
+from asynckfold.store import Attempt, RunStore
+
+
+def state_of(store: RunStore) -> dict[str, Any]:
+    """Return what ``asynckfold status --json`` prints: plain data.
+
+    Returns
+    -------
+    dict
+        The jobs by state; ``fingerprint`` and ``bit_identity``; ``holder`` (pid, host, start) or
+        None; ``running_jobs``, one entry a job that a worker has in hand (its pid, attempt, cores
+        and last progress); ``ended``, what became of the run where nobody holds it; and
+        ``continue_with``, the command that does, where there is something to do.
+    """
+    counts, holder, attempts = store.counts(), store.holder(), store.attempts()
+    claimed = claim(store.plan, store.software())
+    at_work = [item for item in attempts if item.outcome is None] if holder else []
+    return {
+        **counts,
+        "fingerprint": store.fingerprint(),
+        "bit_identity": asdict(claimed),
+        "holder": holder,
+        "running_jobs": [_at_work(store, item) for item in at_work],
+        "ended": None if holder else _ended(store, counts, attempts),
+        "continue_with": None if holder or not counts["pending"] else continuation(store.about),
+    }
+
+
+def _at_work(store: RunStore, attempt: Attempt) -> dict[str, Any]:
+    saved = next(iter(store.checkpoints(attempt.job_id)), None)
+    return {
+        "job": attempt.job_id,
+        "attempt": attempt.attempt,
+        "pid": attempt.pid or None,
+        "cores": attempt.cores,
+        "threads": attempt.threads,
+        "device": attempt.device,
+        "started": attempt.started,
+        "epochs_done": len(store.epochs(attempt.job_id)),
+        "epochs": store.plan.params.epochs,
+        "checkpoint": saved and {"epoch": saved.epoch, "batch": saved.batch},
+    }
+
+
+def _ended(store: RunStore, counts: Mapping[str, int], attempts: Sequence[Attempt]) -> str:
+    if not counts["pending"]:
+        return "complete"
+    newest = max((item.session for item in attempts), default=0)
+    outcomes = [item.outcome for item in attempts if item.session == newest]
+    if None in outcomes:
+        number = outcomes.count(None)
+        return f"killed while {number} {'job was' if number == 1 else 'jobs were'} running"
+    told = [item.text for item in store.events() if item.kind == "interrupted"]
+    if "interrupted" in outcomes and told:
+        return told[-1]
+    return "stopped by an I/O fault" if "io" in outcomes else "stopped before its end"
+
+
+def continuation(about: Mapping[str, Any]) -> str:
+    """Return the command that continues a run, from what it knows about itself."""
+    words, command = about.get("cli"), about.get("command")
+    if isinstance(words, list) and words:
+        return shlex.join(["asynckfold", *map(str, words)])
+    shown = shlex.join(map(str, command)) if isinstance(command, list) and command else ""
+    return f"the same call{f' ({shown})' if shown else ''}"
+
+
+def lines(state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the state in words."""
+    ends = " + ".join(
+        f"{state[name]} {name}" for name in ("done", "failed", "diverged", "cancelled", "pending")
+    )
+    yield f"{state['planned']} planned = {ends} ({state['running']} of them running)"
+    holder = state["holder"]
+    if holder:
+        yield f"held by process {holder.get('pid')} on {holder.get('host')}"
+    else:
+        then = f"; continue with: {state['continue_with']}" if state["continue_with"] else ""
+        yield f"not held by anyone: {state['ended']}{then}"
+    for item in state["running_jobs"]:
+        where = item["device"] if item["device"] != "cpu" else f"cores {item['cores']}"
+        yield (
+            f"  {item['job']}: epoch {item['epochs_done']}/{item['epochs']} done, {where}, "
+            f"attempt {item['attempt']}, process {item['pid'] or 'not yet known'}"
+        )
+    yield f"fingerprint {state['fingerprint']}, {Claim(tuple(state['bit_identity']['reasons']))}"

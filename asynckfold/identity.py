@@ -1,0 +1,114 @@
+"""May a run's bits be claimed to be those that its plan gives anywhere, and if not, why not?
+
+Equal plans give equal bits with equal software on an equal kind of processor. A run remembers with
+what each of its sessions trained; what makes the claim untenable is a list of rules, each a pure
+function from these facts to sentences. A new reason is a new rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from asynckfold.plan import Plan
+
+Software = Mapping[str, str]
+"""What one session trained with, by name; empty where it was not recorded."""
+
+Rule = Callable[[Plan, Sequence[Software]], Iterator[str]]
+
+TORCH, BUILD, CPU, ENVIRONMENT, THREADS = (
+    "torch",
+    "torch build",
+    "CPU class",
+    "thread environment",
+    "threads per job",
+)
+CUDA, GPU, KERNELS = "CUDA", "GPU", "deterministic kernels"
+
+DECISIVE = (
+    TORCH,
+    BUILD,
+    "torchvision",
+    "numpy",
+    "scikit-learn",
+    CPU,
+    ENVIRONMENT,
+    THREADS,
+    CUDA,
+    GPU,
+    KERNELS,
+)
+"""What bits depend on; whatever else is recorded is told, and never compared."""
+
+
+def differences(there: Software, here: Software) -> tuple[str, ...]:
+    """Name what may give other bits; nothing where either was not recorded.
+
+    Examples
+    --------
+    >>> differences({"torch": "2.6.0", "python": "3.10"}, {"torch": "2.7.1", "python": "3.12"})
+    ('torch: 2.6.0 there, 2.7.1 here',)
+    """
+    return tuple(
+        f"{name}: {there.get(name) or 'none'} there, {here.get(name) or 'none'} here"
+        for name in DECISIVE
+        if there and here and there.get(name, "") != here.get(name, "")
+    )
+
+
+def _one_software(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
+    if not all(sessions):
+        yield "the software that some of its jobs were trained with was not recorded"
+        return
+    for session in sessions[1:]:
+        found = differences(sessions[0], session)
+        if found:
+            told = "; ".join(found).replace(" there, ", " at first, ").replace(" here", " later")
+            yield f"its sessions did not all train with the same: {told}"
+
+
+def _deterministic_kernels(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
+    if plan.device == "cuda" and not all(item.get(KERNELS) == "yes" for item in sessions):
+        yield "CUDA was used without deterministic kernels (torch.use_deterministic_algorithms)"
+
+
+RULES: tuple[Rule, ...] = (_one_software, _deterministic_kernels)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Whether bit-identity is claimed, and why not, a sentence each.
+
+    Examples
+    --------
+    >>> print(Claim(()))
+    bit-identity claimed
+    >>> print(Claim(("the weather was bad",)))
+    bit-identity not claimed: the weather was bad
+    """
+
+    reasons: tuple[str, ...]
+    claimed: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "claimed", not self.reasons)
+
+    def __str__(self) -> str:
+        if self.claimed:
+            return "bit-identity claimed"
+        return f"bit-identity not claimed: {'; '.join(self.reasons)}"
+
+
+def claim(plan: Plan, sessions: Sequence[Software]) -> Claim:
+    """Apply all rules.
+
+    Parameters
+    ----------
+    plan : Plan
+        What was trained.
+    sessions : sequence of Software
+        With what each session trained that did, the first one first.
+    """
+    found = (reason for rule in RULES for reason in rule(plan, sessions))
+    return Claim(tuple(dict.fromkeys(found)))

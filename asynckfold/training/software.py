@@ -1,0 +1,108 @@
+"""With what this process trains: what bits depend on besides the plan."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from asynckfold.identity import BUILD, CPU, CUDA, ENVIRONMENT, GPU, KERNELS, THREADS, TORCH
+
+VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "BLIS_ARCH_TYPE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_DEBUG_CPU_TYPE",
+    "MKL_DYNAMIC",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_THREADING_LAYER",
+    "NPY_DISABLE_CPU_FEATURES",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_DYNAMIC",
+    "OMP_SCHEDULE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+"""Variables that choose kernels or how work is divided among threads.
+
+Not the numbers of threads: a job has those of its plan.
+"""
+
+EXTENSIONS = {
+    *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni"),
+    *("avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2"),
+}
+"""Instructions that torch, oneDNN, MKL and OpenBLAS choose kernels by."""
+
+
+def software(
+    threads_per_job: int, gpus: Sequence[str] = (), cpuinfo: Path = Path("/proc/cpuinfo")
+) -> dict[str, str]:
+    """Return what this process trains with, by name.
+
+    Parameters
+    ----------
+    threads_per_job : int
+        As in the plan.
+    gpus : sequence of str
+        Names of the GPUs that train; asked for here, torch would open a context in this process.
+    cpuinfo : Path
+        What Linux says of the processor.
+    """
+    build = f"{torch.version.git_version}\n{torch.__config__.show()}"
+    processor = dict(_processor(cpuinfo))
+    found = {
+        TORCH: torch.__version__,
+        BUILD: hashlib.sha256(build.encode()).hexdigest()[:12],
+        **{name: _version(name) for name in ("torchvision", "numpy", "scikit-learn")},
+        "python": platform.python_version(),
+        "CPU": processor.get("model name", platform.processor()),
+        CPU: _cpu_class(processor),
+        ENVIRONMENT: " ".join(f"{key}={os.environ[key]}" for key in VARIABLES if key in os.environ),
+        THREADS: str(threads_per_job),
+        KERNELS: "yes" if torch.get_deterministic_debug_mode() == 2 else "no",
+    }
+    if gpus:
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        found[CUDA] = f"{torch.version.cuda}, cuDNN {cudnn}"
+        found[GPU] = ", ".join(sorted(set(gpus)))
+    return found
+
+
+def _cpu_class(processor: dict[str, str]) -> str:
+    """Processors of one class run the same kernels: maker, family, model and instructions."""
+    keys = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+    words = [processor[key] for key in keys if key in processor]
+    known = f"{processor.get('flags', '')} {processor.get('Features', '')}".split()
+    extensions = " ".join(sorted(EXTENSIONS.intersection(known)))
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{platform.machine()} {' '.join(words)} {capability} ({extensions})"
+
+
+def _processor(cpuinfo: Path) -> Iterator[tuple[str, str]]:
+    """What is said of the first processor."""
+    try:
+        text = cpuinfo.read_text()
+    except OSError:
+        return
+    for line in text.split("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        yield key.strip(), value.strip()
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

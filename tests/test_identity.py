@@ -1,0 +1,318 @@
+"""With what a run trained, when its bits are claimed, and when it may be continued."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from asynckfold import AsyncKFold, InputError, JobsFailedWarning, RunStore
+from asynckfold.cli import main
+from asynckfold.errors import Problem
+from asynckfold.identity import DECISIVE, RULES, claim, differences
+from asynckfold.plan import Plan, TrainerParams
+from asynckfold.report.page import write_report
+from asynckfold.result import CVResults
+from asynckfold.training import software
+from tests.toy import Tiny, adam, samples
+
+PLAN = Plan((), TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+HERE = {"torch": "2.6.0", "CPU class": "x86_64 AVX2", "deterministic kernels": "no"}
+
+names = st.dictionaries(st.sampled_from([*DECISIVE, "python", "CPU"]), st.text(max_size=3))
+
+
+# When bits are claimed
+
+
+def test_equal_software_claims_equal_bits() -> None:
+    assert claim(PLAN, []).claimed
+    assert claim(PLAN, [HERE, HERE]).reasons == ()
+
+
+def test_another_session_with_something_else_is_one_sentence() -> None:
+    other = {**HERE, "torch": "2.7.1", "CPU class": "x86_64 AVX512"}
+    (reason,) = claim(PLAN, [HERE, other, HERE, other]).reasons
+    assert reason == (
+        "its sessions did not all train with the same: torch: 2.6.0 at first, 2.7.1 later; "
+        "CPU class: x86_64 AVX2 at first, x86_64 AVX512 later"
+    )
+
+
+def test_what_was_not_recorded_is_not_claimed() -> None:
+    (reason,) = claim(PLAN, [HERE, {}]).reasons
+    assert "was not recorded" in reason
+
+
+def test_cuda_needs_deterministic_kernels() -> None:
+    plan = replace(PLAN, device="cuda")
+    (reason,) = claim(plan, [HERE]).reasons
+    assert "without deterministic kernels" in reason
+    assert claim(plan, [{**HERE, "deterministic kernels": "yes"}]).claimed
+
+
+def test_a_new_reason_is_a_new_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = (*RULES, lambda plan, sessions: iter(["it rained"] if plan.batch_size == 32 else []))
+    monkeypatch.setattr("asynckfold.identity.RULES", rules)
+    assert claim(PLAN, [HERE]).reasons == ("it rained",)
+    assert str(claim(PLAN, [HERE])) == "bit-identity not claimed: it rained"
+
+
+@given(names, names)
+def test_differences_are_those_of_what_decides(there: dict[str, str], here: dict[str, str]) -> None:
+    found = differences(there, here)
+    known = bool(there and here)
+    expected = [name for name in DECISIVE if known and there.get(name, "") != here.get(name, "")]
+    assert [text.split(": ")[0] for text in found] == expected
+    assert len(found) == len(differences(here, there))
+
+
+# What is recorded
+
+
+CPUINFO = """processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 106
+model name\t: Intel(R) Xeon(R) Platinum
+flags\t\t: fpu sse4_2 avx avx2 fma amx_tile
+
+processor\t: 1
+vendor_id\t: Other
+"""
+
+
+def test_processors_of_one_class_have_one_name(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(CPUINFO)
+    found = software.software(1, cpuinfo=path)
+    assert found["CPU"] == "Intel(R) Xeon(R) Platinum"
+    assert "GenuineIntel 6 106" in found["CPU class"]
+    assert "(amx_tile avx avx2 fma sse4_2)" in found["CPU class"]
+    path.write_text(CPUINFO.replace("Platinum", "Gold"))
+    assert software.software(1, cpuinfo=path)["CPU class"] == found["CPU class"]
+    path.write_text(CPUINFO.replace("amx_tile", ""))
+    assert software.software(1, cpuinfo=path)["CPU class"] != found["CPU class"]
+    assert "CPU class" in software.software(1, cpuinfo=tmp_path / "nothing")
+
+
+def test_gpus_are_told_without_opening_one() -> None:
+    found = software.software(1, ["NVIDIA A100", "NVIDIA A100"])
+    assert found["GPU"] == "NVIDIA A100"
+    assert found["CUDA"].startswith(str(torch.version.cuda))
+    assert not torch.cuda.is_initialized()
+
+
+def test_only_variables_that_choose_kernels_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = software.software(1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("MKL_SECRET_TOKEN", "canary")
+    assert software.software(1) == before
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX")
+    assert differences(before, software.software(1))[0].startswith("thread environment: ")
+
+
+# Runs
+
+
+def call(root: Path, models: Any = Tiny, **settings: Any) -> CVResults:
+    models = models if isinstance(models, (list, dict)) else [models]
+    schedulers = settings.pop("schedulers", ["cosine"])
+    kfold = AsyncKFold(
+        3,
+        samples(),
+        root,
+        nn.CrossEntropyLoss(),
+        10,
+        **{"baseline": None, "verbose": 0, "parallelize": False, **settings},
+    )
+    return kfold(models, schedulers, adam, {"epochs": 2})
+
+
+def other_software(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
+    real = software.software
+    monkeypatch.setattr(
+        software, "software", lambda *facts: {**real(*facts), **changes}, raising=True
+    )
+
+
+class Tall(Tiny):
+    """Another candidate."""
+
+
+class Fails(Tiny):
+    """A candidate that can be repaired."""
+
+    broken = True
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if Fails.broken and not self.training:
+            raise ValueError("not yet")
+        return super().forward(inputs)
+
+
+def half_fails(root: Path) -> None:
+    """Leave a run in which there is something to do again."""
+    Fails.broken = True
+    with pytest.warns(JobsFailedWarning):
+        call(root, [Tiny, Fails])
+    Fails.broken = False
+
+
+def digests(root: Path) -> dict[str, str]:
+    with RunStore.read(root) as store:
+        return {name: result.digest for name, result in store.results().items()}
+
+
+def test_a_run_is_not_continued_with_other_software(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_fails(root)
+    kept = digests(root)
+    other_software(monkeypatch, torch="9.9.9")
+    with pytest.raises(InputError, match=r"torch: 2\S+ there, 9\.9\.9 here") as caught:
+        call(root, [Tiny, Fails])
+    (problem,) = caught.value.problems
+    assert isinstance(problem, Problem)
+    assert "allow_different_software=True" in problem.remedy
+    assert digests(root) == kept
+    results = call(root, [Tiny, Fails], allow_different_software=True)
+    assert results.counts["done"] == 6
+    assert not results.bit_identity.claimed
+    assert "9.9.9 later" in results.bit_identity.reasons[0]
+    assert "bit-identity not claimed" in repr(results)
+    with RunStore.read(root) as store:
+        numbers = json.loads((write_report(store).parent / "results.json").read_text())
+    assert numbers["bit_identity"]["claimed"] is False
+    assert numbers["fingerprint"] == results.fingerprint
+
+
+def test_a_finished_run_may_be_looked_at_with_any_software(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = call(root)
+    other_software(monkeypatch, torch="9.9.9")
+    again = call(root)
+    assert again.fingerprint == first.fingerprint
+    assert again.bit_identity.claimed  # nothing was trained with it
+
+
+def test_other_threads_need_the_flag(root: Path) -> None:
+    half_fails(root)
+    with pytest.raises(InputError, match="threads per job: 1 there, 2 here"):
+        call(root, [Tiny, Fails], threads_per_job=2)
+    results = call(root, [Tiny, Fails], threads_per_job=2, allow_different_software=True)
+    assert results.counts["done"] == 6
+    assert "threads per job: 1 at first, 2 later" in results.bit_identity.reasons[0]
+
+
+def test_the_flag_allows_nothing_else(root: Path) -> None:
+    call(root)
+    with pytest.raises(InputError, match="random_state: 0 there, 1 here"):
+        call(root, random_state=1, allow_different_software=True)
+
+
+def test_compare_says_what_may_explain_a_difference(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(root / "one")
+    other_software(monkeypatch, torch="9.9.9")
+    call(root / "two", random_state=1)
+    assert main(["compare", str(root / "one"), str(root / "two")]) == 1
+    out = capsys.readouterr().out
+    assert f"what may explain it: torch: {torch.__version__} there, 9.9.9 here" in out
+    assert f"{root / 'one'}: bit-identity claimed" in out
+    assert main(["compare", str(root / "one"), str(root / "one"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["software"] == []
+    assert [item["claimed"] for item in found["claims"]] == [True, True]
+
+
+def test_the_callers_deterministic_setting_reaches_the_jobs(root: Path) -> None:
+    seen: list[int] = []
+
+    class Asks(Tiny):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            seen.append(torch.get_deterministic_debug_mode())
+            return super().forward(inputs)
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        call(root, Asks)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert set(seen) == {2}
+    with RunStore.read(root) as store:
+        (found,) = store.software()
+    assert found["deterministic kernels"] == "yes"
+
+
+# A run that grows
+
+
+@pytest.mark.parametrize(
+    ("more", "added"),
+    [
+        ({"models": [Tall, Tiny]}, {"Tall/cosine"}),
+        ({"schedulers": ["cosine", "step"]}, {"Tiny/step"}),
+        (
+            {"models": {"Tiny": Tiny, "Tall": Tall}, "schedulers": ["step", "cosine"]},
+            {"Tall/cosine", "Tall/step", "Tiny/step"},
+        ),
+    ],
+)
+def test_candidates_are_added_to_a_run(
+    root: Path, more: Mapping[str, Any], added: set[str]
+) -> None:
+    call(root, baseline="estimate")
+    kept = digests(root)
+    results = call(root, **{**more, "baseline": "estimate"})
+    found = digests(root)
+    assert {name: found[name] for name in kept} == kept
+    assert {name.rpartition("/")[0] for name in set(found) - set(kept)} == added
+    with RunStore.read(root) as store:
+        assert {item.attempt for item in store.attempts()} == {1}  # nothing was trained again
+        grown = [item.text for item in store.events() if item.kind == "plan"]
+        assert store.baseline is not None
+        assert len(store.baseline.by_candidate) == 1 + len(added)
+    assert grown == [f"{3 * len(added)} jobs were added to the plan"]
+    assert results.bit_identity.claimed
+    # A run that had all of them from the beginning is the same.
+    assert call(root.parent / "whole", **more).fingerprint == results.fingerprint
+
+
+def test_a_candidate_is_not_taken_away(root: Path) -> None:
+    call(root, [Tiny, Tall])
+    with pytest.raises(InputError, match="models: Tiny, Tall there, Tiny here"):
+        call(root, [Tiny])
+
+
+def test_a_candidate_that_changed_does_not_grow(root: Path) -> None:
+    call(root)
+    wider = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 3))
+    with pytest.raises(InputError, match=r"recipe\.architecture\.Tiny"):
+        call(root, {"Tiny": lambda: wider, "Tall": Tall})
+
+
+def test_the_command_adds_candidates_and_resumes_all_of_them(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "run --data digits --limit 100 --folds 2 --epochs 1 --baseline none --no-report --json"
+    words = [*line.split(), "--root", str(root), "--schedulers"]
+    assert main([*words, "cosine"]) == 0
+    first = digests(root)
+    assert main([*words, "cosine,step"]) == 0
+    assert first.items() <= digests(root).items()
+    with RunStore.hold(root) as store:
+        store._db.execute("DELETE FROM results WHERE job_id LIKE '%step/fold-1'")
+    capsys.readouterr()
+    assert main(["resume", str(root), "--json", "--allow-different-software"]) == 0
+    assert json.loads(capsys.readouterr().out)["done"] == 4
