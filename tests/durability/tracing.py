@@ -16,7 +16,7 @@ from pathlib import Path
 
 HOME = Path(__file__).parents[2]
 
-WRITING = ["openat", "mkdir", "write", "pwrite64", "fsync", "fdatasync", "ftruncate"]
+WRITING = ["openat", "mkdir", "mkdirat", "write", "pwrite64", "fsync", "fdatasync", "ftruncate"]
 WRITING += ["rename", "renameat", "renameat2", "unlink", "unlinkat"]
 """The calls that change what is on the disk."""
 
