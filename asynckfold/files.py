@@ -38,7 +38,7 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # A FIFO that nobody reads or writes would be waited for without O_NONBLOCK.
 _FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR)
 
 _KINDS = {
     stat.S_IFLNK: ("a symbolic link", errno.ELOOP),
@@ -197,7 +197,7 @@ def _step(outer: int, place: Path, make: bool) -> int:
     try:
         return os.open(place.name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=outer)
     except OSError as error:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+        if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
             raise _planted(place, outer, "a folder") from error
         raise
 
@@ -207,7 +207,7 @@ def _planted(path: Path, folder: int, wanted: str) -> StorageError:
     mode = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode
     found, number = _KINDS[stat.S_IFMT(mode)]
     return StorageError(
-        number,
+        number if wanted == "a file" else errno.ENOTDIR,
         f"{path} is {found} where {wanted} of the run belongs, and is neither followed nor opened. "
         "Remove it and run the same command again",
     )

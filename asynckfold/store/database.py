@@ -26,6 +26,8 @@ SLICE_PAGES = 1024
 BUSY_SECONDS = 10.0
 """How long one process waits for the other, which normally takes milliseconds."""
 
+SQLITE_OK = 0
+
 _BUSY = "database is locked"
 
 _DISK_FAULTS = {
@@ -158,7 +160,7 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection, pages: int) ->
 
     def watch(status: int, left: int, total: int) -> None:
         nonlocal before, restarts
-        restarts += left > before
+        restarts += status == SQLITE_OK and left >= before
         before = left
         if restarts > 10 and pages > 0:
             raise _OvertakenError

@@ -58,5 +58,5 @@ def clear_up(root: Path, jobs: Iterable[Job], recorded: Mapping[str, Iterable[st
             pass
     except StorageError as error:
         # There is none, it is no folder, or somebody writes it at this moment.
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EAGAIN):
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EAGAIN):
             raise
