@@ -43,8 +43,16 @@ _DTYPES = {
 }
 """What safetensors can write; complex numbers are written as pairs of real ones."""
 
-_DAMAGE = (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What parsing raises where the text is not what `save` wrote."""
+_DAMAGE = (
+    SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RuntimeError,
+)
+"""What parsing raises where the text is not what `save` wrote; torch has RuntimeError for sizes."""
 
 
 def save(path: Path, tree: Mapping[str, Any], root: Path | None = None) -> tuple[str, int]:

@@ -55,5 +55,7 @@ def work(root: Path, acknowledge: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # As the server of workers does: the first optimizer imports a second's worth of torch.
+    torch.optim.SGD([torch.nn.Parameter(torch.empty(1))])
     saving.EPOCH_SECONDS, saving.SHARE = 0.0, math.inf
     nursery(work)
