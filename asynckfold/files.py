@@ -4,17 +4,22 @@
 in the same folder, all bytes, fsync, rename, fsync of the folder. Each step is there because
 leaving it out loses or tears files at a crash (Pillai et al. 2014, "All File Systems Are Not
 Created Equal").
+
+A run's folder may hold what others put there: from it on no link is followed, and what is no plain
+file is neither read nor written, nor waited for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -24,11 +29,39 @@ from asynckfold.errors import StorageError
 TEMPORARY = re.compile(r".+\.\d+\.tmp")
 """Names of files that are being written; of a crash, when nobody writes them any more."""
 
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+"""Whoever made a run may open it to others; nobody is let in by accident."""
+
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,39}")
 
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# A FIFO that nobody reads or writes would be waited for without O_NONBLOCK.
+_FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-def write_whole(path: Path, data: bytes | memoryview) -> None:
+_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR)
+
+_KINDS = {
+    stat.S_IFLNK: ("a symbolic link", errno.ELOOP),
+    stat.S_IFDIR: ("a folder", errno.EISDIR),
+    stat.S_IFREG: ("a file", errno.ENOTDIR),
+    stat.S_IFIFO: ("a FIFO", errno.ENXIO),
+    stat.S_IFSOCK: ("a socket", errno.ENXIO),
+    stat.S_IFCHR: ("a device", errno.ENXIO),
+    stat.S_IFBLK: ("a device", errno.ENXIO),
+}
+
+
+def write_whole(path: Path, data: bytes | memoryview, root: Path | None = None) -> None:
     """Replace `path` by `data`: every observer sees the old file or the new one.
+
+    Parameters
+    ----------
+    path : Path
+        The final name; its folder exists.
+    data : bytes or memoryview
+        All of the content.
+    root : Path, optional
+        The run's folder, from which on no link is followed; the folder of `path` by default.
 
     Raises
     ------
@@ -36,40 +69,47 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
         The disk refused. The old file is untouched, unless it was only the last step that failed:
         then the new one stands in its place, but may not survive a power loss.
     """
-    write_whole_by(path, lambda file: _write_all(file, data), memoryview(data).nbytes)
+    needed = memoryview(data).nbytes
+    write_whole_by(path, lambda file: _write_all(file, data), root, needed)
 
 
-def write_whole_by(path: Path, write: Callable[[BinaryIO], None], needed: int = 0) -> None:
+def write_whole_by(
+    path: Path, write: Callable[[BinaryIO], None], root: Path | None = None, needed: int = 0
+) -> None:
     """Like `write_whole`, with a function that writes to the open temporary file.
 
     `needed` is how many bytes it writes, where that is known before.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        temporary.unlink(missing_ok=True)
-        with os.fdopen(os.open(temporary, flags, 0o644), "wb") as file:
+        with opened_folder(root or path.parent, path.parent) as folder:
+            _write_in(folder, path.name, write)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(error, path, needed) from error
+
+
+def _write_in(folder: int, name: str, write: Callable[[BinaryIO], None]) -> None:
+    temporary = f"{name}.{os.getpid()}.tmp"
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | _FILE_FLAGS
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)
+        with os.fdopen(os.open(temporary, flags, FILE_MODE, dir_fd=folder), "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        _discard(temporary)
-        raise storage_error(error, path, needed) from error
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)
     except BaseException:
-        _discard(temporary)
+        # Where the disk refuses this too, `settle` does it later.
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
         raise
 
 
 def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
     file.write(data)
-
-
-def _discard(temporary: Path) -> None:
-    """Remove a temporary file; where the disk refuses this too, `settle` does it later."""
-    with contextlib.suppress(OSError):
-        temporary.unlink(missing_ok=True)
 
 
 def remove(path: Path) -> None:
@@ -89,18 +129,132 @@ def remove(path: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Make a folder, and those above it that are missing, so that their names are durable."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    for place in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            place.mkdir(FOLDER_MODE)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     for made in missing:
         sync_folder(made.parent)
 
 
+def make_folders(root: Path, folder: Path) -> None:
+    """Make a folder below `root`, which exists; no link is followed.
+
+    Raises
+    ------
+    StorageError
+        The disk refused, or something else stands there.
+    """
+    try:
+        with opened_folder(root, folder, make=True):
+            pass
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(error, folder) from error
+
+
 def sync_folder(folder: Path) -> None:
     """Make names in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, _FOLDER_FLAGS)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def opened_folder(root: Path, folder: Path, *, make: bool = False) -> Iterator[int]:
+    """Yield a descriptor of `folder`, in or below `root`.
+
+    Parameters
+    ----------
+    root : Path
+        The run's folder, which is trusted to be where it is, and must exist.
+    folder : Path
+        Where to; no link is followed on the way.
+    make : bool
+        Make folders that are missing on the way; their names are not durable yet.
+
+    Raises
+    ------
+    StorageError
+        A link or a file stands where a folder belongs.
+    OSError
+        A folder is missing, or the disk refused.
+    """
+    descriptor = os.open(root, _FOLDER_FLAGS)
+    place = root
+    try:
+        for part in folder.relative_to(root).parts:
+            outer, place = descriptor, place / part
+            descriptor = _step(outer, place, make)
+            os.close(outer)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _step(outer: int, place: Path, make: bool) -> int:
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(place.name, FOLDER_MODE, dir_fd=outer)
+    try:
+        return os.open(place.name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=outer)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            raise _planted(place, outer, "a folder") from error
+        raise
+
+
+def _planted(path: Path, folder: int, wanted: str) -> StorageError:
+    """Say what stands where a file or a folder of the run belongs."""
+    mode = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode
+    found, number = _KINDS[stat.S_IFMT(mode)]
+    return StorageError(
+        number if wanted == "a file" else errno.ENOTDIR,
+        f"{path} is {found} where {wanted} of the run belongs, and is neither followed nor opened. "
+        "Remove it and run the same command again",
+    )
+
+
+def open_plain(path: Path, flags: int, root: Path | None = None) -> int:
+    """Open a plain file, never a link, a FIFO or a device; return the descriptor.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    flags : int
+        As of `os.open`; a file that is made is its owner's alone.
+    root : Path, optional
+        The run's folder, from which on no link is followed; the folder of `path` by default.
+
+    Raises
+    ------
+    StorageError
+        Something else stands there.
+    OSError
+        The disk refused.
+    """
+    with opened_folder(root or path.parent, path.parent) as folder:
+        try:
+            descriptor = os.open(path.name, flags | _FILE_FLAGS, FILE_MODE, dir_fd=folder)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise _planted(path, folder, "a file") from error
+            raise
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise _planted(path, folder, "a file")
+
+
+def read_plain(path: Path, root: Path | None = None) -> bytes:
+    """Return the content of a plain file; see `open_plain`."""
+    with os.fdopen(open_plain(path, os.O_RDONLY, root), "rb") as file:
+        return file.read()
 
 
 def settle(
@@ -132,49 +286,75 @@ def settle(
         The disk refused.
     """
     try:
-        with _opened_folder(root, folder) as descriptor:
-            if descriptor is None:
-                return dict.fromkeys(recorded, "its folder is gone")
+        with opened_folder(root, folder) as descriptor:
             for name in os.listdir(descriptor):  # noqa: PTH208
                 if ours.fullmatch(name) and name not in recorded and _is_file(name, descriptor):
                     os.unlink(name, dir_fd=descriptor)
             return _wrong(descriptor, recorded)
     except OSError as error:
+        if error.errno in _NO_FOLDER and root.is_dir():
+            return dict.fromkeys(recorded, "its folder is gone")
         raise storage_error(error, folder) from error
+
+
+@contextlib.contextmanager
+def alone(root: Path, folder: Path, ours: re.Pattern[str], wait_s: float = 10.0) -> Iterator[None]:
+    """Keep other writers out of a folder meanwhile; remove first what killed ones left of `ours`.
+
+    The lock is on the folder itself: no file of it can be left behind. Where a file system has no
+    such lock, nothing is removed.
+
+    Parameters
+    ----------
+    root, folder : Path
+        As for `opened_folder`.
+    ours : re.Pattern
+        Which names may be removed.
+    wait_s : float
+        How long to wait for another writer.
+
+    Raises
+    ------
+    StorageError
+        Another process still writes there, something else stands there, or the disk refused.
+    """
+    try:
+        with opened_folder(root, folder) as descriptor:
+            if _locked(descriptor, folder, wait_s):
+                settle(root, folder, ours, {})
+            yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(error, folder) from error
+
+
+def _locked(descriptor: int, folder: Path, wait_s: float) -> bool:
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise StorageError(
+                    errno.EAGAIN, f"another process writes to {folder}. Try again when it is done"
+                ) from None
+            time.sleep(0.02)
+        except OSError:
+            return False
+        else:
+            return True
 
 
 def _wrong(folder: int, recorded: Mapping[str, str | None]) -> dict[str, str]:
     found = {}
     for name, digest in recorded.items():
         if not _is_file(name, folder):
-            found[name] = "it is gone"
+            found[name] = "it is gone, or no plain file"
         elif digest is not None and _digest(name, folder) != digest:
             os.rename(name, f"{name}.bad", src_dir_fd=folder, dst_dir_fd=folder)
             found[name] = f"its SHA-256 differs; it was renamed to {name}.bad"
     return found
-
-
-@contextlib.contextmanager
-def _opened_folder(root: Path, folder: Path) -> Iterator[int | None]:
-    """Yield a descriptor of `folder`, or None where the way to it is missing or no folder."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    descriptor: int | None = os.open(root, flags)
-    try:
-        for part in folder.relative_to(root).parts:
-            assert descriptor is not None
-            outer, descriptor = descriptor, None
-            try:
-                descriptor = os.open(part, flags | os.O_NOFOLLOW, dir_fd=outer)
-            except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                    raise
-                break
-            finally:
-                os.close(outer)
-        yield descriptor
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 def _is_file(name: str, folder: int) -> bool:
@@ -185,8 +365,7 @@ def _is_file(name: str, folder: int) -> bool:
 
 
 def _digest(name: str, folder: int) -> str:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:
+    with os.fdopen(os.open(name, os.O_RDONLY | _FILE_FLAGS, dir_fd=folder), "rb") as file:
         return _sha256(file)
 
 

@@ -27,7 +27,7 @@ from asynckfold.errors import (
     WorkerDiedError,
     refuse,
 )
-from asynckfold.files import slug, write_whole
+from asynckfold.files import make_folders, slug, write_whole
 from asynckfold.folds import Fold
 from asynckfold.identity import differences
 from asynckfold.interruption import Interruption
@@ -171,7 +171,7 @@ class Session:
         return facts
 
     def _log(self, data: Prepared, facts: Facts) -> None:
-        for note in (*data.notes, *self.notes):
+        for note in (*self.store.notes, *data.notes, *self.notes):
             self.store.event("note", note)
             self.display.note(note)
         for candidate, trace in facts.failures.items():
@@ -523,8 +523,8 @@ def write_out_of_fold(results: CVResults) -> None:
     outputs = results.oof
     for row in results.candidates:
         path = folder / f"{slug(row.model)}-{slug(row.lr_schedule)}.npz"
-        if row.complete and not path.exists():
-            folder.mkdir(exist_ok=True)
+        if row.complete and (path.is_symlink() or not path.is_file()):
+            make_folders(results.root_dir, folder)
             buffer = io.BytesIO()
             np.savez_compressed(buffer, outputs=outputs[row.name])
-            write_whole(path, buffer.getvalue())
+            write_whole(path, buffer.getvalue(), results.root_dir)

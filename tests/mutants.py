@@ -45,7 +45,7 @@ MUTATIONS = (
     Mutation(
         "no fsync of the folder",
         "files.py",
-        "        sync_folder(path.parent)\n",
+        "        os.fsync(folder)\n",
         "",
         POWER,
     ),
@@ -73,15 +73,15 @@ MUTATIONS = (
     Mutation(
         "written under the final name",
         "files.py",
-        'temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")',
-        "temporary = path",
+        'temporary = f"{name}.{os.getpid()}.tmp"',
+        "temporary = name",
         KILLED,
     ),
     Mutation(
         "temporary file in another folder",
         "files.py",
-        'temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")',
-        'temporary = path.parents[1] / f"{path.name}.{os.getpid()}.tmp"',
+        'temporary = f"{name}.{os.getpid()}.tmp"',
+        'temporary = f"../{name}.{os.getpid()}.tmp"',
         KILLED,
     ),
     Mutation(

@@ -324,6 +324,8 @@ def test_resume_continues_a_built_in_run_from_any_folder(
     assert main(shlex.split(line)) == 0
     with RunStore.hold(tmp_path / "there" / "r") as store:
         store._db.execute("DELETE FROM results WHERE job_id LIKE '%fold-1'")
+        store._db.execute("UPDATE attempts SET outcome = 'died' WHERE job_id LIKE '%fold-1'")
+        store._seal("attempts", "TRUE")
     fingerprint = told(capsys, "status", "r")["fingerprint"]
     monkeypatch.chdir(tmp_path)
     found = told(capsys, "resume", "there/r")

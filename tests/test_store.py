@@ -243,13 +243,14 @@ def test_a_look_at_the_holder_does_not_refuse_the_next_one(root: Path) -> None:
         thread.join()
 
 
-def test_a_reader_cannot_write_and_sees_what_is_committed(root: Path) -> None:
-    with begin(root) as writer, RunStore.read(root) as reader:
-        for number, job in enumerate(PLAN.jobs, 1):
-            finish(writer, job.id)
-            assert len(reader.results()) == number
-            assert reader.counts()["done"] == number
-        with pytest.raises(StorageError, match="only the process that holds the run may write"):
+def test_a_reader_cannot_write_and_sees_what_was_committed_when_it_looked(root: Path) -> None:
+    with begin(root) as writer:
+        for number, job in enumerate(PLAN.jobs):
+            with RunStore.read(root) as reader:
+                finish(writer, job.id)
+                assert len(reader.results()) == reader.counts()["done"] == number
+        refused = pytest.raises(StorageError, match="only the process that holds the run may write")
+        with RunStore.read(root) as reader, refused:
             reader.event("x", "y")
 
 

@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from asynckfold.files import storage_error, write_whole
+from asynckfold.files import alone, make_folder, make_folders, storage_error, write_whole
 from asynckfold.report import findings
 from asynckfold.report.charts import Chart, draw
 from asynckfold.report.summary import Summary, read_results, summarize
@@ -79,25 +80,30 @@ def write_report(store: RunStore, folder: Path | None = None) -> Path:
     StoreCorruptError
         The run has no plan, or its files are damaged.
     """
-    folder = store.root / "report" if folder is None else Path(folder)
-    _make_folder(folder)
     results = read_results(store)
     summary = summarize(store, results)
     charts = draw(summary)
-    for name, level in CSV_FILES.items():
-        write_whole(folder / name, csv_table(_records(results, level)))
-    for chart in charts:
-        write_whole(folder / f"{chart.name}.png", chart.png)
+    files = {name: csv_table(_records(results, level)) for name, level in CSV_FILES.items()}
+    files |= {f"{chart.name}.png": chart.png for chart in charts}
     numbers = json.dumps(summary.to_dict(), ensure_ascii=False, allow_nan=False, indent=1)
-    write_whole(folder / "results.json", numbers.encode())
-    page = folder / "index.html"
-    write_whole(page, render(summary, charts).encode())
-    return page
+    files["results.json"] = numbers.encode()
+    files["index.html"] = render(summary, charts).encode()
+    if folder is None:
+        root, folder = store.root, store.root / "report"
+        make_folders(root, folder)
+    else:
+        root = folder = Path(folder)
+        _make_folder(folder)
+    left = re.compile(rf"({'|'.join(map(re.escape, files))})\.\d+\.tmp")
+    with alone(root, folder, left):
+        for name, content in files.items():
+            write_whole(folder / name, content, root)
+    return folder / "index.html"
 
 
 def _make_folder(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise storage_error(error, folder) from error
 

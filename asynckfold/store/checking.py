@@ -9,6 +9,12 @@ from pathlib import Path
 from asynckfold.errors import StoreCorruptError
 from asynckfold.store.schema import COLUMNS, FORMAT, STATEMENTS
 
+_LACKING = """
+SELECT job_id FROM attempts WHERE outcome IN ('ok', 'diverged')
+AND job_id NOT IN (SELECT job_id FROM results) LIMIT 1
+"""
+"""A result and the end of its attempt are one transaction: a torn copy may hold half of it."""
+
 
 def verify(db: sqlite3.Connection, path: Path) -> None:
     """Check a run at rest: that it is one, that SQLite finds it sound, and the seal of every row.
@@ -30,12 +36,17 @@ def verify(db: sqlite3.Connection, path: Path) -> None:
     if word != "ok":
         raise StoreCorruptError(f"{path} is damaged: {word}")
     for table, columns in COLUMNS.items():
-        query = f"SELECT COUNT(*) FROM {table} WHERE seal IS NOT seal({columns})"
-        (changed,) = db.execute(query).fetchone()
+        key = columns.split(", ")[0]
+        query = f"SELECT COUNT(*), MIN({key}) FROM {table} WHERE seal IS NOT seal({columns})"
+        changed, first = db.execute(query).fetchone()
         if changed:
             raise StoreCorruptError(
-                f"{path} is damaged: {changed} rows of {table} are not what was written"
+                f"{path} is damaged: {changed} rows of {table} are not what was written, the first "
+                f"of {key} {first!r}"
             )
+    row = db.execute(_LACKING).fetchone()
+    if row:
+        raise StoreCorruptError(f"{path} is damaged: the result of {row[0]} is gone")
 
 
 def checksum(*values: object) -> int:

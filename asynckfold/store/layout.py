@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,24 @@ DATABASE = "run.db"
 LOCK = "run.lock"
 SPLITS = "splits.npz"
 CHECKPOINT = re.compile(r"checkpoint-.+\.safetensors")
+
+
+_NETWORKS = re.compile(r"nfs\d?|cifs|smb\d?|smbfs|9p|afs|ceph|fuse\.(sshfs|s3fs|gcsfuse|rclone)")
+
+
+def network_of(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the type of the network file system that a folder lies on, or ``""``."""
+    try:
+        device = folder.stat().st_dev
+        lines = mounts.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    place = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        if before.split()[2:3] == [place] and _NETWORKS.fullmatch(after.split()[0]):
+            return after.split()[0]
+    return ""
 
 
 def job_folder(root: Path, job: Job) -> Path:

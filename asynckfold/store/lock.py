@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import pwd
+import shlex
 import socket
+import stat
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from asynckfold.errors import RunHeldError
-from asynckfold.files import make_folder, storage_error
+from asynckfold.errors import Problem, RunHeldError, StorageError, refuse
+from asynckfold.files import make_folder, open_plain, storage_error
 from asynckfold.store.layout import LOCK
 
 # A tenth of a second in all: thousands of times what a reader needs to look at the lock.
 _TRIES, _TRY_SECONDS = 20, 0.005
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def now_text() -> str:
@@ -26,9 +33,12 @@ def now_text() -> str:
 def take_lock(root: Path) -> int:
     """Take the run, making its folder; return the descriptor that holds it while it is open."""
     path = root / LOCK
+    refuse(shared_problems(root))
     try:
         make_folder(root)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        descriptor = open_plain(path, os.O_RDWR | os.O_CREAT, root)
+    except StorageError:
+        raise
     except OSError as error:
         raise storage_error(error, path) from error
     try:
@@ -41,6 +51,8 @@ def take_lock(root: Path) -> int:
         ) from None
     except OSError as error:
         os.close(descriptor)
+        if error.errno in _NO_LOCKS:
+            refuse([_no_locks(root, error)])
         raise storage_error(error, path) from error
     about = {"pid": os.getpid(), "host": socket.gethostname(), "started": now_text()}
     try:
@@ -50,6 +62,44 @@ def take_lock(root: Path) -> int:
         os.close(descriptor)
         raise storage_error(error, path) from error
     return descriptor
+
+
+def shared_problems(root: Path) -> Iterator[Problem]:
+    """Refuse a folder in which somebody else could change the files of a run."""
+    try:
+        found = root.stat()
+    except OSError:
+        return  # it is made for the run, or told by whoever makes it
+    if found.st_uid != os.geteuid():
+        yield Problem(
+            "root_dir must belong to the user who runs, or others could change the run",
+            f"{root}, which belongs to {_user(found.st_uid)}, as {_user(os.geteuid())}",
+            f"Use another folder, run as {_user(found.st_uid)}, or: "
+            f"chown -R {os.geteuid()} {shlex.quote(str(root))}",
+        )
+    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
+        who = "everyone" if found.st_mode & stat.S_IWOTH else "its group"
+        yield Problem(
+            "root_dir must not be writable for others, who could replace files of the run",
+            f"{root} with mode {stat.S_IMODE(found.st_mode):04o}, which {who} may write to",
+            f"Use a folder that does not exist yet, or: chmod go-w {shlex.quote(str(root))} "
+            "(where others must add files of their own: chmod +t)",
+        )
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+def _no_locks(root: Path, error: OSError) -> Problem:
+    return Problem(
+        "root_dir must lie on a file system with locks (flock), which say who holds a run",
+        f"{root}, where flock says: {error.strerror}",
+        "Use a folder on a local disk.",
+    )
 
 
 def _take(descriptor: int) -> None:
@@ -65,6 +115,12 @@ def _take(descriptor: int) -> None:
 
 def _owner_text(descriptor: int) -> str:
     about = _owner(descriptor)
+    for _ in range(5 * _TRIES):
+        if about and not _is_gone(about):
+            break
+        # Who took the lock says so a moment later; until then the last one's word stands.
+        time.sleep(_TRY_SECONDS)
+        about = _owner(descriptor)
     if not about:
         return "another process"
     return "process {pid} on {host} since {started}".format(
@@ -80,10 +136,15 @@ def _owner(descriptor: int) -> dict[str, Any]:
     return about if isinstance(about, dict) else {}
 
 
+def _is_gone(about: Mapping[str, Any]) -> bool:
+    here = about.get("host") == socket.gethostname()
+    return here and not Path(f"/proc/{about.get('pid')}").exists()
+
+
 def holder_of(root: Path) -> dict[str, Any] | None:
     """Say who holds the run, or None when nobody does."""
     try:
-        descriptor = os.open(root / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = open_plain(root / LOCK, os.O_RDONLY, root)
     except OSError:
         return None
     try:

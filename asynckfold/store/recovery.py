@@ -5,11 +5,13 @@ Each step may be killed at any moment and done again.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from asynckfold.files import TEMPORARY, settle, storage_error, sync_folder
+from asynckfold.errors import StorageError
+from asynckfold.files import TEMPORARY, alone, make_folders, settle, storage_error, sync_folder
 from asynckfold.plan import Job
 from asynckfold.store.layout import CHECKPOINT, SPLITS, job_folder, up_to
 from asynckfold.store.records import CheckpointRef
@@ -19,9 +21,9 @@ def make_job_folders(root: Path, jobs: Iterable[Job]) -> None:
     """Make the jobs' folders: a checkpoint is durable only when the way to it is."""
     folders = {job_folder(root, job) for job in jobs}
     inner = {outer for folder in folders for outer in up_to(root, folder)}
+    for folder in folders:
+        make_folders(root, folder)
     try:
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
         for outer in inner:
             sync_folder(outer)
     except OSError as error:
@@ -51,3 +53,10 @@ def clear_up(root: Path, jobs: Iterable[Job], recorded: Mapping[str, Iterable[st
         settle(root, job_folder(root, job), ours, names)
     settle(root, root, re.compile(rf"{SPLITS}\.\d+\.tmp"), {})
     settle(root, root / "oof", TEMPORARY, {})
+    try:
+        with alone(root, root / "report", TEMPORARY, wait_s=0):
+            pass
+    except StorageError as error:
+        # There is none, it is no folder, or somebody writes it at this moment.
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EAGAIN):
+            raise

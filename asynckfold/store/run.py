@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
 import socket
 import sqlite3
 import time
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
@@ -24,13 +26,24 @@ from asynckfold.folds import Fold
 from asynckfold.plan import Plan
 from asynckfold.result import DONE, FAILED, Baseline, Epoch, Result
 from asynckfold.store import recovery, splits
-from asynckfold.store.checking import verify
-from asynckfold.store.database import SQLITE_FAULTS, connect, from_sqlite, open_read_only
-from asynckfold.store.layout import DATABASE, SPLITS
-from asynckfold.store.lock import holder_of, now_text, take_lock
+from asynckfold.store.database import SQLITE_FAULTS, connect, from_sqlite, snapshot
+from asynckfold.store.layout import DATABASE, LOCK, SPLITS, network_of
+from asynckfold.store.lock import now_text, take_lock
 from asynckfold.store.reading import RunReader
 from asynckfold.store.records import CheckpointRef
 from asynckfold.store.schema import COLUMNS, FORMAT
+
+_FORKED = "only the process that holds the run may write to it"
+
+_held: weakref.WeakSet[RunStore] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for store in list(_held):
+        store._abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 class RunStore(RunReader):
@@ -54,6 +67,9 @@ class RunStore(RunReader):
         self._wanted = False
         self._packed_since: float | None = None
         self._broken = ""
+        self._abandoned = False
+        if lock is not None:
+            _held.add(self)
 
     # Opening and closing
 
@@ -81,34 +97,26 @@ class RunStore(RunReader):
 
     @classmethod
     def read(cls, root: Path | str) -> RunStore:
-        """Open a run for reading; it may be running.
+        """Look at a run, which may be running: at what is committed now, and not later.
+
+        What is read is a copy in memory, checked as a whole. It needs no right to write.
 
         Raises
         ------
         StoreCorruptError
             There is no run in this folder, or it is damaged.
+        StorageError
+            It cannot be read.
         """
         root = Path(root)
-        path = root / DATABASE
-        if not path.is_file():
-            raise StoreCorruptError(f"{root} holds no run: there is no run.db in it")
-        try:
-            connection = open_read_only(path)
-        except SQLITE_FAULTS as error:
-            raise from_sqlite(error, root) from error
-        try:
-            # A run that is held was checked by its holder, and must not be kept from writing.
-            if holder_of(root) is None:
-                verify(connection, path)
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, SQLITE_FAULTS):
-                raise from_sqlite(error, root) from error
-            raise
-        return cls(root, connection, None)
+        if not os.path.lexists(root / DATABASE):
+            raise StoreCorruptError(f"{root} holds no run: there is no {DATABASE} in it")
+        return cls(root, snapshot(root), None)
 
     def close(self) -> None:
         """Write what is buffered and let go of the run."""
+        if self._abandoned:
+            return
         try:
             if self._lock is not None and os.getpid() == self._owner and not self._broken:
                 self._leave()
@@ -117,6 +125,18 @@ class RunStore(RunReader):
             if self._lock is not None:
                 os.close(self._lock)
                 self._lock = None
+
+    def _abandon(self) -> None:
+        """Let go of the run in a child of this process, which must not touch what is its parent's.
+
+        A lock lives as long as any descriptor of it, and SQLite rolls back the transaction of a
+        connection that is closed, be it by the interpreter at its end: so this one never is.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._db))
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        self._abandoned = True
 
     def __enter__(self) -> RunStore:
         return self
@@ -243,6 +263,17 @@ class RunStore(RunReader):
         for job_id, file in self._rows("SELECT job_id, file FROM checkpoints"):
             named.setdefault(job_id, []).append(file)
         recovery.clear_up(self.root, self.plan.jobs, named)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What should be known about the place of the run."""
+        name = network_of(self.root)
+        if not name:
+            return ()
+        return (
+            f"{self.root} lies on {name}, where locks and fsync are as good as its server: prefer "
+            "a local disk, and start no second run in it from another machine",
+        )
 
     def now(self) -> float:
         """Run seconds: wall time of all sessions so far."""
@@ -473,7 +504,7 @@ class RunStore(RunReader):
 
     def _begin_buffered(self) -> None:
         if os.getpid() != self._owner or self._lock is None:
-            raise StorageError("only the process that holds the run may write to it")
+            raise StorageError(_FORKED)
         if self._broken:
             raise StorageError(errno.EIO, self._broken)
         if not self._dirty:
@@ -481,6 +512,7 @@ class RunStore(RunReader):
             self._dirty = True
 
     def _commit(self) -> None:
+        self._check_place()
         self._execute("COMMIT")
         self._dirty = False
 
@@ -488,6 +520,7 @@ class RunStore(RunReader):
         try:
             return self._db.execute(statement, values)
         except SQLITE_FAULTS as error:
+            self._check_place()
             fault = from_sqlite(error, self.root)
             if isinstance(fault, StorageError) and fault.errno == errno.EIO:
                 # What the disk refused to take once is not given to it again in this session: the
@@ -495,6 +528,26 @@ class RunStore(RunReader):
                 self._broken = str(fault.strerror)
             self._roll_back()
             raise fault from error
+
+    def _check_place(self) -> None:
+        """See that the folder is still where it was: nothing is written into another one."""
+        assert self._lock is not None
+        try:
+            there = os.path.samestat((self.root / LOCK).lstat(), os.fstat(self._lock))
+        except OSError:
+            there = False
+        if not there:
+            self._broken = (
+                f"{self.root} was moved, replaced or removed while the run was going on: nothing "
+                "more is written. Put it back, or run the same command with its new place"
+            )
+            self._roll_back()
+            raise StorageError(errno.ENOENT, self._broken)
+
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        if self._abandoned:
+            raise StorageError(_FORKED)
+        return super()._rows(statement, values)
 
     def _put(self, key: str, value: str) -> None:
         self._execute("INSERT OR REPLACE INTO meta VALUES (?,?,NULL)", (key, value))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import StoreCorruptError
-from asynckfold.files import write_whole
+from asynckfold.files import read_plain, write_whole
 from asynckfold.folds import Fold
 from asynckfold.plan import Plan, folds_fingerprint
 from asynckfold.store.layout import SPLITS
@@ -27,7 +27,7 @@ def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
         arrays[f"{name}-valid"] = fold.valid
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_whole(root / SPLITS, buffer.getvalue())
+    write_whole(root / SPLITS, buffer.getvalue(), root)
     return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
@@ -35,9 +35,9 @@ def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], 
     """Return the folds of a plan and the targets, if the file is what was written."""
     path = root / SPLITS
     try:
-        data = path.read_bytes()
+        data = read_plain(path, root)
     except OSError as error:
-        raise StoreCorruptError(f"{path} cannot be read: {error}") from error
+        raise StoreCorruptError(f"{path} cannot be read: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != digest:
         raise StoreCorruptError(f"{path} is damaged: it is not what was written")
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asynckfold.files import storage_error
+from asynckfold.errors import StorageError
+from asynckfold.files import make_folders, open_plain, storage_error
 from asynckfold.folds import Fold
 from asynckfold.plan import Job, Plan
 from asynckfold.recipe import Recipe
@@ -62,8 +66,22 @@ def log_path(root: Path, job: Job) -> Path:
     return job_folder(root, job) / "log.txt"
 
 
+LOG_BYTES = 10 << 20
+"""What a job's log is kept to, whatever its user code prints."""
+
+_HEAD, _TAIL, _CHUNK = LOG_BYTES // 2, LOG_BYTES // 4, 1 << 20
+_LEFT_OUT = b"\n... the middle of this log was left out: it is kept to 10 MiB ...\n"
+
+WATCH_SECONDS = 0.05
+"""What is printed in this time may stand above `LOG_BYTES` until the next look."""
+
+
 class JobLog:
     """A job's ``log.txt``, open for appending; each line is on its way to the disk when written.
+
+    What user code prints goes to its descriptor directly, so that nothing ever waits for a reader,
+    and the last words of a crashing process are there. Beyond `LOG_BYTES` the first half stays,
+    and of the rest the newest part.
 
     A disk that refuses is no failure of the job: it raises `StorageError`, so that the run stops
     and can be continued.
@@ -71,29 +89,77 @@ class JobLog:
 
     def __init__(self, root: Path, job: Job) -> None:
         self.path = log_path(root, job)
+        make_folders(root, self.path.parent)
         with _disk(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab", buffering=0)
+            self._file = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, root)
+            self.shorten()
 
     def write(self, text: str) -> None:
         """Append text; what cannot be encoded is written escaped."""
+        data = text.encode("utf-8", "backslashreplace")
         with _disk(self.path):
-            self._file.write(text.encode("utf-8", "backslashreplace"))
+            for start in range(0, len(data), _CHUNK):
+                _append(self._file, data[start : start + _CHUNK])
+                self.shorten()
 
     def fileno(self) -> int:
         """Return the descriptor."""
-        return self._file.fileno()
+        return self._file
+
+    def shorten(self) -> None:
+        """Leave out the middle of a log that is too long; a line written meanwhile may be lost."""
+        if os.fstat(self._file).st_size <= LOG_BYTES:
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return  # somebody else does it
+        try:
+            size = os.fstat(self._file).st_size
+            newest = os.pread(self._file, _TAIL, size - _TAIL)
+            os.ftruncate(self._file, _HEAD)
+            _append(self._file, _LEFT_OUT + newest)
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    @contextmanager
+    def kept_short(self) -> Iterator[None]:
+        """Look after the length meanwhile: descriptors given to user code know no limit."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(WATCH_SECONDS):
+                # A disk that refuses here is told by the next line of the log.
+                with suppress(OSError):
+                    self.shorten()
+
+        watcher = threading.Thread(target=watch, name="asynckfold-log", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+            with _disk(self.path):
+                self.shorten()
 
     def __enter__(self) -> JobLog:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._file.close()
+        os.close(self._file)
+
+
+def _append(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
 
 
 @contextmanager
 def _disk(path: Path) -> Iterator[None]:
     try:
         yield
+    except StorageError:
+        raise
     except OSError as error:
         raise storage_error(error, path) from error

@@ -22,7 +22,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from asynckfold.errors import StoreCorruptError
-from asynckfold.files import write_whole
+from asynckfold.files import read_plain, write_whole
 
 _DTYPES = {
     torch.bool,
@@ -43,11 +43,19 @@ _DTYPES = {
 }
 """What safetensors can write; complex numbers are written as pairs of real ones."""
 
-_DAMAGE = (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What parsing raises where the text is not what `save` wrote."""
+_DAMAGE = (
+    SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RuntimeError,
+)
+"""What parsing raises where the text is not what `save` wrote; torch has RuntimeError for sizes."""
 
 
-def save(path: Path, tree: Mapping[str, Any]) -> tuple[str, int]:
+def save(path: Path, tree: Mapping[str, Any], root: Path | None = None) -> tuple[str, int]:
     """Write `tree` durably; return the SHA-256 and the size of the file.
 
     Parameters
@@ -57,6 +65,8 @@ def save(path: Path, tree: Mapping[str, Any]) -> tuple[str, int]:
     tree : Mapping
         Nested dicts, lists and tuples of tensors, arrays, numbers, text, None. NumPy's numbers come
         back as Python's, named tuples as tuples, other mappings as dicts.
+    root : Path, optional
+        The run's folder, from which on no link is followed; the folder of `path` by default.
 
     Raises
     ------
@@ -68,12 +78,21 @@ def save(path: Path, tree: Mapping[str, Any]) -> tuple[str, int]:
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _freeze(tree, "", tensors)
     data = save_tensors(tensors, {"tree": json.dumps(skeleton)})
-    write_whole(path, data)
+    write_whole(path, data, root)
     return hashlib.sha256(data).hexdigest(), len(data)
 
 
-def load(path: Path, sha256: str) -> dict[str, Any]:
+def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
     """Read what `save` wrote.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    sha256 : str
+        The digest that was recorded.
+    root : Path, optional
+        The run's folder, from which on no link is followed; the folder of `path` by default.
 
     Raises
     ------
@@ -81,9 +100,9 @@ def load(path: Path, sha256: str) -> dict[str, Any]:
         The file is missing, or is not the one whose digest was recorded.
     """
     try:
-        data = path.read_bytes()
+        data = read_plain(path, root)
     except OSError as error:
-        raise StoreCorruptError(f"checkpoint {path} cannot be read: {error}") from error
+        raise StoreCorruptError(f"checkpoint {path} cannot be read: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != sha256:
         raise StoreCorruptError(
             f"checkpoint {path} ({len(data)} bytes) is not the file that was recorded: "

@@ -264,7 +264,8 @@ def _restore(training: Training, report: Report) -> None:
     refs = training.task.checkpoints
     for position, ref in enumerate(refs, 1):
         try:
-            training.continue_from(checkpoint.load(training.bundle.root / ref.file, ref.sha256))
+            root = training.bundle.root
+            training.continue_from(checkpoint.load(root / ref.file, ref.sha256, root))
         except StoreCorruptError as error:
             instead = "an older one is used" if position < len(refs) else "the job starts anew"
             report(Remark(training.task.job.id, "damage", f"{error}; {instead}"))
@@ -449,7 +450,7 @@ def _save(training: Training, report: Report) -> None:
     path = folder / name
     # A slow disk is no hang.
     training.pulse.aside()
-    digest, size = checkpoint.save(path, training.tree())
+    digest, size = checkpoint.save(path, training.tree(), training.bundle.root)
     report(
         CheckpointWritten(
             CheckpointRef(

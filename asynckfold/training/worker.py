@@ -254,11 +254,11 @@ class _Worker:
 @contextmanager
 def _output_to_log(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[None]:
     """What the user's code prints belongs to its job, not into the sweep's display."""
-    with JobLog(bundle.root, tasks[0].job) if tasks else Path(os.devnull).open("ab") as target:
+    with _sink(bundle, tasks) as target:
         saved = [os.dup(number) for number in (1, 2)]
         try:
             for number in (1, 2):
-                os.dup2(target.fileno(), number)
+                os.dup2(target, number)
             yield
         finally:
             sys.stdout.flush()
@@ -266,6 +266,16 @@ def _output_to_log(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[None]:
             for number, old in zip((1, 2), saved, strict=True):
                 os.dup2(old, number)
                 os.close(old)
+
+
+@contextmanager
+def _sink(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[int]:
+    if tasks:
+        with JobLog(bundle.root, tasks[0].job) as log, log.kept_short():
+            yield log.fileno()
+    else:
+        with Path(os.devnull).open("ab") as nowhere:
+            yield nowhere.fileno()
 
 
 def _die_with_parent(server: int) -> None:

@@ -59,7 +59,7 @@ class Recording:
         return path == str(self.root) or path.startswith(f"{self.root}/")
 
     def _openat(self, arguments: str, result: str) -> None:
-        path = _text(_strings(arguments)[0])
+        path = _paths(arguments)[0]
         if path == f"{self.root}.acknowledged":
             self._open[result] = ("acknowledge", 0)
             return
@@ -72,9 +72,11 @@ class Recording:
         self._open[result] = (self._inodes.get(path, path), 0)
 
     def _mkdir(self, arguments: str, result: str) -> None:
-        path = _text(_strings(arguments)[0])
+        path = _paths(arguments)[0]
         if self._ours(path):
             self._name("link", path, path)
+
+    _mkdirat = _mkdir
 
     def _write(self, arguments: str, result: str) -> None:
         descriptor, data = _descriptor(arguments), _strings(arguments)[0]
@@ -107,22 +109,21 @@ class Recording:
     _fdatasync = _fsync
 
     def _rename(self, arguments: str, result: str) -> None:
-        old, new = (_text(item) for item in _strings(arguments))
+        old, new = _paths(arguments)
         inode = self._inodes.pop(old)
         self._inodes[new] = inode
         folder, _, name = new.rpartition("/")
         assert folder == old.rpartition("/")[0], "a rename between folders"
         self.ops.append(Op("rename", inode, folder, name, old.rpartition("/")[2]))
 
+    _renameat = _renameat2 = _rename
+
     def _unlink(self, arguments: str, result: str) -> None:
-        path = _text(_strings(arguments)[0])
+        path = _paths(arguments)[0]
         if self._ours(path):
             self._name("unlink", path, self._inodes.pop(path))
 
-    def _unlinkat(self, arguments: str, result: str) -> None:
-        inode, _ = self._open[_descriptor(arguments)]
-        path = f"{inode}/{_text(_strings(arguments)[0])}"
-        self._name("unlink", path, self._inodes.pop(path))
+    _unlinkat = _unlink
 
     def _name(self, kind: str, path: str, inode: str) -> None:
         folder, _, name = path.rpartition("/")
@@ -131,6 +132,12 @@ class Recording:
 
 def _strings(arguments: str) -> list[str]:
     return re.findall(r'"((?:[^"\\]|\\.)*)"', arguments)
+
+
+def _paths(arguments: str) -> list[str]:
+    """Return the paths in a call, whole: ``-y`` shows the folder that a name is relative to."""
+    found = re.findall(r'(?:(?:\d+|AT_FDCWD)<([^>]*)>, )?"((?:[^"\\]|\\.)*)"', arguments)
+    return [str(Path(folder, _text(name))) for folder, name in found]
 
 
 def _bytes(shown: str) -> bytes:

@@ -116,7 +116,7 @@ def test_killed_again_at_any_call_of_the_recovery(
 ) -> None:
     """The first kill leaves a temporary file or a journal; the second hits what clears it up."""
     ran = total = 0
-    first_kills = [Point("fsync", 9), Point("rename", 3), Point("fdatasync", 40)]
+    first_kills = [Point("fsync", 9), Point("renameat", 3), Point("fdatasync", 40)]
     for base, first in enumerate(first_kills):
         inject = f"{first.call}:signal=KILL:when={first.number}"
         probe = tmp_path / f"{base}-probe"

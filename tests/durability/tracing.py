@@ -16,7 +16,7 @@ from pathlib import Path
 
 HOME = Path(__file__).parents[2]
 
-WRITING = ["openat", "mkdir", "write", "pwrite64", "fsync", "fdatasync", "ftruncate"]
+WRITING = ["openat", "mkdir", "mkdirat", "write", "pwrite64", "fsync", "fdatasync", "ftruncate"]
 WRITING += ["rename", "renameat", "renameat2", "unlink", "unlinkat"]
 """The calls that change what is on the disk."""
 
@@ -34,11 +34,11 @@ class Point:
 
 
 class Nursery:
-    """Starts processes that do `tests.durability.work`, under strace."""
+    """Starts processes that do the work of a module of this folder, under strace."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "work") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.durability.work"],
+            [sys.executable, "-m", f"tests.durability.{module}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -92,9 +92,9 @@ class Nursery:
 
 
 @contextmanager
-def nursery() -> Iterator[Nursery]:
+def nursery(module: str = "work") -> Iterator[Nursery]:
     """A nursery, closed at the end."""
-    made = Nursery()
+    made = Nursery(module)
     try:
         yield made
     finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -101,13 +102,17 @@ def work(root: Path, acknowledge: int) -> str:
         return store.fingerprint()
 
 
-def child(root: Path, go: int) -> int:
+Task = Callable[[Path, int], object]
+"""Does something in a folder, and writes to a descriptor what it acknowledges."""
+
+
+def child(task: Task, root: Path, go: int) -> int:
     """Wait, work, and return the exit code that the command would have."""
     os.read(go, 1)
     acknowledged = os.open(f"{root}.acknowledged", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
     errors = os.open(f"{root}.error", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
     try:
-        work(root, acknowledged)
+        task(root, acknowledged)
     except AsyncKFoldError as error:
         os.write(errors, f"{type(error).__name__}: {error}".encode())
         return error.exit_code
@@ -118,14 +123,14 @@ def child(root: Path, go: int) -> int:
     return 0
 
 
-def nursery() -> None:
+def nursery(task: Task) -> None:
     """Fork a worker for each line; say its number, let it go at the next line, say how it ended."""
     for line in sys.stdin:
         go_read, go_write = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(go_write)
-            os._exit(child(Path(line.strip()), go_read))
+            os._exit(child(task, Path(line.strip()), go_read))
         os.close(go_read)
         print(pid, flush=True)
         sys.stdin.readline()
@@ -135,4 +140,4 @@ def nursery() -> None:
 
 
 if __name__ == "__main__":
-    nursery()
+    nursery(work)

@@ -7,9 +7,12 @@ import hashlib
 import io
 import json
 import math
+import os
 import pickle
 import random
 import struct
+import subprocess
+import sys
 import zipfile
 from collections import Counter, OrderedDict, deque
 from pathlib import Path
@@ -239,6 +242,13 @@ def _tree(tree: Any) -> bytes:
     return _header({"__metadata__": {"tree": json.dumps(tree)}})
 
 
+def _tensor(about: dict[str, Any], body: bytes = bytes(4), tree: Any = None) -> bytes:
+    """A file whose only tensor is described so, and that is used by the tree."""
+    tree = {"dict": [["a", {"tensor": "0"}]]} if tree is None else tree
+    described = {"data_offsets": [0, len(body)], **about}
+    return _header({"__metadata__": {"tree": json.dumps(tree)}, "0": described}, body)
+
+
 FOREIGN = {
     "empty": b"",
     "short": b"\x01\x02\x03",
@@ -295,10 +305,96 @@ def test_nothing_is_unpickled(tmp_path: Path, kind: str) -> None:
     assert canary.exists(), "the trap must work"
 
 
-def test_a_folder_or_nothing_in_its_place_is_damage(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "missing"):
+def test_no_plain_file_in_its_place_is_damage(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "file").write_bytes(b"")
+    for path in (tmp_path, *(tmp_path / name for name in ("missing", "fifo", "link"))):
         with pytest.raises(StoreCorruptError, match="cannot be read"):
-            checkpoint.load(path, "0" * 64)
+            checkpoint.load(path, hashlib.sha256(b"").hexdigest())
+
+
+BOMBS = {
+    "4 GB of header": (1 << 32).to_bytes(8, "little") + b"{}",
+    "a header of any length": (2**64 - 1).to_bytes(8, "little") + b"{}",
+    "a shape that overflows": _tensor({"dtype": "F32", "shape": [2**40, 2**40]}),
+    "a shape of 4 TB": _tensor({"dtype": "F32", "shape": [10**12]}),
+    "an empty tensor of any size": _tensor(
+        {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}, b""
+    ),
+    "negative offsets": _tensor({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}),
+    "offsets that go back": _tensor({"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}),
+    "overlapping tensors": _header(
+        {
+            "__metadata__": {"tree": json.dumps({"dict": []})},
+            "0": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+            "1": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+        },
+        bytes(4),
+    ),
+    "an unknown type": _tensor({"dtype": "F31", "shape": [1], "data_offsets": [0, 4]}),
+    "a shape that is not finite": _tensor({"dtype": "F32", "shape": [math.nan]}),
+    "deep JSON": (200_000).to_bytes(8, "little") + b"[" * 200_000,
+    "an endless number": _tree({"dict": [["a", {"list": []}]]}).replace(b"[]", b"[" + b"9" * 9000),
+    "a name twice": (46).to_bytes(8, "little") + b'{"__metadata__":{"tree":"1"},"__metadata__":0}',
+    "a complex number of three parts": _tensor(
+        {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]},
+        bytes(12),
+        {"dict": [["a", {"tensor": {"complex": "0"}}]]},
+    ),
+}
+
+LOAD_ALL = """
+import hashlib, resource, sys
+from pathlib import Path
+from asynckfold.errors import StoreCorruptError
+from asynckfold.training import checkpoint
+folder = Path(sys.argv[1])
+good = folder / "good"
+checkpoint.load(good, hashlib.sha256(good.read_bytes()).hexdigest())
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for path in sorted(folder.glob("bomb-*")):
+    try:
+        checkpoint.load(path, hashlib.sha256(path.read_bytes()).hexdigest())
+    except StoreCorruptError as error:
+        assert "is not an asynckfold checkpoint" in str(error), error
+    else:
+        print("loaded", path.name)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+def test_header_bombs_are_refused_before_anything_is_allocated(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "good", {"a": torch.zeros(3)})
+    for number, data in enumerate(BOMBS.values()):
+        (tmp_path / f"bomb-{number:02}").write_bytes(data)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_ALL, tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    *loaded, megabytes = done.stdout.splitlines()
+    assert loaded == []
+    assert int(megabytes) < 50
+
+
+def test_ten_thousand_changed_headers_load_or_are_refused(
+    written: tuple[Path, str, bytes], tmp_path: Path
+) -> None:
+    """Whoever can write the digest too gets no further than an error of ours."""
+    path, _, data = written
+    header = 8 + int.from_bytes(data[:8], "little")
+    generator = random.Random(0)
+    refused = 0
+    for _ in range(10_000 if os.environ.get("ASYNCKFOLD_EXHAUSTIVE") else 2_000):
+        changed = bytearray(data)
+        for _ in range(generator.choice((1, 1, 2, 8))):
+            changed[generator.randrange(header)] = generator.choice(b'0123456789[]{}",:-eF\\\0\xff')
+        path.write_bytes(changed)
+        try:
+            checkpoint.load(path, hashlib.sha256(changed).hexdigest())
+        except StoreCorruptError:
+            refused += 1
+    assert refused > 1_000
 
 
 # ---- digests ----

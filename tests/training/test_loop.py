@@ -831,8 +831,8 @@ def test_a_disk_that_refuses_is_no_failure_of_the_job(tmp_path: Path, name: str)
         folder.parent.write_text("a file where a folder should be")
     else:
         folder.mkdir(parents=True)
-        (folder / "log.txt").symlink_to("/dev/full")
-    with pytest.raises(StorageError, match="could not write"):
+        (folder / "log.txt").mkdir()
+    with pytest.raises(StorageError, match=r"is a (file|folder) where a (folder|file) of the run"):
         tiny.execute(tiny.jobs[0])
 
 

@@ -118,7 +118,7 @@ def test_an_interrupt_is_nobodys_result(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_nobodys_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, data: bytes, root: Path) -> None:
         raise StorageError(28, "full")
 
     monkeypatch.setattr("asynckfold.training.checkpoint.write_whole", full)

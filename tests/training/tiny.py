@@ -155,6 +155,7 @@ class Tiny:
             folds_fingerprint(folds),
             data.classes,
         )
+        self.root.mkdir(parents=True, exist_ok=True)
         recipe = Recipe(
             self.models, self.lr_schedules, self.opt_fn, self.criterion, self.preprocess
         )

@@ -1,0 +1,42 @@
+"""What follows a sweep: out-of-fold outputs and the report are written into a finished run.
+
+A nursery like `tests.durability.work`. The figures, which take seconds and touch no disk, are drawn
+once for all processes.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from asynckfold.kfold import load_results
+from asynckfold.report import page
+from asynckfold.report.summary import summarize
+from asynckfold.session import write_out_of_fold
+from asynckfold.store import RunStore
+from tests.durability.work import FOLDS, PLAN, TARGETS, nursery, work
+
+
+def finish(root: Path, acknowledge: int) -> None:
+    """Do what a command does once every job has its result."""
+    with RunStore.hold(root) as store:
+        store.begin(PLAN, FOLDS, TARGETS)
+        write_out_of_fold(load_results(store))
+    with RunStore.read(root) as store:
+        path = page.write_report(store)
+    os.write(acknowledge, f"report {path}\n".encode())
+
+
+def draw_once() -> None:
+    """Draw the figures of such a run now."""
+    with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("wb") as nowhere:
+        work(Path(folder), nowhere.fileno())
+        with RunStore.read(folder) as store:
+            charts = page.draw(summarize(store))
+    page.draw = lambda summary: charts
+
+
+if __name__ == "__main__":
+    draw_once()
+    nursery(finish)

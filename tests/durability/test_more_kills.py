@@ -1,0 +1,145 @@
+"""Kills where more than the sweep writes: a worker's checkpoints, the report, one after another."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from asynckfold.files import sha256
+from asynckfold.report.page import write_report
+from asynckfold.store import CheckpointRef, RunStore
+from tests.durability.test_faults import (
+    DOCUMENTED,
+    EXHAUSTIVE,
+    SEED,
+    check_acknowledged,
+    check_continuation,
+    chosen,
+    told,
+)
+from tests.durability.tracing import Nursery, nursery, refused
+from tests.durability.training import train
+from tests.durability.work import FOLDS, PLAN, TARGETS, work
+
+pytestmark = pytest.mark.timeout(3600 if EXHAUSTIVE else 120)
+
+Record = Callable[[str, object], None]
+
+
+def named(module: str) -> Iterator[Nursery]:
+    reason = refused()
+    if reason:
+        pytest.skip(reason)
+    with nursery(module) as made:
+        yield made
+
+
+# A worker
+
+
+@pytest.fixture(scope="module")
+def training() -> Iterator[Nursery]:
+    yield from named("training")
+
+
+def test_a_worker_killed_at_any_call_leaves_checkpoints_whole(
+    training: Nursery, tmp_path: Path, record_property: Record
+) -> None:
+    golden = train(tmp_path / "golden", [], lambda ref: None)
+    assert train(tmp_path / "again", [], lambda ref: None) == golden
+    every = [point for point in training.points(tmp_path / "undisturbed") if point.ours]
+    points = chosen(every, 12)
+    for number, point in enumerate(points):
+        root = tmp_path / str(number)
+        code = training.run(root, f"{point.call}:signal=KILL:when={point.number}")
+        assert code == -signal.SIGKILL, point
+        path = Path(f"{root}.acknowledged")
+        refs = [CheckpointRef(*json.loads(line)) for line in path.read_text().splitlines()]
+        for ref in refs:
+            assert sha256(root / ref.file) == ref.sha256, point
+        whole = {sha256(file) for file in root.rglob("*.safetensors")}
+        # One may be there that was not reported any more.
+        assert len(whole) - len(refs) in (0, 1), point
+        assert train(root, refs[::-1], lambda ref: None) == golden, point
+    told(record_property, len(points), len(every))
+
+
+# What follows a sweep
+
+
+@pytest.fixture(scope="module")
+def finishing() -> Iterator[Nursery]:
+    yield from named("finishing")
+
+
+FINISHED = re.compile(rf"{DOCUMENTED.pattern}|oof/A-cosine\.npz|report/[\w-]+\.(html|png|csv|json)")
+
+
+def left_over(root: Path) -> list[str]:
+    names = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
+    return [name for name in names if not FINISHED.fullmatch(name)]
+
+
+def test_killed_while_it_writes_outputs_and_report_nothing_is_lost_or_left(
+    finishing: Nursery, tmp_path: Path, golden: str, record_property: Record
+) -> None:
+    with Path(os.devnull).open("wb") as nowhere:
+        for name in ("undisturbed", *map(str, range(1000 if EXHAUSTIVE else 12))):
+            work(tmp_path / name, nowhere.fileno())
+    every = finishing.points(tmp_path / "undisturbed")
+    assert left_over(tmp_path / "undisturbed") == []
+    pages = {path.name for path in (tmp_path / "undisturbed" / "report").iterdir()}
+    late = [point for point in every if point.call != "mkdirat" and point.number > 4]
+    points = chosen(late, 12)
+    for number, point in enumerate(points):
+        root = tmp_path / str(number)
+        code = finishing.run(root, f"{point.call}:signal=KILL:when={point.number}")
+        assert code == -signal.SIGKILL, point
+        with RunStore.read(root) as store:
+            assert store.fingerprint() == golden, point
+            if number % 6 == 0:
+                assert write_report(store).read_bytes().endswith(b"</html>"), point
+        if number % 6:
+            with RunStore.hold(root) as store:
+                store.begin(PLAN, FOLDS, TARGETS)
+            assert finishing.run(root) == 0
+        assert {path.name for path in (root / "report").iterdir()} == pages, point
+        assert [name for name in left_over(root) if not name.startswith("oof/")] == [], point
+        with RunStore.hold(root) as store:
+            store.begin(PLAN, FOLDS, TARGETS)
+        assert left_over(root) == [], point
+    told(record_property, len(points), len(every))
+
+
+# Again and again
+
+
+def test_killed_in_five_recoveries_in_a_row(
+    traced: Nursery, tmp_path: Path, golden: str, record_property: Record
+) -> None:
+    every = traced.points(tmp_path / "undisturbed")
+    generator = random.Random(SEED)
+    chains, kills = 40 if EXHAUSTIVE else 4, 0
+    for number in range(chains):
+        root = tmp_path / str(number)
+        hits = []
+        for _ in range(5):
+            # Mostly early calls: those of the recovery, which is what comes first.
+            point = every[min(generator.randrange(len(every)), generator.randrange(len(every)))]
+            hits.append(str(point))
+            code = traced.run(root, f"{point.call}:signal=KILL:when={point.number}")
+            assert code in (0, -signal.SIGKILL), hits
+            kills += code != 0
+            check_acknowledged(root)
+        check_continuation(root, golden, hits)
+    text = f"{kills} kills in {chains} chains of five, seed {SEED}"
+    record_property("kills", text)
+    print(f"\n{text}")
+    assert kills > 2 * chains
