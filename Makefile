@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: help demo test check durability mutants format clean
+.PHONY: help demo test check durability chaos mutants format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ check: $(VENV)/installed-test  ## lint, types, import layers
 
 durability: $(VENV)/installed-test  ## every kill point, I/O error, power loss and bit flip: minutes
 	ASYNCKFOLD_EXHAUSTIVE=1 $(BIN)/python -m pytest -q --timeout 3600 tests/durability
+
+chaos: $(VENV)/installed-test  ## 200 kills at random, each a non-event: half an hour; the table goes to reports/chaos
+	$(BIN)/python -m tests.chaos --seed 0 --kills 200 --report reports/chaos
 
 mutants: $(VENV)/installed-test  ## take each safeguard away, one at a time: its test must turn red
 	$(BIN)/python -m tests.mutants

@@ -1,13 +1,112 @@
-"""What every test gets: a folder for a run, and no leftovers from the one before."""
+"""What every test gets: a folder for a run, and a look at what it left when it is over.
+
+After each test nothing may be left (processes, shared memory, descriptors, threads, temporary
+files), and the accounts of each run in its folder must add up. Shortly before a test's timeout, the
+stacks of the processes that it started are shown.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from asynckfold.engines import pool as pools
+from tests import accounts, leftovers, stacks
+
+os.environ[leftovers.MARK] = "1"
+os.environ["PYTHONFAULTHANDLER"] = "1"
+
+BEFORE_TIMEOUT_SECONDS = 10.0
+
+_TIMER = pytest.StashKey[threading.Timer]()
+_FAILED = pytest.StashKey[bool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "damages(reason): leaves runs whose accounts do not add up, on purpose"
+    )
+    config.addinivalue_line(
+        "markers", "crashes(reason): leaves runs as a kill left them, with temporary files"
+    )
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """The folder of a run that does not exist yet."""
     return tmp_path / "run"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves anything behind; see `damages` and `crashes` for what may stay."""
+    folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    before = leftovers.Snapshot.take()
+    yield
+    if request.node.stash.get(_FAILED, False):
+        return  # the traceback holds what the test held
+    # What other fixtures gave: they are torn down, but pytest holds their values till the very end.
+    request.node.funcargs.clear()
+    left = leftovers.left_since(before)
+    if folder is not None:
+        left += _wrong_in(folder, request.node)
+    if left:
+        pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
+
+
+def _wrong_in(folder: Path, test: pytest.Item) -> Iterator[str]:
+    crashes, damages = (_reason(test, name) for name in ("crashes", "damages"))
+    if not (crashes or damages):
+        yield from (f"temporary file {name}" for name in leftovers.temporaries(folder))
+    for path in [] if damages else leftovers.runs(folder):
+        yield from (f"{path.name}: {text}" for text in accounts.wrong_in(path))
+
+
+def _reason(test: pytest.Item, name: str) -> str:
+    """Return the reason that a marker must give, or ``""`` where there is none."""
+    marker = test.get_closest_marker(name)
+    if marker is None:
+        return ""
+    (reason,) = marker.args
+    assert reason, f"{name} needs a reason"
+    return str(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_of_all() -> Iterator[None]:
+    """The warm pool goes with the session, and all of it."""
+    before = leftovers.Snapshot.take()
+    yield
+    pools.close_warm()
+    left = leftovers.left_since(before)
+    if left:
+        pytest.fail("left behind by the session:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    return report
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    """Beside pytest-timeout's own timer, which shows the stacks of this process and ends it."""
+    timer = threading.Timer(max(settings.timeout - BEFORE_TIMEOUT_SECONDS, 1.0), stacks.show)
+    timer.daemon, timer.name = True, "pytest_timeout stacks"
+    timer.start()
+    item.stash[_TIMER] = timer
+
+
+def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
+    timer = item.stash.get(_TIMER, None)
+    if timer is not None:
+        timer.cancel()
+        timer.join()

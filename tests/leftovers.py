@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
+import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+from asynckfold.engines import pool as pools
+from asynckfold.files import TEMPORARY
+
+PROC = Path("/proc")
+MARK = f"ASYNCKFOLD_TESTS_{os.getpid()}"
+"""Stands in the environment of every process that this one starts, and of theirs."""
+
+SERVER_DESCRIPTORS, WORKER_DESCRIPTORS = 3, 1
+"""What a warm pool holds open: its control socket and a pipe to wake it; a pipe for each worker."""
+
+FONTS = (".ttf", ".otf", ".afm")
 
 
 def descendants(pid: int | None = None) -> set[int]:
     """Return all living processes below `pid`, this one by default."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                status = (entry / "stat").read_text()
-            except OSError:
-                continue
-            state, parent = status.rpartition(")")[2].split()[:2]
-            if state != "Z":
-                parents[int(entry.name)] = int(parent)
+    parents = {child: stat[1] for child in processes() if (stat := _stat(child)) and stat[0] != "Z"}
     found: set[int] = set()
     grown = {pid or os.getpid()}
     while grown:
         grown = {child for child, parent in parents.items() if parent in grown} - found
         found |= grown
     return found
+
+
+def processes() -> set[int]:
+    """Return the numbers of all processes of this machine."""
+    return {int(name) for name in os.listdir(PROC) if name.isdigit()}  # noqa: PTH208
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """Return state and parent, or None when there is no such process."""
+    try:
+        status = (PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    state, parent = status.rpartition(")")[2].split()[:2]
+    return state, int(parent)
 
 
 def shared_memory() -> set[str]:
@@ -46,18 +69,200 @@ def described(pids: set[int]) -> list[str]:
     """Return what the living ones among these processes are, for a failure's message."""
     found = []
     for pid in sorted(pids):
+        try:
+            words = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ")
+            status = (PROC / str(pid) / "status").read_text()
+        except OSError:
+            continue
+        kept = [line for line in status.splitlines() if line.startswith(("State", "PPid"))]
         if alive(pid):
-            words = (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ")
-            status = (Path("/proc") / str(pid) / "status").read_text()
-            kept = [line for line in status.splitlines() if line.startswith(("State", "PPid"))]
             found.append(f"{pid} {kept} {words[-200:]!r}")
     return found
 
 
 def alive(pid: int) -> bool:
     """Whether a process runs; one that only waits to be reaped does not."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] != "Z"
+
+
+def marked(pid: int, mark: str = MARK) -> bool:
+    """Whether a process was started, over any number of others, by whoever set the mark."""
     try:
-        status = (Path("/proc") / str(pid) / "stat").read_text()
+        return f"{mark}=".encode() in (PROC / str(pid) / "environ").read_bytes()
     except OSError:
         return False
-    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def is_server(pid: int) -> bool:
+    """Whether a process is the clean one that workers are forked from, not a worker."""
+    return _serves(pid) and not _serves(parent_of(pid))
+
+
+def _serves(pid: int) -> bool:
+    try:
+        return b"asynckfold.training.server" in (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process, 0 when there is none."""
+    stat = _stat(pid)
+    return stat[1] if stat else 0
+
+
+def temporaries(folder: Path) -> list[str]:
+    """Return our temporary files in a folder and below."""
+    return [
+        str(Path(place, name).relative_to(folder))
+        for place, _, names in os.walk(folder)
+        for name in names
+        if TEMPORARY.fullmatch(name)
+    ]
+
+
+def runs(folder: Path) -> list[Path]:
+    """Return the folders of the runs in a folder and below."""
+    return [Path(place) for place, _, names in os.walk(folder) if "run.db" in names]
+
+
+def listening() -> dict[str, str]:
+    """Return the inodes of listening TCP sockets of this machine, and where they listen."""
+    found = {}
+    for table in ("tcp", "tcp6"):
+        path = PROC / "net" / table
+        for line in path.read_text().splitlines()[1:] if path.exists() else ():
+            fields = line.split()
+            if fields[3] == "0A":
+                found[fields[9]] = fields[1]
+    return found
+
+
+def descriptors(pid: int | None = None) -> dict[int, str]:
+    """Return the open descriptors of a process, this one by default, and what they are.
+
+    Without fonts, which matplotlib keeps open.
+    """
+    found = {}
+    folder = PROC / str(pid or os.getpid()) / "fd"
+    try:
+        for name in os.listdir(folder):  # noqa: PTH208
+            try:
+                target = os.readlink(folder / name)  # noqa: PTH115
+            except FileNotFoundError:
+                continue  # closed just now, such as the one that lists this folder
+            if not target.endswith(FONTS):
+                found[int(name)] = target
+    except OSError:
+        pass  # the process ended
+    return found
+
+
+def sockets(pid: int | None = None) -> set[str]:
+    """Return the inodes of a process's sockets."""
+    targets = descriptors(pid).values()
+    return {match[1] for target in targets if (match := re.fullmatch(r"socket:\[(\d+)\]", target))}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What was there at one moment.
+
+    Parameters
+    ----------
+    processes : frozenset of int
+        Of the whole machine.
+    memory : frozenset of str
+        Names in ``/dev/shm``.
+    descriptors : dict of int to str
+        Open ones of this process.
+    threads : frozenset of Thread
+        Of this process.
+    """
+
+    processes: frozenset[int]
+    memory: frozenset[str]
+    descriptors: dict[int, str]
+    threads: frozenset[threading.Thread]
+
+    @classmethod
+    def take(cls) -> Snapshot:
+        """Look at the machine."""
+        return cls(
+            frozenset(processes()),
+            frozenset(shared_memory()),
+            descriptors(),
+            frozenset(threading.enumerate()),
+        )
+
+
+def left_since(before: Snapshot, seconds: float = 5.0) -> list[str]:
+    """Return what is there now, some seconds later at most, and was not before; by name.
+
+    The warm pool of this process may stay, and so may workers of a pool that was there before.
+    """
+    deadline = time.monotonic() + seconds
+    while found := list(_left(before)):
+        if time.monotonic() > deadline:
+            return found
+        # What only the collector of garbage closes is closed, late.
+        gc.collect()
+        time.sleep(0.02)
+    return []
+
+
+def _left(before: Snapshot) -> Iterator[str]:
+    servers, workers = _pools(before)
+    mine = {pid for pid in processes() - before.processes if _is_ours(pid)}
+    yield from (f"process {text}" for text in described(mine - servers - workers))
+    for name in shared_memory() - before.memory:
+        if not _is_strangers(name):
+            yield f"/dev/shm/{name}"
+    now = descriptors()
+    fresh = {number: what for number, what in now.items() if before.descriptors.get(number) != what}
+    allowed = SERVER_DESCRIPTORS * len(servers) + WORKER_DESCRIPTORS * len(workers)
+    if len(now) - len(before.descriptors) > allowed:
+        yield f"descriptors, {allowed} of which a pool may keep: {fresh}"
+    ports = listening() if fresh or mine else {}
+    for pid in {os.getpid(), *mine} if ports else ():
+        yield from (f"process {pid} listens at {ports[inode]}" for inode in sockets(pid) & {*ports})
+    for thread in {*threading.enumerate()} - before.threads:
+        if not _may_stay(thread):
+            yield f"thread {thread.name}"
+
+
+def _pools(before: Snapshot) -> tuple[set[int], set[int]]:
+    """Return the servers and workers that came since then and may stay."""
+    known = {pid for pid in before.processes if is_server(pid) and _is_ours(pid)}
+    warm = pools._warm.pool
+    fresh = {warm.server_pid} - known if warm is not None and warm.healthy else set()
+    workers = {pid for pid in processes() - before.processes if parent_of(pid) in fresh | known}
+    return fresh, workers
+
+
+def _is_ours(pid: int) -> bool:
+    above = pid
+    while above > 1:
+        above = parent_of(above)
+        if above == os.getpid():
+            return alive(pid)
+    return marked(pid) and alive(pid)
+
+
+def _is_strangers(name: str) -> bool:
+    """Whether a process that is not ours has this shared memory mapped."""
+    for pid in processes():
+        try:
+            if f"/dev/shm/{name}" in (PROC / str(pid) / "maps").read_text() and not _is_ours(pid):
+                return pid != os.getpid()
+        except OSError:
+            continue
+    return False
+
+
+def _may_stay(thread: threading.Thread) -> bool:
+    """Whether a thread listens to a pool, will close the warm one, or watches over this test."""
+    return thread is pools._warm.timer or thread.name.startswith(
+        ("asynckfold-listener", "pytest_timeout")
+    )

@@ -313,6 +313,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_finishes(
     assert found["fingerprint"] == golden
 
 
+@pytest.mark.damages("a result is deleted, so that there is something to resume")
 def test_resume_continues_a_built_in_run_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 import asynckfold
 from asynckfold.store import RunStore
-from tests.leftovers import descendants
+from tests.leftovers import descendants, listening, sockets
 
 PACKAGE = Path(asynckfold.__file__).parent
 
@@ -176,31 +175,6 @@ DOCUMENTED = re.compile(
     r"|A/constant/fold-\d/(log\.txt|checkpoint-\d{4}-\d{6}-\d+\.safetensors)"
     r"|report/[\w-]+\.(html|png|csv|json)"
 )
-
-
-def listening() -> dict[str, str]:
-    """Return the inodes of listening TCP sockets of this machine, and where they listen."""
-    found = {}
-    for table in ("tcp", "tcp6"):
-        path = Path("/proc/net") / table
-        for line in path.read_text().splitlines()[1:] if path.exists() else ():
-            fields = line.split()
-            if fields[3] == "0A":
-                found[fields[9]] = fields[1]
-    return found
-
-
-def sockets(pid: int) -> set[str]:
-    """Return the inodes of a process's sockets."""
-    found = set()
-    try:
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(entry)  # noqa: PTH115
-            if match := re.fullmatch(r"socket:\[(\d+)\]", target):
-                found.add(match[1])
-    except OSError:
-        pass  # it ended, or closed it, just now
-    return found
 
 
 def test_a_run_listens_nowhere_and_leaves_only_what_is_documented(root: Path) -> None:

@@ -367,6 +367,7 @@ def test_a_folder_without_a_run_is_told(root: Path) -> None:
         RunStore.read(root)
 
 
+@pytest.mark.damages("the file is no run")
 @pytest.mark.parametrize("content", [b"not a database " * 99, b""])
 def test_a_file_that_is_no_run_is_told(root: Path, content: bytes) -> None:
     root.mkdir()
@@ -375,6 +376,7 @@ def test_a_file_that_is_no_run_is_told(root: Path, content: bytes) -> None:
         RunStore.read(root)
 
 
+@pytest.mark.damages("the file is no run")
 def test_a_database_of_another_program_is_told(root: Path) -> None:
     root.mkdir()
     connection = sqlite3.connect(root / "run.db")

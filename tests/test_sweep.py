@@ -212,6 +212,7 @@ def test_one_death_is_forgiven(store: RunStore) -> None:
     assert len(engine.started) == 12
 
 
+@pytest.mark.damages("the checkpoint is a name without a file")
 def test_the_next_attempt_gets_the_checkpoints(store: RunStore) -> None:
     name = "A/cosine/fold-0"
 
@@ -228,6 +229,7 @@ def test_the_next_attempt_gets_the_checkpoints(store: RunStore) -> None:
     assert [ref.file for ref in second.checkpoints] == ["file"]
 
 
+@pytest.mark.damages("the checkpoints are named, not written")
 def test_old_checkpoint_files_are_removed_and_two_stay(store: RunStore) -> None:
     name = "A/cosine/fold-0"
     files = [f"c{number}" for number in range(4)]

@@ -26,6 +26,7 @@ from tests.test_store import make_result
 JOB = PLAN.jobs[0]
 SEED = 20
 FLIPS = 300
+pytestmark = pytest.mark.damages("every test here hurts a run, and looks at what is said of it")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,63 @@
+"""Do the accounts of a run on disk add up? Read through its public reader, after any test."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from asynckfold.errors import AsyncKFoldError
+from asynckfold.files import sha256
+from asynckfold.result import DONE, ENDED
+from asynckfold.store import RunStore
+
+
+def wrong_in(root: Path) -> list[str]:
+    """Return what does not add up in a run; nothing for one that never got a plan."""
+    try:
+        with RunStore.read(root) as store:
+            if not store.has_plan:
+                return []
+            return [*_wrong_counts(store), *_wrong_attempts(store), *_wrong_files(store)]
+    except AsyncKFoldError as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+def _wrong_counts(store: RunStore) -> Iterator[str]:
+    """Planned = done + failed + diverged + cancelled + pending, each counted by itself."""
+    planned, results = {job.id for job in store.plan.jobs}, store.results()
+    if strangers := results.keys() - planned:
+        yield f"results of jobs that are not in the plan: {sorted(strangers)}"
+    found = Counter(result.status for result in results.values())
+    if unknown := found.keys() - {*ENDED}:
+        yield f"unknown states: {sorted(unknown)}"
+    counts = store.counts()
+    own = {"planned": len(planned), "pending": len(planned - results.keys())}
+    own |= {status: found[status] for status in ENDED}
+    if any(counts[state] != number for state, number in own.items()):
+        yield f"counts {counts}, but {own} when counted one by one"
+
+
+def _wrong_attempts(store: RunStore) -> Iterator[str]:
+    """Each done job has one attempt that ended well, its last."""
+    attempts: dict[str, list[tuple[int, str | None]]] = {}
+    for item in store.attempts():
+        attempts.setdefault(item.job_id, []).append((item.attempt, item.outcome))
+    for name, result in store.results().items():
+        tries = sorted(attempts.get(name, []))
+        good = [number for number, outcome in tries if outcome == "ok"]
+        if result.status == DONE and good != [result.attempt]:
+            yield f"{name} is done by attempt {result.attempt}, but attempts {good} ended well"
+        if tries and tries[-1][0] > result.attempt:
+            yield f"{name} was tried again after it had a result: {tries}"
+
+
+def _wrong_files(store: RunStore) -> Iterator[str]:
+    """What is recorded of a done job is there, as it was recorded."""
+    for name, result in store.results().items():
+        for ref in store.checkpoints(name) if result.status == DONE else ():
+            path = store.root / ref.file
+            if not path.is_file():
+                yield f"{ref.file} of {name} is gone"
+            elif sha256(path) != ref.sha256:
+                yield f"{ref.file} of {name} is not what was recorded"

@@ -1,0 +1,350 @@
+"""The random-kill campaign: SIGKILL at any time and at every phase, then the same command again.
+
+::
+
+    kills, from the seed ──► chains of up to ten kills on one run
+                               │
+       start the command ◄─────┤        the gate tells how far the run is
+            │ wait for the moment
+            │ kill
+            │ look: nothing left, nothing lost
+            └── again, until the run is done: the same bits as the golden run
+
+``python -m tests.chaos --seed 0 --kills 200`` makes the campaign and prints its table; it exits
+with 1 when a run was hurt, and with 2 when the campaign proves nothing: the golden run is not the
+same twice, or some phase got too few kills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tests.leftovers import shared_memory
+from tests.watched.chain import INTERVAL, Chain, Hurt, Landed, canonical, compare
+from tests.watched.kills import LAST, PHASES, TARGETS, Kill, planned
+
+LONGEST_CHAIN = 10
+
+
+class Invalid(Exception):
+    """The campaign proves nothing."""
+
+
+@dataclass
+class Outcome:
+    """What a campaign came to."""
+
+    seed: int
+    kills: int
+    golden_seconds: float = 0.0
+    seconds: float = 0.0
+    landed: list[Landed] = field(default_factory=list)
+    chains: int = 0
+    starts: int = 0
+    redone: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def thin(self) -> list[str]:
+        """Return the phases that got less than a tenth of the kills: 20 of 200."""
+        wanted = max(1, self.kills // 10) if self.kills >= 100 else 1
+        counts = Counter(item.phase for item in self.landed)
+        return [f"{phase} {counts[phase]}" for phase in PHASES if counts[phase] < wanted]
+
+
+class Campaign:
+    """Makes golden runs, then chains of kills, several at a time.
+
+    Parameters
+    ----------
+    outcome : Outcome
+        Filled in.
+    kills : sequence of Kill
+        What is to land.
+    folder : Path
+        For the runs; those that were not hurt are removed.
+    at_once : int
+        Runs at a time.
+    """
+
+    def __init__(self, outcome: Outcome, kills: Sequence[Kill], folder: Path, at_once: int) -> None:
+        self.outcome = outcome
+        self._queue = deque(kills)
+        self._folder = folder
+        self._at_once = at_once
+        self._draw = random.Random(f"chains of {outcome.seed}")
+        self._lock = threading.Lock()
+        self._golden: dict[str, Any] = {}
+
+    def run(self) -> None:
+        """Work until every kill has landed.
+
+        Raises
+        ------
+        Invalid
+            The golden run is not the same twice.
+        Hurt
+            It did not even end well undisturbed.
+        """
+        started, memory = time.monotonic(), shared_memory()
+        self._make_golden()
+        with ThreadPoolExecutor(self._at_once) as threads:
+            for future in [threads.submit(self._work) for _ in range(self._at_once)]:
+                future.result()
+        if left := shared_memory() - memory:
+            self.outcome.failures.append(f"left in /dev/shm: {sorted(left)}")
+        self.outcome.seconds = time.monotonic() - started
+
+    def _make_golden(self) -> None:
+        def make(name: str) -> tuple[dict[str, Any], float]:
+            started = time.monotonic()
+            with contextlib.closing(Chain(self._folder / name, 0.0)) as chain:
+                chain.finish()
+                return canonical(chain.root), time.monotonic() - started
+
+        with ThreadPoolExecutor(self._at_once) as threads:
+            (first, seconds), (second, _) = threads.map(make, ["golden-1", "golden-2"])
+        if first != second:
+            raise Invalid("the golden run is not the same twice")
+        self._golden, self.outcome.golden_seconds = first, seconds
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    return
+                self.outcome.chains += 1
+                number, length = self.outcome.chains, self._draw.randint(1, LONGEST_CHAIN)
+            self._make_chain(self._folder / f"chain-{number}", length)
+
+    def _make_chain(self, folder: Path, length: int) -> None:
+        chain = Chain(folder, self.outcome.golden_seconds)
+        try:
+            for _ in range(length):
+                kill = self._next(chain.remaining)
+                if kill is None or not self._lands(chain, kill):
+                    break
+            chain.finish()
+            compare(canonical(chain.root), self._golden)
+        except Hurt as hurt:
+            self._failed(hurt, chain)
+        else:
+            shutil.rmtree(folder)
+        finally:
+            chain.close()
+            self._note(chain)
+
+    def _lands(self, chain: Chain, kill: Kill) -> bool:
+        if chain.strike(kill):
+            return True
+        # The run was over before: the same kill in the next one, and somewhat earlier.
+        if kill.index >= 0:
+            with self._lock:
+                self._queue.appendleft(kill.scaled(0.8))
+        return False
+
+    def _next(self, remaining: float | None) -> Kill | None:
+        """Take the first kill that is possible, with this share of the jobs still to do."""
+        with self._lock:
+            for kill in self._queue:
+                if (kill.phase != "resume" or remaining) and (remaining != 0 or kill.phase in LAST):
+                    self._queue.remove(kill)
+                    return kill
+            if self._queue and remaining is None:
+                # Only kills at a resume are left: one that does not count goes before.
+                return Kill(-1, "everything", "train", 9)
+            return None
+
+    def _failed(self, hurt: Hurt, chain: Chain) -> None:
+        kills = [item.kill for item in chain.landed]
+        again = " ".join(str(kill.index) for kill in kills if kill.index >= 0)
+        with self._lock:
+            self.outcome.failures.append(
+                f"{hurt}\n  after {'; '.join(map(str, kills)) or 'no kill'}\n  again: python -m "
+                f"tests.chaos --seed {self.outcome.seed} --kills {self.outcome.kills} "
+                f"--only {again}"
+            )
+
+    def _note(self, chain: Chain) -> None:
+        with self._lock:
+            self.outcome.landed += [item for item in chain.landed if item.kill.index >= 0]
+            self.outcome.starts += chain.starts
+            self.outcome.redone = max(self.outcome.redone, chain.redone)
+            found, failed = len(self.outcome.landed), len(self.outcome.failures)
+            print(
+                f"{chain.root.parent.name}: {len(chain.landed)} kills, {chain.starts} starts; "
+                f"{found} of {self.outcome.kills} kills so far, {failed} failures",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+# What is told
+
+
+def versions() -> dict[str, str]:
+    """Return the software that the campaign ran on."""
+    import torch
+
+    return {
+        "asynckfold": metadata.version("asynckfold"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "linux": platform.release().split("-")[0],
+        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+    }
+
+
+def table(outcome: Outcome, command: str) -> str:
+    """Return the campaign as Markdown."""
+    found = [item.detect_seconds for item in outcome.landed if item.detect_seconds is not None]
+    stayed = max((item.gone_seconds for item in outcome.landed), default=0.0)
+    aimed = sum(item.kill.phase is not None for item in outcome.landed)
+    total, failed = len(outcome.landed), len(outcome.failures)
+    lines = [
+        "# Kills at random",
+        "",
+        "```console",
+        f"$ {command}",
+        "```",
+        "",
+        "After each SIGKILL the same command ran again, until the run was done. Then its weights,",
+        "outputs, scores and epochs were compared byte for byte with those of an undisturbed run,",
+        "which was made twice. Kills by where the run was and by who was hit:",
+        "",
+        *_counted(outcome.landed),
+        "",
+        f"- {total} kills, {aimed} aimed at a phase, {total - aimed} at any time; "
+        f"{outcome.chains} runs, {outcome.starts - outcome.chains} resumes",
+        f"- {failed} failures{'' if failed or not total else bound(total)}",
+        f"- most work done again by a job: {outcome.redone} batches, with a checkpoint at least "
+        f"every {INTERVAL}",
+        f"- longest until the sweep wrote down a dead worker: {max(found, default=0.0):.2f} s "
+        f"(of {len(found)} that had a job)",
+        f"- longest until everything that goes with the killed one was gone: {stayed:.2f} s",
+        f"- seed {outcome.seed}; {outcome.seconds:.0f} s; "
+        + ", ".join(f"{name} {version}" for name, version in versions().items()),
+    ]
+    if thin := outcome.thin():
+        lines += ["", f"**Invalid: too few kills in a phase: {', '.join(thin)}.**"]
+    return "\n".join([*lines, ""])
+
+
+def bound(kills: int) -> str:
+    """Say what no failure in so many kills proves, by the rule of three."""
+    return (
+        f": by the rule of three a kill of this kind does harm with a probability below "
+        f"{3 / kills:.1%} (95 % confidence). That is weak by itself; `make durability` carries "
+        "the claim"
+    )
+
+
+def _counted(landed: Sequence[Landed]) -> Iterator[str]:
+    counts = Counter((item.phase, item.target) for item in landed)
+    yield _row(["", *TARGETS, "all"])
+    yield _row(["---"] * (len(TARGETS) + 2))
+    for phase in PHASES:
+        row = [counts[phase, target] for target in TARGETS]
+        yield _row([phase, *row, sum(row)])
+    column = [sum(counts[phase, target] for phase in PHASES) for target in TARGETS]
+    yield _row(["all", *column, sum(column)])
+
+
+def _row(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def record(outcome: Outcome) -> dict[str, Any]:
+    """Return the campaign as plain data, every kill in the order of the plan."""
+    return {
+        "seed": outcome.seed,
+        "kills": outcome.kills,
+        "seconds": round(outcome.seconds, 1),
+        "golden_seconds": round(outcome.golden_seconds, 2),
+        "runs": outcome.chains,
+        "starts": outcome.starts,
+        "redone_batches": outcome.redone,
+        "interval_batches": INTERVAL,
+        "failures": outcome.failures,
+        "software": versions(),
+        "landed": [
+            {
+                "index": item.kill.index,
+                "aimed": item.kill.phase,
+                "phase": item.phase,
+                "target": item.target,
+                "gone_seconds": round(item.gone_seconds, 4),
+                "detect_seconds": item.detect_seconds and round(item.detect_seconds, 4),
+            }
+            for item in sorted(outcome.landed, key=lambda item: item.kill.index)
+        ],
+    }
+
+
+def write(outcome: Outcome, command: str, folder: Path) -> None:
+    """Write the table and the record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "README.md").write_text(table(outcome, command))
+    (folder / "campaign.json").write_text(json.dumps(record(outcome), indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def folder_for(keep: Path | None) -> Iterator[Path]:
+    """A folder for the runs: a new one that stays, or one for a while."""
+    if keep is not None:
+        keep.mkdir(parents=True)
+        yield keep
+        return
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        yield Path(folder)
+
+
+def main(words: Sequence[str]) -> int:
+    """Make a campaign; print its table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Kill at random.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
+    parser.add_argument("--only", type=int, nargs="+", help="these kills alone")
+    parser.add_argument("--keep", type=Path, help="a new folder for runs that were hurt")
+    parser.add_argument("--report", type=Path, help="a folder for README.md and campaign.json")
+    parsed = parser.parse_args(words)
+    kills = planned(parsed.seed, parsed.kills)
+    if parsed.only:
+        kills = [kills[index] for index in parsed.only]
+    outcome = Outcome(parsed.seed, parsed.kills)
+    try:
+        with folder_for(parsed.keep) as folder:
+            Campaign(outcome, kills, folder, parsed.at_once).run()
+    except (Hurt, Invalid) as error:
+        print(f"invalid: {error}")
+        return 2
+    command = f"python -m tests.chaos {' '.join(words)}".strip()
+    print(table(outcome, command))
+    for failure in outcome.failures:
+        print(f"FAILURE: {failure}\n")
+    if parsed.report:
+        write(outcome, command, parsed.report)
+    if outcome.failures:
+        return 1
+    return 2 if outcome.thin() and not parsed.only else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

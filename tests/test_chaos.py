@@ -1,0 +1,130 @@
+"""Twenty kills at random; ``make chaos`` makes two hundred. And is the campaign itself sound?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynckfold.store import RunStore
+from tests import chaos
+from tests.chaos import Campaign, Outcome
+from tests.durability.work import work
+from tests.watched.chain import Chain, Hurt, Landed, Rest, compare
+from tests.watched.kills import AT, MOMENTS, PHASES, TARGETS, Kill, planned
+
+SEED, KILLS = 0, 20
+
+
+@pytest.mark.timeout(400)
+def test_twenty_kills_are_no_event(tmp_path: Path) -> None:
+    outcome = Outcome(SEED, KILLS)
+    Campaign(outcome, planned(SEED, KILLS), tmp_path, at_once=2).run()
+    print(chaos.table(outcome, "…"))
+    assert outcome.failures == []
+    assert outcome.thin() == []
+    assert len(outcome.landed) == KILLS
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_seed_decides_all_kills(seed: int) -> None:
+    kills = planned(seed, 200)
+    assert kills == planned(seed, 200)
+    assert kills != planned(seed + 1, 200)
+    assert [kill.index for kill in kills] == list(range(200))
+    assert all(kill.target in AT[kill.phase] for kill in kills)
+    counts = Counter(kill.phase for kill in kills)
+    assert all(counts[phase] == 20 for phase in MOMENTS)
+    assert all(counts[phase] == 1 for phase in PHASES if phase not in MOMENTS)
+    shares = sorted(kill.share for kill in kills if kill.phase is None)
+    assert all(part <= share * len(shares) < part + 1 for part, share in enumerate(shares)), (
+        "one in each part of a run"
+    )
+    assert {kill.target for kill in kills} == set(TARGETS)
+
+
+def test_a_campaign_that_left_out_a_phase_says_that_it_is_invalid() -> None:
+    outcome = Outcome(0, 20, landed=[landed(phase) for phase in PHASES])
+    assert outcome.thin() == []
+    assert "Invalid" not in chaos.table(outcome, "…")
+    outcome.landed.pop()
+    assert outcome.thin() == ["resume 0"]
+    assert "**Invalid: too few kills in a phase: resume 0.**" in chaos.table(outcome, "…")
+    large = Outcome(0, 200, landed=[landed(phase) for phase in PHASES for _ in range(19)])
+    assert len(large.thin()) == len(PHASES)
+
+
+def landed(phase: str) -> Landed:
+    return Landed(Kill(0, "sweep", None), "sweep", phase, 1, 0.0)
+
+
+def test_the_table_counts_and_is_honest() -> None:
+    hits = [replace(landed("train"), detect_seconds=0.25), *[landed("commit")] * 2]
+    told = chaos.table(Outcome(7, 3, landed=hits, chains=2, starts=5, redone=4), "make chaos")
+    assert "| commit | 0 | 0 | 0 | 0 | 2 | 0 | 2 |" in told
+    assert "| all | 0 | 0 | 0 | 0 | 3 | 0 | 3 |" in told
+    assert "2 runs, 3 resumes" in told
+    assert "0.25 s (of 1 that had a job)" in told
+    assert "below 100.0%" in told
+    assert chaos.bound(200).count("below 1.5%") == 1
+    failed = chaos.table(Outcome(7, 3, landed=hits, failures=["x"]), "make chaos")
+    assert "1 failures" in failed
+    assert "rule of three" not in failed
+
+
+GOLDEN: dict[str, Any] = {"weights": {"a": "1"}, "progress": {"a 1": ["x"], "a 2": ["y"]}}
+
+
+def test_progress_may_be_lost_but_not_be_wrong_and_nothing_else_may_differ() -> None:
+    compare({**GOLDEN, "progress": {"a 2": ["y"]}}, GOLDEN)
+    with pytest.raises(Hurt, match="progress"):
+        compare({**GOLDEN, "progress": {"a 2": ["x"]}}, GOLDEN)
+    with pytest.raises(Hurt, match="weights"):
+        compare({**GOLDEN, "weights": {}}, GOLDEN)
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Any:
+    made = Chain(tmp_path / "chain", 1.0)
+    yield made
+    made.close()
+
+
+def lines(*steps: int) -> str:
+    return "".join(
+        f"epoch {(step - 1) // 10 + 1}/6 batch {(step - 1) % 10 + 1}/10 loss 1\n" for step in steps
+    )
+
+
+def test_work_done_again_is_counted_and_bounded(chain: Chain) -> None:
+    chain._check_continuation("a", lines(*range(1, 15), *range(11, 20)))
+    assert chain.redone == 4
+    with pytest.raises(Hurt, match="from batch 60 to 1"):
+        chain._check_continuation("a", lines(*range(1, 61), 1))
+    with pytest.raises(Hurt, match="from batch 3 to 5"):
+        chain._check_continuation("a", lines(1, 2, 3, 5))
+
+
+def test_a_job_that_does_not_continue_where_it_could_is_told(chain: Chain) -> None:
+    first = lines(*range(1, 26))
+    chain._rest = Rest(logs={"a": len(first)}, batches={"a": 20})
+    chain._check_continuation("a", first + lines(21, 22))
+    with pytest.raises(Hurt, match="newest checkpoint has 20"):
+        chain._check_continuation("a", first + lines(11, 12))
+
+
+def test_a_result_that_is_lost_or_made_twice_is_told(chain: Chain) -> None:
+    work(chain.root, 1)
+    chain._look()
+    assert len(chain._rest.finished) == 2
+    with RunStore.read(chain.root) as store:
+        name = store.plan.jobs[0].id
+    chain._rest.attempts[name] = 0
+    with pytest.raises(Hurt, match="was tried again"):
+        chain._look()
+    chain._rest.finished[name] = "another"
+    with pytest.raises(Hurt, match="is lost"):
+        chain._look()

@@ -1,0 +1,178 @@
+"""The checks that run after every test see what they are there for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from asynckfold.result import DONE, Result
+from asynckfold.store import RunStore
+from tests import accounts, stacks
+from tests.durability.work import FOLDS, PLAN, TARGETS, work
+from tests.leftovers import Snapshot, alive, left_since, listening, marked, processes, sockets
+from tests.leftovers import temporaries as temporaries_in
+
+
+@contextmanager
+def child() -> Iterator[str]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield f"process {process.pid} "
+        process.kill()
+
+
+@contextmanager
+def orphan() -> Iterator[str]:
+    """A process whose parent is gone: no descendant of ours any more, but known by its mark."""
+    command = "import subprocess; print(subprocess.Popen(['sleep', '60'], stdout=2).pid)"
+    done = subprocess.run([sys.executable, "-c", command], stdout=subprocess.PIPE, check=True)
+    pid = int(done.stdout)
+    assert marked(pid)
+    yield f"process {pid} "
+    os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def shared_memory() -> Iterator[str]:
+    path = Path("/dev/shm") / f"left-by-a-test-{os.getpid()}"
+    path.touch()
+    yield str(path)
+    path.unlink()
+
+
+@contextmanager
+def descriptor() -> Iterator[str]:
+    read, write = os.pipe()
+    yield f"{read}: 'pipe:["
+    os.close(read)
+    os.close(write)
+
+
+@contextmanager
+def port() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert sockets() & {*listening()}
+        yield f"process {os.getpid()} listens at 0100007F:{server.getsockname()[1]:04X}"
+
+
+@contextmanager
+def thread() -> Iterator[str]:
+    end = threading.Event()
+    waiting = threading.Thread(target=end.wait, name="waits")
+    waiting.start()
+    yield "thread waits"
+    end.set()
+    waiting.join()
+
+
+@pytest.mark.parametrize("leave", [child, orphan, shared_memory, descriptor, port, thread])
+def test_what_is_left_is_told_by_name(leave: Callable[[], Iterator[str]]) -> None:
+    before = Snapshot.take()
+    with leave() as expected:  # type: ignore[attr-defined]
+        assert any(expected in line for line in left_since(before, seconds=0.0))
+    assert left_since(before) == []
+
+
+@pytest.mark.crashes("leaves a temporary file to be found")
+def test_temporary_files_are_ours_by_their_names(tmp_path: Path) -> None:
+    for name in ("a.npz.17.tmp", "theirs.tmp"):
+        (tmp_path / name).touch()
+    assert temporaries_in(tmp_path) == ["a.npz.17.tmp"]
+
+
+@pytest.fixture
+def finished(root: Path) -> Path:
+    with Path(os.devnull).open("wb") as nowhere:
+        work(root, nowhere.fileno())
+    return root
+
+
+def test_the_accounts_of_an_undisturbed_run_add_up(finished: Path) -> None:
+    assert accounts.wrong_in(finished) == []
+
+
+JOB = PLAN.jobs[0].id
+
+
+@pytest.mark.damages("the accounts are to be found wrong")
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (f"UPDATE attempts SET outcome = 'died' WHERE job_id = '{JOB}'", "attempts [] ended well"),
+        (f"UPDATE results SET attempt = 0 WHERE job_id = '{JOB}'", "was tried again"),
+    ],
+)
+def test_a_run_that_does_not_add_up_is_told(finished: Path, change: str, told: str) -> None:
+    with RunStore.hold(finished) as store, store._transaction():
+        store._execute(change)
+        for table in ("results", "attempts"):
+            store._seal(table, "1")
+    assert any(told in line for line in accounts.wrong_in(finished))
+
+
+@pytest.mark.damages("the accounts are to be found wrong")
+def test_a_result_that_nobody_planned_is_told(finished: Path) -> None:
+    with RunStore.hold(finished) as store:
+        store.begin(PLAN, FOLDS, TARGETS)
+        store.start_attempt("stranger", (0,), 1, "cpu", 1.0)
+        assert store.record(Result("stranger", 1, DONE))
+    assert any("['stranger']" in line for line in accounts.wrong_in(finished))
+
+
+@pytest.mark.damages("the accounts are to be found wrong")
+def test_files_of_a_done_job_that_are_gone_or_changed_are_told(finished: Path) -> None:
+    first, second = sorted(finished.rglob("*.safetensors"))[:2]
+    first.unlink()
+    second.write_bytes(b"other")
+    told = accounts.wrong_in(finished)
+    assert f"{first.relative_to(finished)} of {JOB} is gone" in told
+    assert f"{second.relative_to(finished)} of {JOB} is not what was recorded" in told
+
+
+@pytest.mark.damages("the accounts cannot be read")
+def test_a_run_that_cannot_be_read_is_told(finished: Path) -> None:
+    with sqlite3.connect(finished / "run.db") as db:
+        db.execute("UPDATE results SET fit_seconds = 7")
+    db.close()
+    (line,) = accounts.wrong_in(finished)
+    assert line.startswith("StoreCorruptError: ")
+
+
+def test_stacks_of_a_process_that_hangs_are_read_from_its_own_pipe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = "import time\ndef lingers():\n    print(1, flush=True)\n    time.sleep(60)\nlingers()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "LINGERS": "1"},
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        stacks.show("LINGERS")
+        assert process.wait(timeout=10) == -signal.SIGABRT
+    told = capsys.readouterr().err
+    assert "1 processes still run" in told
+    assert "in lingers" in told
+
+
+def test_this_process_is_alive_and_one_that_never_was_is_not() -> None:
+    assert alive(os.getpid())
+    assert os.getpid() in processes()
+    until = time.monotonic() + 10
+    with subprocess.Popen(["true"]) as process:
+        while alive(process.pid) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert process.pid in processes(), "not reaped yet"
+        assert not alive(process.pid)

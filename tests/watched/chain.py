@@ -1,0 +1,356 @@
+"""One run that is killed several times, continued to its end, and looked at whenever it rests."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asynckfold.errors import AsyncKFoldError
+from asynckfold.store import RunStore, job_folder
+from tests import accounts, stacks
+from tests.leftovers import alive, descendants, described, gone, marked, processes, temporaries
+from tests.watched import gate
+from tests.watched.keeper import Keeper
+from tests.watched.kills import TARGETS, Family, Kill
+from tests.watched.sweep import BATCH_SECONDS, BATCHES
+
+HOME = Path(__file__).parents[2]
+
+INTERVAL = BATCHES * math.ceil(gate.CHECKPOINT_SECONDS / (BATCHES * BATCH_SECONDS))
+"""Batches between two checkpoints of a job, at most: they are written at the end of an epoch."""
+
+GONE_SECONDS = 5.0
+HANG_SECONDS = 120.0
+ATTEMPTS = 3
+"""After so many dead workers in one start, a job has failed."""
+
+
+class Hurt(Exception):
+    """A kill was no non-event."""
+
+
+@dataclass
+class Landed:
+    """A kill that hit, and what came of it.
+
+    Parameters
+    ----------
+    kill : Kill
+        As it was meant.
+    target, phase : str
+        Who was hit, and where the run was.
+    pid, at : int, float
+        The process, and when.
+    gone_seconds : float
+        Until everything that goes with it was gone.
+    """
+
+    kill: Kill
+    target: str
+    phase: str
+    pid: int
+    at: float
+    gone_seconds: float = 0.0
+    detect_seconds: float | None = None
+
+
+@dataclass
+class Rest:
+    """What a run had durably when it last rested."""
+
+    finished: dict[str, str] = field(default_factory=dict)
+    attempts: Counter[str] = field(default_factory=Counter)
+    logs: dict[str, int] = field(default_factory=dict)
+    batches: dict[str, int] = field(default_factory=dict)
+
+
+class Chain:
+    """One run and the processes of its command.
+
+    Parameters
+    ----------
+    folder : Path
+        A new folder for the run, its gate and its output.
+    seconds : float
+        How long a golden run takes.
+    """
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        folder.mkdir()
+        self.root = folder / "run"
+        self.landed: list[Landed] = []
+        self.starts = 0
+        self.redone = 0
+        self._seconds = seconds
+        self._mark = f"CHAOS_{uuid.uuid4().hex}"
+        self._output = folder / "output.txt"
+        self._keeper = Keeper(folder / "gate")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._deaths = 0
+        self._rest = Rest()
+
+    def close(self) -> None:
+        """End whatever is left."""
+        self._kill_all(random.Random(0))
+        if self._process is not None:
+            self._process.wait()
+        self._keeper.close()
+
+    @property
+    def resumes(self) -> bool:
+        """Whether there is a plan to come back to."""
+        return self.remaining is not None
+
+    @property
+    def remaining(self) -> float | None:
+        """The share of jobs without a result; None before there is a plan."""
+        try:
+            with RunStore.read(self.root) as store:
+                return 1 - len(store.finished()) / len(store.plan.jobs)
+        except AsyncKFoldError:
+            return None
+
+    def finish(self) -> None:
+        """Let the command end, and again where jobs failed because their workers were killed."""
+        while True:
+            try:
+                code = self._running().wait(HANG_SECONDS)
+            except subprocess.TimeoutExpired:
+                stacks.show(self._mark)
+                raise Hurt(f"the command still runs after {HANG_SECONDS} s") from None
+            self._process = None
+            if self._ended(code):
+                break
+        for item in self.landed:
+            if item.pid in self._keeper.deaths:
+                item.detect_seconds = self._keeper.deaths[item.pid] - item.at
+
+    def strike(self, kill: Kill) -> bool:
+        """Kill at the moment that is meant; False when the run ended before."""
+        process = self._running()
+        if not self._moment(kill, process):
+            self._keeper.release()
+            return False
+        family = Family.of(process.pid)
+        target = kill.target if TARGETS[kill.target](family) else "sweep"
+        phase = self._keeper.stage if kill.phase in (None, "start") else str(kill.phase)
+        pid = self._victim(target, family, kill)
+        doomed = self._doomed(target, pid)
+        landed = Landed(kill, target, phase, pid, time.monotonic())
+        self._hit(target, pid, kill)
+        self._keeper.release()
+        self.landed.append(landed)
+        if not gone(doomed, GONE_SECONDS):
+            raise Hurt(f"after {kill} these stay: {described(doomed)}")
+        landed.gone_seconds = time.monotonic() - landed.at
+        if target in ("sweep", "everything"):
+            process.wait()
+            self._process = None
+            self._look()
+        elif target != "worker's child":
+            self._deaths += 1
+        return True
+
+    # The command
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._keeper.begin(self.resumes)
+            self._deaths = 0
+            self.starts += 1
+            with self._output.open("ab") as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.watched.sweep", self.root],
+                    cwd=HOME,
+                    env=self._environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+        return self._process
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            self._mark: "1",
+            gate.ADDRESS: str(self.root.with_name("gate")),
+            "PYTHONPATH": os.pathsep.join([str(HOME / "tests" / "watched"), str(HOME)]),
+            "PYTHONFAULTHANDLER": "1",
+            # What was not closed is to be seen in the output.
+            "PYTHONWARNINGS": "default::ResourceWarning",
+        }
+
+    def _family(self) -> set[int]:
+        return {pid for pid in processes() if marked(pid, self._mark) and alive(pid)}
+
+    # The kill
+
+    def _moment(self, kill: Kill, process: subprocess.Popen[bytes]) -> bool:
+        left = self.remaining
+        factor = 1.0 if left is None else (1 + left) / 2
+        if kill.phase is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(kill.share * self._seconds * factor)
+            return process.poll() is None
+        self._keeper.aim(kill.phase, kill.scaled(factor).occurrence)
+        deadline = time.monotonic() + HANG_SECONDS
+        while not self._keeper.reached.wait(0.01):
+            if process.poll() is not None:
+                return False
+            if time.monotonic() > deadline:
+                stacks.show(self._mark)
+                raise Hurt(f"the command neither ends nor comes to: {kill}")
+        if kill.delay:
+            self._keeper.release()
+            time.sleep(kill.delay)
+        return process.poll() is None
+
+    def _victim(self, target: str, family: Family, kill: Kill) -> int:
+        possible = TARGETS[target](family)
+        if kill.phase is not None and self._keeper.held in possible:
+            return self._keeper.held
+        return random.Random(kill.index).choice(possible)
+
+    def _doomed(self, target: str, pid: int) -> set[int]:
+        """Return what must be gone soon after the kill."""
+        if target in ("sweep", "everything"):
+            return self._family()
+        return {pid} if target == "worker's child" else {pid, *descendants(pid)}
+
+    def _hit(self, target: str, pid: int, kill: Kill) -> None:
+        if target == "everything":
+            self._kill_all(random.Random(kill.index))
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if target == "worker's group" and os.getpgid(pid) == pid:
+                os.killpg(pid, signal.SIGKILL)
+            else:
+                os.kill(pid, signal.SIGKILL)
+
+    def _kill_all(self, draw: random.Random) -> None:
+        while family := sorted(self._family()):
+            draw.shuffle(family)
+            for member in family:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGKILL)
+
+    # What must be true
+
+    def _ended(self, code: int) -> bool:
+        """The command ended by itself: True when the run is done."""
+        if not gone(left := self._family(), GONE_SECONDS):
+            raise Hurt(f"after the end these stay: {described(left)}")
+        output = self._output.read_text(errors="replace")
+        if found := re.search(r"resource_tracker|leaked|ResourceWarning", output):
+            raise Hurt(f"it says {found[0]!r}:\n{output[-2000:]}")
+        self._look()
+        if code == 0:
+            if names := temporaries(self.root):
+                raise Hurt(f"temporary files stay: {names}")
+            return True
+        if code == 1 and self._deaths >= ATTEMPTS:
+            return False
+        raise Hurt(f"exit code {code}:\n{output[-3000:]}")
+
+    def _look(self) -> None:
+        """Nothing that was finished is lost or done again; each job continued where it could."""
+        if not self.resumes:
+            return
+        if wrong := accounts.wrong_in(self.root):
+            raise Hurt(f"the accounts do not add up: {wrong}")
+        with RunStore.read(self.root) as store:
+            finished = {name: item.digest for name, item in store.results().items()}
+            now = Rest(finished, Counter(item.job_id for item in store.attempts()))
+            jobs = store.plan.jobs
+            newest = {job.id: store.checkpoints(job.id)[:1] for job in jobs}
+        for name, digest in self._rest.finished.items():
+            if finished.get(name) != digest:
+                raise Hurt(f"the result of {name} is lost, or is another one")
+            if now.attempts[name] != self._rest.attempts[name]:
+                raise Hurt(f"{name} was finished, and was tried again")
+        for job in jobs:
+            path = job_folder(self.root, job) / "log.txt"
+            text = path.read_text() if path.exists() else ""
+            self._check_continuation(job.id, text)
+            now.logs[job.id] = len(text)
+            now.batches[job.id] = sum(ref.epoch * BATCHES + ref.batch for ref in newest[job.id])
+        self._rest = now
+
+    def _check_continuation(self, name: str, text: str) -> None:
+        """A job continues from its newest recorded checkpoint, and redoes little."""
+        found = re.finditer(r"^epoch (\d+)/\d+ batch (\d+)/", text, re.MULTILINE)
+        steps = [(match.start(), (int(match[1]) - 1) * BATCHES + int(match[2])) for match in found]
+        since = self._rest.logs.get(name, 0)
+        later = [step for place, step in steps if place >= since]
+        if since and later and later[0] != self._rest.batches[name] + 1:
+            raise Hurt(
+                f"{name} continued with batch {later[0]}, but its newest checkpoint has "
+                f"{self._rest.batches[name]}"
+            )
+        for (_, before), (_, after) in itertools.pairwise(steps):
+            redone = before - after + 1
+            self.redone = max(self.redone, redone)
+            # One interval, and the one whose checkpoint was not recorded yet.
+            if not 0 <= redone <= 2 * INTERVAL:
+                raise Hurt(f"{name} went from batch {before} to {after}")
+
+
+def canonical(root: Path) -> dict[str, Any]:
+    """Return what must be the same, byte for byte, whatever happened to a run."""
+    with RunStore.read(root) as store:
+        results, fingerprint = store.results(), store.fingerprint()
+        noted = {f"{name} {item.number}": _numbers(item) for name, item in store.epochs()}
+    outputs = {name: item.outputs for name, item in results.items() if item.outputs is not None}
+    return {
+        "fingerprint": fingerprint,
+        "weights": {name: item.weights for name, item in results.items()},
+        "outputs": {name: _sha256(array.tobytes()) for name, array in outputs.items()},
+        "scores": {
+            f"{name} {score}": float(value).hex()
+            for name, item in results.items()
+            for score, value in item.scores.items()
+        },
+        "epochs": {
+            f"{name} {epoch.number}": _numbers(epoch)
+            for name, item in results.items()
+            for epoch in item.epochs
+        },
+        "progress": noted,
+        "files": {
+            str(path.relative_to(root)): _sha256(path.read_bytes())
+            for path in sorted((root / "oof").iterdir())
+        },
+    }
+
+
+def _numbers(epoch: Any) -> list[str]:
+    values = (epoch.train_loss, epoch.valid_loss, epoch.accuracy, epoch.lr)
+    return [float(value).hex() for value in values]
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def compare(found: dict[str, Any], golden: dict[str, Any]) -> None:
+    """Raise `Hurt` where a run ended otherwise than the golden one."""
+    # Progress may be lost in a crash; what there is of it must be right.
+    progress = {key: golden["progress"][key] for key in found["progress"]}
+    for part, value in {**golden, "progress": progress}.items():
+        if found[part] != value:
+            raise Hurt(f"{part} differ from the golden run: {found[part]} instead of {value}")
