@@ -217,7 +217,8 @@ class WorkerPool:
     def abandon(self, worker: Worker) -> None:
         """Go on without a worker that does not end though it was to be killed."""
         if worker.killed:
-            worker.hang += "; it cannot be killed (stuck in the kernel) and is left behind"
+            reason = worker.hang or "its sweep ended"
+            worker.hang = f"{reason}; it cannot be killed (stuck in the kernel) and is left behind"
         else:
             # It is the server that does not obey. With it end its workers; a new one starts.
             self._server.kill()
