@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from asynckfold import AsyncKFold
+from asynckfold.plan import Plan
 from asynckfold.store import RunStore
 from tests import chaos
 from tests.chaos import Campaign, Outcome
 from tests.durability.work import work
+from tests.toy import Tiny, adam, samples
 from tests.watched.chain import Chain, Hurt, Landed, Rest, compare
 from tests.watched.kills import AT, MOMENTS, PHASES, TARGETS, Kill, planned
 
@@ -128,3 +135,35 @@ def test_a_result_that_is_lost_or_made_twice_is_told(chain: Chain) -> None:
     chain._rest.finished[name] = "another"
     with pytest.raises(Hurt, match="is lost"):
         chain._look()
+
+
+# What the campaign found
+
+
+class Fragile(Tiny):
+    """Its process is killed the first two times that it trains."""
+
+    def __init__(self, notes: Path) -> None:
+        super().__init__()
+        self.notes = notes
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        before = self.notes.read_text() if self.notes.exists() else ""
+        if len(before) < 2:
+            self.notes.write_text(f"{before}x")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(inputs)
+
+
+def test_the_plan_does_not_depend_on_who_was_killed_in_a_dry_run(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+
+    def plan(name: str) -> Plan:
+        kfold = AsyncKFold(
+            2, samples(), tmp_path / name, nn.CrossEntropyLoss(), 20, baseline=None, verbose=0
+        )
+        return kfold({"fragile": lambda: Fragile(notes)}, ["step"], adam, {"epochs": 1}).plan
+
+    disturbed = plan("disturbed")
+    assert notes.read_text() == "xx"
+    assert plan("undisturbed").first_difference(disturbed) is None
