@@ -30,7 +30,7 @@ EPOCH_SECONDS = 0.2
 _PHASES = (
     ("checkpoint", re.compile(r"checkpoint-[^/]+\.tmp")),
     ("resume", re.compile(r"checkpoint-[^/]+\.safetensors")),
-    ("report", re.compile(r".*/(report|oof)/[^/]+\.tmp")),
+    ("report", re.compile(r"(?:\.html|\.png|\.csv|\.json|(?<!splits)\.npz)\.\d+\.tmp")),
 )
 _DIED = re.compile(r"UPDATE attempts SET .*outcome = '(?:died|oom|hang)', pid = (\d+)")
 
@@ -99,7 +99,8 @@ def _happens(event: str, arguments: tuple[Any, ...]) -> None:
 def _opens(path: Any) -> None:
     if not isinstance(path, str):
         return
-    if path.endswith("/log.txt"):
+    # Files are opened below a folder that is open, so by their names alone.
+    if path.endswith("log.txt"):
         # Each job of a worker begins with its log.
         saving = sys.modules["asynckfold.training.saving"]
         saving.EPOCH_SECONDS, saving.SHARE = EPOCH_SECONDS, 1.0  # type: ignore[attr-defined]
