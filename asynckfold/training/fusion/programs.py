@@ -1,0 +1,201 @@
+"""The two ways to compute R replicas at once: a batched graph, and `torch.func.vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from asynckfold.training import seeding
+from asynckfold.training.fusion import replicas
+from asynckfold.training.fusion.layouts import Layout, NotFusible
+from asynckfold.training.fusion.lowering import Lowering
+from asynckfold.training.fusion.rules import RULES
+from asynckfold.training.fusion.rules.convolution import CONVOLUTIONS
+from asynckfold.training.fusion.stack import Slot, Stack, aliases_of, slots_of
+from asynckfold.training.fusion.tracing import Trace, copied, describe, trace, with_examples
+
+Forward = Callable[[Stack, Sequence[torch.Generator], Sequence[Any]], Any]
+"""(tensors, generators, stacked inputs) → stacked outputs."""
+
+
+class Programs(Protocol):
+    """The forwards of one architecture."""
+
+    @property
+    def slots(self) -> Mapping[str, Slot]:
+        """How the tensors want to be stacked."""
+
+    def forward(self, training: bool, rows: range) -> Forward:
+        """Return the forward in one mode of some of the replicas."""
+
+
+class Batched:
+    """Each function replaced by its batched counterpart.
+
+    Parameters
+    ----------
+    models : sequence of nn.Module
+        The replicas.
+    inputs : sequence
+        Of one replica.
+
+    Raises
+    ------
+    NotFusible
+        Names the layer and the reason.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], inputs: Sequence[Any]) -> None:
+        first = models[0]
+        for name in _custom_gradients(first, inputs):
+            raise NotFusible(f"the model uses {name}, an autograd function of its own")
+        self._traces: dict[bool, Trace] = {}
+        self._constants: dict[bool, dict[str, list[torch.Tensor]]] = {}
+        for training in (True, False):
+            traces = [
+                trace(model, inputs, training=training, leaf_types=frozenset(RULES.leaves))
+                for model in models
+            ]
+            if any(other.text() != traces[0].text() for other in traces[1:]):
+                raise NotFusible("the replicas compute different things")
+            self._traces[training] = with_examples(traces[0], first, inputs, training=training)
+            self._constants[training] = {
+                name: [one.constants[name] for one in traces] for name in traces[0].constants
+            }
+        self.slots: Mapping[str, Slot] = slots_of(first, _orders(self._traces[True]))
+        self._aliases = aliases_of(first)
+        self._lowered: dict[tuple[bool, int, int], nn.Module] = {}
+        for training in (True, False):
+            self._module(training, range(len(models)))
+
+    def forward(self, training: bool, rows: range) -> Forward:
+        """Return the forward of the batched graph."""
+        compute = self._module(training, rows).forward
+
+        def forward(
+            stack: Stack, generators: Sequence[torch.Generator], inputs: Sequence[Any]
+        ) -> Any:
+            return compute(*stack.tensors.values(), generators, *inputs)
+
+        return forward
+
+    def text(self, training: bool, rows: range) -> str:
+        """Return the batched graph as Python, for people."""
+        return str(self._module(training, rows).code)
+
+    def _module(self, training: bool, rows: range) -> nn.Module:
+        constants = {
+            name: _joined(tensors[rows.start : rows.stop], tensors)
+            for name, tensors in self._constants[training].items()
+        }
+        key = (training, len(rows), rows.start if constants else 0)
+        if key not in self._lowered:
+            lowering = Lowering(
+                self._traces[training],
+                RULES,
+                len(rows),
+                dict(self.slots),
+                self._aliases,
+                constants,
+            )
+            self._lowered[key] = lowering.run()
+        return self._lowered[key]
+
+
+def _custom_gradients(model: nn.Module, inputs: Sequence[Any]) -> list[str]:
+    probe = copied(model).train()
+    with seeding.preserved():
+        return list(replicas.custom_gradients(lambda: probe(*inputs)))
+
+
+def _joined(rows: list[torch.Tensor], of_all: list[torch.Tensor]) -> tuple[Layout, torch.Tensor]:
+    """Return a constant as one that all share, or as a stack of different ones."""
+    first = of_all[0]
+    if all(other.shape == first.shape and torch.equal(other, first) for other in of_all[1:]):
+        return Layout.SHARED, first
+    return Layout.STACKED, torch.stack(rows)
+
+
+def _orders(traced: Trace) -> dict[str, tuple[int, ...]]:
+    """Return how the weights of linear layers and convolutions want to be kept.
+
+    (in, out) and (out, spatial, in), which is channels last; a weight that is used in other ways,
+    too, stays as it is.
+    """
+    uses: dict[str, set[Any]] = {}
+    ranks: dict[str, int] = {}
+    for node in traced.graph.nodes:
+        if node.op == "get_attr" and isinstance(node.meta["example"], torch.Tensor):
+            name = str(node.target)
+            ranks[name] = node.meta["example"].dim()
+            for user in node.users:
+                as_weight = len(user.args) > 1 and user.args[1] is node
+                uses.setdefault(name, set()).add(user.target if as_weight else None)
+    found: dict[str, tuple[int, ...]] = {}
+    for name, targets in uses.items():
+        if targets == {nn.functional.linear}:
+            found[name] = (1, 0)
+        elif targets <= set(CONVOLUTIONS):
+            found[name] = (0, *range(2, ranks[name]), 1)
+    return found
+
+
+class Vmapped:
+    """The whole model under `torch.func.vmap`, for what cannot be traced.
+
+    Raises
+    ------
+    NotFusible
+        vmap cannot do it either.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], inputs: Sequence[Any]) -> None:
+        self._template = models[0]
+        self.slots: Mapping[str, Slot] = slots_of(models[0], {})
+        for training in (True, False):
+            self._try(models[:2], inputs, training)
+
+    def _try(self, models: Sequence[nn.Module], inputs: Sequence[Any], training: bool) -> None:
+        copies = [copied(model).train(training) for model in (models * 2)[:2]]
+        stack = Stack.of(copies, self.slots)
+        doubled = [torch.stack([item, item]) for item in inputs]
+        try:
+            with seeding.preserved():
+                _run(copies[0], stack, doubled)
+        except Exception as error:  # noqa: BLE001
+            text = " ".join(str(error).split())[:200]
+            raise NotFusible(f"vmap cannot run it: {type(error).__name__}: {text}") from error
+
+    def forward(self, training: bool, rows: range) -> Forward:
+        """Return the forward of any rows."""
+
+        def forward(
+            stack: Stack, generators: Sequence[torch.Generator], inputs: Sequence[Any]
+        ) -> Any:
+            if self._template.training != training:
+                raise RuntimeError("the models are not in the mode of the program")
+            return _run(self._template, stack, inputs)
+
+        return forward
+
+
+def _run(template: nn.Module, stack: Stack, inputs: Sequence[Any]) -> Any:
+    buffers = {k: t for k, t in stack.tensors.items() if not stack.slots[k].is_parameter}
+
+    def one(
+        parameters: dict[str, torch.Tensor], state: dict[str, torch.Tensor], row: tuple[Any, ...]
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        state = dict(state)
+        # Not only written in place: a forward may put another tensor where a buffer was.
+        return functional_call(template, (parameters, state), row), state
+
+    outputs, after = vmap(one)(stack.parameters(), buffers, tuple(inputs))
+    with torch.no_grad():
+        for name, tensor in buffers.items():
+            tensor.copy_(after[name])
+    return outputs
