@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -203,8 +203,11 @@ def fuse(models: Sequence[nn.Module], example_inputs: Sequence[torch.Tensor]) ->
 
 
 def _programs(models: Sequence[nn.Module], inputs: Sequence[Any]) -> tuple[Programs, str]:
-    replicas.check(models, inputs)
+    own_functions = replicas.check(models, inputs)
     try:
+        for name in own_functions:
+            # A trace would look into it, and take the derivative of what it finds.
+            raise NotFusible(f"the model uses {name}, an autograd function of its own")
         return Batched(models, inputs), ""
     except NotFusible as error:
         try:

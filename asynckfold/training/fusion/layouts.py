@@ -72,7 +72,8 @@ def fold(stacked: torch.Tensor) -> torch.Tensor:
 
 def unfold(folded: torch.Tensor, width: int) -> torch.Tensor:
     """Return (B, R·C, ...) as a view (R, B, C, ...)."""
-    return folded.unflatten(1, (width, folded.shape[1] // width)).movedim(1, 0)
+    shape = (folded.shape[0], width, folded.shape[1] // width, *folded.shape[2:])
+    return folded.view(shape).movedim(1, 0)
 
 
 def align(stacked: torch.Tensor, rank: int) -> torch.Tensor:

@@ -180,6 +180,9 @@ class Lowering:
                 raise NotFusible(
                     f"{layer}: {_name(node)} is called in a way that has no batched form: {error}"
                 ) from error
+        for node in reversed(self.graph.nodes):
+            if node.op == "call_method" and node.target == "permute" and not node.users:
+                self.graph.erase_node(node)  # a weight that is used only in the stack's order
         return fx.GraphModule(self.root, self.graph)
 
     def _lower(self, node: fx.Node) -> None:
@@ -191,9 +194,7 @@ class Lowering:
         elif node.op == "get_attr":
             self._attribute(node)
         elif node.op == "output":
-            self.graph.output(
-                pytree.tree_map_only(Value, self.stacked, self._values(node.args[0]))
-            )
+            self.graph.output(pytree.tree_map_only(Value, self.stacked, self._values(node.args[0])))
         else:
             self._call(node)
 
@@ -237,6 +238,8 @@ class Lowering:
                 return IN_PLACE_OPERATORS[target], args, kwargs, True
         if node.op == "call_method" and str(target).endswith("_"):
             return str(target)[:-1], args, kwargs, True
+        if node.op == "call_function" and (twin := _without_underscore(target)) is not None:
+            return twin, args, kwargs, True
         if inspect.isfunction(target) and "inplace" in (names := _parameters(target)):
             args = args[: names.index("inplace")] if len(args) > names.index("inplace") else args
             bound = inspect.signature(target).bind(*node.args, **node.kwargs).arguments
@@ -306,7 +309,11 @@ class Lowering:
         return self.converted[id(of), layout]
 
     def _values(self, tree: Any) -> Any:
-        return fx.node.map_arg(tree, lambda node: self.cells[node].value)
+        def value_of(item: Any) -> Any:
+            return self.cells[item].value if isinstance(item, fx.Node) else item
+
+        found: Any = fx.node.map_aggregate(tree, value_of)
+        return found
 
     def _nodes(self, tree: Any) -> Any:
         def node_of(value: Value) -> Any:
@@ -317,6 +324,14 @@ class Lowering:
         return fx.node.map_aggregate(
             tree, lambda item: node_of(item) if isinstance(item, Value) else item
         )
+
+
+def _without_underscore(function: Any) -> Any:
+    """Return ``F.relu`` for ``F.relu_``."""
+    name = getattr(function, "__name__", "")
+    if name.startswith("_") or not name.endswith("_"):
+        return None
+    return getattr(torch, name[:-1], None) or getattr(nn.functional, name[:-1], None)
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:

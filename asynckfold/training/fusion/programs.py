@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from asynckfold.training.fusion.lowering import Lowering
 from asynckfold.training.fusion.rules import RULES
 from asynckfold.training.fusion.rules.convolution import CONVOLUTIONS
 from asynckfold.training.fusion.stack import Slot, Stack, aliases_of, slots_of
-from asynckfold.training.fusion.tracing import Trace, copied, describe, trace, with_examples
+from asynckfold.training.fusion.tracing import Trace, copied, first_sentence, trace, with_examples
 
 Forward = Callable[[Stack, Sequence[torch.Generator], Sequence[Any]], Any]
 """(tensors, generators, stacked inputs) → stacked outputs."""
@@ -52,14 +52,13 @@ class Batched:
 
     def __init__(self, models: Sequence[nn.Module], inputs: Sequence[Any]) -> None:
         first = models[0]
-        for name in _custom_gradients(first, inputs):
-            raise NotFusible(f"the model uses {name}, an autograd function of its own")
         self._traces: dict[bool, Trace] = {}
         self._constants: dict[bool, dict[str, list[torch.Tensor]]] = {}
+        traced = models[:1] if replicas.surely_alike(models) else models
         for training in (True, False):
             traces = [
                 trace(model, inputs, training=training, leaf_types=frozenset(RULES.leaves))
-                for model in models
+                for model in traced
             ]
             if any(other.text() != traces[0].text() for other in traces[1:]):
                 raise NotFusible("the replicas compute different things")
@@ -107,12 +106,6 @@ class Batched:
         return self._lowered[key]
 
 
-def _custom_gradients(model: nn.Module, inputs: Sequence[Any]) -> list[str]:
-    probe = copied(model).train()
-    with seeding.preserved():
-        return list(replicas.custom_gradients(lambda: probe(*inputs)))
-
-
 def _joined(rows: list[torch.Tensor], of_all: list[torch.Tensor]) -> tuple[Layout, torch.Tensor]:
     """Return a constant as one that all share, or as a stack of different ones."""
     first = of_all[0]
@@ -155,21 +148,20 @@ class Vmapped:
     """
 
     def __init__(self, models: Sequence[nn.Module], inputs: Sequence[Any]) -> None:
-        self._template = models[0]
+        self._template = _WithBuffers(models[0])
         self.slots: Mapping[str, Slot] = slots_of(models[0], {})
         for training in (True, False):
-            self._try(models[:2], inputs, training)
+            self._try(models, inputs, training)
 
     def _try(self, models: Sequence[nn.Module], inputs: Sequence[Any], training: bool) -> None:
-        copies = [copied(model).train(training) for model in (models * 2)[:2]]
+        copies = [copied(model).train(training) for model in (models[0], models[-1])]
         stack = Stack.of(copies, self.slots)
         doubled = [torch.stack([item, item]) for item in inputs]
         try:
             with seeding.preserved():
-                _run(copies[0], stack, doubled)
-        except Exception as error:  # noqa: BLE001
-            text = " ".join(str(error).split())[:200]
-            raise NotFusible(f"vmap cannot run it: {type(error).__name__}: {text}") from error
+                _run(_WithBuffers(copies[0]), stack, doubled)
+        except Exception as error:
+            raise NotFusible(f"vmap cannot run it: {first_sentence(error)}") from error
 
     def forward(self, training: bool, rows: range) -> Forward:
         """Return the forward of any rows."""
@@ -177,25 +169,34 @@ class Vmapped:
         def forward(
             stack: Stack, generators: Sequence[torch.Generator], inputs: Sequence[Any]
         ) -> Any:
-            if self._template.training != training:
+            if self._template.model.training != training:
                 raise RuntimeError("the models are not in the mode of the program")
             return _run(self._template, stack, inputs)
 
         return forward
 
 
-def _run(template: nn.Module, stack: Stack, inputs: Sequence[Any]) -> Any:
-    buffers = {k: t for k, t in stack.tensors.items() if not stack.slots[k].is_parameter}
+class _WithBuffers(nn.Module):
+    """Returns the buffers, too: a forward may put another tensor where one was."""
 
-    def one(
-        parameters: dict[str, torch.Tensor], state: dict[str, torch.Tensor], row: tuple[Any, ...]
-    ) -> tuple[Any, dict[str, torch.Tensor]]:
-        state = dict(state)
-        # Not only written in place: a forward may put another tensor where a buffer was.
-        return functional_call(template, (parameters, state), row), state
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
 
-    outputs, after = vmap(one)(stack.parameters(), buffers, tuple(inputs))
+    def forward(self, *inputs: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+        return self.model(*inputs), dict(self.model.named_buffers())
+
+
+def _run(template: _WithBuffers, stack: Stack, inputs: Sequence[Any]) -> Any:
+    def one(tensors: dict[str, torch.Tensor], row: tuple[Any, ...]) -> Any:
+        return functional_call(template, tensors, row)
+
+    tensors = {f"model.{name}": tensor for name, tensor in stack.tensors.items()}
+    with warnings.catch_warnings():
+        # Speed is measured, not guessed from this.
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        outputs, buffers = vmap(one)(tensors, tuple(inputs))
     with torch.no_grad():
         for name, tensor in buffers.items():
-            tensor.copy_(after[name])
+            stack.tensors[name].copy_(tensor)
     return outputs

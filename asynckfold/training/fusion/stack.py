@@ -97,7 +97,7 @@ class Stack:
         return cls(slots, tensors)
 
     def rows(self, rows: range) -> Stack:
-        """Return consecutive replicas as a view of this stack; parameters are leaves of their own."""
+        """Return consecutive replicas as a view of this stack, with leaves of their own."""
         tensors = {}
         for name, tensor in self.tensors.items():
             part = tensor.detach()[rows.start : rows.stop]

@@ -164,6 +164,8 @@ def trace(
         The forward cannot be traced: its control flow depends on values, for instance.
     """
     root = copied(model).train(training)
+    known = dict(root.named_parameters()) | dict(root.named_buffers())
+    random = torch.get_rng_state()
     tracer = _Tracer(leaf_types, len(inputs))
     # Tracing runs the user's code on proxies, which may raise anything; it becomes the reason.
     try:
@@ -171,9 +173,14 @@ def trace(
             graph = tracer.trace(root)
     except NotFusible:
         raise
-    except Exception as error:  # noqa: BLE001
-        raise NotFusible(f"{tracer.layer} cannot be traced: {_line(error)}") from error
-    known = dict(root.named_parameters()) | dict(root.named_buffers())
+    except Exception as error:
+        raise NotFusible(f"{tracer.layer} cannot be traced: {first_sentence(error)}") from error
+    if not torch.equal(torch.get_rng_state(), random):
+        raise NotFusible("the forward draws random numbers that no input leads to")
+    after = dict(root.named_parameters()) | dict(root.named_buffers())
+    for name, tensor in known.items():
+        if after.get(name) is not tensor:
+            raise NotFusible(f"the forward puts another tensor in the place of {name}")
     constants, leaves = {}, {}
     for node in graph.nodes:
         if node.op == "get_attr" and node.target not in known:
@@ -194,8 +201,8 @@ def with_examples(
     with seeding.preserved(), torch.no_grad(), _slow_attention():
         try:
             _Examples(root, graph=traced.graph).run(*inputs)
-        except Exception as error:  # noqa: BLE001
-            raise NotFusible(f"the model's trace fails: {_line(error)}") from error
+        except Exception as error:
+            raise NotFusible(f"the model's trace fails: {first_sentence(error)}") from error
     return traced
 
 
@@ -212,10 +219,11 @@ def copied(model: nn.Module) -> nn.Module:
     """Return a deep copy."""
     try:
         return copy.deepcopy(model)
-    except Exception as error:  # noqa: BLE001
-        raise NotFusible(f"the model cannot be copied: {_line(error)}") from error
+    except Exception as error:
+        raise NotFusible(f"the model cannot be copied: {first_sentence(error)}") from error
 
 
-def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300]
+def first_sentence(error: BaseException) -> str:
+    """Return the kind of an exception, and the first sentence of what it says."""
+    text = " ".join(str(error).split()).split(". ")[0].rstrip(".")
+    return f"{type(error).__name__}: {text}"[:200]

@@ -30,9 +30,7 @@ def _rule(function: Any, spatial: int) -> Rule:
         _check_batched(input, spatial)
         kernel, shift = _flat(low, weight), None if bias is None else _flat(low, bias)
         settings = (stride, padding, dilation, groups * low.width)
-        return Layout.CHANNELS, low.emit(
-            function, low.channels(input), kernel, shift, *settings
-        )
+        return Layout.CHANNELS, low.emit(function, low.channels(input), kernel, shift, *settings)
 
     return convolution
 
@@ -52,9 +50,7 @@ def _transposed_rule(function: Any, spatial: int) -> Rule:
         _check_batched(input, spatial)
         kernel, shift = _flat(low, weight), None if bias is None else _flat(low, bias)
         settings = (stride, padding, output_padding, groups * low.width, dilation)
-        return Layout.CHANNELS, low.emit(
-            function, low.channels(input), kernel, shift, *settings
-        )
+        return Layout.CHANNELS, low.emit(function, low.channels(input), kernel, shift, *settings)
 
     return transposed
 

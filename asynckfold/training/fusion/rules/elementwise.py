@@ -34,9 +34,7 @@ def of_function(function: Callable[..., Any]) -> Rule:
     """Return the rule of an element-wise function."""
 
     def rule(low: Lowering, *args: Any, **kwargs: Any) -> Emitted:
-        return elementwise(
-            lambda *a, **k: low.emit(function, *a, **k), low, *args, **kwargs
-        )
+        return elementwise(lambda *a, **k: low.emit(function, *a, **k), low, *args, **kwargs)
 
     return rule
 
@@ -46,9 +44,7 @@ def of_method(name: str) -> Rule:
 
     def rule(low: Lowering, *args: Any, **kwargs: Any) -> Emitted:
         kwargs.pop("memory_format", None)
-        return elementwise(
-            lambda *a, **k: low.emit_method(name, *a, **k), low, *args, **kwargs
-        )
+        return elementwise(lambda *a, **k: low.emit_method(name, *a, **k), low, *args, **kwargs)
 
     return rule
 
@@ -91,24 +87,34 @@ abs add addcdiv addcmul atan atan2 bitwise_and bitwise_not bitwise_or ceil clamp
 clamp_min clip clone cos cosh deg2rad div eq erf erfc exp exp2 expm1 floor floor_divide fmod frac ge
 gt isfinite isinf isnan le lerp log log10 log1p log2 logical_and logical_not logical_or logical_xor
 logit lt masked_fill maximum minimum mul nan_to_num ne neg pow reciprocal remainder round rsqrt
-sigmoid sign sin sinc sinh softmax_ sqrt square sub tan tanh true_divide trunc where xlogy
+sigmoid sign sin sinc sinh sqrt square sub tan tanh true_divide trunc where xlogy
 detach float double half bfloat16 long int bool type_as zeros_like ones_like full_like
 relu heaviside hypot asin acos asinh acosh atanh
-""".split()
+"""
 
 _ACTIVATIONS = """
 celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu relu6 selu
 sigmoid silu softplus softshrink softsign tanh tanhshrink threshold _threshold
-""".split()
+"""
 
 _OPERATORS = """
 abs add and_ eq floordiv ge gt invert le lt mod mul ne neg or_ pos pow sub truediv xor
-""".split()
+"""
 
 FUNCTIONS: dict[Any, Rule] = {
-    **{getattr(torch, name): of_function(getattr(torch, name)) for name in _NAMES if name in dir(torch)},
-    **{getattr(F, name): of_function(getattr(F, name)) for name in _ACTIVATIONS if hasattr(F, name)},
-    **{getattr(operator, name): of_function(getattr(operator, name)) for name in _OPERATORS},
+    **{
+        getattr(torch, name): of_function(getattr(torch, name))
+        for name in _NAMES.split()
+        if hasattr(torch, name)
+    },
+    **{
+        getattr(F, name): of_function(getattr(F, name))
+        for name in _ACTIVATIONS.split()
+        if hasattr(F, name)
+    },
+    **{
+        getattr(operator, name): of_function(getattr(operator, name)) for name in _OPERATORS.split()
+    },
     torch.prelu: prelu,
     F.prelu: prelu,
     torch.selu: of_function(torch.selu),
@@ -116,7 +122,7 @@ FUNCTIONS: dict[Any, Rule] = {
 }
 
 METHODS: dict[str, Rule] = {
-    **{name: of_method(name) for name in _NAMES if hasattr(torch.Tensor, name)},
+    **{name: of_method(name) for name in _NAMES.split() if hasattr(torch.Tensor, name)},
     "to": of_method("to"),
     "contiguous": same,
     "requires_grad": same,

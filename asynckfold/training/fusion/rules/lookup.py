@@ -90,9 +90,7 @@ def _attention(
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~allowed, -math.inf)
     if mask is not None:
-        scores = (
-            scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        )
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     weights = torch.softmax(scores, -1)
     if dropout_p > 0:
         weights = drop(weights, dropout_p, generators)
@@ -153,7 +151,9 @@ def _multihead(
     parts = [query, key, value] if batch_first else [t.transpose(1, 2) for t in (query, key, value)]
     biases = (None,) * 3 if in_bias is None else in_bias.chunk(3, 1)
     projected = [
-        affine(part, weight.transpose(1, 2), bias).unflatten(-1, (heads, -1)).transpose(2, 3)
+        affine(part, weight.transpose(1, 2), bias)
+        .reshape(*part.shape[:-1], heads, -1)
+        .transpose(2, 3)
         for part, weight, bias in zip(parts, in_weight.chunk(3, 1), biases, strict=True)
     ]
     mask = None
@@ -161,7 +161,8 @@ def _multihead(
         # True in a mask means: not looked at.
         shift = torch.where(one, -math.inf, 0.0).to(query.dtype) if one.dtype == torch.bool else one
         mask = shift if mask is None else mask + shift
-    found, shares = _attention(*projected, mask, dropout_p, False, None, generators)
+    queries, keys, values = projected
+    found, shares = _attention(queries, keys, values, mask, dropout_p, False, None, generators)
     joined = affine(found.transpose(2, 3).flatten(3), out_weight.transpose(1, 2), out_bias)
     outputs = joined if batch_first else joined.transpose(1, 2)
     if not need_weights:

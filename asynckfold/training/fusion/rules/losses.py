@@ -74,7 +74,7 @@ def cross_entropy(
     settings = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     probabilities = target.example.dtype.is_floating_point
     return Layout.STACKED, low.emit(
-        _classified, F.cross_entropy, *nodes, reduction, probabilities, settings
+        _classified, "cross_entropy", *nodes, reduction, probabilities, settings
     )
 
 
@@ -94,7 +94,7 @@ def nll_loss(
         raise NotFusible("nll_loss without a batch dimension")
     nodes = [low.stacked(input), low.stacked(target), _same_for_all(low, weight)]
     settings = {"ignore_index": ignore_index}
-    return Layout.STACKED, low.emit(_classified, F.nll_loss, *nodes, reduction, False, settings)
+    return Layout.STACKED, low.emit(_classified, "nll_loss", *nodes, reduction, False, settings)
 
 
 def _same_for_all(low: Lowering, weight: Value | None) -> Any:
@@ -103,7 +103,7 @@ def _same_for_all(low: Lowering, weight: Value | None) -> Any:
 
 
 def _classified(
-    function: Callable[..., torch.Tensor],
+    function: str,
     scores: torch.Tensor,
     targets: torch.Tensor,
     weight: torch.Tensor | None,
@@ -114,15 +114,18 @@ def _classified(
     """Return (R,) for scores (R, B, classes, ...): the replicas as one long batch, then apart."""
     width = scores.shape[0]
     joined = targets.flatten(0, 1)
-    losses = function(scores.flatten(0, 1), joined, weight, reduction="none", **settings)
-    apart = losses.unflatten(0, (width, -1))
+    losses: torch.Tensor = getattr(F, function)(
+        scores.flatten(0, 1), joined, weight, reduction="none", **settings
+    )
+    apart = losses.reshape(width, -1, *losses.shape[1:])
     if reduction != "mean" or probabilities:
         return _reduced(apart, reduction)
     counted = joined != settings["ignore_index"]
     shares = counted.to(losses.dtype)
     if weight is not None:
         shares = weight[joined.where(counted, 0)] * shares
-    return apart.flatten(1).sum(1) / shares.view(width, -1).sum(1)
+    counts: torch.Tensor = shares.view(width, -1).sum(1)
+    return apart.flatten(1).sum(1) / counts
 
 
 FUNCTIONS: dict[Any, Rule] = {

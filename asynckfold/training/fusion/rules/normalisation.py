@@ -175,7 +175,20 @@ def normalize(
     return Layout.STACKED, low.emit(F.normalize, low.stacked(input), p, axis(dim), eps)
 
 
+def weight_norm(low: Lowering, v: Value, g: Value, dim: int = 0) -> Emitted:
+    """Emit ``g * v / |v|``, the norm over all dimensions but one (Salimans & Kingma 2016)."""
+    dims = [1 + other for other in range(v.rank) if dim < 0 or other != dim]
+    return Layout.STACKED, low.emit(_weight_norm, low.stacked(v), low.stacked(g), dims)
+
+
+def _weight_norm(v: torch.Tensor, g: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    norm: torch.Tensor = torch.linalg.vector_norm(v, 2, dims, keepdim=True)
+    share: torch.Tensor = g.reshape(norm.shape) / norm
+    return v * share
+
+
 FUNCTIONS: dict[Any, Rule] = {
+    torch._weight_norm: weight_norm,
     F.batch_norm: batch_norm,
     F.group_norm: group_norm,
     F.layer_norm: layer_norm,

@@ -1,12 +1,13 @@
 """What draws random numbers: each replica from its own generator, as its plain model would.
 
 On a CPU these are the numbers that the plain model draws from the global generator in the same
-state. On a GPU ``F.dropout`` has a kernel of its own, which draws others.
+state: each row of the mask lies in memory as the plain one would, because some kernels fill it in
+the order of the memory. On a GPU ``F.dropout`` has a kernel of its own, which draws others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,18 +17,29 @@ from asynckfold.training.fusion.layouts import Layout, Value
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
 
 Generators = Sequence[torch.Generator]
+Order = tuple[int, ...] | None
 
 
 def dropout(low: Lowering, input: Value, p: float = 0.5, training: bool = True) -> Emitted:
     """Emit each replica's own mask."""
     if not training or p == 0:
         return input.layout, input.node
-    return Layout.STACKED, low.emit(drop, low.stacked(input), p, low.generators)
+    node = low.emit(drop, low.stacked(input), p, low.generators, _memory_order(input))
+    return Layout.STACKED, node
 
 
-def drop(x: torch.Tensor, p: float, generators: Generators) -> torch.Tensor:
+def drop(x: torch.Tensor, p: float, generators: Generators, order: Order = None) -> torch.Tensor:
     """Return (R, ...) with elements set to 0 with probability p, the others scaled to match."""
-    return x * 0 if p == 1 else x * _mask(x, x.shape, p, generators).div_(1 - p)
+    if p == 1:
+        return x * 0
+    return x * _mask(x, p, generators, order).div_(1 - p)
+
+
+def _memory_order(value: Value) -> Order:
+    """Return the dimensions of the plain value from the outermost in memory to the innermost."""
+    strides = value.example.stride()
+    order = tuple(sorted(range(value.rank), key=lambda dim: -strides[dim]))
+    return None if order == tuple(range(value.rank)) else order
 
 
 def _feature_rule(spatial: int) -> Rule:
@@ -45,50 +57,65 @@ def _feature_rule(spatial: int) -> Rule:
 
 
 def _drop_features(x: torch.Tensor, p: float, generators: Generators) -> torch.Tensor:
-    shape = (*x.shape[:3], *(1,) * (x.dim() - 3))
-    return x * 0 if p == 1 else x * _mask(x, shape, p, generators).div_(1 - p)
+    one_each = x[(slice(None),) * 3 + (slice(1),) * (x.dim() - 3)]
+    if p == 1:
+        return x * 0
+    return x * _mask(one_each, p, generators).div_(1 - p)
 
 
 def alpha_dropout(low: Lowering, input: Value, p: float = 0.5, training: bool = False) -> Emitted:
     """Emit the dropout that keeps mean and variance (Klambauer et al. 2017)."""
     if not training or p == 0:
         return input.layout, input.node
-    return Layout.STACKED, low.emit(_alpha_drop, low.stacked(input), p, low.generators)
+    node = low.emit(_alpha_drop, low.stacked(input), p, low.generators, _memory_order(input))
+    return Layout.STACKED, node
 
 
-def _alpha_drop(x: torch.Tensor, p: float, generators: Generators) -> torch.Tensor:
+def _alpha_drop(x: torch.Tensor, p: float, generators: Generators, order: Order) -> torch.Tensor:
     if p == 1:
         return x * 0
     alpha = 1.7580993408473766
     scale = ((alpha**2 * p + 1) * (1 - p)) ** -0.5
-    mask = _mask(x, x.shape, p, generators)
-    return x * (mask * scale) + ((mask - 1) * (alpha * scale) + alpha * scale * p)
+    mask: torch.Tensor = _mask(x, p, generators, order)
+    shift: torch.Tensor = (mask - 1) * (alpha * scale) + alpha * scale * p
+    return x * (mask * scale) + shift
 
 
-def _mask(
-    x: torch.Tensor, shape: Sequence[int], p: float, generators: Generators
+def _mask(x: torch.Tensor, p: float, generators: Generators, order: Order = None) -> torch.Tensor:
+    return _drawn(x, generators, order, lambda row, g: row.bernoulli_(1 - p, generator=g))
+
+
+def _drawn(
+    x: torch.Tensor, generators: Generators, order: Order, draw: Callable[..., Any]
 ) -> torch.Tensor:
-    mask = torch.empty(shape, dtype=x.dtype, device=x.device)
-    for row, generator in zip(mask.unbind(), generators, strict=True):
-        row.bernoulli_(1 - p, generator=generator)
-    return mask
+    """Return a tensor of the shape of x, each row drawn from its generator."""
+    dims = range(x.dim()) if order is None else (0, *(1 + dim for dim in order))
+    drawn = torch.empty_permuted(x.shape, tuple(dims), dtype=x.dtype, device=x.device)
+    for row, generator in zip(drawn.unbind(), generators, strict=True):
+        draw(row, generator)
+    return drawn
 
 
 def rand_like(low: Lowering, input: Value) -> Emitted:
     """Uniform numbers."""
-    return Layout.STACKED, low.emit(_filled, low.stacked(input), "uniform_", low.generators)
+    return Layout.STACKED, low.emit(
+        _uniform, low.stacked(input), low.generators, _memory_order(input)
+    )
+
+
+def _uniform(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
+    return _drawn(x, generators, order, lambda row, g: row.uniform_(generator=g))
 
 
 def randn_like(low: Lowering, input: Value) -> Emitted:
     """Normal numbers."""
-    return Layout.STACKED, low.emit(_filled, low.stacked(input), "normal_", low.generators)
+    return Layout.STACKED, low.emit(
+        _normal, low.stacked(input), low.generators, _memory_order(input)
+    )
 
 
-def _filled(x: torch.Tensor, method: str, generators: Generators) -> torch.Tensor:
-    found = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for row, generator in zip(found.unbind(), generators, strict=True):
-        getattr(row, method)(generator=generator)
-    return found
+def _normal(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
+    return _drawn(x, generators, order, lambda row, g: row.normal_(generator=g))
 
 
 FUNCTIONS: dict[Any, Rule] = {
@@ -102,9 +129,8 @@ FUNCTIONS: dict[Any, Rule] = {
     torch.randn_like: randn_like,
 }
 
-NAMES = frozenset(
-    """
-    bernoulli cauchy dropout exponential feature_dropout geometric log_normal multinomial normal
-    poisson rand rand_like randint randint_like randn randn_like random randperm rrelu uniform
-    """.split()
-)
+_NAMES = """
+bernoulli cauchy dropout exponential feature_dropout geometric log_normal multinomial normal
+poisson rand rand_like randint randint_like randn randn_like random randperm rrelu uniform
+"""
+NAMES = frozenset(_NAMES.split())

@@ -38,14 +38,14 @@ def _spread(function: Callable[..., Any]) -> Rule:
     def reduction(
         low: Lowering,
         input: Value,
-        dim: Dims = None,
+        dim: Dims | bool = None,
         unbiased: bool = True,
         keepdim: bool = False,
         *,
         correction: int | None = None,
     ) -> Emitted:
         if isinstance(dim, bool):
-            dim, unbiased = None, dim
+            unbiased, dim = dim, None
         settings = {"keepdim": keepdim, "correction": int(unbiased)}
         if correction is not None:
             settings["correction"] = correction
@@ -97,7 +97,9 @@ def softmax(
     return _along(function)(low, input, dim, dtype=dtype)
 
 
-def norm(low: Lowering, input: Value, p: Any = 2, dim: Dims = None, keepdim: bool = False) -> Emitted:
+def norm(
+    low: Lowering, input: Value, p: Any = 2, dim: Dims = None, keepdim: bool = False
+) -> Emitted:
     """``x.norm``."""
     if isinstance(p, str):
         raise NotFusible(f"norm of kind {p} has no batched form")

@@ -133,7 +133,8 @@ def _indices(index: Any) -> tuple[Any, ...]:
 
 
 def _getitem(x: torch.Tensor, indices: tuple[Any, ...]) -> torch.Tensor:
-    return x[(slice(None), *indices)]
+    index = (slice(None), *indices)
+    return x[index]
 
 
 def setitem(low: Lowering, input: Value, index: Any, value: Any) -> Emitted:
@@ -148,7 +149,8 @@ def setitem(low: Lowering, input: Value, index: Any, value: Any) -> Emitted:
 
 def _setitem(x: torch.Tensor, indices: tuple[Any, ...], value: Any) -> torch.Tensor:
     changed = x.clone()
-    changed[(slice(None), *indices)] = value
+    index = (slice(None), *indices)
+    changed[index] = value
     return changed
 
 
@@ -208,16 +210,12 @@ def movedim(low: Lowering, input: Value, source: Any, destination: Any) -> Emitt
 
 def flip(low: Lowering, input: Value, *dims: Any) -> Emitted:
     """Reverse dimensions."""
-    return Layout.STACKED, low.emit(
-        torch.flip, low.stacked(input), axes(_sizes(dims), input.rank)
-    )
+    return Layout.STACKED, low.emit(torch.flip, low.stacked(input), axes(_sizes(dims), input.rank))
 
 
 def rolled(low: Lowering, input: Value, shifts: Any, dims: Any) -> Emitted:
     """Rotate along dimensions."""
-    return Layout.STACKED, low.emit(
-        torch.roll, low.stacked(input), shifts, axes(dims, input.rank)
-    )
+    return Layout.STACKED, low.emit(torch.roll, low.stacked(input), shifts, axes(dims, input.rank))
 
 
 def one_hot(low: Lowering, input: Value, num_classes: int) -> Emitted:
