@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from asynckfold.training import seeding
 from asynckfold.training.fusion import replicas
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.programs import Batched, Forward, Programs, Vmapped
@@ -203,6 +204,11 @@ def fuse(models: Sequence[nn.Module], example_inputs: Sequence[torch.Tensor]) ->
 
 
 def _programs(models: Sequence[nn.Module], inputs: Sequence[Any]) -> tuple[Programs, str]:
+    with seeding.preserved():
+        return _found(models, inputs)
+
+
+def _found(models: Sequence[nn.Module], inputs: Sequence[Any]) -> tuple[Programs, str]:
     own_functions = replicas.check(models, inputs)
     try:
         for name in own_functions:

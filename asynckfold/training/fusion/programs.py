@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from asynckfold.training import seeding
 from asynckfold.training.fusion import replicas
 from asynckfold.training.fusion.layouts import Layout, NotFusible
 from asynckfold.training.fusion.lowering import Lowering
@@ -158,8 +157,7 @@ class Vmapped:
         stack = Stack.of(copies, self.slots)
         doubled = [torch.stack([item, item]) for item in inputs]
         try:
-            with seeding.preserved():
-                _run(_WithBuffers(copies[0]), stack, doubled)
+            _run(_WithBuffers(copies[0]), stack, doubled)
         except Exception as error:
             raise NotFusible(f"vmap cannot run it: {first_sentence(error)}") from error
 

@@ -19,7 +19,6 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from asynckfold.training import seeding
 from asynckfold.training.fusion.layouts import NotFusible
 
 
@@ -198,7 +197,7 @@ def with_examples(
     for name, constant in traced.constants.items():
         owner, _, last = name.rpartition(".")
         setattr(root.get_submodule(owner), last, constant)
-    with seeding.preserved(), torch.no_grad(), _slow_attention():
+    with torch.no_grad(), _slow_attention():
         try:
             _Examples(root, graph=traced.graph).run(*inputs)
         except Exception as error:

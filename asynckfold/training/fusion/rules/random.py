@@ -76,7 +76,7 @@ def _alpha_drop(x: torch.Tensor, p: float, generators: Generators, order: Order)
         return x * 0
     alpha = 1.7580993408473766
     scale = ((alpha**2 * p + 1) * (1 - p)) ** -0.5
-    mask: torch.Tensor = _mask(x, p, generators, order)
+    mask = _mask(x, p, generators, order)
     shift: torch.Tensor = (mask - 1) * (alpha * scale) + alpha * scale * p
     return x * (mask * scale) + shift
 
