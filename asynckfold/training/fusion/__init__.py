@@ -3,7 +3,7 @@
 ::
 
     models ── trace ── a batched graph by rules, or vmap ── FusedModule      fuse
-    criteria ──────────────────────────────────────────────── Criterion      fuse_criterion
+    criterion ─────────────────────────────────────────────── Criterion      fuse_criterion
     optimizers ── one for each LR schedule, on slices ───────── arms         arms_of
     a step:  backward(parts) ── clip_gradients ── arm.step()
 
@@ -13,7 +13,7 @@
 >>> optimizers = [torch.optim.Adam(model.parameters(), 1e-2) for model in models]
 >>> batches = [(torch.ones(5, 3), torch.zeros(5, dtype=torch.long)) for _ in models]
 >>> fused = fuse(models, [batches[0][0]])
->>> criterion = fuse_criterion([nn.CrossEntropyLoss()] * 4, torch.zeros(5, 2), batches[0][1])
+>>> criterion = fuse_criterion(nn.CrossEntropyLoss(), 4, torch.zeros(5, 2), batches[0][1])
 >>> arms, reason = arms_of(fused, optimizers, [range(0, 2), range(2, 4)])
 >>> losses = backward(fused, criterion, parts_of(batches))
 >>> for arm in arms:

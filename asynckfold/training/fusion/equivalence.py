@@ -156,7 +156,7 @@ class _Comparison:
         self.optimizers = [opt_fn(model) for model in self.plain]
         self.criteria = [_to(copy.deepcopy(criterion), dtype) for _ in models]
         outputs = copied(self.plain[0])(inputs)
-        self.criterion = fuse_criterion(copy.deepcopy(self.criteria), outputs, targets)
+        self.criterion = fuse_criterion(self.criteria[0], len(models), outputs, targets)
         self.generators = [torch.Generator().manual_seed(row) for row in range(len(models))]
         for row, generator in enumerate(self.fused.generators):
             generator.manual_seed(row)

@@ -162,7 +162,12 @@ class FusedModule:
         self.models[row].load_state_dict(state)
 
 
-def fuse(models: Sequence[nn.Module], example_inputs: Sequence[torch.Tensor]) -> FusedModule:
+def fuse(
+    models: Sequence[nn.Module],
+    example_inputs: Sequence[torch.Tensor],
+    *,
+    plain_order: bool = False,
+) -> FusedModule:
     """Make replicas of one model compute together.
 
     Parameters
@@ -172,6 +177,9 @@ def fuse(models: Sequence[nn.Module], example_inputs: Sequence[torch.Tensor]) ->
         buffers of its own. They are taken over: their tensors become views of the stack.
     example_inputs : sequence of Tensor
         What the forward of one replica takes for one batch, two samples or more.
+    plain_order : bool
+        Keep each parameter contiguous in the order of the plain model. It costs a copy of the
+        weights in every step, and is for optimizers on single rows that flatten them, as LBFGS.
 
     Returns
     -------
@@ -193,7 +201,7 @@ def fuse(models: Sequence[nn.Module], example_inputs: Sequence[torch.Tensor]) ->
     if not models:
         raise NotFusible("there is no model")
     modes = [[module.training for module in model.modules()] for model in models]
-    programs, why_vmap = _programs(models, example_inputs)
+    programs, why_vmap = _programs(models, example_inputs, plain_order)
     stack = Stack.of(models, programs.slots)
     for model, mode in zip(models, modes, strict=True):
         for module, training in zip(model.modules(), mode, strict=True):
@@ -203,18 +211,22 @@ def fuse(models: Sequence[nn.Module], example_inputs: Sequence[torch.Tensor]) ->
     return FusedModule(models, programs, stack, generators, why_vmap=why_vmap)
 
 
-def _programs(models: Sequence[nn.Module], inputs: Sequence[Any]) -> tuple[Programs, str]:
+def _programs(
+    models: Sequence[nn.Module], inputs: Sequence[Any], plain_order: bool = False
+) -> tuple[Programs, str]:
     with seeding.preserved():
-        return _found(models, inputs)
+        return _found(models, inputs, plain_order)
 
 
-def _found(models: Sequence[nn.Module], inputs: Sequence[Any]) -> tuple[Programs, str]:
+def _found(
+    models: Sequence[nn.Module], inputs: Sequence[Any], plain_order: bool
+) -> tuple[Programs, str]:
     own_functions = replicas.check(models, inputs)
     try:
         for name in own_functions:
             # A trace would look into it, and take the derivative of what it finds.
             raise NotFusible(f"the model uses {name}, an autograd function of its own")
-        return Batched(models, inputs), ""
+        return Batched(models, inputs, plain_order), ""
     except NotFusible as error:
         try:
             return Vmapped(models, inputs), str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +18,15 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Criterion(Protocol):
-    """A loss for each replica."""
+    """A loss for each replica.
+
+    Attributes
+    ----------
+    criteria : list of callable
+        Each replica's own, whose state, if there is any, can be saved and loaded.
+    """
+
+    criteria: list[Any]
 
     def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """Return losses (R,) of outputs and targets (R, B, ...)."""
@@ -33,7 +42,7 @@ class RowCriterion:
     """Any criteria, computed one replica after another."""
 
     def __init__(self, criteria: Sequence[Callable[..., Any]]) -> None:
-        self.criteria = list(criteria)
+        self.criteria: list[Any] = list(criteria)
 
     def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """Return losses (R,)."""
@@ -58,6 +67,7 @@ class FusedCriterion:
 
     def __init__(self, fused: FusedModule) -> None:
         self.fused = fused
+        self.criteria: list[Any] = fused.models
 
     def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """Return losses (R,)."""
@@ -83,28 +93,25 @@ class _AsModule(nn.Module):
 
 
 def fuse_criterion(
-    criteria: Sequence[Callable[..., Any]], outputs: torch.Tensor, targets: torch.Tensor
+    criterion: Callable[..., Any], width: int, outputs: torch.Tensor, targets: torch.Tensor
 ) -> Criterion:
-    """Make copies of one criterion compute together, or one after another if need be.
+    """Make copies of a criterion compute together, or one after another if need be.
 
     Parameters
     ----------
-    criteria : sequence of callable
-        One for each replica: modules or functions (outputs, targets) → loss.
+    criterion : callable
+        Module or function (outputs, targets) → loss; it is copied.
+    width : int
+        Number of replicas.
     outputs, targets : Tensor
         (B, ...): examples of one replica.
     """
-    modules = [
-        criterion if isinstance(criterion, nn.Module) else _AsModule(criterion)
-        for criterion in criteria
-    ]
-    states = [module.state_dict() for module in modules]
-    if any(not torch.equal(state[k], states[0][k]) for state in states for k in states[0]):
-        return RowCriterion(criteria)
+    copies = [copy.deepcopy(criterion) for _ in range(width)]
+    modules = [item if isinstance(item, nn.Module) else _AsModule(item) for item in copies]
     try:
         return FusedCriterion(fuse(modules, [outputs.detach().requires_grad_(), targets]))
     except NotFusible:
-        return RowCriterion(criteria)
+        return RowCriterion(copies)
 
 
 @dataclass(frozen=True)
@@ -221,7 +228,7 @@ def clip_gradients(fused: FusedModule, max_norm: float) -> torch.Tensor:
         (R,) norms before.
     """
     gradients = [p.grad for p in fused.parameters().values() if p.grad is not None]
-    norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients])
+    norms = torch.stack([gradient.reshape(fused.width, -1).norm(dim=1) for gradient in gradients])
     totals: torch.Tensor = norms.norm(dim=0)
     factors = (max_norm / (totals + 1e-6)).clamp(max=1.0)
     for gradient in gradients:

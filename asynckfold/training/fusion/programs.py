@@ -42,6 +42,8 @@ class Batched:
         The replicas.
     inputs : sequence
         Of one replica.
+    plain_order : bool
+        Keep parameters as the plain model does.
 
     Raises
     ------
@@ -49,7 +51,9 @@ class Batched:
         Names the layer and the reason.
     """
 
-    def __init__(self, models: Sequence[nn.Module], inputs: Sequence[Any]) -> None:
+    def __init__(
+        self, models: Sequence[nn.Module], inputs: Sequence[Any], plain_order: bool
+    ) -> None:
         first = models[0]
         self._traces: dict[bool, Trace] = {}
         self._constants: dict[bool, dict[str, list[torch.Tensor]]] = {}
@@ -65,7 +69,9 @@ class Batched:
             self._constants[training] = {
                 name: [one.constants[name] for one in traces] for name in traces[0].constants
             }
-        self.slots: Mapping[str, Slot] = slots_of(first, _orders(self._traces[True]))
+        self.slots: Mapping[str, Slot] = slots_of(
+            first, {} if plain_order else _orders(self._traces[True])
+        )
         self._aliases = aliases_of(first)
         self._lowered: dict[tuple[bool, int, int], nn.Module] = {}
         for training in (True, False):
@@ -196,5 +202,6 @@ def _run(template: _WithBuffers, stack: Stack, inputs: Sequence[Any]) -> Any:
         outputs, buffers = vmap(one)(tensors, tuple(inputs))
     with torch.no_grad():
         for name, tensor in buffers.items():
-            stack.tensors[name].copy_(tensor)
+            if tensor.data_ptr() != stack.tensors[name].data_ptr():
+                stack.tensors[name].copy_(tensor)
     return outputs

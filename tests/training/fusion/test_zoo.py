@@ -1,4 +1,4 @@
-"""Every animal of the zoo: fused as it should be, equivalent, repeatable, saved and loaded whole."""
+"""Every animal of the zoo: fused as it should be, equivalent, repeatable, saved and loaded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fused_step(animal: Animal, models: Sequence[nn.Module], batches: list) -> Fu
     for row, generator in enumerate(fused.generators):
         generator.manual_seed(row)
     outputs = torch.zeros(len(batches[0][1]), animal.classes)
-    criterion = fuse_criterion([nn.CrossEntropyLoss()] * len(models), outputs, batches[0][1])
+    criterion = fuse_criterion(nn.CrossEntropyLoss(), len(models), outputs, batches[0][1])
     fused.losses = backward(fused, criterion, parts_of(batches))
     return fused
 
@@ -112,7 +112,7 @@ def test_a_part_of_the_replicas_leaves_the_others_alone(name: str) -> None:
     fused = fused_step(animal, copy.deepcopy(plain), [batches[0]] * REPLICAS)
     before = [fused.state_dict_of(row) for row in range(REPLICAS)]
     state = [generator.get_state() for generator in fused.generators]
-    criterion = fuse_criterion([nn.CrossEntropyLoss()] * 3, torch.zeros(5, 3), batches[1][1])
+    criterion = fuse_criterion(nn.CrossEntropyLoss(), 3, torch.zeros(5, 3), batches[1][1])
     losses = backward(fused, criterion, parts_of(some))
     assert losses.isnan().tolist() == [True, False, True]
     for row in (0, 2):

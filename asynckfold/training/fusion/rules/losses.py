@@ -70,9 +70,11 @@ def cross_entropy(
     _check(reduction, size_average, reduce)
     if input.rank < 2:
         raise NotFusible("cross entropy without a batch dimension")
-    nodes = [low.stacked(input), low.stacked(target), _same_for_all(low, weight)]
-    settings = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     probabilities = target.example.dtype.is_floating_point
+    if weight is not None and (probabilities or label_smoothing):
+        raise NotFusible("class weights with label smoothing or with probabilities")
+    nodes = [low.stacked(input), low.stacked(target), _node(low, weight)]
+    settings = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     return Layout.STACKED, low.emit(
         _classified, "cross_entropy", *nodes, reduction, probabilities, settings
     )
@@ -92,14 +94,13 @@ def nll_loss(
     _check(reduction, size_average, reduce)
     if input.rank < 2:
         raise NotFusible("nll_loss without a batch dimension")
-    nodes = [low.stacked(input), low.stacked(target), _same_for_all(low, weight)]
+    nodes = [low.stacked(input), low.stacked(target), _node(low, weight)]
     settings = {"ignore_index": ignore_index}
     return Layout.STACKED, low.emit(_classified, "nll_loss", *nodes, reduction, False, settings)
 
 
-def _same_for_all(low: Lowering, weight: Value | None) -> Any:
-    """Return the class weights, which are the criterion's, of the first replica."""
-    return None if weight is None else low.emit(torch.select, low.stacked(weight), 0, 0)
+def _node(low: Lowering, weight: Value | None) -> Any:
+    return None if weight is None else low.stacked(weight)
 
 
 def _classified(
@@ -115,17 +116,21 @@ def _classified(
     width = scores.shape[0]
     joined = targets.flatten(0, 1)
     losses: torch.Tensor = getattr(F, function)(
-        scores.flatten(0, 1), joined, weight, reduction="none", **settings
+        scores.flatten(0, 1), joined, reduction="none", **settings
     )
-    apart = losses.reshape(width, -1, *losses.shape[1:])
-    if reduction != "mean" or probabilities:
-        return _reduced(apart, reduction)
-    counted = joined != settings["ignore_index"]
+    losses = losses.view(width, -1, *losses.shape[1:])
+    if probabilities:
+        return _reduced(losses, reduction)
+    counted = targets != settings["ignore_index"]
     shares = counted.to(losses.dtype)
     if weight is not None:
-        shares = weight[joined.where(counted, 0)] * shares
-    counts: torch.Tensor = shares.view(width, -1).sum(1)
-    return apart.flatten(1).sum(1) / counts
+        known = targets.where(counted, 0).flatten(1)
+        shares = weight.gather(1, known).view(shares.shape) * shares
+        losses = losses * shares
+    if reduction != "mean":
+        return _reduced(losses, reduction)
+    counts: torch.Tensor = shares.flatten(1).sum(1)
+    return losses.flatten(1).sum(1) / counts
 
 
 FUNCTIONS: dict[Any, Rule] = {

@@ -77,8 +77,8 @@ def _alpha_drop(x: torch.Tensor, p: float, generators: Generators, order: Order)
     alpha = 1.7580993408473766
     scale = ((alpha**2 * p + 1) * (1 - p)) ** -0.5
     mask = _mask(x, p, generators, order)
-    shift: torch.Tensor = (mask - 1) * (alpha * scale) + alpha * scale * p
-    return x * (mask * scale) + shift
+    found: torch.Tensor = x * (mask * scale) + ((mask - 1) * (alpha * scale) + alpha * scale * p)
+    return found
 
 
 def _mask(x: torch.Tensor, p: float, generators: Generators, order: Order = None) -> torch.Tensor:
