@@ -67,7 +67,8 @@ class Value:
 def fold(stacked: torch.Tensor) -> torch.Tensor:
     """Return (R, B, C, ...) as (B, R·C, ...), channels last in memory."""
     spatial = range(3, stacked.dim())
-    return stacked.permute(1, *spatial, 0, 2).flatten(-2).movedim(-1, 1)
+    # Of one channel, flatten alone would be a view in the old order.
+    return stacked.permute(1, *spatial, 0, 2).flatten(-2).contiguous().movedim(-1, 1)
 
 
 def unfold(folded: torch.Tensor, width: int) -> torch.Tensor:
