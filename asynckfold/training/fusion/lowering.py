@@ -279,9 +279,11 @@ class Lowering:
             raise NotFusible(f"{_name(node)} writes a replica's value into what all share")
         here = self.position[node]
         for other in cell.family:
-            if self.cells[other] is not cell and any(
-                self.position[user] > here for user in other.users
-            ):
+            if self.cells[other] is cell:
+                continue
+            if other.op == "get_attr":
+                raise NotFusible(f"{_name(node)} writes into a part of {other.target}")
+            if any(self.position[user] > here for user in other.users):
                 raise NotFusible(f"{_name(node)} writes into memory that another view reads later")
         old = cell.value
         if old.name:

@@ -186,6 +186,19 @@ class ReplacedBuffer(nn.Module):
         return self.linear(x - self.mean)
 
 
+class PartOfBuffer(nn.Module):
+    """Writes into a part of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+        self.register_buffer("sums", torch.zeros(2, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.sums[0].add_(x.mean(0))
+        return self.linear(x)
+
+
 class Frozen(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -453,6 +466,7 @@ ZOO: dict[str, Animal] = {
     "no grad": Animal(NoGrad, (6,), "vmap"),
     "weight norm": Animal(Normed, (6,)),
     "replaced buffer": Animal(ReplacedBuffer, (6,), "vmap"),
+    "part of a buffer": Animal(PartOfBuffer, (6,), "vmap"),
 }
 """What can be fused, and how."""
 
@@ -474,6 +488,16 @@ class Inner(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(x) + self.gate(x)
+
+
+class SameInEvaluation(nn.Linear):
+    """Without training, dropout returns its very input, which is then written into."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x)
+        y = F.dropout(x, 0.5, self.training)
+        y += 1
+        return x + y
 
 
 class Counting(nn.Linear):
@@ -541,6 +565,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "LSTM": (Recurrent, (5, 6), "layer cells (LSTM) is recurrent"),
     "Python state": (lambda: Counting(6, CLASSES), (6,), "changes its attribute calls"),
     "NumPy's generator": (lambda: NumPy(6, CLASSES), (6,), "Python or NumPy"),
+    "an alias in evaluation": (lambda: SameInEvaluation(6, CLASSES), (6,), "another view reads"),
     "noise": (lambda: Noise(6, CLASSES), (6,), "draws random numbers that no input leads to"),
     "moving weights": (lambda: Moving(6, CLASSES), (6,), "attribute data"),
     "shared noise": (lambda: SharedNoise(6, CLASSES), (6,), "randn() received"),

@@ -31,7 +31,7 @@ RULES = Rules(
     },
     methods={**elementwise.METHODS, **linear.METHODS, **shapes.METHODS, **reductions.METHODS},
     leaves={**convolution.LEAVES, **normalisation.LEAVES, **lookup.LEAVES},
-    aliases=elementwise.ALIASES | shapes.ALIASES,
+    aliases=elementwise.ALIASES | shapes.ALIASES | random.ALIASES,
     random=random.NAMES,
 )
 """All of them."""

@@ -132,4 +132,5 @@ METHODS: dict[str, Rule] = {
     "zero": lambda low, input: assigned(low, input, 0),
 }
 
-ALIASES = frozenset({"contiguous", "detach", "to", "float", "double", "type_as", "long", "int"})
+_SAME_TYPE = "bfloat16 bool contiguous detach double float half int long requires_grad to type_as"
+ALIASES = frozenset(_SAME_TYPE.split())

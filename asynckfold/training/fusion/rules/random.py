@@ -129,6 +129,9 @@ FUNCTIONS: dict[Any, Rule] = {
     torch.randn_like: randn_like,
 }
 
+# Without training they return what they were given.
+ALIASES = frozenset(f"{kind}dropout{dims}" for kind in ("", "alpha_") for dims in ("", "1d", "2d", "3d"))
+
 _NAMES = """
 bernoulli cauchy dropout exponential feature_dropout geometric log_normal multinomial normal
 poisson rand rand_like randint randint_like randn randn_like random randperm rrelu uniform
