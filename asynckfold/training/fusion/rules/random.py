@@ -130,7 +130,9 @@ FUNCTIONS: dict[Any, Rule] = {
 }
 
 # Without training they return what they were given.
-ALIASES = frozenset(f"{kind}dropout{dims}" for kind in ("", "alpha_") for dims in ("", "1d", "2d", "3d"))
+ALIASES = frozenset(
+    f"{kind}dropout{dims}" for kind in ("", "alpha_") for dims in ("", "1d", "2d", "3d")
+)
 
 _NAMES = """
 bernoulli cauchy dropout exponential feature_dropout geometric log_normal multinomial normal
