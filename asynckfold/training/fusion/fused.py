@@ -228,6 +228,9 @@ def _found(
             raise NotFusible(f"the model uses {name}, an autograd function of its own")
         return Batched(models, inputs, plain_order), ""
     except NotFusible as error:
+        if not replicas.surely_alike(models):
+            # vmap would take for all of them what the first one holds.
+            raise NotFusible(f"{error}; other replicas hold other objects") from error
         try:
             return Vmapped(models, inputs), str(error)
         except NotFusible as second:

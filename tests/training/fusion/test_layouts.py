@@ -34,6 +34,7 @@ def test_folded_images_have_their_channels_last(channels: int) -> None:
     assert folded.is_contiguous(memory_format=torch.channels_last)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 3), st.integers(0, 3))
 def test_aligned_values_broadcast_as_the_plain_ones(rank: int, more: int) -> None:
     rows = torch.randn(2, *(2, 3, 4)[3 - rank :])
