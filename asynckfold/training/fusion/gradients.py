@@ -1,0 +1,236 @@
+"""Losses and gradients of fused replicas, also where their batches differ in size."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from asynckfold.training.fusion.fused import FusedModule, fuse
+from asynckfold.training.fusion.layouts import NotFusible
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""(inputs, targets) of one replica."""
+
+
+class Criterion(Protocol):
+    """A loss for each replica.
+
+    Attributes
+    ----------
+    criteria : list of callable
+        Each replica's own, whose state, if there is any, can be saved and loaded.
+    """
+
+    criteria: list[Any]
+
+    def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        """Return losses (R,) of outputs and targets (R, B, ...)."""
+
+    def rows(self, rows: range) -> Criterion:
+        """Return that of consecutive replicas."""
+
+    def train(self, mode: bool = True) -> Any:
+        """Set the mode."""
+
+
+class RowCriterion:
+    """Any criteria, computed one replica after another."""
+
+    def __init__(self, criteria: Sequence[Callable[..., Any]]) -> None:
+        self.criteria: list[Any] = list(criteria)
+
+    def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        """Return losses (R,)."""
+        losses = [
+            criterion(outputs[row], targets[row]) for row, criterion in enumerate(self.criteria)
+        ]
+        return torch.stack([loss.reshape(()) for loss in losses])
+
+    def rows(self, rows: range) -> RowCriterion:
+        """Return that of consecutive replicas."""
+        return RowCriterion(self.criteria[rows.start : rows.stop])
+
+    def train(self, mode: bool = True) -> None:
+        """Set the mode of those that have one."""
+        for criterion in self.criteria:
+            if isinstance(criterion, nn.Module):
+                criterion.train(mode)
+
+
+class FusedCriterion:
+    """Criteria of one kind, computed together."""
+
+    def __init__(self, fused: FusedModule) -> None:
+        self.fused = fused
+        self.criteria: list[Any] = fused.models
+
+    def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        """Return losses (R,)."""
+        losses: torch.Tensor = self.fused(outputs, targets)
+        return losses.reshape(self.fused.width)
+
+    def rows(self, rows: range) -> FusedCriterion:
+        """Return that of consecutive replicas."""
+        return FusedCriterion(self.fused.rows(rows))
+
+    def train(self, mode: bool = True) -> None:
+        """Set the mode of all."""
+        self.fused.train(mode)
+
+
+class _AsModule(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, outputs: Any, targets: Any) -> Any:
+        return self.function(outputs, targets)
+
+
+def fuse_criterion(
+    criterion: Callable[..., Any], width: int, outputs: torch.Tensor, targets: torch.Tensor
+) -> Criterion:
+    """Make copies of a criterion compute together, or one after another if need be.
+
+    Parameters
+    ----------
+    criterion : callable
+        Module or function (outputs, targets) → loss; it is copied.
+    width : int
+        Number of replicas.
+    outputs, targets : Tensor
+        (B, ...): examples of one replica.
+    """
+    copies = [copy.deepcopy(criterion) for _ in range(width)]
+    modules = [item if isinstance(item, nn.Module) else _AsModule(item) for item in copies]
+    try:
+        return FusedCriterion(fuse(modules, [outputs.detach().requires_grad_(), targets]))
+    except NotFusible:
+        return RowCriterion(copies)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What consecutive replicas do at once.
+
+    Parameters
+    ----------
+    rows : range
+        Which replicas.
+    inputs, targets : Tensor
+        (R, B, ...), with the same B for all of them.
+    """
+
+    rows: range
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+def parts_of(batches: Sequence[Batch | None]) -> list[Part]:
+    """Group the replicas' batches into parts of equal shape.
+
+    Parameters
+    ----------
+    batches : sequence of (inputs, targets), or None
+        One for each replica; None for a replica that does not take part.
+
+    Examples
+    --------
+    >>> two, three = (torch.zeros(n, 4) for n in (2, 3))
+    >>> [part.rows for part in parts_of([(two, two), (two, two), None, (three, three)])]
+    [range(0, 2), range(3, 4)]
+    """
+    parts: list[Part] = []
+    start = 0
+    for stop in range(1, len(batches) + 1):
+        if stop < len(batches) and _alike(batches[start], batches[stop]):
+            continue
+        some = [batch for batch in batches[start:stop] if batch is not None]
+        if some:
+            inputs, targets = (torch.stack(items) for items in zip(*some, strict=True))
+            parts.append(Part(range(start, stop), inputs, targets))
+        start = stop
+    return parts
+
+
+def _alike(one: Batch | None, other: Batch | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one[0].shape == other[0].shape and one[1].shape == other[1].shape
+
+
+def backward(fused: FusedModule, criterion: Criterion, parts: Sequence[Part]) -> torch.Tensor:
+    """Compute losses, and gradients into the fused parameters.
+
+    Parameters
+    ----------
+    fused : FusedModule
+        Earlier gradients of its parameters are forgotten.
+    criterion : Criterion
+        Of as many replicas.
+    parts : sequence of Part
+        Together some or all replicas, none twice.
+
+    Returns
+    -------
+    Tensor
+        (R,) losses, detached; NaN for replicas in no part.
+    """
+    fused.zero_grad()
+    everyone = range(fused.width)
+    if len(parts) == 1 and parts[0].rows == everyone:
+        return _backward(fused, criterion, parts[0])
+    found: list[tuple[range, torch.Tensor]] = []
+    for part in parts:
+        view = fused.rows(part.rows)
+        view.zero_grad()
+        found.append((part.rows, _backward(view, criterion.rows(part.rows), part)))
+        if view is not fused:
+            _hand_up(view, fused, part.rows)
+    losses = found[0][1].new_full((fused.width,), float("nan"))
+    for rows, values in found:
+        losses[rows.start : rows.stop] = values
+    return losses
+
+
+def _backward(fused: FusedModule, criterion: Criterion, part: Part) -> torch.Tensor:
+    losses = criterion(fused(part.inputs), part.targets)
+    # No replica's loss depends on another's parameters: the sum has each one's own gradients.
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    return losses.detach()
+
+
+def _hand_up(view: FusedModule, fused: FusedModule, rows: range) -> None:
+    whole = fused.parameters()
+    for name, parameter in view.parameters().items():
+        if parameter.grad is None:
+            continue
+        target = whole[name]
+        if target.grad is None:
+            target.grad = torch.zeros_like(target)
+        target.grad[rows.start : rows.stop] = parameter.grad
+        parameter.grad = None
+
+
+def clip_gradients(fused: FusedModule, max_norm: float) -> torch.Tensor:
+    """Scale each replica's gradients so that their norm is `max_norm` at most.
+
+    The same as `torch.nn.utils.clip_grad_norm_` for each replica by itself.
+
+    Returns
+    -------
+    Tensor
+        (R,) norms before.
+    """
+    gradients = [p.grad for p in fused.parameters().values() if p.grad is not None]
+    norms = torch.stack([gradient.reshape(fused.width, -1).norm(dim=1) for gradient in gradients])
+    totals: torch.Tensor = norms.norm(dim=0)
+    factors = (max_norm / (totals + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factors.view(-1, *(1,) * (gradient.dim() - 1)))
+    return totals

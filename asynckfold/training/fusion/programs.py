@@ -1,0 +1,207 @@
+"""The two ways to compute R replicas at once: a batched graph, and `torch.func.vmap`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from asynckfold.training.fusion import replicas
+from asynckfold.training.fusion.layouts import Layout, NotFusible
+from asynckfold.training.fusion.lowering import Lowering
+from asynckfold.training.fusion.rules import RULES
+from asynckfold.training.fusion.rules.convolution import CONVOLUTIONS
+from asynckfold.training.fusion.stack import Slot, Stack, aliases_of, slots_of
+from asynckfold.training.fusion.tracing import Trace, copied, first_sentence, trace, with_examples
+
+Forward = Callable[[Stack, Sequence[torch.Generator], Sequence[Any]], Any]
+"""(tensors, generators, stacked inputs) → stacked outputs."""
+
+
+class Programs(Protocol):
+    """The forwards of one architecture."""
+
+    @property
+    def slots(self) -> Mapping[str, Slot]:
+        """How the tensors want to be stacked."""
+
+    def forward(self, training: bool, rows: range) -> Forward:
+        """Return the forward in one mode of some of the replicas."""
+
+
+class Batched:
+    """Each function replaced by its batched counterpart.
+
+    Parameters
+    ----------
+    models : sequence of nn.Module
+        The replicas.
+    inputs : sequence
+        Of one replica.
+    plain_order : bool
+        Keep parameters as the plain model does.
+
+    Raises
+    ------
+    NotFusible
+        Names the layer and the reason.
+    """
+
+    def __init__(
+        self, models: Sequence[nn.Module], inputs: Sequence[Any], plain_order: bool
+    ) -> None:
+        first = models[0]
+        self._traces: dict[bool, Trace] = {}
+        self._constants: dict[bool, dict[str, list[torch.Tensor]]] = {}
+        traced = models[:1] if replicas.surely_alike(models) else models
+        for training in (True, False):
+            traces = [
+                trace(model, inputs, training=training, leaf_types=frozenset(RULES.leaves))
+                for model in traced
+            ]
+            if any(other.text() != traces[0].text() for other in traces[1:]):
+                raise NotFusible("the replicas compute different things")
+            self._traces[training] = with_examples(traces[0], first, inputs, training=training)
+            self._constants[training] = {
+                name: [one.constants[name] for one in traces] for name in traces[0].constants
+            }
+        self.slots: Mapping[str, Slot] = slots_of(
+            first, {} if plain_order else _orders(self._traces[True])
+        )
+        self._aliases = aliases_of(first)
+        self._lowered: dict[tuple[bool, int, int], nn.Module] = {}
+        for training in (True, False):
+            self._module(training, range(len(models)))
+
+    def forward(self, training: bool, rows: range) -> Forward:
+        """Return the forward of the batched graph."""
+        compute = self._module(training, rows).forward
+
+        def forward(
+            stack: Stack, generators: Sequence[torch.Generator], inputs: Sequence[Any]
+        ) -> Any:
+            return compute(*stack.tensors.values(), generators, *inputs)
+
+        return forward
+
+    def text(self, training: bool, rows: range) -> str:
+        """Return the batched graph as Python, for people."""
+        return str(self._module(training, rows).code)
+
+    def _module(self, training: bool, rows: range) -> nn.Module:
+        constants = {
+            name: _joined(tensors[rows.start : rows.stop], tensors)
+            for name, tensors in self._constants[training].items()
+        }
+        key = (training, len(rows), rows.start if constants else 0)
+        if key not in self._lowered:
+            lowering = Lowering(
+                self._traces[training],
+                RULES,
+                len(rows),
+                dict(self.slots),
+                self._aliases,
+                constants,
+            )
+            self._lowered[key] = lowering.run()
+        return self._lowered[key]
+
+
+def _joined(rows: list[torch.Tensor], of_all: list[torch.Tensor]) -> tuple[Layout, torch.Tensor]:
+    """Return a constant as one that all share, or as a stack of different ones."""
+    first = of_all[0]
+    if all(other.shape == first.shape and torch.equal(other, first) for other in of_all[1:]):
+        return Layout.SHARED, first
+    return Layout.STACKED, torch.stack(rows)
+
+
+def _orders(traced: Trace) -> dict[str, tuple[int, ...]]:
+    """Return how the weights of linear layers and convolutions want to be kept.
+
+    (in, out) and (out, spatial, in), which is channels last; a weight that is used in other ways,
+    too, stays as it is.
+    """
+    uses: dict[str, set[Any]] = {}
+    ranks: dict[str, int] = {}
+    for node in traced.graph.nodes:
+        if node.op == "get_attr" and isinstance(node.meta["example"], torch.Tensor):
+            name = str(node.target)
+            ranks[name] = node.meta["example"].dim()
+            for user in node.users:
+                as_weight = len(user.args) > 1 and user.args[1] is node
+                uses.setdefault(name, set()).add(user.target if as_weight else None)
+    found: dict[str, tuple[int, ...]] = {}
+    for name, targets in uses.items():
+        if targets == {nn.functional.linear}:
+            found[name] = (1, 0)
+        elif targets <= set(CONVOLUTIONS):
+            found[name] = (0, *range(2, ranks[name]), 1)
+    return found
+
+
+class Vmapped:
+    """The whole model under `torch.func.vmap`, for what cannot be traced.
+
+    Raises
+    ------
+    NotFusible
+        vmap cannot do it either.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], inputs: Sequence[Any]) -> None:
+        self._template = _WithBuffers(models[0])
+        self.slots: Mapping[str, Slot] = slots_of(models[0], {})
+        for training in (True, False):
+            self._try(models, inputs, training)
+
+    def _try(self, models: Sequence[nn.Module], inputs: Sequence[Any], training: bool) -> None:
+        copies = [copied(model).train(training) for model in (models[0], models[-1])]
+        stack = Stack.of(copies, self.slots)
+        doubled = [torch.stack([item, item]) for item in inputs]
+        try:
+            _run(_WithBuffers(copies[0]), stack, doubled)
+        except Exception as error:
+            raise NotFusible(f"vmap cannot run it: {first_sentence(error)}") from error
+
+    def forward(self, training: bool, rows: range) -> Forward:
+        """Return the forward of any rows."""
+
+        def forward(
+            stack: Stack, generators: Sequence[torch.Generator], inputs: Sequence[Any]
+        ) -> Any:
+            if self._template.model.training != training:
+                raise RuntimeError("the models are not in the mode of the program")
+            return _run(self._template, stack, inputs)
+
+        return forward
+
+
+class _WithBuffers(nn.Module):
+    """Returns the buffers, too: a forward may put another tensor where one was."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+        return self.model(*inputs), dict(self.model.named_buffers())
+
+
+def _run(template: _WithBuffers, stack: Stack, inputs: Sequence[Any]) -> Any:
+    def one(tensors: dict[str, torch.Tensor], row: tuple[Any, ...]) -> Any:
+        return functional_call(template, tensors, row)
+
+    tensors = {f"model.{name}": tensor for name, tensor in stack.tensors.items()}
+    with warnings.catch_warnings():
+        # Speed is measured, not guessed from this.
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        outputs, buffers = vmap(one)(tensors, tuple(inputs))
+    with torch.no_grad():
+        for name, tensor in buffers.items():
+            if tensor.data_ptr() != stack.tensors[name].data_ptr():
+                stack.tensors[name].copy_(tensor)
+    return outputs

@@ -1,0 +1,186 @@
+"""Whether some models are replicas of one, and what of a model no trace would show."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from asynckfold.training.fusion.layouts import NotFusible
+from asynckfold.training.fusion.tracing import copied, describe
+
+_INTERNAL = frozenset(vars(nn.Module()))
+_HOOKS = tuple(name for name in sorted(_INTERNAL) if name.endswith("_hooks"))
+_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def check(models: Sequence[nn.Module], inputs: Sequence[Any]) -> list[str]:
+    """Refuse what is not R times one model, and what does more in its forward than compute.
+
+    Returns
+    -------
+    list of str
+        The user's own autograd functions that the forward calls.
+
+    Raises
+    ------
+    NotFusible
+        Names the layer and the reason.
+    """
+    for problem in chain(_differences(models), _obstacles(models[0])):
+        raise NotFusible(problem)
+    _run(models[0], inputs, training=False)
+    return _run(models[0], inputs, training=True)
+
+
+def surely_alike(models: Sequence[nn.Module]) -> bool:
+    """Whether equal attributes prove that all replicas compute the same; if not, traces must."""
+    first = models[0]
+    return all(
+        vars(other)[name] is value or _is_plain(value)
+        for model in models[1:]
+        for mine, other in zip(first.modules(), model.modules(), strict=True)
+        for name, value in vars(mine).items()
+        if name not in _INTERNAL
+    )
+
+
+def _differences(models: Sequence[nn.Module]) -> Iterator[str]:
+    first = models[0]
+    seen: dict[int, int] = {}
+    for row, model in enumerate(models):
+        for tensor in chain(model.parameters(), model.buffers()):
+            if seen.setdefault(id(tensor), row) != row:
+                yield "two replicas share a parameter or buffer"
+    for model in models[1:]:
+        if _tensors(model) != _tensors(first):
+            yield "the replicas differ in the names, shapes, types or ties of their tensors"
+            return
+        for (path, mine), (_, other) in zip(
+            first.named_modules(), model.named_modules(), strict=True
+        ):
+            if _kind(mine) != _kind(other):
+                yield f"the replicas differ: {describe(path, mine)} is a {type(other).__name__}"
+                return
+            yield from (
+                f"the replicas differ: {describe(path, mine)} has {name} {value!r} and {theirs!r}"
+                for name, value in _settings(mine).items()
+                if (theirs := _settings(other).get(name)) != value
+            )
+
+
+def _kind(module: nn.Module) -> Any:
+    # Each parametrized layer has a class of its own.
+    if nn.utils.parametrize.is_parametrized(module):
+        return type(module).__name__, type(module).__bases__
+    return type(module)
+
+
+def _tensors(model: nn.Module) -> list[tuple[Any, ...]]:
+    numbers: dict[int, int] = {}
+    return [
+        (name, t.shape, t.dtype, t.device, t.requires_grad, numbers.setdefault(id(t), len(numbers)))
+        for name, t in chain(
+            model.named_parameters(remove_duplicate=False),
+            model.named_buffers(remove_duplicate=False),
+        )
+    ] + [(path,) for path, _ in model.named_modules()]
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Return the plain attributes of a module, and containers of such."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _INTERNAL and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(_is_plain(item) for item in chain(value.keys(), value.values()))
+    return isinstance(value, _PLAIN)
+
+
+def _obstacles(model: nn.Module) -> Iterator[str]:
+    for path, module in model.named_modules():
+        if any(getattr(module, name, None) for name in _HOOKS if "state_dict" not in name):
+            yield f"{describe(path, module)} has hooks"
+        if isinstance(module, nn.RNNBase):
+            yield f"{describe(path, module)} is recurrent, and its kernel has no batched form"
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter):
+            yield f"parameter {name} gets its shape only in the first forward"
+        elif any(getattr(parameter, kind) for kind in _PARAMETER_HOOKS):
+            yield f"parameter {name} has hooks"
+        elif parameter.layout is not torch.strided:
+            yield f"parameter {name} is not a dense tensor"
+
+
+def _run(model: nn.Module, inputs: Sequence[Any], *, training: bool) -> list[str]:
+    """Run a copy, and refuse what its forward does beside computing."""
+    probe = copied(model).train(training)
+    before = [_state(module) for module in probe.modules()]
+    drawn = _python_generators()
+    # The user's forward may raise anything, which becomes the reason.
+    try:
+        with torch.enable_grad():
+            outputs = probe(*inputs)
+    except Exception as error:
+        raise NotFusible(f"its forward raises {type(error).__name__}: {error}") from error
+    if drawn != _python_generators():
+        raise NotFusible("its forward draws random numbers from Python or NumPy")
+    for (path, module), old in zip(probe.named_modules(), before, strict=True):
+        for name, value in _state(module).items():
+            if not _equal(old.get(name), value):
+                raise NotFusible(
+                    f"{describe(path, module)} changes its attribute {name} in its forward"
+                )
+    return list(_own_functions(outputs))
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """Return a snapshot of everything in a module that is neither a parameter nor a buffer."""
+    attributes = {k: v for k, v in vars(module).items() if k not in _INTERNAL}
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else repr(value)
+        for name, value in attributes.items()
+        if isinstance(value, torch.Tensor) or _is_plain(value)
+    }
+
+
+def _equal(old: Any, new: Any) -> bool:
+    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+        return old.shape == new.shape and bool(torch.equal(old, new))
+    return type(old) is type(new) and bool(old == new)
+
+
+def _python_generators() -> tuple[Any, ...]:
+    _, words, position, *_ = np.random.get_state(legacy=True)  # noqa: NPY002
+    return random.getstate(), np.asarray(words).tobytes(), position
+
+
+def _own_functions(outputs: Any) -> Iterator[str]:
+    """Yield the names of the user's own autograd functions that outputs come from."""
+    waiting = [item.grad_fn for item in pytree.tree_leaves(outputs) if _has_graph(item)]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            yield type(node).__name__.removesuffix("Backward")
+        new = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= new
+        waiting.extend(new)
+
+
+def _has_graph(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.grad_fn is not None

@@ -1,0 +1,206 @@
+"""Normalisations: over batches, groups and instances in CHANNELS; over layers in STACKED."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from asynckfold.training.fusion.layouts import Layout, NotFusible, Value, axis
+from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
+
+
+def batch_norm_leaf(
+    low: Lowering, path: str, module: nn.modules.batchnorm._BatchNorm, input: Value
+) -> Emitted:
+    """Emit a batch normalisation with each replica's own running statistics."""
+    tensors = [
+        low.storage[low.aliases.get(name, name)] if getattr(module, last) is not None else None
+        for last in ("running_mean", "running_var", "num_batches_tracked", "weight", "bias")
+        for name in [f"{path}.{last}"]
+    ]
+    use_batch = module.training or (module.running_mean is None and module.running_var is None)
+    update = module.training and module.track_running_stats
+    settings = (use_batch, update, module.momentum, module.eps)
+    return Layout.CHANNELS, low.emit(_batch_norm, low.channels(input), *tensors, *settings)
+
+
+def _batch_norm(
+    x: torch.Tensor,
+    mean: torch.Tensor | None,
+    var: torch.Tensor | None,
+    count: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    use_batch: bool,
+    update: bool,
+    momentum: float | None,
+    eps: float,
+) -> torch.Tensor:
+    """Normalise (B, R·C, ...); mean, var, weight and bias are (R, C), count is (R,)."""
+    if update and count is not None:
+        count.add_(1)
+    affine = (_flat(weight), _flat(bias))
+    if use_batch and not update:
+        return F.batch_norm(x, None, None, *affine, training=True, eps=eps)
+    if update and momentum is None and mean is not None and var is not None and count is not None:
+        # Momentum 1 leaves the statistics of this batch; then each replica's cumulative average.
+        now = (torch.empty_like(mean).flatten(), torch.empty_like(var).flatten())
+        found = F.batch_norm(x, *now, *affine, training=True, momentum=1.0, eps=eps)
+        for average, batch in zip((mean, var), now, strict=True):
+            share = (1 / count.to(average.dtype)).unsqueeze(1)
+            average.copy_(share * batch.view_as(average) + (1 - share) * average)
+        return found
+    return F.batch_norm(
+        x,
+        _flat(mean),
+        _flat(var),
+        *affine,
+        training=use_batch,
+        momentum=0.0 if momentum is None else momentum,
+        eps=eps,
+    )
+
+
+def _flat(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    # A view, never a copy: running statistics are written through it.
+    return None if tensor is None else tensor.view(-1)
+
+
+def batch_norm(
+    low: Lowering,
+    input: Value,
+    running_mean: Value | None,
+    running_var: Value | None,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Emitted:
+    """Emit the functional form."""
+    tensors = [
+        None if value is None else low.stacked(value)
+        for value in (running_mean, running_var, None, weight, bias)
+    ]
+    update = training and running_mean is not None
+    return Layout.CHANNELS, low.emit(
+        _batch_norm, low.channels(input), *tensors, training, update, momentum, eps
+    )
+
+
+def instance_norm_leaf(
+    low: Lowering, path: str, module: nn.modules.instancenorm._InstanceNorm, input: Value
+) -> Emitted:
+    """Emit an instance normalisation."""
+    if module.running_mean is not None:
+        raise NotFusible("running statistics of instances have no batched form")
+    tensors = [
+        low.storage[low.aliases.get(name, name)] if getattr(module, last) is not None else None
+        for last in ("weight", "bias")
+        for name in [f"{path}.{last}"]
+    ]
+    return Layout.CHANNELS, low.emit(_instance_norm, low.channels(input), *tensors, module.eps)
+
+
+def _instance_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    return F.instance_norm(x, weight=_flat(weight), bias=_flat(bias), eps=eps)
+
+
+def group_norm(
+    low: Lowering,
+    input: Value,
+    num_groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+) -> Emitted:
+    """Emit R times as many groups."""
+    tensors = [None if value is None else low.stacked(value) for value in (weight, bias)]
+    return Layout.CHANNELS, low.emit(
+        _group_norm, low.channels(input), num_groups * low.width, *tensors, eps
+    )
+
+
+def _group_norm(
+    x: torch.Tensor,
+    groups: int,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> torch.Tensor:
+    return F.group_norm(x, groups, _flat(weight), _flat(bias), eps)
+
+
+def layer_norm(
+    low: Lowering,
+    input: Value,
+    normalized_shape: Sequence[int],
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+) -> Emitted:
+    """Emit one normalisation for all, then each replica's scale and shift."""
+    found = low.emit(F.layer_norm, low.stacked(input), normalized_shape, None, None, eps)
+    return Layout.STACKED, _scaled(low, found, input.rank, weight, bias)
+
+
+def rms_norm(
+    low: Lowering,
+    input: Value,
+    normalized_shape: Sequence[int],
+    weight: Value | None = None,
+    eps: float | None = None,
+) -> Emitted:
+    """Emit one normalisation for all, then each replica's scale."""
+    found = low.emit(F.rms_norm, low.stacked(input), normalized_shape, None, eps)
+    return Layout.STACKED, _scaled(low, found, input.rank, weight, None)
+
+
+def _scaled(low: Lowering, node: Any, rank: int, weight: Value | None, bias: Value | None) -> Any:
+    if weight is not None:
+        node = low.emit(torch.mul, node, low.aligned(weight, rank))
+    return node if bias is None else low.emit(torch.add, node, low.aligned(bias, rank))
+
+
+def normalize(
+    low: Lowering, input: Value, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
+) -> Emitted:
+    """Emit a division by the norm along a dimension."""
+    return Layout.STACKED, low.emit(F.normalize, low.stacked(input), p, axis(dim), eps)
+
+
+def weight_norm(low: Lowering, v: Value, g: Value, dim: int = 0) -> Emitted:
+    """Emit ``g * v / |v|``, the norm over all dimensions but one (Salimans & Kingma 2016)."""
+    dims = [1 + other for other in range(v.rank) if dim < 0 or other != dim]
+    return Layout.STACKED, low.emit(_weight_norm, low.stacked(v), low.stacked(g), dims)
+
+
+def _weight_norm(v: torch.Tensor, g: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    norm: torch.Tensor = torch.linalg.vector_norm(v, 2, dims, keepdim=True)
+    share: torch.Tensor = g.reshape(norm.shape) / norm
+    return v * share
+
+
+FUNCTIONS: dict[Any, Rule] = {
+    torch._weight_norm: weight_norm,
+    F.batch_norm: batch_norm,
+    F.group_norm: group_norm,
+    F.layer_norm: layer_norm,
+    F.rms_norm: rms_norm,
+    F.normalize: normalize,
+}
+
+LEAVES: dict[type[nn.Module], Rule] = {
+    nn.BatchNorm1d: batch_norm_leaf,
+    nn.BatchNorm2d: batch_norm_leaf,
+    nn.BatchNorm3d: batch_norm_leaf,
+    nn.InstanceNorm1d: instance_norm_leaf,
+    nn.InstanceNorm2d: instance_norm_leaf,
+    nn.InstanceNorm3d: instance_norm_leaf,
+}

@@ -1,0 +1,141 @@
+"""What draws random numbers: each replica from its own generator, as its plain model would.
+
+On a CPU these are the numbers that the plain model draws from the global generator in the same
+state: each row of the mask lies in memory as the plain one would, because some kernels fill it in
+the order of the memory. On a GPU ``F.dropout`` has a kernel of its own, which draws others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from asynckfold.training.fusion.layouts import Layout, Value
+from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
+
+Generators = Sequence[torch.Generator]
+Order = tuple[int, ...] | None
+
+
+def dropout(low: Lowering, input: Value, p: float = 0.5, training: bool = True) -> Emitted:
+    """Emit each replica's own mask."""
+    if not training or p == 0:
+        return input.layout, input.node
+    node = low.emit(drop, low.stacked(input), p, low.generators, _memory_order(input))
+    return Layout.STACKED, node
+
+
+def drop(x: torch.Tensor, p: float, generators: Generators, order: Order = None) -> torch.Tensor:
+    """Return (R, ...) with elements set to 0 with probability p, the others scaled to match."""
+    if p == 1:
+        return x * 0
+    return x * _mask(x, p, generators, order).div_(1 - p)
+
+
+def _memory_order(value: Value) -> Order:
+    """Return the dimensions of the plain value from the outermost in memory to the innermost."""
+    strides = value.example.stride()
+    order = tuple(sorted(range(value.rank), key=lambda dim: -strides[dim]))
+    return None if order == tuple(range(value.rank)) else order
+
+
+def _feature_rule(spatial: int) -> Rule:
+    def feature_dropout(
+        low: Lowering, input: Value, p: float = 0.5, training: bool = True
+    ) -> Emitted:
+        """Emit masks of whole channels."""
+        if not training or p == 0:
+            return input.layout, input.node
+        if input.rank != spatial + 2:
+            raise TypeError(f"an input of {input.rank} dimensions")
+        return Layout.STACKED, low.emit(_drop_features, low.stacked(input), p, low.generators)
+
+    return feature_dropout
+
+
+def _drop_features(x: torch.Tensor, p: float, generators: Generators) -> torch.Tensor:
+    one_each = x[(slice(None),) * 3 + (slice(1),) * (x.dim() - 3)]
+    if p == 1:
+        return x * 0
+    return x * _mask(one_each, p, generators).div_(1 - p)
+
+
+def alpha_dropout(low: Lowering, input: Value, p: float = 0.5, training: bool = False) -> Emitted:
+    """Emit the dropout that keeps mean and variance (Klambauer et al. 2017)."""
+    if not training or p == 0:
+        return input.layout, input.node
+    node = low.emit(_alpha_drop, low.stacked(input), p, low.generators, _memory_order(input))
+    return Layout.STACKED, node
+
+
+def _alpha_drop(x: torch.Tensor, p: float, generators: Generators, order: Order) -> torch.Tensor:
+    if p == 1:
+        return x * 0
+    alpha = 1.7580993408473766
+    scale = ((alpha**2 * p + 1) * (1 - p)) ** -0.5
+    mask = _mask(x, p, generators, order)
+    found: torch.Tensor = x * (mask * scale) + ((mask - 1) * (alpha * scale) + alpha * scale * p)
+    return found
+
+
+def _mask(x: torch.Tensor, p: float, generators: Generators, order: Order = None) -> torch.Tensor:
+    return _drawn(x, generators, order, lambda row, g: row.bernoulli_(1 - p, generator=g))
+
+
+def _drawn(
+    x: torch.Tensor, generators: Generators, order: Order, draw: Callable[..., Any]
+) -> torch.Tensor:
+    """Return a tensor of the shape of x, each row drawn from its generator."""
+    dims = range(x.dim()) if order is None else (0, *(1 + dim for dim in order))
+    drawn = torch.empty_permuted(x.shape, tuple(dims), dtype=x.dtype, device=x.device)
+    for row, generator in zip(drawn.unbind(), generators, strict=True):
+        draw(row, generator)
+    return drawn
+
+
+def rand_like(low: Lowering, input: Value) -> Emitted:
+    """Uniform numbers."""
+    return Layout.STACKED, low.emit(
+        _uniform, low.stacked(input), low.generators, _memory_order(input)
+    )
+
+
+def _uniform(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
+    return _drawn(x, generators, order, lambda row, g: row.uniform_(generator=g))
+
+
+def randn_like(low: Lowering, input: Value) -> Emitted:
+    """Normal numbers."""
+    return Layout.STACKED, low.emit(
+        _normal, low.stacked(input), low.generators, _memory_order(input)
+    )
+
+
+def _normal(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
+    return _drawn(x, generators, order, lambda row, g: row.normal_(generator=g))
+
+
+FUNCTIONS: dict[Any, Rule] = {
+    F.dropout: dropout,
+    torch.dropout: lambda low, input, p, train: dropout(low, input, p, train),
+    F.dropout1d: _feature_rule(1),
+    F.dropout2d: _feature_rule(2),
+    F.dropout3d: _feature_rule(3),
+    F.alpha_dropout: alpha_dropout,
+    torch.rand_like: rand_like,
+    torch.randn_like: randn_like,
+}
+
+# Without training they return what they were given.
+ALIASES = frozenset(
+    f"{kind}dropout{dims}" for kind in ("", "alpha_") for dims in ("", "1d", "2d", "3d")
+)
+
+_NAMES = """
+bernoulli cauchy dropout exponential feature_dropout geometric log_normal multinomial normal
+poisson rand rand_like randint randint_like randn randn_like random randperm rrelu uniform
+"""
+NAMES = frozenset(_NAMES.split())

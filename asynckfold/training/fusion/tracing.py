@@ -1,0 +1,228 @@
+"""A model as a graph of torch calls, with the shape of every value.
+
+Built on torch.fx (Reed et al. 2022, "torch.fx: practical program capture and transformation for
+deep learning in Python"). What symbolic tracing would silently get wrong is caught here: in-place
+operators, which a proxy would turn into copies; a changed grad or autocast mode, which a graph does
+not hold; fast paths of attention, which depend on values.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from asynckfold.training.fusion.layouts import NotFusible
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One forward of one model.
+
+    Parameters
+    ----------
+    graph : fx.Graph
+        Every node has ``meta["layer"]``; after `with_examples` also ``meta["example"]``.
+    leaves : dict of str to nn.Module
+        The modules that were not looked into, by their path.
+    constants : dict of str to Tensor
+        Tensors that are neither parameters nor buffers.
+    """
+
+    graph: fx.Graph
+    leaves: dict[str, nn.Module]
+    constants: dict[str, torch.Tensor]
+
+    def text(self) -> list[tuple[Any, ...]]:
+        """Return what must be equal for two replicas to be one program."""
+        return [
+            (node.op, node.target, repr(node.args), repr(node.kwargs)) for node in self.graph.nodes
+        ]
+
+
+class _Proxy(fx.Proxy):  # type: ignore[no-any-unimported,misc,unused-ignore]
+    """Records in-place operators, which fx leaves to Python, and Python turns into copies."""
+
+    def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._in_place(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._in_place(operator.isub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._in_place(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._in_place(operator.itruediv, other)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
+
+class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True
+
+    def __init__(self, leaf_types: frozenset[type], count: int) -> None:
+        super().__init__()
+        self.leaf_types = leaf_types
+        self.count = count
+        self.layers: list[str] = []
+        self.mode = _mode()
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return type(m) in self.leaf_types
+
+    def call_module(
+        self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        # Left as it is when the forward raises: then its last entry is where that was.
+        self.layers.append(describe(self.path_of_module(m), m))
+        result = super().call_module(m, forward, args, kwargs)
+        self.layers.pop()
+        return result
+
+    def create_args_for_root(
+        self, root_fn: Any, is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        # One proxy for each input that is given; the defaults of the others stay what they are.
+        names = [f"input_{i}" for i in range(self.count)]
+        return root_fn, [
+            self.root,
+            *(self.create_proxy("placeholder", name, (), {}) for name in names),
+        ]
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if _mode() != self.mode:
+            raise NotFusible(f"{self.layer} changes the grad or autocast mode in its forward")
+        node = super().create_node(*args, **kwargs)
+        node.meta["layer"] = self.layer
+        return node
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    @property
+    def layer(self) -> str:
+        return self.layers[-1] if self.layers else "the model"
+
+
+def _mode() -> tuple[bool, ...]:
+    devices = ("cpu", "cuda")
+    return (torch.is_grad_enabled(), *(torch.is_autocast_enabled(device) for device in devices))
+
+
+def describe(path: str, module: nn.Module) -> str:
+    """Return how a reason names a layer.
+
+    >>> describe("features.0", nn.ReLU())
+    'layer features.0 (ReLU)'
+    """
+    return f"layer {path} ({type(module).__name__})" if path else "the model"
+
+
+@contextmanager
+def _slow_attention() -> Iterator[None]:
+    """Keep attention from its fast path, which asks for values that a trace does not have."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def trace(
+    model: nn.Module, inputs: Sequence[Any], *, training: bool, leaf_types: frozenset[type]
+) -> Trace:
+    """Trace a copy of the model; the model itself is not touched.
+
+    Parameters
+    ----------
+    model : nn.Module
+        One replica.
+    inputs : sequence
+        What its forward takes for one batch.
+    training : bool
+        Which mode to trace.
+    leaf_types : frozenset of type
+        Modules not to look into.
+
+    Raises
+    ------
+    NotFusible
+        The forward cannot be traced: its control flow depends on values, for instance.
+    """
+    root = copied(model).train(training)
+    known = dict(root.named_parameters()) | dict(root.named_buffers())
+    random = torch.get_rng_state()
+    tracer = _Tracer(leaf_types, len(inputs))
+    # Tracing runs the user's code on proxies, which may raise anything; it becomes the reason.
+    try:
+        with _slow_attention(), torch.enable_grad():
+            graph = tracer.trace(root)
+    except NotFusible:
+        raise
+    except Exception as error:
+        raise NotFusible(f"{tracer.layer} cannot be traced: {first_sentence(error)}") from error
+    if not torch.equal(torch.get_rng_state(), random):
+        raise NotFusible("the forward draws random numbers that no input leads to")
+    after = dict(root.named_parameters()) | dict(root.named_buffers())
+    for name, tensor in known.items():
+        if after.get(name) is not tensor:
+            raise NotFusible(f"the forward puts another tensor in the place of {name}")
+    constants, leaves = {}, {}
+    for node in graph.nodes:
+        if node.op == "get_attr" and node.target not in known:
+            constants[node.target] = operator.attrgetter(node.target)(root)
+        elif node.op == "call_module":
+            leaves[node.target] = root.get_submodule(node.target)
+    return Trace(graph, leaves, constants)
+
+
+def with_examples(
+    traced: Trace, model: nn.Module, inputs: Sequence[Any], *, training: bool
+) -> Trace:
+    """Note at each node what a copy of the model computes there: shapes and dtypes only."""
+    root = copied(model).train(training)
+    for name, constant in traced.constants.items():
+        owner, _, last = name.rpartition(".")
+        setattr(root.get_submodule(owner), last, constant)
+    with torch.no_grad(), _slow_attention():
+        try:
+            _Examples(root, graph=traced.graph).run(*inputs)
+        except Exception as error:
+            raise NotFusible(f"the model's trace fails: {first_sentence(error)}") from error
+    return traced
+
+
+class _Examples(fx.Interpreter):
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        n.meta["example"] = pytree.tree_map_only(
+            torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), result
+        )
+        return result
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Return a deep copy."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise NotFusible(f"the model cannot be copied: {first_sentence(error)}") from error
+
+
+def first_sentence(error: BaseException) -> str:
+    """Return the kind of an exception, and the first sentence of what it says."""
+    text = " ".join(str(error).split()).split(". ")[0].rstrip(".")
+    return f"{type(error).__name__}: {text}"[:200]

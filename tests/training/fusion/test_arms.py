@@ -1,0 +1,343 @@
+"""Optimizers of fused replicas against the user's own, each on its plain model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+from torch.optim import lr_scheduler
+from torch.utils import _pytree as pytree
+
+from asynckfold.training.fusion import (
+    Arm,
+    FusedModule,
+    OwnArm,
+    StackedArm,
+    arms_of,
+    backward,
+    clip_gradients,
+    fuse,
+    fuse_criterion,
+    parts_of,
+)
+from tests.training.fusion.zoo import ZOO
+
+REPLICAS = 4
+ANIMALS = ["branching", "tied", "lists"]
+"""Without a bias before a batch normalisation, whose rounding noise some optimizers blow up."""
+
+OptFn = Callable[[nn.Module], optim.Optimizer]
+
+
+def over_all(kind: Any, **settings: Any) -> OptFn:
+    return lambda model: kind(model.parameters(), **settings)
+
+
+def by_group(model: nn.Module) -> optim.Optimizer:
+    """No decay for what has one dimension, a rate of its own for the last layer."""
+    last = {id(p) for p in list(model.parameters())[-2:]}
+    rest = [p for p in model.parameters() if id(p) not in last]
+    return optim.AdamW(
+        [
+            {"params": [p for p in rest if p.dim() > 1]},
+            {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0},
+            {"params": [p for p in model.parameters() if id(p) in last], "lr": 3e-2},
+        ],
+        lr=1e-2,
+        weight_decay=0.2,
+        amsgrad=True,
+    )
+
+
+class Custom(optim.SGD):
+    """A class that nobody knows."""
+
+
+def muon(model: nn.Module) -> optim.Optimizer:
+    kind: Any = optim.Muon if hasattr(optim, "Muon") else optim.Adafactor
+    return kind([p for p in model.parameters() if p.dim() == 2], lr=1e-2)
+
+
+STACKED: dict[str, OptFn] = {
+    "SGD": over_all(optim.SGD, lr=0.1),
+    "SGD with momentum": over_all(
+        optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01
+    ),
+    "Adam": over_all(optim.Adam, lr=1e-2),
+    "fused Adam": over_all(optim.Adam, lr=1e-2, fused=True, weight_decay=0.1),
+    "foreach Adam": over_all(optim.Adam, lr=1e-2, foreach=True),
+    "AdamW in groups": by_group,
+    "RMSprop": over_all(optim.RMSprop, lr=1e-2, momentum=0.5, centered=True),
+    "Adagrad": over_all(optim.Adagrad, lr=1e-2, initial_accumulator_value=0.1, lr_decay=0.1),
+    "Adadelta": over_all(optim.Adadelta, lr=1.0),
+    "NAdam": over_all(optim.NAdam, lr=1e-2),
+    "RAdam": over_all(optim.RAdam, lr=1e-2),
+    "Adamax": over_all(optim.Adamax, lr=1e-2),
+    "Rprop": over_all(optim.Rprop, lr=1e-2),
+    "rate in a tensor": over_all(optim.Adam, lr=torch.tensor(1e-2), foreach=False),
+}
+
+OWN: dict[str, tuple[OptFn, str]] = {
+    "Adafactor": (over_all(optim.Adafactor, lr=1e-2), "Adafactor is not known"),
+    "Muon": (muon, "is not known to step each element by itself"),
+    "a class of the user's": (over_all(Custom, lr=0.1, momentum=0.9), "Custom is not known"),
+}
+
+
+class Race:
+    """The same work for plain models and for fused ones."""
+
+    def __init__(
+        self, name: str, opt_fn: OptFn, ranges: list[range], plain_order: bool = False
+    ) -> None:
+        self.animal = ZOO[name]
+        torch.manual_seed(3)
+        self.plain = [self.animal.make().double().train() for _ in range(REPLICAS)]
+        models = copy.deepcopy(self.plain)
+        self.optimizers = [opt_fn(model) for model in self.plain]
+        inputs, targets = self.batch(0, 0)
+        optimizers = [opt_fn(model) for model in models]
+        self.fused: FusedModule = fuse(models, [inputs], plain_order=plain_order)
+        outputs = torch.zeros(len(targets), self.animal.classes).double()
+        self.criterion = fuse_criterion(nn.CrossEntropyLoss(), REPLICAS, outputs, targets)
+        self.arms, self.reason = arms_of(self.fused, optimizers, ranges)
+
+    def batch(self, row: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        # The replicas' batches differ in size at every second step.
+        inputs, targets = self.animal.batch(5 + (step % 2) * (row > 1), 100 * step + row)
+        return inputs if self.animal.vocabulary else inputs.double(), targets
+
+    def step(self, number: int, clip: float | None = None) -> None:
+        batches = [self.batch(row, number) for row in range(REPLICAS)]
+        states = [generator.get_state() for generator in self.fused.generators]
+        backward(self.fused, self.criterion, parts_of(batches))
+        if clip is not None:
+            clip_gradients(self.fused, clip)
+        for arm in self.arms:
+            arm.step()
+        for row, model in enumerate(self.plain):
+            torch.set_rng_state(states[row])
+            self.optimizers[row].zero_grad()
+            nn.functional.cross_entropy(model(batches[row][0]), batches[row][1]).backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            self.optimizers[row].step()
+
+    def arm(self, row: int) -> Arm:
+        return next(arm for arm in self.arms if row in arm.rows)
+
+    def check(self) -> None:
+        for row, model in enumerate(self.plain):
+            assert_close(self.fused.state_dict_of(row), model.state_dict())
+            mine, theirs = self.arm(row).state_dict_of(row), self.optimizers[row].state_dict()
+            assert mine["param_groups"] == theirs["param_groups"]
+            assert mine["state"].keys() == theirs["state"].keys()
+            for index, entries in theirs["state"].items():
+                assert_close(mine["state"][index], entries)
+
+
+def assert_close(mine: dict, theirs: dict) -> None:
+    assert list(mine) == list(theirs)
+    leaves, spec = pytree.tree_flatten(dict(mine))
+    others, other_spec = pytree.tree_flatten(dict(theirs))
+    assert spec == other_spec
+    for one, other in zip(leaves, others, strict=True):
+        if isinstance(other, torch.Tensor):
+            torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+        else:
+            assert one == (other if other is None else pytest.approx(other, rel=1e-9))
+
+
+@pytest.mark.parametrize("kind", STACKED)
+@pytest.mark.parametrize("name", ANIMALS)
+def test_stacked_optimizers_are_the_plain_ones(name: str, kind: str) -> None:
+    race = Race(name, STACKED[kind], [range(0, 1), range(1, 4)])
+    assert race.reason is None
+    assert [type(arm) for arm in race.arms] == [StackedArm, StackedArm]
+    for number in range(4):
+        race.step(number)
+    race.check()
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("name", ANIMALS)
+def test_other_optimizers_step_their_own_rows(name: str, kind: str) -> None:
+    opt_fn, part = OWN[kind]
+    race = Race(name, opt_fn, [range(4)])
+    assert race.reason is not None
+    assert part in race.reason
+    assert [type(arm) for arm in race.arms] == [OwnArm] * REPLICAS
+    for number in range(3):
+        race.step(number)
+    race.check()
+
+
+def test_lbfgs_asks_the_plain_models() -> None:
+    race = Race("lists", over_all(optim.LBFGS, max_iter=3), [range(4)], plain_order=True)
+    batches = [race.batch(row, 0) for row in range(REPLICAS)]
+
+    def closure_of(models: list[nn.Module]) -> Callable[[int], torch.Tensor]:
+        def closure(row: int) -> torch.Tensor:
+            models[row].zero_grad()
+            inputs, targets = batches[row]
+            loss = nn.functional.cross_entropy(models[row](inputs), targets)
+            loss.backward()
+            return loss
+
+        return closure
+
+    before = [race.fused.state_dict_of(row) for row in range(REPLICAS)]
+    for arm in race.arms:
+        arm.step(closure_of(race.fused.models))
+    for row, optimizer in enumerate(race.optimizers):
+        optimizer.step(lambda row=row: closure_of(race.plain)(row))
+    race.check()
+    assert any(not torch.equal(before[2][k], v) for k, v in race.fused.state_dict_of(2).items())
+
+
+@pytest.mark.parametrize("kind", ["Adam", "SGD with momentum", "AdamW in groups"])
+def test_each_arm_has_an_lr_schedule_of_its_own(kind: str) -> None:
+    ranges = [range(0, 2), range(2, 4)]
+    race = Race("grouped", STACKED[kind], ranges)
+    rules = [
+        lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
+        lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=8),
+    ]
+    fused = [rule(arm.optimizer) for rule, arm in zip(rules, race.arms, strict=True)]
+    plain = [rules[row // 2](optimizer) for row, optimizer in enumerate(race.optimizers)]
+    for number in range(4):
+        race.step(number)
+        for schedule in (*fused, *plain):
+            schedule.step()
+    race.check()
+    rates = [arm.optimizer.param_groups[0]["lr"] for arm in race.arms]
+    assert rates[0] != rates[1]
+
+
+def test_gradients_are_clipped_for_each_replica() -> None:
+    race = Race("grouped", STACKED["SGD"], [range(4)])
+    for number in range(3):
+        race.step(number, clip=0.3)
+    race.check()
+
+
+def test_clipping_returns_the_norms_before() -> None:
+    race = Race("lists", STACKED["SGD"], [range(4)])
+    batches = [race.batch(row, 0) for row in range(REPLICAS)]
+    backward(race.fused, race.criterion, parts_of(batches))
+    expected = [
+        torch.stack([g.norm() for g in race.fused.gradients_of(row).values()]).norm()
+        for row in range(REPLICAS)
+    ]
+    smallest = float(min(expected))
+    torch.testing.assert_close(clip_gradients(race.fused, smallest), torch.stack(expected))
+    after = clip_gradients(race.fused, 1e9)
+    torch.testing.assert_close(after, torch.full_like(after, smallest), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "NAdam", "AdamW in groups", "RMSprop"])
+def test_a_plain_checkpoint_continues_fused_and_a_fused_one_plain(kind: str) -> None:
+    race = Race("branching", STACKED[kind], [range(0, 2), range(2, 4)])
+    for number in range(2):
+        race.step(number)
+    weights = [race.fused.state_dict_of(row) for row in range(REPLICAS)]
+    states = [race.arm(row).state_dict_of(row) for row in range(REPLICAS)]
+
+    again = Race("branching", STACKED[kind], [range(4)])
+    for row, (weight, state) in enumerate(zip(weights, states, strict=True)):
+        again.plain[row].load_state_dict(weight)
+        again.optimizers[row].load_state_dict(copy.deepcopy(state))
+        again.fused.load(row, weight)
+    for arm in again.arms:
+        arm.load([states[row] for row in arm.rows])
+    again.check()
+    for number in range(2, 4):
+        again.step(number)
+    again.check()
+
+
+def test_an_arm_refuses_replicas_at_different_steps() -> None:
+    race = Race("grouped", STACKED["Adam"], [range(0, 2), range(2, 4)])
+    race.step(0)
+    states = [race.arms[0].state_dict_of(0), race.arms[0].state_dict_of(1)]
+    for entries in states[1]["state"].values():
+        entries["step"] += 1
+    with pytest.raises(ValueError, match="same step with the same settings"):
+        race.arms[0].load(states)
+    one = race.arms[0].state_dict_of(0)
+    one["param_groups"][0]["lr"] = 0.5
+    with pytest.raises(ValueError, match="Give them arms of their own"):
+        race.arms[0].load([one, race.arms[0].state_dict_of(1)])
+
+
+def test_different_settings_of_the_replicas_are_no_one_arm() -> None:
+    rates = iter([0.1, 0.2] * REPLICAS)
+    race = Race("lists", lambda m: optim.SGD(m.parameters(), lr=next(rates)), [range(4)])
+    assert race.reason == "SGD has other groups or settings for other replicas"
+    alone = iter([0.1, 0.2] * REPLICAS)
+    race = Race(
+        "lists",
+        lambda m: optim.SGD(m.parameters(), lr=next(alone)),
+        [range(row, row + 1) for row in range(4)],
+    )
+    assert race.reason is None
+    race.step(0)
+    race.check()
+
+
+def test_hooks_and_foreign_tensors_are_no_one_arm() -> None:
+    def hooked(model: nn.Module) -> optim.Optimizer:
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        optimizer.register_step_post_hook(lambda *_: None)
+        return optimizer
+
+    def foreign(model: nn.Module) -> optim.Optimizer:
+        extra = nn.Parameter(torch.zeros(1))
+        return optim.SGD([*model.parameters(), extra], lr=0.1)
+
+    differentiable = over_all(optim.SGD, lr=0.1, differentiable=True)
+    assert Race("lists", hooked, [range(4)]).reason == "SGD has hooks"
+    assert Race("lists", differentiable, [range(4)]).reason == "SGD is differentiable"
+    assert Race("lists", foreign, [range(4)]).reason == (
+        "SGD steps a tensor that is no parameter of the model"
+    )
+
+
+@pytest.mark.parametrize("ranges", [[range(0, 2)], [range(2, 4), range(0, 2)], [range(0, 5)]])
+def test_ranges_must_divide_the_replicas(ranges: list[range]) -> None:
+    with pytest.raises(ValueError, match="must divide 4 replicas in their order"):
+        Race("lists", STACKED["SGD"], ranges)
+
+
+def test_an_arm_that_rests_keeps_its_rows() -> None:
+    race = Race("grouped", STACKED["Adam"], [range(0, 2), range(2, 4)])
+    race.step(0)
+    before = [race.fused.state_dict_of(row) for row in range(REPLICAS)]
+    batches = [race.batch(row, 1) if row > 1 else None for row in range(REPLICAS)]
+    backward(race.fused, race.criterion, parts_of(batches))
+    race.arms[1].step()
+    for row in range(REPLICAS):
+        after = race.fused.state_dict_of(row)
+        same = all(torch.equal(after[key], before[row][key]) for key in after)
+        assert same == (row < 2)
+
+
+def test_frozen_parameters_stay() -> None:
+    animal = ZOO["frozen"]
+    models = [animal.make().train() for _ in range(2)]
+    optimizers = [optim.SGD(model.parameters(), lr=0.1) for model in models]
+    fused = fuse(models, [animal.inputs(4)])
+    before = [fused.state_dict_of(row) for row in range(2)]
+    arms, reason = arms_of(fused, optimizers, [range(2)])
+    assert reason is None
+    batches = [animal.batch(4, row) for row in range(2)]
+    criterion = fuse_criterion(nn.CrossEntropyLoss(), 2, torch.zeros(4, 3), batches[0][1])
+    backward(fused, criterion, parts_of(batches))
+    arms[0].step()
+    for row in range(2):
+        for key, value in fused.state_dict_of(row).items():
+            assert torch.equal(value, before[row][key]) == key.startswith("features")

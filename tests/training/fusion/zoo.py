@@ -1,0 +1,576 @@
+"""Small models of every kind that users write, each with an input for one batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from asynckfold import models
+
+CLASSES = 3
+
+
+@dataclass(frozen=True)
+class Animal:
+    """A model, the shape of one sample, and how it can be fused."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    way: str = "batched"
+    vocabulary: int = 0
+    classes: int = CLASSES
+
+    def inputs(self, batch: int, seed: int = 0) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        shape = (batch, *self.shape)
+        if self.vocabulary:
+            return torch.randint(self.vocabulary, shape, generator=generator)
+        return torch.randn(shape, generator=generator)
+
+    def batch(self, batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        targets = torch.randint(self.classes, (batch,), generator=generator)
+        return self.inputs(batch, seed), targets
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3, padding=1)
+        self.block = nn.Sequential(
+            nn.Conv2d(4, 4, 3, padding=1, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.BatchNorm2d(4, momentum=None),
+        )
+        self.shortcut = nn.Conv2d(4, 4, 1)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        out = self.block(x)
+        out += self.shortcut(x)
+        return self.head(F.relu_(out).mean(dim=(2, 3)))
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(2, 3, 1)
+        self.two = nn.Conv2d(2, 5, 3, padding=1)
+        self.head = nn.Linear(8 * 9 + 8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        both = torch.cat([self.one(x).tanh(), F.gelu(self.two(x))], dim=1)
+        pooled = F.adaptive_avg_pool2d(both, 3).flatten(1)
+        return self.head(torch.cat((pooled, both.amax((-2, -1))), -1))
+
+
+class SharedWeights(nn.Module):
+    """One layer, used three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 5)
+        self.again = nn.Linear(5, 5)
+        self.head = nn.Linear(5, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.sigmoid(self.first(x))
+        for _ in range(3):
+            x = torch.tanh(self.again(x)) + x
+        return self.head(x)
+
+
+class Tied(nn.Module):
+    """The embedding's table is the output layer's weight, and two layers share a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(CLASSES, 4, padding_idx=1)
+        self.middle = nn.Linear(4, 4)
+        self.other = nn.Linear(4, 4)
+        self.other.bias = self.middle.bias
+        self.head = nn.Linear(4, CLASSES, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.table(words).mean(1)
+        return self.head(self.other(F.silu(self.middle(x))))
+
+
+class Transformer(nn.Module):
+    def __init__(self, dropout: float = 0.1, norm_first: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.position = nn.Parameter(torch.randn(1, 5, 8))
+        self.block = nn.TransformerEncoderLayer(
+            8, 2, 16, dropout, batch_first=True, norm_first=norm_first, activation="gelu"
+        )
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(self.block(self.table(words) + self.position)[:, 0])
+
+
+class HandMadeAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.register_buffer("mask", torch.ones(5, 5).tril().view(1, 1, 5, 5))
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, c = x.size()
+        q, k, v = self.qkv(x).split(8, dim=2)
+        q, k, v = (item.view(b, t, 2, c // 2).transpose(1, 2) for item in (q, k, v))
+        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        scores = scores.masked_fill(self.mask[:, :, :t, :t] == 0, float("-inf"))
+        y = F.softmax(scores, dim=-1) @ v
+        y = y + F.scaled_dot_product_attention(q, k, v, dropout_p=0.2 if self.training else 0.0)
+        return self.head(y.transpose(1, 2).contiguous().view(b, t, c).mean(1))
+
+
+class CrossAttention(nn.Module):
+    """Attention in its other forms: sequence first, masks, averaged weights that are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.1, bias=False)
+        self.register_buffer("mask", torch.randn(5, 5))
+        self.head = nn.Linear(8 + 25, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        padding = (x[:, :, 0] > 1.5) & (torch.arange(5) > 0)
+        first = x.transpose(0, 1)
+        y, weights = self.attention(
+            first, first * 2, first, attn_mask=self.mask, key_padding_mask=padding.to(x.dtype) * -9
+        )
+        return self.head(torch.cat([y.sum(0), weights.flatten(1)], 1))
+
+
+class Buffers(nn.Module):
+    """A running mean of its own, a fixed scale, and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("scale", torch.rand(6) + 0.5)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.calls.add_(1)
+            self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return self.linear((x - self.mean) * self.scale)
+
+
+class ReplacedBuffer(nn.Module):
+    """A buffer that the forward replaces, which no graph can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.linear(x - self.mean)
+
+
+class PartOfBuffer(nn.Module):
+    """Writes into a part of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+        self.register_buffer("sums", torch.zeros(2, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.sums[0].add_(x.mean(0))
+        return self.linear(x)
+
+
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh())
+        self.head = nn.Linear(5, CLASSES)
+        self.features.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.features.eval()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))
+
+
+class Groups(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(2, 4, 3, padding="same"),
+            nn.GroupNorm(2, 4),
+            nn.SiLU(inplace=True),
+            nn.InstanceNorm2d(4, affine=True),
+            nn.Conv2d(4, 6, 3),
+            nn.GroupNorm(3, 6, affine=False),
+            nn.LeakyReLU(0.2),
+            nn.Flatten(),
+            nn.Linear(6 * 16, CLASSES),
+        )
+
+
+class Signal(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv1d(2, 4, 3, padding=1, padding_mode="replicate"),
+            nn.BatchNorm1d(4, affine=False),
+            nn.ELU(inplace=True),
+            nn.MaxPool1d(2),
+            nn.ConvTranspose1d(4, 3, 3, stride=2),
+            nn.AvgPool1d(2),
+            nn.Dropout1d(0.4),
+            nn.AdaptiveMaxPool1d(3),
+            nn.Flatten(),
+            nn.Linear(9, CLASSES),
+        )
+
+
+class Volume(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv3d(1, 3, 3, padding=1),
+            nn.BatchNorm3d(3, track_running_stats=False),
+            nn.Hardtanh(),
+            nn.MaxPool3d(2),
+            nn.Conv3d(3, 4, 2),
+            nn.AdaptiveAvgPool3d(1),
+            nn.Flatten(),
+            nn.Linear(4, CLASSES),
+        )
+
+
+class Grouped(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(4, 8, 3, groups=2, dilation=2, padding=2, padding_mode="circular"),
+            nn.BatchNorm2d(8, momentum=0.3),
+            nn.PReLU(8),
+            nn.Conv2d(8, 8, (3, 1), stride=(2, 1), groups=8, padding=(1, 0), bias=False),
+            nn.ReflectionPad2d(1),
+            nn.Dropout2d(0.3),
+            nn.AvgPool2d(3, stride=2),
+            nn.Upsample(scale_factor=2),
+            nn.ConvTranspose2d(8, 2, 2, groups=2),
+            nn.AdaptiveMaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(8, CLASSES),
+        )
+
+
+class Functional(nn.Module):
+    """Parameters of its own, and nothing but functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(4, 2, 3, 3) * 0.3)
+        self.scale = nn.Parameter(torch.rand(4, 1, 1) + 0.5)
+        self.matrix = nn.Parameter(torch.randn(16, 8) * 0.3)
+        self.weight = nn.Parameter(torch.randn(CLASSES, 8))
+        self.gain = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.conv2d(x, self.kernel, stride=2)
+        x = x * self.scale + 1
+        x = F.max_pool2d(F.leaky_relu(x, 0.1), 1)
+        x = x.view(x.size(0), -1).matmul(self.matrix)
+        x = F.dropout(F.layer_norm(x, (8,)), 0.5, self.training)
+        x = self.gain * F.linear(x, F.normalize(self.weight, dim=1)) / (1 + self.gain**2)
+        return F.log_softmax(2 - x, dim=1)
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        same = x
+        x += 1
+        same.mul_(0.5).clamp_(-1, 1)
+        x[:, 0] = 0.25
+        x[:, 1:3] = x[:, 3:5] * 2
+        return self.last(x.view(-1, 6).relu_()).sub_(0.1)
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(6, 8)
+        self.heads = nn.ModuleDict({"mean": nn.Linear(4, CLASSES), "spread": nn.Linear(4, CLASSES)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = self.trunk(x).chunk(2, dim=-1)
+        noise = torch.randn_like(right) if self.training else torch.zeros_like(right)
+        return self.heads["mean"](left + 0.1 * noise) - F.softplus(self.heads["spread"](right))
+
+
+class Lists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.GELU()) for _ in range(3)
+        )
+        self.weights = nn.ParameterList(nn.Parameter(torch.rand(())) for _ in range(3))
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outs = [block(x) * weight for block, weight in zip(self.blocks, self.weights, strict=True)]
+        return self.head(torch.stack(outs, dim=1).sum(1) + torch.stack(outs).std(0))
+
+
+class Shapes(nn.Module):
+    """Dimensions in all directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(24, CLASSES)
+        self.bias = nn.Parameter(torch.zeros(2, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b = x.shape[0]
+        x = x.permute(0, 2, 3, 1).reshape(b, -1, 2).transpose(1, 2) + self.bias
+        y = x.unsqueeze(1).expand(-1, 3, -1, -1).squeeze(1)
+        y = torch.einsum("bhct,bhdt->bhcd", y, y) / x.shape[-1]
+        first, second, third = y.flatten(2).unbind(1)
+        z = torch.cat([first, second, third, x.flip(2)[..., :6].flatten(1)], 1)
+        z = z.unflatten(1, (2, 12)).movedim(1, 2).repeat(1, 1, 1)
+        return self.head(z.reshape_as(z.flatten(1)).roll(1, 1) - z.flatten(1).mean(1, True))
+
+
+class AlphaDropout(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(6, 8), nn.SELU(), nn.AlphaDropout(0.3), nn.Dropout(0.2), nn.Linear(8, CLASSES)
+        )
+
+
+class Root(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.sign() * x.abs().sqrt()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient  # straight through: not what tracing would derive
+
+
+class Straight(Root):
+    generate_vmap_rule = True
+
+
+class OwnGradient(nn.Module):
+    def __init__(self, function: Any = Straight) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(6, CLASSES), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function.apply(self.linear(x))
+
+
+class Asking(nn.Module):
+    """Asks for a rank, which a trace does not know, but vmap does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x if x.dim() == 2 else x.flatten(1))
+
+
+class NoGrad(nn.Module):
+    """A part without gradients, which a trace would lose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.linear(x)
+        with torch.no_grad():
+            shift = out.mean(0) * 2
+        return out * shift
+
+
+class Normed(nn.Module):
+    """Weight normalisation, which computes the weight in every forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(6, CLASSES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+def vgg_quarter() -> nn.Module:
+    return models.VGG("VGG11", CLASSES, width=0.25)
+
+
+ZOO: dict[str, Animal] = {
+    "mlp": Animal(lambda: models.MLP(6, (5, 4), CLASSES), (6,)),
+    "lenet": Animal(lambda: models.LeNet(CLASSES), (3, 32, 32)),
+    "lenet5": Animal(lambda: models.LeNet5(CLASSES), (1, 32, 32)),
+    "alexnet": Animal(lambda: models.AlexNet(CLASSES), (1, 32, 32)),
+    "mobilenet": Animal(lambda: models.MobileNet(CLASSES, width=0.125), (3, 32, 32)),
+    "vgg": Animal(lambda: models.VGG("VGG13", CLASSES, width=0.0625), (3, 32, 32)),
+    "residual": Animal(Residual, (2, 5, 5)),
+    "branching": Animal(Branching, (2, 5, 5)),
+    "shared weights": Animal(SharedWeights, (6,)),
+    "tied": Animal(Tied, (4,), vocabulary=CLASSES),
+    "transformer": Animal(Transformer, (5,), vocabulary=11),
+    "pre-norm": Animal(lambda: Transformer(0.0, norm_first=True), (5,), vocabulary=11),
+    "attention by hand": Animal(HandMadeAttention, (5, 8)),
+    "cross attention": Animal(CrossAttention, (5, 8)),
+    "buffers": Animal(Buffers, (6,)),
+    "frozen": Animal(Frozen, (6,)),
+    "groups": Animal(Groups, (2, 6, 6)),
+    "signal": Animal(Signal, (2, 12)),
+    "volume": Animal(Volume, (1, 6, 6, 6)),
+    "grouped": Animal(Grouped, (4, 8, 8)),
+    "functional": Animal(Functional, (2, 6, 6)),
+    "in place": Animal(InPlace, (6,)),
+    "heads": Animal(Heads, (6,)),
+    "lists": Animal(Lists, (6,)),
+    "shapes": Animal(Shapes, (2, 3, 4)),
+    "alpha dropout": Animal(AlphaDropout, (6,)),
+    "linear": Animal(lambda: nn.Linear(6, CLASSES), (6,)),
+    "own gradient": Animal(OwnGradient, (6,), "vmap"),
+    "asking": Animal(Asking, (6,), "vmap"),
+    "no grad": Animal(NoGrad, (6,), "vmap"),
+    "weight norm": Animal(Normed, (6,)),
+    "replaced buffer": Animal(ReplacedBuffer, (6,), "vmap"),
+    "part of a buffer": Animal(PartOfBuffer, (6,), "vmap"),
+}
+"""What can be fused, and how."""
+
+
+class Choosing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.linear(x)
+        return -out if out.sum() > 0 else out
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.gate = nn.Linear(6, CLASSES), Choosing()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x) + self.gate(x)
+
+
+class SameInEvaluation(nn.Linear):
+    """Without training, dropout returns its very input, which is then written into."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x)
+        y = F.dropout(x, 0.5, self.training)
+        y += 1
+        return x + y
+
+
+class Counting(nn.Linear):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(6, 4, batch_first=True)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.cells(x)[0][:, -1])
+
+
+class Noise(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.rand(CLASSES)
+
+
+class Moving(nn.Linear):
+    """Trains its own weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data.mul_(0.9)
+        return super().forward(x)
+
+
+class NumPy(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        import numpy as np
+
+        return super().forward(x) * float(np.random.rand())  # noqa: NPY002
+
+
+class SharedNoise(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + torch.randn(x.shape[0], 1)
+
+
+class Legacy(nn.Module):
+    """A function that has neither a rule for vmap nor a graph of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Root.apply(self.linear(x))
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, CLASSES))
+    model[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    return model
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "data-dependent control flow": (Inner, (6,), "layer gate (Choosing)"),
+    "LSTM": (Recurrent, (5, 6), "layer cells (LSTM) is recurrent"),
+    "Python state": (lambda: Counting(6, CLASSES), (6,), "changes its attribute calls"),
+    "NumPy's generator": (lambda: NumPy(6, CLASSES), (6,), "Python or NumPy"),
+    "an alias in evaluation": (lambda: SameInEvaluation(6, CLASSES), (6,), "another view reads"),
+    "noise": (lambda: Noise(6, CLASSES), (6,), "draws random numbers that no input leads to"),
+    "moving weights": (lambda: Moving(6, CLASSES), (6,), "attribute data"),
+    "shared noise": (lambda: SharedNoise(6, CLASSES), (6,), "randn() received"),
+    "hooks": (hooked, (6,), "layer 0 (Linear) has hooks"),
+    "own autograd function without vmap": (Legacy, (6,), "uses Root, an autograd function"),
+    "batch norm over one": (lambda: nn.BatchNorm1d(6), (2, 6, 3), "raises ValueError"),
+}
+"""What cannot, and a part of the reason."""
