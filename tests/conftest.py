@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is; no test asserts a speed.
+settings.register_profile("asynckfold", deadline=None)
+settings.load_profile("asynckfold")
 
 
 @pytest.fixture
