@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from asynckfold.engines import pool as pools
+from tests import accounts, leftovers, stacks
+
 # How long an example takes says how busy the machine is; no test asserts a speed.
 settings.register_profile("asynckfold", deadline=None)
 settings.load_profile("asynckfold")
-
-from asynckfold.engines import pool as pools
-from tests import accounts, leftovers, stacks
 
 os.environ[leftovers.MARK] = "1"
 os.environ["PYTHONFAULTHANDLER"] = "1"
