@@ -26,7 +26,7 @@ from tests.watched.kills import AT, MOMENTS, PHASES, TARGETS, Kill, planned
 SEED, KILLS = 0, 20
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_twenty_kills_are_no_event(tmp_path: Path) -> None:
     outcome = Outcome(SEED, KILLS)
     Campaign(outcome, planned(SEED, KILLS), tmp_path, at_once=2).run()
