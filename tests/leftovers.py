@@ -19,8 +19,9 @@ PROC = Path("/proc")
 MARK = f"ASYNCKFOLD_TESTS_{os.getpid()}"
 """Stands in the environment of every process that this one starts, and of theirs."""
 
-SERVER_DESCRIPTORS, WORKER_DESCRIPTORS = 3, 1
-"""What a warm pool holds open: its control socket and a pipe to wake it; a pipe for each worker."""
+SERVER_DESCRIPTORS, WORKER_DESCRIPTORS = 4, 1
+"""What a warm pool holds open: its control socket, a pipe to wake it and the signs of life; a pipe
+for each worker."""
 
 FONTS = (".ttf", ".otf", ".afm")
 
