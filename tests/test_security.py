@@ -27,6 +27,7 @@ ALLOWED = {
     ("store/lock.py", "file opened to write"): "the lock, which is never renamed",
     ("store/database.py", "file opened to write"): "run.db, made with its mode before SQLite does",
     ("training/worker.py", "file opened to write"): "/dev/null, where no job has a log",
+    ("training/fusion/lowering.py", "network"): "binds the arguments of a function",
     ("descriptors.py", "file opened to write"): "a memory file without a name",
     ("descriptors.py", "temporary file elsewhere"): "without a name, where memfd is missing",
     ("proc.py", "file opened to write"): "/proc/self/clear_refs",
