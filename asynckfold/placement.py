@@ -6,20 +6,34 @@ placements, and a simulator can drive the very same function.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU: its index, free and total bytes, and the share of time it is busy."""
+    """One visible GPU.
+
+    Parameters
+    ----------
+    index : int
+        Its number.
+    free, total : int
+        Bytes of its memory: what nobody holds right now, and all.
+    use : float
+        Share of time that it is busy, 0 to 1.
+    own : int
+        Bytes that jobs of this run hold, and that `free` therefore lacks. 0 where that cannot be
+        read: then what they hold is subtracted twice, and fewer of them share the GPU than could.
+    """
 
     index: int
     free: int
     total: int
     use: float = 0.0
+    own: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,11 @@ class Request:
         Whether it must run on a GPU.
     alone : bool
         Whether nothing else may run meanwhile: it was short of memory beside others.
+    gpu_memory : int
+        Expected bytes of memory on the GPU.
+    jobs_per_gpu : int
+        How many jobs may be on its GPU at once, itself included. One by default: several processes
+        on one GPU were measured slower than one after another.
     """
 
     job_id: str
@@ -77,6 +96,8 @@ class Request:
     memory: int = 0
     gpu: bool = False
     alone: bool = False
+    gpu_memory: int = 0
+    jobs_per_gpu: int = 1
 
 
 @dataclass(frozen=True)
@@ -99,6 +120,10 @@ class Placement:
         Which trainer runs the jobs.
     alone : bool
         Whether nothing else may run meanwhile.
+    gpu_memory : int
+        Bytes of memory reserved on the GPU.
+    jobs_per_gpu : int
+        How many placements may be on the GPU at once, this one included.
     """
 
     jobs: tuple[str, ...]
@@ -108,9 +133,186 @@ class Placement:
     memory: int = 0
     trainer: str = "plain"
     alone: bool = False
+    gpu_memory: int = 0
+    jobs_per_gpu: int = 1
 
 
-def place(pending: Sequence[Request], running: Sequence[Placement], load: Load) -> list[Placement]:
+class _Shape(NamedTuple):
+    """What a request asks for: two of one shape fit in the same places."""
+
+    threads: int
+    memory: int
+    gpu: bool
+    alone: bool
+    gpu_memory: int
+    jobs_per_gpu: int
+
+    @classmethod
+    def of(cls, request: Request) -> _Shape:
+        return cls(
+            request.threads,
+            request.memory,
+            request.gpu,
+            request.alone,
+            request.gpu_memory,
+            request.jobs_per_gpu,
+        )
+
+
+_Rank = tuple[float, str]
+"""Where a request stands in its queue: -seconds, job id."""
+
+
+class _Queue:
+    """Ranks of the requests of one shape, as a heap.
+
+    What is removed below the top stays in the heap until it comes up; the top is always alive.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[_Rank] = []
+        self._alive: dict[str, _Rank] = {}
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    @property
+    def head(self) -> _Rank:
+        """The first rank of a queue that is not empty."""
+        return self._heap[0]
+
+    def add(self, rank: _Rank) -> None:
+        self._alive[rank[1]] = rank
+        heapq.heappush(self._heap, rank)
+
+    def remove(self, job_id: str) -> None:
+        del self._alive[job_id]
+        while self._heap and not self._is_alive(self._heap[0]):
+            heapq.heappop(self._heap)
+        if len(self._heap) > 2 * len(self._alive):
+            self._heap = sorted(self._alive.values())
+
+    def __iter__(self) -> Iterator[_Rank]:
+        """Ranks in order, only as far as they are read: the k-th costs O(log k)."""
+        front = [(self._heap[0], 0)] if self._heap else []
+        while front:
+            rank, place = heapq.heappop(front)
+            for child in range(2 * place + 1, min(2 * place + 3, len(self._heap))):
+                heapq.heappush(front, (self._heap[child], child))
+            if self._is_alive(rank):
+                yield rank
+
+    def _is_alive(self, rank: _Rank) -> bool:
+        # By identity: a job that left and came back has two equal ranks in the heap.
+        return self._alive.get(rank[1]) is rank
+
+
+class Backlog:
+    """Pending requests, kept in order from one call of `place` to the next.
+
+    Requests that ask for the same are interchangeable but for their rank, so that there is one
+    queue, the longest first, for each of the few things that are asked for, and a placement looks
+    at their heads only: at 100,000 pending jobs, too.
+
+    Parameters
+    ----------
+    requests : iterable of Request
+        With job ids that differ.
+
+    Examples
+    --------
+    >>> backlog = Backlog([Request("a", 2.0), Request("b", 3.0)])
+    >>> load = Load(cores=(0,), idle=(0,), free_memory=1)
+    >>> place(backlog, [], load)[0].jobs
+    ('b',)
+    >>> backlog.remove("b").seconds, len(backlog), "b" in backlog
+    (3.0, 1, False)
+    """
+
+    def __init__(self, requests: Iterable[Request] = ()) -> None:
+        self._requests: dict[str, Request] = {}
+        self._queues: dict[_Shape, _Queue] = {}
+        for request in requests:
+            self.add(request)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Return the requests as they were added."""
+        return iter(self._requests.values())
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._requests
+
+    def add(self, request: Request) -> None:
+        """Add a request; O(log n).
+
+        Raises
+        ------
+        ValueError
+            The job is pending already.
+        """
+        if request.job_id in self._requests:
+            raise ValueError(f"a job must be pending once, received {request.job_id!r} twice")
+        self._requests[request.job_id] = request
+        shape = _Shape.of(request)
+        queue = self._queues.get(shape)
+        if queue is None:
+            queue = self._queues[shape] = _Queue()
+        queue.add((-request.seconds, request.job_id))
+
+    def remove(self, job_id: str) -> Request:
+        """Take the request of a job away and return it; O(log n), amortized.
+
+        Raises
+        ------
+        KeyError
+            The job is not pending.
+        """
+        request = self._requests.pop(job_id)
+        shape = _Shape.of(request)
+        queue = self._queues[shape]
+        queue.remove(job_id)
+        if not queue:
+            del self._queues[shape]
+        return request
+
+    def _in_turn(self, rest: _Rest) -> Iterator[Request]:
+        """Requests that fit into the `rest`, the longest first.
+
+        The reader reduces the rest; a shape that does not fit any more is not looked at again.
+        """
+        turn: list[tuple[_Rank, _Shape, Iterator[_Rank]]] = []
+        for shape, queue in self._queues.items():
+            if rest.fits(shape):
+                ranks = iter(queue)
+                turn.append((next(ranks), shape, ranks))
+        heapq.heapify(turn)
+        while turn:
+            (_, job_id), shape, ranks = turn[0]
+            following = None
+            if rest.fits(shape):
+                yield self._requests[job_id]
+                following = next(ranks, None)
+            if following is None:
+                heapq.heappop(turn)
+            else:
+                heapq.heapreplace(turn, (following, shape, ranks))
+
+    def _first(self, gpus: bool) -> Request | None:
+        """The longest request whose device is there; one that must be alone after all others."""
+        heads = [
+            (shape.alone, queue.head)
+            for shape, queue in self._queues.items()
+            if gpus or not shape.gpu
+        ]
+        return self._requests[min(heads)[1][1]] if heads else None
+
+
+def place(
+    pending: Sequence[Request] | Backlog, running: Sequence[Placement], load: Load
+) -> list[Placement]:
     """Choose what starts now.
 
     Longest expected job first (Graham 1969), ties by job id, so that the order of `pending` does
@@ -122,10 +324,14 @@ def place(pending: Sequence[Request], running: Sequence[Placement], load: Load) 
     A request that must be alone starts when nothing runs and no other can start, and nothing starts
     beside it: it goes last, so that no core waits for it.
 
+    A GPU job takes its cores and a GPU: that with the fewest jobs, then with the most memory left.
+    As many jobs share one as the most modest of them allows.
+
     Parameters
     ----------
-    pending : sequence of Request
-        Jobs without a result that are not running.
+    pending : sequence of Request, or Backlog
+        Jobs without a result that are not running; a `Backlog` where there are many of them, and
+        many calls.
     running : sequence of Placement
         What runs now.
     load : Load
@@ -144,85 +350,111 @@ def place(pending: Sequence[Request], running: Sequence[Placement], load: Load) 
     >>> place([Request("a", 2), Request("b", 3)], [], load)[0].jobs
     ('b',)
     """
-    if any(placement.alone for placement in running):
-        return []
+    rest = _Rest.beside(running, load)
     placed: list[Placement] = []
-    rest = _rest(running, load)
     # Nothing idle is the usual answer while jobs run: it costs no look at the queue.
-    for request in _longest_first(pending) if rest.cores else ():
-        chosen = None if request.alone else _fit(request, rest)
-        if chosen is not None:
-            placed.append(chosen)
-            rest = _rest([*running, *placed], load)
-        if not rest.cores:
-            break
-    return placed if placed or running else _force(pending, load)
+    if rest.cores:
+        placed = [rest.take(item) for item in _kept(pending)._in_turn(rest)]
+    return placed if placed or running else _force(_kept(pending), load)
 
 
-def _longest_first(pending: Sequence[Request]) -> Iterator[Request]:
-    """Requests by falling seconds, then by job id; only as far as it is read.
-
-    A queue that is in this order already is read in linear time.
-    """
-    by_seconds = sorted(pending, key=attrgetter("seconds"), reverse=True)
-    for _, equals in groupby(by_seconds, key=attrgetter("seconds")):
-        yield from sorted(equals, key=attrgetter("job_id"))
+def _kept(pending: Sequence[Request] | Backlog) -> Backlog:
+    return pending if isinstance(pending, Backlog) else Backlog(pending)
 
 
-@dataclass(frozen=True)
-class _Rest:
-    """What nobody uses and nothing was promised to: cores, bytes of memory, GPUs."""
+@dataclass
+class _GpuRest:
+    """What is left of a GPU: bytes, and how many more jobs those that are there allow."""
 
-    cores: tuple[int, ...]
+    index: int
     memory: int
-    gpus: tuple[Gpu, ...]
+    jobs: int = 0
+    most: int | None = None
+
+    def fits(self, shape: _Shape | Request) -> bool:
+        most = shape.jobs_per_gpu if self.most is None else min(self.most, shape.jobs_per_gpu)
+        return self.jobs < most and shape.gpu_memory <= self.memory
+
+    def take(self, item: Request | Placement) -> None:
+        self.memory -= item.gpu_memory
+        self.jobs += 1
+        self.most = item.jobs_per_gpu if self.most is None else min(self.most, item.jobs_per_gpu)
+
+    @property
+    def is_open(self) -> bool:
+        return self.most is None or self.jobs < self.most
 
 
-def _rest(active: Sequence[Placement], load: Load) -> _Rest:
-    """What `active` jobs leave: never more cores at once than others leave alone."""
-    reserved = {core for placement in active for core in placement.cores}
-    room = len(load.idle) - sum(len(item.cores) or item.threads for item in active)
-    free = [core for core in load.idle if core not in reserved]
-    taken = {placement.gpu for placement in active}
-    return _Rest(
-        tuple(free[: max(0, room)]),
-        load.free_memory - sum(placement.memory for placement in active),
-        tuple(gpu for gpu in load.gpus if gpu.index not in taken),
-    )
+@dataclass
+class _Rest:
+    """What nobody uses and nothing was promised to: cores, bytes of memory, GPUs.
 
-
-def _fit(request: Request, rest: _Rest) -> Placement | None:
-    if len(rest.cores) < request.threads or request.memory > rest.memory:
-        return None
-    if request.gpu and not rest.gpus:
-        return None
-    return _placed(request, rest.cores, rest.gpus)
-
-
-def _force(pending: Sequence[Request], load: Load) -> list[Placement]:
-    """At least one job runs, however busy the machine is: the longest that has its device.
-
-    Those that must be alone come after all others.
+    One working copy, which every placement reduces.
     """
+
+    cores: list[int]
+    memory: int
+    gpus: list[_GpuRest] = field(default_factory=list)
+
+    @classmethod
+    def beside(cls, running: Sequence[Placement], load: Load) -> _Rest:
+        """What the running jobs leave: never more cores at once than others leave alone."""
+        reserved: set[int] = set()
+        room, memory = len(load.idle), load.free_memory
+        gpus = {gpu.index: _GpuRest(gpu.index, gpu.free + gpu.own) for gpu in load.gpus}
+        for item in running:
+            if item.alone:
+                return cls([], 0)
+            reserved.update(item.cores)
+            room -= len(item.cores) or item.threads
+            memory -= item.memory
+            if item.gpu in gpus:
+                gpus[item.gpu].take(item)
+        free = [core for core in load.idle if core not in reserved][: max(0, room)]
+        return cls(free, memory, [gpu for gpu in gpus.values() if gpu.is_open])
+
+    def fits(self, shape: _Shape) -> bool:
+        return (
+            shape.threads <= len(self.cores)
+            and shape.memory <= self.memory
+            and not shape.alone
+            and (not shape.gpu or any(gpu.fits(shape) for gpu in self.gpus))
+        )
+
+    def take(self, request: Request) -> Placement:
+        """Put a request that fits on the first cores and the emptiest GPU; that is left no more."""
+        gpu = _emptiest(gpu for gpu in self.gpus if gpu.fits(request)) if request.gpu else None
+        placement = _placed(request, self.cores, gpu)
+        del self.cores[: request.threads]
+        self.memory -= request.memory
+        if gpu is not None:
+            gpu.take(request)
+            self.gpus = [item for item in self.gpus if item.is_open]
+        return placement
+
+
+def _force(backlog: Backlog, load: Load) -> list[Placement]:
+    """At least one job runs, however busy the machine is."""
+    request = backlog._first(gpus=bool(load.gpus))
+    if request is None:
+        return []
     order = (*load.idle, *(core for core in load.cores if core not in load.idle))
-    for alone in (False, True):
-        for request in _longest_first(pending):
-            if request.alone is alone and (load.gpus or not request.gpu):
-                return [_placed(request, order, load.gpus)]
-    return []
+    gpu = _emptiest(_Rest.beside([], load).gpus) if request.gpu else None
+    return [_placed(request, order, gpu)]
 
 
-def _placed(request: Request, cores: Sequence[int], gpus: Sequence[Gpu]) -> Placement:
-    """Put a request on the first of these cores and the GPU with the most free memory.
+def _emptiest(gpus: Iterable[_GpuRest]) -> _GpuRest:
+    return min(gpus, key=lambda gpu: (gpu.jobs, -gpu.memory, gpu.index))
 
-    One job per GPU: several processes on one GPU were measured slower than one after another.
-    """
-    gpu = max(gpus, key=lambda gpu: (gpu.free, -gpu.index)).index if request.gpu else None
+
+def _placed(request: Request, cores: Sequence[int], gpu: _GpuRest | None) -> Placement:
     return Placement(
         (request.job_id,),
         tuple(cores[: request.threads]),
         request.threads,
-        gpu,
+        None if gpu is None else gpu.index,
         request.memory,
         alone=request.alone,
+        gpu_memory=request.gpu_memory,
+        jobs_per_gpu=request.jobs_per_gpu,
     )

@@ -1,12 +1,12 @@
-"""The placement over virtual machines and virtual time: what a plan would take, before it runs.
+"""The placement over virtual machines and virtual time: what jobs would take, without running them.
 
 ::
 
-    requests ── place(pending, running, load) ──► running ──► the first end, the next neighbour
-       ▲            the very same function            │               time jumps there
-       └──────────────── failed: once more ◄──────────┘
+    backlog ── place(pending, running, load) ──► running ──► time jumps to the next event:
+       ▲           the very same function                    an end, the end of a pause,
+       └──── a pause ◄── decide(history) ◄── failed ◄─────── a neighbour who comes or goes
 
-Nothing is slowed: a job takes its seconds wherever it runs, beside a neighbour, too.
+Nothing is slowed down: a job takes its seconds wherever it runs, beside a neighbour, too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ import math
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 
 from asynckfold.errors import Problem, refuse
-from asynckfold.placement import Gpu, Load, Placement, Request, place
+from asynckfold.placement import Backlog, Gpu, Load, Placement, Request, place
+from asynckfold.retries import CLASS_OF, decide
+
+DONE = "done"
 
 
 @dataclass(frozen=True)
@@ -56,21 +61,49 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Failure:
-    """An attempt that ends after so many `seconds` without a result; the job is tried once more."""
+    """An attempt that ends without a result after so many `seconds`.
+
+    What becomes of the job then, `asynckfold.retries` decides by the `outcome`.
+    """
 
     seconds: float
+    outcome: str = "died"
 
 
 @dataclass(frozen=True)
 class Span:
-    """An attempt of a job: from when to when, in seconds, on which cores and GPU."""
+    """An attempt of a job: from when to when, in seconds, on which cores and GPU, and its end."""
 
     job: str
     start: float
     end: float
     cores: tuple[int, ...]
     gpu: int | None = None
-    failed: bool = False
+    outcome: str = DONE
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Seconds that no schedule can go below, each for a reason of its own.
+
+    Parameters
+    ----------
+    cores : float
+        Core-seconds / cores. A job that must be alone counts with all cores.
+    gpus : float
+        GPU-seconds / GPUs. One of n jobs that may share a GPU counts with 1 / n of it.
+    longest : float
+        The longest job, with its failed attempts and the pauses after them.
+    """
+
+    cores: float = 0.0
+    gpus: float = 0.0
+    longest: float = 0.0
+
+    @property
+    def largest(self) -> float:
+        """The one that binds."""
+        return max(self.cores, self.gpus, self.longest)
 
 
 @dataclass(frozen=True)
@@ -83,16 +116,15 @@ class Simulation:
         Where.
     spans : tuple of Span
         All attempts, in the order in which they were started.
-    lower_bound : float
-        Seconds below which no schedule can stay: the largest of core-seconds / cores,
-        GPU-seconds / GPUs, and the seconds of the longest job, failed attempts included.
+    bounds : Bounds
+        What no schedule of these attempts can go below.
     place_seconds : float
-        Real seconds spent in `place`.
+        Real seconds that the decisions took.
     """
 
     machine: VirtualMachine
     spans: tuple[Span, ...]
-    lower_bound: float
+    bounds: Bounds
     place_seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -101,15 +133,30 @@ class Simulation:
         return max((span.end for span in self.spans), default=0.0)
 
     @property
+    def lower_bound(self) -> float:
+        """Seconds that no schedule can go below: the largest of `bounds`."""
+        return self.bounds.largest
+
+    @property
     def ratio(self) -> float:
-        """Makespan / lower bound: 1 is perfect."""
+        """Makespan / lower bound; 1 is perfect."""
         return self.makespan / self.lower_bound if self.lower_bound else 1.0
 
     @property
     def use(self) -> float:
-        """Mean share of the cores that jobs held, from 0 to 1."""
-        held = math.fsum((span.end - span.start) * len(span.cores) for span in self.spans)
-        return held / (self.makespan * self.machine.cores) if self.makespan else 0.0
+        """Mean share of the cores that jobs held, 0 to 1."""
+        return self.use_over(1)[0]
+
+    def use_over(self, parts: int) -> list[float]:
+        """Return the share of the cores that jobs held, 0 to 1, in equal parts of the makespan."""
+        length = self.makespan / parts
+        held: list[list[float]] = [[] for _ in range(parts)]
+        for span in self.spans if length else ():
+            first = min(parts - 1, int(span.start / length))
+            for part in range(first, min(parts - 1, int(span.end / length)) + 1):
+                start, end = max(span.start, part * length), min(span.end, (part + 1) * length)
+                held[part].append((end - start) * len(span.cores))
+        return [math.fsum(part) / (length * self.machine.cores) if part else 0.0 for part in held]
 
 
 def simulate(
@@ -133,7 +180,7 @@ def simulate(
     neighbours : iterable of Neighbour
         Others who come and go on the cores. No job starts beside them; one that runs goes on.
     failures : Mapping of str to sequence of Failure, optional
-        The attempts that fail before the one that does not, by job id.
+        The attempts that fail before one that does not, by job id.
 
     Returns
     -------
@@ -142,7 +189,7 @@ def simulate(
     Raises
     ------
     InputError
-        No core, seconds that are no duration, a job twice, a GPU job without a GPU.
+        No core, times that are none, a job twice, a GPU job without a GPU, an unknown outcome.
 
     Examples
     --------
@@ -151,21 +198,68 @@ def simulate(
     >>> found.makespan, found.lower_bound
     (4.0, 3.5)
     >>> found.spans[-1]
-    Span(job='c', start=2.0, end=4.0, cores=(1,), gpu=None, failed=False)
+    Span(job='c', start=2.0, end=4.0, cores=(1,), gpu=None, outcome='done')
     """
-    taken = {request.job_id: request.seconds for request in requests} | dict(seconds or {})
-    others = tuple(neighbours)
-    refuse(_problems(requests, machine, taken, others))
-    run = _Run(machine, taken, failures or {})
-    run.drive(requests, _changes(others))
-    return Simulation(machine, tuple(run.spans), run.lower_bound(), run.place_seconds)
+    taken, others, failing = dict(seconds or {}), tuple(neighbours), dict(failures or {})
+    refuse(_problems(requests, machine, taken, others, failing))
+    run = _Run(requests, machine, taken, failing)
+    run.drive(others)
+    return Simulation(machine, tuple(run.spans), run.bounds(), run.place_seconds)
+
+
+def guarantee(
+    requests: Sequence[Request], machine: VirtualMachine, seconds: Mapping[str, float]
+) -> float:
+    """Return seconds that no simulation of these jobs exceeds, however wrong their estimates are.
+
+    Without neighbours and failures. With cores as the only limit, (2 - 1/m) times the larger of
+    core-seconds / m and the longest job p: the bound of Feldmann, Sgall and Teng (1994) for rigid
+    parallel jobs. With memory and GPUs too, twice the larger of p and the sum over these resources
+    of work / capacity, after Garey and Graham (1975); a GPU job counts with a whole GPU. Jobs that
+    must be alone follow one after another.
+
+    Why: a job that runs at a time t' later than t + p was pending at t and did not fit, so that
+    some resource was, at t and t' together, asked for beyond its capacity. A makespan C of 2 p or
+    more consists of pairs of moments C / 2 apart; so the work exceeds half of what fits into C. A
+    shorter one has such pairs p apart in its first and last C - p seconds, which leaves at most
+    work / m + p (1 - 1/m).
+
+    Parameters
+    ----------
+    requests : sequence of Request
+        The jobs.
+    machine : VirtualMachine
+        With m cores.
+    seconds : Mapping of str to float
+        What each job takes.
+
+    Examples
+    --------
+    >>> jobs = [Request("wide", 3.0, threads=4), Request("long", 4.0)]
+    >>> guarantee(jobs, VirtualMachine(cores=4), {"wide": 3.0, "long": 4.0})
+    7.0
+    """
+    alone = math.fsum(seconds[item.job_id] for item in requests if item.alone)
+    others = [(item, seconds[item.job_id]) for item in requests if not item.alone]
+    longest = max((length for _, length in others), default=0.0)
+    cores = machine.cores
+    work = math.fsum(min(item.threads, cores) * length for item, length in others) / cores
+    if not any(item.gpu or item.memory for item, _ in others):
+        return alone + (2 - 1 / cores) * max(work, longest)
+    if machine.memory:
+        capped = (min(item.memory, machine.memory) * length for item, length in others)
+        work += math.fsum(capped) / machine.memory
+    if machine.gpus:
+        work += math.fsum(length for item, length in others if item.gpu) / machine.gpus
+    return alone + 2 * max(work, longest)
 
 
 class _Run:
-    """The state of one simulation: the time, what is pending, and what ends when."""
+    """The state of one simulation: the time, the jobs, and what happens when."""
 
     def __init__(
         self,
+        requests: Sequence[Request],
         machine: VirtualMachine,
         seconds: Mapping[str, float],
         failures: Mapping[str, Sequence[Failure]],
@@ -173,93 +267,102 @@ class _Run:
         self.spans: list[Span] = []
         self.place_seconds = 0.0
         self._machine = machine
-        self._seconds = seconds
-        self._failures = {job: iter(planned) for job, planned in failures.items()}
-        self._pending: dict[str, Request] = {}
+        self._seconds = {item.job_id: item.seconds for item in requests} | dict(seconds)
+        self._failures = failures
+        self._requests = {request.job_id: request for request in requests}
+        self._backlog = Backlog(requests)
         self._running: dict[int, Placement] = {}
-        self._requests: dict[str, Request] = {}
-        self._ends: list[tuple[float, int]] = []
+        self._unfinished = len(requests)
+        self._history: defaultdict[str, list[str]] = defaultdict(list)
+        self._now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._others: Counter[int] = Counter()
+        self._load: Load | None = None
         self._core_seconds: list[float] = []
         self._gpu_seconds: list[float] = []
         self._job_seconds: defaultdict[str, float] = defaultdict(float)
 
-    def drive(self, requests: Sequence[Request], changes: Iterator[tuple[float, int, int]]) -> None:
+    def drive(self, neighbours: Iterable[Neighbour]) -> None:
         """Go from event to event until every job has ended."""
-        self._requests = {request.job_id: request for request in requests}
-        self._pending = dict(self._requests)
-        now, load, beside = 0.0, _load(self._machine, {}), Counter[int]()
-        change = next(changes, None)
-        while self._pending or self._running:
-            if change is not None and change[0] <= now:
-                while change is not None and change[0] <= now:
-                    beside[change[1]] += change[2]
-                    change = next(changes, None)
-                load = _load(self._machine, beside)
-            self._start(now, load)
-            now = min(self._ends[0][0], math.inf if change is None else change[0])
-            self._end(now)
+        for item in neighbours:
+            self._at(item.start, partial(self._come, item.core, 1))
+            self._at(item.end, partial(self._come, item.core, -1))
+        self._happen()
+        while self._unfinished:
+            self._start()
+            self._now = self._events[0][0]
+            self._happen()
 
-    def _start(self, now: float, load: Load) -> None:
-        began = time.perf_counter()
-        placed = place(list(self._pending.values()), list(self._running.values()), load)
-        self.place_seconds += time.perf_counter() - began
-        for placement in placed:
-            (job,) = placement.jobs
-            del self._pending[job]
-            failure = next(self._failures.get(job, iter(())), None)
-            seconds = self._seconds[job] if failure is None else failure.seconds
-            self._count(placement, seconds)
-            number = len(self.spans)
-            self._running[number] = placement
-            self.spans.append(
-                Span(
-                    job,
-                    now,
-                    now + seconds,
-                    placement.cores,
-                    placement.gpu,
-                    failure is not None,
-                )
-            )
-            heapq.heappush(self._ends, (now + seconds, number))
-
-    def _end(self, now: float) -> None:
-        while self._ends and self._ends[0][0] <= now:
-            _, number = heapq.heappop(self._ends)
-            del self._running[number]
-            span = self.spans[number]
-            if span.failed:
-                self._pending[span.job] = self._requests[span.job]
-
-    def _count(self, placement: Placement, seconds: float) -> None:
-        self._core_seconds.append(seconds * len(placement.cores))
-        if placement.gpu is not None:
-            self._gpu_seconds.append(seconds)
-        self._job_seconds[placement.jobs[0]] += seconds
-
-    def lower_bound(self) -> float:
-        return max(
+    def bounds(self) -> Bounds:
+        return Bounds(
             math.fsum(self._core_seconds) / self._machine.cores,
             math.fsum(self._gpu_seconds) / max(1, self._machine.gpus),
             max(self._job_seconds.values(), default=0.0),
         )
 
+    def _at(self, when: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), event))
 
-def _load(machine: VirtualMachine, beside: Mapping[int, int]) -> Load:
+    def _happen(self) -> None:
+        """All that is due by now, before anything is decided."""
+        while self._events and self._events[0][0] <= self._now:
+            heapq.heappop(self._events)[2]()
+
+    def _come(self, core: int, change: int) -> None:
+        self._others[core] += change
+        self._load = None
+
+    def _start(self) -> None:
+        if self._load is None:
+            self._load = _load(self._machine, self._others)
+        running = list(self._running.values())
+        began = time.perf_counter()
+        placed = place(self._backlog, running, self._load)
+        self.place_seconds += time.perf_counter() - began
+        for placement in placed:
+            self._begin(placement)
+
+    def _begin(self, placement: Placement) -> None:
+        (job,) = placement.jobs
+        self._backlog.remove(job)
+        failures, history = self._failures.get(job, ()), self._history[job]
+        planned = Failure(self._seconds[job], DONE)
+        if len(history) < len(failures):
+            planned = failures[len(history)]
+        end = self._now + planned.seconds
+        span = Span(job, self._now, end, placement.cores, placement.gpu, planned.outcome)
+        number = len(self.spans)
+        self.spans.append(span)
+        self._running[number] = placement
+        self._at(end, partial(self._end, number))
+        held = self._machine.cores if placement.alone else len(placement.cores)
+        self._core_seconds.append(planned.seconds * held)
+        if placement.gpu is not None:
+            self._gpu_seconds.append(planned.seconds / placement.jobs_per_gpu)
+        self._job_seconds[job] += planned.seconds
+
+    def _end(self, number: int) -> None:
+        del self._running[number]
+        job, outcome = self.spans[number].job, self.spans[number].outcome
+        retry = None if outcome == DONE else decide(self._history[job], outcome)
+        self._history[job].append(outcome)
+        if retry is None:
+            self._unfinished -= 1
+            return
+        request = self._requests[job] = replace(self._requests[job], alone=retry.alone)
+        self._at(self._now + retry.after_s, partial(self._backlog.add, request))
+        self._job_seconds[job] += retry.after_s
+
+
+def _load(machine: VirtualMachine, others: Mapping[int, int]) -> Load:
     cores = tuple(range(machine.cores))
     return Load(
         cores,
-        tuple(core for core in cores if not beside.get(core)),
+        tuple(core for core in cores if not others.get(core)),
         machine.memory,
         tuple(Gpu(index, machine.gpu_memory, machine.gpu_memory) for index in range(machine.gpus)),
     )
-
-
-def _changes(neighbours: Sequence[Neighbour]) -> Iterator[tuple[float, int, int]]:
-    """When, on which core, one more or one less."""
-    come = [(item.start, item.core, 1) for item in neighbours]
-    go = [(item.end, item.core, -1) for item in neighbours]
-    return iter(sorted(come + go))
 
 
 def _problems(
@@ -267,28 +370,39 @@ def _problems(
     machine: VirtualMachine,
     seconds: Mapping[str, float],
     neighbours: Sequence[Neighbour],
+    failures: Mapping[str, Sequence[Failure]],
 ) -> Iterator[Problem]:
     if machine.cores < 1:
         yield Problem("cores must be at least 1", str(machine.cores), "Pass one core or more.")
-    twice = [job for job, count in Counter(item.job_id for item in requests).items() if count > 1]
+    for name in ("gpus", "memory", "gpu_memory"):
+        if getattr(machine, name) < 0:
+            received = str(getattr(machine, name))
+            yield Problem(f"{name} must be at least 0", received, "Pass 0 or more.")
+    times = Counter(request.job_id for request in requests)
+    twice = [job for job, number in times.items() if number > 1]
     if twice:
-        yield Problem(
-            "each job must be named once", f"{twice[0]!r} twice", "Name jobs differently."
-        )
-    wrong = [job for job, value in seconds.items() if not 0 <= value < math.inf]
-    if wrong:
-        yield Problem(
-            "seconds must be a duration of at least 0",
-            f"{seconds[wrong[0]]} for {wrong[0]!r}",
-            "Pass an estimate.",
-        )
-    lost = [request.job_id for request in requests if request.gpu and machine.gpus < 1]
-    if lost:
+        yield Problem("a job must be there once", f"{twice[0]!r} twice", "Give each its own id.")
+    planned = [(item.job_id, item.seconds) for item in requests] + list(seconds.items())
+    planned += [(job, item.seconds) for job, items in failures.items() for item in items]
+    endless = [pair for pair in planned if not 0 <= pair[1] < math.inf]
+    if endless:
+        rule = "seconds of a job must be at least 0 and finite"
+        yield Problem(rule, f"{endless[0][1]} for {endless[0][0]!r}", "Pass an estimate.")
+    odd = [item for item in requests if min(item.threads, item.jobs_per_gpu) < 1]
+    if odd:
+        rule = "threads and jobs_per_gpu of a request must be at least 1"
+        yield Problem(rule, str(odd[0]), "Pass 1 or more.")
+    lost = [request.job_id for request in requests if request.gpu]
+    if lost and machine.gpus < 1:
         yield Problem(
             "a GPU job needs a machine with a GPU",
             f"{lost[0]!r} and {machine.gpus} GPUs",
-            "Pass gpus=1 or more, or Request(..., gpu=False).",
+            "Pass gpus=1 or more, or requests with gpu=False.",
         )
-    endless = [item for item in neighbours if not item.start <= item.end]
-    if endless:
-        yield Problem("a neighbour must come before it goes", str(endless[0]), "Swap the times.")
+    wrong = [item for item in neighbours if not item.start <= item.end]
+    if wrong:
+        yield Problem("a neighbour must come before it goes", str(wrong[0]), "Swap the times.")
+    outcomes = {item.outcome for items in failures.values() for item in items}
+    for outcome in sorted(outcomes - set(CLASS_OF)):
+        remedy = f"Pass one of {', '.join(CLASS_OF)}."
+        yield Problem("a failure must have a known outcome", repr(outcome), remedy)

@@ -27,10 +27,10 @@ def test_a_failed_attempt_is_followed_by_another() -> None:
     found = simulate(
         [Request("a", 3.0)], VirtualMachine(2), failures={"a": [Failure(1.0), Failure(2.0)]}
     )
-    assert [(span.end, span.failed) for span in found.spans] == [
-        (1.0, True),
-        (3.0, True),
-        (6.0, False),
+    assert [(span.end, span.outcome) for span in found.spans] == [
+        (1.0, "died"),
+        (3.0, "died"),
+        (6.0, "done"),
     ]
     assert found.lower_bound == 6.0
 

@@ -1,0 +1,117 @@
+"""A random large sweep for the simulator: uneven jobs, wrong estimates, neighbours and failures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from random import Random
+
+from asynckfold.placement import Request
+from asynckfold.simulate import Failure, Neighbour, Simulation, VirtualMachine, simulate
+
+GIB = 2**30
+
+MEDIAN_SECONDS, SKEW = 60.0, 1.0
+"""Durations are lognormal: of 100,000 jobs the longest takes some seventy times the median."""
+
+ERROR = 0.3
+"""Standard deviation of the logarithm of actual / expected seconds."""
+
+THREADS = {1: 0.7, 2: 0.15, 4: 0.1, 8: 0.05}
+"""Share of the jobs by threads."""
+
+MEMORY = {GIB // 2: 0.4, GIB: 0.3, 2 * GIB: 0.2, 8 * GIB: 0.1}
+"""Share of the jobs by memory, on a machine with 2 GiB for each core."""
+
+GPU_KINDS = {(40 * GIB, 1): 0.5, (20 * GIB, 2): 0.3, (10 * GIB, 4): 0.2}
+"""Share of the GPU jobs by memory on a GPU of 80 GiB and by how many of them may share it."""
+
+NEIGHBOURS, STAY_SECONDS = 0.05, 600.0
+"""Share of the cores that others use, and how long they stay at a time, on average."""
+
+FAILURES, SHORT_OF_MEMORY = 0.02, 0.001
+"""Share of the jobs whose first attempt dies, and share of these for want of memory."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What `simulate` takes: jobs, the machine, and what will happen."""
+
+    requests: tuple[Request, ...]
+    machine: VirtualMachine
+    seconds: Mapping[str, float]
+    neighbours: tuple[Neighbour, ...]
+    failures: Mapping[str, tuple[Failure, ...]]
+
+    def simulate(self) -> Simulation:
+        """Let it happen."""
+        return simulate(
+            self.requests,
+            self.machine,
+            self.seconds,
+            neighbours=self.neighbours,
+            failures=self.failures,
+        )
+
+
+def draw_scenario(jobs: int, cores: int, gpus: int, seed: int) -> Scenario:
+    """Draw a sweep on a machine that is shared with others.
+
+    GPU jobs are as many as keep the GPUs busy for about half the time of the cores.
+
+    Parameters
+    ----------
+    jobs, cores, gpus : int
+        How many there are.
+    seed : int
+        Of everything that is random.
+    """
+    random = Random(seed)
+    machine = VirtualMachine(cores, gpus, 2 * GIB * max(cores, 4), 80 * GIB)
+    threads = sum(number * share for number, share in THREADS.items())
+    on_gpu = min(0.5, 0.5 * threads * gpus / cores)
+    requests = tuple(_request(random, number, machine, on_gpu) for number in range(jobs))
+    seconds = {item.job_id: item.seconds * random.lognormvariate(0, ERROR) for item in requests}
+    failures = {
+        job: (Failure(length * random.random(), _outcome(random)),)
+        for job, length in seconds.items()
+        if random.random() < FAILURES
+    }
+    work = math.fsum(item.threads * seconds[item.job_id] for item in requests) / cores
+    horizon = 1.5 * max(work, max(seconds.values(), default=0.0))
+    return Scenario(
+        requests, machine, seconds, tuple(_neighbours(random, cores, horizon)), failures
+    )
+
+
+def _request(random: Random, number: int, machine: VirtualMachine, on_gpu: float) -> Request:
+    seconds = random.lognormvariate(math.log(MEDIAN_SECONDS), SKEW)
+    (threads,) = random.choices([*THREADS], [*THREADS.values()])
+    (memory,) = random.choices([*MEMORY], [*MEMORY.values()])
+    (kind,) = random.choices([*GPU_KINDS], [*GPU_KINDS.values()])
+    gpu = random.random() < on_gpu
+    gpu_memory, jobs_per_gpu = kind if gpu else (0, 1)
+    return Request(
+        f"job-{number}",
+        seconds,
+        min(threads, machine.cores),
+        memory,
+        gpu,
+        gpu_memory=gpu_memory,
+        jobs_per_gpu=jobs_per_gpu,
+    )
+
+
+def _outcome(random: Random) -> str:
+    return "oom" if random.random() < SHORT_OF_MEMORY else "died"
+
+
+def _neighbours(random: Random, cores: int, horizon: float) -> Iterator[Neighbour]:
+    """Others who come at any time and stay for a time without memory (a Poisson process)."""
+    now = 0.0
+    while True:
+        now += random.expovariate(NEIGHBOURS * cores / STAY_SECONDS)
+        if now > horizon:
+            return
+        yield Neighbour(random.randrange(cores), now, now + random.expovariate(1 / STAY_SECONDS))
