@@ -7,9 +7,10 @@ placements, and a simulator can drive the very same function.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,8 @@ class _Shape(NamedTuple):
         )
 
 
+_Key = TypeVar("_Key")
+
 _Rank = tuple[float, str]
 """Where a request stands in its queue: -seconds, job id."""
 
@@ -192,15 +195,15 @@ class _Queue:
         if len(self._heap) > 2 * len(self._alive):
             self._heap = sorted(self._alive.values())
 
-    def __iter__(self) -> Iterator[_Rank]:
-        """Ranks in order, only as far as they are read: the k-th costs O(log k)."""
-        front = [(self._heap[0], 0)] if self._heap else []
+    def followers(self) -> Iterator[_Rank]:
+        """Ranks after the head in order, only as far as they are read: the k-th costs O(log k)."""
+        front = [(self._heap[0], 0)]
         while front:
-            rank, place = heapq.heappop(front)
-            for child in range(2 * place + 1, min(2 * place + 3, len(self._heap))):
-                heapq.heappush(front, (self._heap[child], child))
-            if self._is_alive(rank):
+            rank, at = heapq.heappop(front)
+            if at and self._is_alive(rank):
                 yield rank
+            for child in range(2 * at + 1, min(2 * at + 3, len(self._heap))):
+                heapq.heappush(front, (self._heap[child], child))
 
     def _is_alive(self, rank: _Rank) -> bool:
         # By identity: a job that left and came back has two equal ranks in the heap.
@@ -283,22 +286,22 @@ class Backlog:
 
         The reader reduces the rest; a shape that does not fit any more is not looked at again.
         """
-        turn: list[tuple[_Rank, _Shape, Iterator[_Rank]]] = []
-        for shape, queue in self._queues.items():
-            if rest.fits(shape):
-                ranks = iter(queue)
-                turn.append((next(ranks), shape, ranks))
+        turn = [
+            (queue.head, shape, queue.followers())
+            for shape, queue in self._queues.items()
+            if rest.fits(shape)
+        ]
         heapq.heapify(turn)
-        while turn:
-            (_, job_id), shape, ranks = turn[0]
+        while turn and rest.cores:
+            (_, job_id), shape, followers = turn[0]
             following = None
             if rest.fits(shape):
                 yield self._requests[job_id]
-                following = next(ranks, None)
+                following = next(followers, None)
             if following is None:
                 heapq.heappop(turn)
             else:
-                heapq.heapreplace(turn, (following, shape, ranks))
+                heapq.heapreplace(turn, (following, shape, followers))
 
     def _first(self, gpus: bool) -> Request | None:
         """The longest request whose device is there; one that must be alone after all others."""
@@ -310,8 +313,113 @@ class Backlog:
         return self._requests[min(heads)[1][1]] if heads else None
 
 
+@dataclass
+class _GpuUse:
+    """What running jobs hold of a GPU: bytes, and how many jobs each of them allows there."""
+
+    memory: int = 0
+    allowed: list[int] = field(default_factory=list)
+
+
+class Bookings:
+    """What running placements hold, added up from one call of `place` to the next.
+
+    Parameters
+    ----------
+    placements : iterable of Placement
+        What runs.
+
+    Examples
+    --------
+    >>> running = Bookings([Placement(("a",), (0,))])
+    >>> load = Load(cores=(0, 1), idle=(0, 1), free_memory=1)
+    >>> place([Request("b", 1.0)], running, load)[0].cores
+    (1,)
+    >>> running.remove(Placement(("a",), (0,)))
+    >>> place([Request("b", 1.0)], running, load)[0].cores
+    (0,)
+    """
+
+    def __init__(self, placements: Iterable[Placement] = ()) -> None:
+        self._placements: Counter[Placement] = Counter()
+        self._cores: Counter[int] = Counter()
+        self._gpus: dict[int, _GpuUse] = {}
+        self._threads = self._memory = self._alone = 0
+        for placement in placements:
+            self.add(placement)
+
+    def __len__(self) -> int:
+        return sum(self._placements.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._placements)
+
+    def __iter__(self) -> Iterator[Placement]:
+        """Return the placements."""
+        return self._placements.elements()
+
+    def add(self, placement: Placement) -> None:
+        """Book what a placement holds."""
+        self._placements[placement] += 1
+        self._cores.update(placement.cores)
+        self._count(placement, 1)
+        if placement.gpu is not None:
+            on_gpu = self._gpus.setdefault(placement.gpu, _GpuUse())
+            on_gpu.memory += placement.gpu_memory
+            on_gpu.allowed.append(placement.jobs_per_gpu)
+
+    def remove(self, placement: Placement) -> None:
+        """Free what a placement held.
+
+        Raises
+        ------
+        KeyError
+            It does not run.
+        """
+        if placement not in self._placements:
+            raise KeyError(placement)
+        _discount(self._placements, [placement])
+        _discount(self._cores, placement.cores)
+        self._count(placement, -1)
+        if placement.gpu is not None:
+            on_gpu = self._gpus[placement.gpu]
+            on_gpu.memory -= placement.gpu_memory
+            on_gpu.allowed.remove(placement.jobs_per_gpu)
+
+    def _count(self, placement: Placement, sign: int) -> None:
+        # Without cores of its own a job holds as many as it has threads, wherever they are.
+        self._threads += sign * (len(placement.cores) or placement.threads)
+        self._memory += sign * placement.memory
+        self._alone += sign * placement.alone
+
+    def _rest(self, load: Load) -> _Rest:
+        """What is left: never more cores at once than others leave alone."""
+        room = len(load.idle) - self._threads
+        if room <= 0 or self._alone:
+            return _Rest([], 0, [])
+        return _Rest(
+            [core for core in load.idle if core not in self._cores][:room],
+            load.free_memory - self._memory,
+            [gpu for gpu in map(self._gpu_rest, load.gpus) if gpu.is_open],
+        )
+
+    def _gpu_rest(self, gpu: Gpu) -> _GpuRest:
+        room, use = gpu.free + gpu.own, self._gpus.get(gpu.index)
+        if use is None or not use.allowed:
+            return _GpuRest(gpu.index, room)
+        return _GpuRest(gpu.index, room - use.memory, len(use.allowed), min(use.allowed))
+
+
+def _discount(counts: Counter[_Key], keys: Iterable[_Key]) -> None:
+    """Subtract one for each key; a key without any is no key any more."""
+    for key in keys:
+        counts[key] -= 1
+        if not counts[key]:
+            del counts[key]
+
+
 def place(
-    pending: Sequence[Request] | Backlog, running: Sequence[Placement], load: Load
+    pending: Sequence[Request] | Backlog, running: Sequence[Placement] | Bookings, load: Load
 ) -> list[Placement]:
     """Choose what starts now.
 
@@ -330,10 +438,9 @@ def place(
     Parameters
     ----------
     pending : sequence of Request, or Backlog
-        Jobs without a result that are not running; a `Backlog` where there are many of them, and
-        many calls.
-    running : sequence of Placement
-        What runs now.
+        Jobs without a result that are not running.
+    running : sequence of Placement, or Bookings
+        What runs now. The two keepers make a call cheap where jobs or calls are many.
     load : Load
         The machine now.
 
@@ -350,11 +457,12 @@ def place(
     >>> place([Request("a", 2), Request("b", 3)], [], load)[0].jobs
     ('b',)
     """
-    rest = _Rest.beside(running, load)
+    bookings = running if isinstance(running, Bookings) else Bookings(running)
+    rest = bookings._rest(load)
     placed: list[Placement] = []
     # Nothing idle is the usual answer while jobs run: it costs no look at the queue.
     if rest.cores:
-        placed = [rest.take(item) for item in _kept(pending)._in_turn(rest)]
+        placed = [rest.take(request) for request in _kept(pending)._in_turn(rest)]
     return placed if placed or running else _force(_kept(pending), load)
 
 
@@ -394,24 +502,7 @@ class _Rest:
 
     cores: list[int]
     memory: int
-    gpus: list[_GpuRest] = field(default_factory=list)
-
-    @classmethod
-    def beside(cls, running: Sequence[Placement], load: Load) -> _Rest:
-        """What the running jobs leave: never more cores at once than others leave alone."""
-        reserved: set[int] = set()
-        room, memory = len(load.idle), load.free_memory
-        gpus = {gpu.index: _GpuRest(gpu.index, gpu.free + gpu.own) for gpu in load.gpus}
-        for item in running:
-            if item.alone:
-                return cls([], 0)
-            reserved.update(item.cores)
-            room -= len(item.cores) or item.threads
-            memory -= item.memory
-            if item.gpu in gpus:
-                gpus[item.gpu].take(item)
-        free = [core for core in load.idle if core not in reserved][: max(0, room)]
-        return cls(free, memory, [gpu for gpu in gpus.values() if gpu.is_open])
+    gpus: list[_GpuRest]
 
     def fits(self, shape: _Shape) -> bool:
         return (
@@ -439,7 +530,7 @@ def _force(backlog: Backlog, load: Load) -> list[Placement]:
     if request is None:
         return []
     order = (*load.idle, *(core for core in load.cores if core not in load.idle))
-    gpu = _emptiest(_Rest.beside([], load).gpus) if request.gpu else None
+    gpu = _emptiest(map(Bookings()._gpu_rest, load.gpus)) if request.gpu else None
     return [_placed(request, order, gpu)]
 
 

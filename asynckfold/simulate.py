@@ -22,7 +22,7 @@ from functools import partial
 from itertools import count
 
 from asynckfold.errors import Problem, refuse
-from asynckfold.placement import Backlog, Gpu, Load, Placement, Request, place
+from asynckfold.placement import Backlog, Bookings, Gpu, Load, Placement, Request, place
 from asynckfold.retries import CLASS_OF, decide
 
 DONE = "done"
@@ -271,7 +271,7 @@ class _Run:
         self._failures = failures
         self._requests = {request.job_id: request for request in requests}
         self._backlog = Backlog(requests)
-        self._running: dict[int, Placement] = {}
+        self._bookings = Bookings()
         self._unfinished = len(requests)
         self._history: defaultdict[str, list[str]] = defaultdict(list)
         self._now = 0.0
@@ -316,9 +316,8 @@ class _Run:
     def _start(self) -> None:
         if self._load is None:
             self._load = _load(self._machine, self._others)
-        running = list(self._running.values())
         began = time.perf_counter()
-        placed = place(self._backlog, running, self._load)
+        placed = place(self._backlog, self._bookings, self._load)
         self.place_seconds += time.perf_counter() - began
         for placement in placed:
             self._begin(placement)
@@ -334,16 +333,16 @@ class _Run:
         span = Span(job, self._now, end, placement.cores, placement.gpu, planned.outcome)
         number = len(self.spans)
         self.spans.append(span)
-        self._running[number] = placement
-        self._at(end, partial(self._end, number))
+        self._bookings.add(placement)
+        self._at(end, partial(self._end, number, placement))
         held = self._machine.cores if placement.alone else len(placement.cores)
         self._core_seconds.append(planned.seconds * held)
         if placement.gpu is not None:
             self._gpu_seconds.append(planned.seconds / placement.jobs_per_gpu)
         self._job_seconds[job] += planned.seconds
 
-    def _end(self, number: int) -> None:
-        del self._running[number]
+    def _end(self, number: int, placement: Placement) -> None:
+        self._bookings.remove(placement)
         job, outcome = self.spans[number].job, self.spans[number].outcome
         retry = None if outcome == DONE else decide(self._history[job], outcome)
         self._history[job].append(outcome)
