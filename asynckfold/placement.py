@@ -313,12 +313,25 @@ class Backlog:
         return self._requests[min(heads)[1][1]] if heads else None
 
 
-@dataclass
-class _GpuUse:
-    """What running jobs hold of a GPU: bytes, and how many jobs each of them allows there."""
+class _OnGpu(NamedTuple):
+    """What jobs hold of a GPU: bytes, and how many jobs each of them allows there."""
 
     memory: int = 0
-    allowed: list[int] = field(default_factory=list)
+    allowed: tuple[int, ...] = ()
+
+    def with_(self, item: Request | Placement) -> _OnGpu:
+        return _OnGpu(self.memory + item.gpu_memory, (*self.allowed, item.jobs_per_gpu))
+
+    def without(self, item: Placement) -> _OnGpu:
+        at = self.allowed.index(item.jobs_per_gpu)
+        return _OnGpu(self.memory - item.gpu_memory, (*self.allowed[:at], *self.allowed[at + 1 :]))
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.allowed) >= min(self.allowed, default=1)
+
+
+_NOBODY = _OnGpu()
 
 
 class Bookings:
@@ -343,7 +356,8 @@ class Bookings:
     def __init__(self, placements: Iterable[Placement] = ()) -> None:
         self._placements: Counter[Placement] = Counter()
         self._cores: Counter[int] = Counter()
-        self._gpus: dict[int, _GpuUse] = {}
+        self._gpus: dict[int, _OnGpu] = {}
+        self._full: set[int] = set()
         self._threads = self._memory = self._alone = 0
         for placement in placements:
             self.add(placement)
@@ -364,9 +378,10 @@ class Bookings:
         self._cores.update(placement.cores)
         self._count(placement, 1)
         if placement.gpu is not None:
-            on_gpu = self._gpus.setdefault(placement.gpu, _GpuUse())
-            on_gpu.memory += placement.gpu_memory
-            on_gpu.allowed.append(placement.jobs_per_gpu)
+            on_gpu = self._gpus.get(placement.gpu, _NOBODY).with_(placement)
+            self._gpus[placement.gpu] = on_gpu
+            if on_gpu.is_full:
+                self._full.add(placement.gpu)
 
     def remove(self, placement: Placement) -> None:
         """Free what a placement held.
@@ -382,9 +397,10 @@ class Bookings:
         _discount(self._cores, placement.cores)
         self._count(placement, -1)
         if placement.gpu is not None:
-            on_gpu = self._gpus[placement.gpu]
-            on_gpu.memory -= placement.gpu_memory
-            on_gpu.allowed.remove(placement.jobs_per_gpu)
+            on_gpu = self._gpus[placement.gpu].without(placement)
+            self._gpus[placement.gpu] = on_gpu
+            if not on_gpu.is_full:
+                self._full.discard(placement.gpu)
 
     def _count(self, placement: Placement, sign: int) -> None:
         # Without cores of its own a job holds as many as it has threads, wherever they are.
@@ -396,18 +412,13 @@ class Bookings:
         """What is left: never more cores at once than others leave alone."""
         room = len(load.idle) - self._threads
         if room <= 0 or self._alone:
-            return _Rest([], 0, [])
+            return _Rest([], 0, [], {})
         return _Rest(
             [core for core in load.idle if core not in self._cores][:room],
             load.free_memory - self._memory,
-            [gpu for gpu in map(self._gpu_rest, load.gpus) if gpu.is_open],
+            [gpu for gpu in load.gpus if gpu.index not in self._full],
+            dict(self._gpus),
         )
-
-    def _gpu_rest(self, gpu: Gpu) -> _GpuRest:
-        room, use = gpu.free + gpu.own, self._gpus.get(gpu.index)
-        if use is None or not use.allowed:
-            return _GpuRest(gpu.index, room)
-        return _GpuRest(gpu.index, room - use.memory, len(use.allowed), min(use.allowed))
 
 
 def _discount(counts: Counter[_Key], keys: Iterable[_Key]) -> None:
@@ -471,57 +482,62 @@ def _kept(pending: Sequence[Request] | Backlog) -> Backlog:
 
 
 @dataclass
-class _GpuRest:
-    """What is left of a GPU: bytes, and how many more jobs those that are there allow."""
-
-    index: int
-    memory: int
-    jobs: int = 0
-    most: int | None = None
-
-    def fits(self, shape: _Shape | Request) -> bool:
-        most = shape.jobs_per_gpu if self.most is None else min(self.most, shape.jobs_per_gpu)
-        return self.jobs < most and shape.gpu_memory <= self.memory
-
-    def take(self, item: Request | Placement) -> None:
-        self.memory -= item.gpu_memory
-        self.jobs += 1
-        self.most = item.jobs_per_gpu if self.most is None else min(self.most, item.jobs_per_gpu)
-
-    @property
-    def is_open(self) -> bool:
-        return self.most is None or self.jobs < self.most
-
-
-@dataclass
 class _Rest:
-    """What nobody uses and nothing was promised to: cores, bytes of memory, GPUs.
+    """What nobody uses and nothing was promised to: cores, bytes of memory, GPUs with their jobs.
 
     One working copy, which every placement reduces.
     """
 
     cores: list[int]
     memory: int
-    gpus: list[_GpuRest]
+    gpus: list[Gpu]
+    on_gpu: dict[int, _OnGpu]
+    _known: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def fits(self, shape: _Shape) -> bool:
         return (
             shape.threads <= len(self.cores)
             and shape.memory <= self.memory
             and not shape.alone
-            and (not shape.gpu or any(gpu.fits(shape) for gpu in self.gpus))
+            and (not shape.gpu or self._has_gpu(shape))
         )
 
     def take(self, request: Request) -> Placement:
         """Put a request that fits on the first cores and the emptiest GPU; that is left no more."""
-        gpu = _emptiest(gpu for gpu in self.gpus if gpu.fits(request)) if request.gpu else None
+        gpu = None
+        if request.gpu:
+            fitting = (gpu for gpu in self.gpus if self._fits_on(gpu, request))
+            gpu = min(fitting, key=self._crowd)
+            on_gpu = self.on_gpu.get(gpu.index, _NOBODY).with_(request)
+            self.on_gpu[gpu.index] = on_gpu
+            self._known.clear()
+            if on_gpu.is_full:
+                self.gpus.remove(gpu)
         placement = _placed(request, self.cores, gpu)
         del self.cores[: request.threads]
         self.memory -= request.memory
-        if gpu is not None:
-            gpu.take(request)
-            self.gpus = [item for item in self.gpus if item.is_open]
         return placement
+
+    def _has_gpu(self, shape: _Shape) -> bool:
+        kind = shape.gpu_memory, shape.jobs_per_gpu
+        if kind not in self._known:
+            self._known[kind] = any(self._fits_on(gpu, shape) for gpu in self.gpus)
+        return self._known[kind]
+
+    def _fits_on(self, gpu: Gpu, shape: _Shape | Request) -> bool:
+        on_gpu = self.on_gpu.get(gpu.index, _NOBODY)
+        most = min((shape.jobs_per_gpu, *on_gpu.allowed))
+        return len(on_gpu.allowed) < most and shape.gpu_memory <= _room(gpu) - on_gpu.memory
+
+    def _crowd(self, gpu: Gpu) -> tuple[int, int, int]:
+        """How full a GPU is: jobs, then bytes that are not left."""
+        on_gpu = self.on_gpu.get(gpu.index, _NOBODY)
+        return len(on_gpu.allowed), on_gpu.memory - _room(gpu), gpu.index
+
+
+def _room(gpu: Gpu) -> int:
+    """Bytes that jobs of this run may take of it in all."""
+    return gpu.free + gpu.own
 
 
 def _force(backlog: Backlog, load: Load) -> list[Placement]:
@@ -530,15 +546,11 @@ def _force(backlog: Backlog, load: Load) -> list[Placement]:
     if request is None:
         return []
     order = (*load.idle, *(core for core in load.cores if core not in load.idle))
-    gpu = _emptiest(map(Bookings()._gpu_rest, load.gpus)) if request.gpu else None
+    gpu = min(load.gpus, key=lambda gpu: (-_room(gpu), gpu.index)) if request.gpu else None
     return [_placed(request, order, gpu)]
 
 
-def _emptiest(gpus: Iterable[_GpuRest]) -> _GpuRest:
-    return min(gpus, key=lambda gpu: (gpu.jobs, -gpu.memory, gpu.index))
-
-
-def _placed(request: Request, cores: Sequence[int], gpu: _GpuRest | None) -> Placement:
+def _placed(request: Request, cores: Sequence[int], gpu: Gpu | None) -> Placement:
     return Placement(
         (request.job_id,),
         tuple(cores[: request.threads]),
