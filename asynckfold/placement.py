@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 
@@ -138,27 +139,12 @@ class Placement:
     jobs_per_gpu: int = 1
 
 
-class _Shape(NamedTuple):
-    """What a request asks for: two of one shape fit in the same places."""
+_Shape = tuple[int, int, bool, bool, int, int]
 
-    threads: int
-    memory: int
-    gpu: bool
-    alone: bool
-    gpu_memory: int
-    jobs_per_gpu: int
-
-    @classmethod
-    def of(cls, request: Request) -> _Shape:
-        return cls(
-            request.threads,
-            request.memory,
-            request.gpu,
-            request.alone,
-            request.gpu_memory,
-            request.jobs_per_gpu,
-        )
-
+_shape: Callable[[Request], _Shape] = attrgetter(
+    "threads", "memory", "gpu", "alone", "gpu_memory", "jobs_per_gpu"
+)
+"""What a request asks for: two of one shape fit in the same places."""
 
 _Key = TypeVar("_Key")
 
@@ -167,12 +153,13 @@ _Rank = tuple[float, str]
 
 
 class _Queue:
-    """Ranks of the requests of one shape, as a heap.
+    """Ranks of the requests that ask for what `like` asks for, as a heap.
 
     What is removed below the top stays in the heap until it comes up; the top is always alive.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, like: Request) -> None:
+        self.like = like
         self._heap: list[_Rank] = []
         self._alive: dict[str, _Rank] = {}
 
@@ -259,10 +246,10 @@ class Backlog:
         if request.job_id in self._requests:
             raise ValueError(f"a job must be pending once, received {request.job_id!r} twice")
         self._requests[request.job_id] = request
-        shape = _Shape.of(request)
+        shape = _shape(request)
         queue = self._queues.get(shape)
         if queue is None:
-            queue = self._queues[shape] = _Queue()
+            queue = self._queues[shape] = _Queue(request)
         queue.add((-request.seconds, request.job_id))
 
     def remove(self, job_id: str) -> Request:
@@ -274,7 +261,7 @@ class Backlog:
             The job is not pending.
         """
         request = self._requests.pop(job_id)
-        shape = _Shape.of(request)
+        shape = _shape(request)
         queue = self._queues[shape]
         queue.remove(job_id)
         if not queue:
@@ -287,28 +274,28 @@ class Backlog:
         The reader reduces the rest; a shape that does not fit any more is not looked at again.
         """
         turn = [
-            (queue.head, shape, queue.followers())
-            for shape, queue in self._queues.items()
-            if rest.fits(shape)
+            (queue.head, queue.like, queue.followers())
+            for queue in self._queues.values()
+            if rest.fits(queue.like)
         ]
         heapq.heapify(turn)
         while turn and rest.cores:
-            (_, job_id), shape, followers = turn[0]
+            (_, job_id), like, followers = turn[0]
             following = None
-            if rest.fits(shape):
+            if rest.fits(like):
                 yield self._requests[job_id]
                 following = next(followers, None)
             if following is None:
                 heapq.heappop(turn)
             else:
-                heapq.heapreplace(turn, (following, shape, followers))
+                heapq.heapreplace(turn, (following, like, followers))
 
     def _first(self, gpus: bool) -> Request | None:
         """The longest request whose device is there; one that must be alone after all others."""
         heads = [
-            (shape.alone, queue.head)
-            for shape, queue in self._queues.items()
-            if gpus or not shape.gpu
+            (queue.like.alone, queue.head)
+            for queue in self._queues.values()
+            if gpus or not queue.like.gpu
         ]
         return self._requests[min(heads)[1][1]] if heads else None
 
@@ -494,12 +481,12 @@ class _Rest:
     on_gpu: dict[int, _OnGpu]
     _known: dict[tuple[int, int], bool] = field(default_factory=dict)
 
-    def fits(self, shape: _Shape) -> bool:
+    def fits(self, request: Request) -> bool:
         return (
-            shape.threads <= len(self.cores)
-            and shape.memory <= self.memory
-            and not shape.alone
-            and (not shape.gpu or self._has_gpu(shape))
+            request.threads <= len(self.cores)
+            and request.memory <= self.memory
+            and not request.alone
+            and (not request.gpu or self._has_gpu(request))
         )
 
     def take(self, request: Request) -> Placement:
@@ -518,16 +505,16 @@ class _Rest:
         self.memory -= request.memory
         return placement
 
-    def _has_gpu(self, shape: _Shape) -> bool:
-        kind = shape.gpu_memory, shape.jobs_per_gpu
+    def _has_gpu(self, request: Request) -> bool:
+        kind = request.gpu_memory, request.jobs_per_gpu
         if kind not in self._known:
-            self._known[kind] = any(self._fits_on(gpu, shape) for gpu in self.gpus)
+            self._known[kind] = any(self._fits_on(gpu, request) for gpu in self.gpus)
         return self._known[kind]
 
-    def _fits_on(self, gpu: Gpu, shape: _Shape | Request) -> bool:
+    def _fits_on(self, gpu: Gpu, request: Request) -> bool:
         on_gpu = self.on_gpu.get(gpu.index, _NOBODY)
-        most = min((shape.jobs_per_gpu, *on_gpu.allowed))
-        return len(on_gpu.allowed) < most and shape.gpu_memory <= _room(gpu) - on_gpu.memory
+        most = min((request.jobs_per_gpu, *on_gpu.allowed))
+        return len(on_gpu.allowed) < most and request.gpu_memory <= _room(gpu) - on_gpu.memory
 
     def _crowd(self, gpu: Gpu) -> tuple[int, int, int]:
         """How full a GPU is: jobs, then bytes that are not left."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 
+from asynckfold.errors import Problem, refuse
 from asynckfold.placement import Request
 from asynckfold.simulate import Failure, Neighbour, Simulation, VirtualMachine, simulate
 
@@ -66,9 +67,15 @@ def draw_scenario(jobs: int, cores: int, gpus: int, seed: int) -> Scenario:
         How many there are.
     seed : int
         Of everything that is random.
+
+    Raises
+    ------
+    InputError
+        No job, no core, or fewer than 0 GPUs.
     """
+    refuse(_problems(jobs, cores, gpus))
     random = Random(seed)
-    machine = VirtualMachine(cores, gpus, 2 * GIB * max(cores, 4), 80 * GIB)
+    machine = VirtualMachine(cores, gpus, max(16, 2 * cores) * GIB, 80 * GIB)
     threads = sum(number * share for number, share in THREADS.items())
     on_gpu = min(0.5, 0.5 * threads * gpus / cores)
     requests = tuple(_request(random, number, machine, on_gpu) for number in range(jobs))
@@ -83,6 +90,12 @@ def draw_scenario(jobs: int, cores: int, gpus: int, seed: int) -> Scenario:
     return Scenario(
         requests, machine, seconds, tuple(_neighbours(random, cores, horizon)), failures
     )
+
+
+def _problems(jobs: int, cores: int, gpus: int) -> Iterator[Problem]:
+    for name, number, least in (("jobs", jobs, 1), ("cores", cores, 1), ("gpus", gpus, 0)):
+        if number < least:
+            yield Problem(f"{name} must be at least {least}", str(number), f"Pass {least} or more.")
 
 
 def _request(random: Random, number: int, machine: VirtualMachine, on_gpu: float) -> Request:

@@ -16,7 +16,7 @@ import math
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -48,6 +48,14 @@ class VirtualMachine:
     gpus: int = 0
     memory: int = sys.maxsize
     gpu_memory: int = sys.maxsize
+
+    def load(self, others: Collection[int] = ()) -> Load:
+        """Return what the placement sees while others use some cores."""
+        cores = tuple(range(self.cores))
+        # Jobs hold memory of a virtual GPU only as far as they were promised it, so none is gone.
+        gpus = (Gpu(index, self.gpu_memory, self.gpu_memory) for index in range(self.gpus))
+        idle = tuple(core for core in cores if core not in others)
+        return Load(cores, idle, self.memory, tuple(gpus))
 
 
 @dataclass(frozen=True)
@@ -315,7 +323,7 @@ class _Run:
 
     def _start(self) -> None:
         if self._load is None:
-            self._load = _load(self._machine, self._others)
+            self._load = self._machine.load(+self._others)
         began = time.perf_counter()
         placed = place(self._backlog, self._bookings, self._load)
         self.place_seconds += time.perf_counter() - began
@@ -352,16 +360,6 @@ class _Run:
         request = self._requests[job] = replace(self._requests[job], alone=retry.alone)
         self._at(self._now + retry.after_s, partial(self._backlog.add, request))
         self._job_seconds[job] += retry.after_s
-
-
-def _load(machine: VirtualMachine, others: Mapping[int, int]) -> Load:
-    cores = tuple(range(machine.cores))
-    return Load(
-        cores,
-        tuple(core for core in cores if not others.get(core)),
-        machine.memory,
-        tuple(Gpu(index, machine.gpu_memory, machine.gpu_memory) for index in range(machine.gpus)),
-    )
 
 
 def _problems(

@@ -5,6 +5,7 @@ turns; nothing here asserts a speed.
 """
 
 from asynckfold.bench.checkpoints import checkpoint_table
+from asynckfold.bench.place import place_table
 from asynckfold.bench.table import BenchTable
 
-__all__ = ["BenchTable", "checkpoint_table"]
+__all__ = ["BenchTable", "checkpoint_table", "place_table"]

@@ -10,6 +10,7 @@
     compare two runs, bit for bit
     doctor  what this machine offers, and what would be used
     bench   measure asynckfold on this machine
+    simulate  place a large random sweep in virtual time
 
 Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is held by
 another process, 4 the run on disk is damaged, 5 an I/O fault and resumable, 130 interrupted by
@@ -57,6 +58,7 @@ from asynckfold.progress import steady
 from asynckfold.store import RunStore
 
 if TYPE_CHECKING:
+    from asynckfold.bench import BenchTable
     from asynckfold.engines.machine import Machine
 
 
@@ -266,9 +268,7 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
 
 def bench(parsed: argparse.Namespace, out: Output) -> int:
     """Measure, and print the table."""
-    from asynckfold.bench import checkpoint_table
-
-    table = checkpoint_table(epoch_seconds=0.5) if parsed.quick else checkpoint_table()
+    table = _bench_table(parsed.subject, parsed.quick)
     out.data(table.to_json())
     shown = Table(*table.columns, title=table.title, box=None, pad_edge=False)
     for row in table.cells():
@@ -282,6 +282,21 @@ def bench(parsed: argparse.Namespace, out: Output) -> int:
     return 0
 
 
+def _bench_table(subject: str, quick: bool) -> BenchTable:
+    from asynckfold import bench
+
+    if subject == "place":
+        return bench.place_table((100, 1_000, 10_000)) if quick else bench.place_table()
+    return bench.checkpoint_table(epoch_seconds=0.5) if quick else bench.checkpoint_table()
+
+
+def simulate(parsed: argparse.Namespace, out: Output) -> int:
+    """Place a large random sweep in virtual time."""
+    from asynckfold.cli.simulate import simulate
+
+    return simulate(parsed, out)
+
+
 VERBS = {
     "bench": bench,
     "compare": compare,
@@ -291,6 +306,7 @@ VERBS = {
     "status": status,
     "report": report,
     "doctor": doctor,
+    "simulate": simulate,
 }
 
 

@@ -20,6 +20,13 @@ RUN_HELP = (
     "command continues."
 )
 
+SIMULATE_HELP = (
+    "The jobs differ in length (lognormal), threads, memory and GPU; their estimates are wrong, "
+    "others come and go on the cores, attempts die and are tried again. The lower bound is the "
+    "largest of core-seconds / cores, GPU-seconds / GPUs and the longest job; makespan / lower "
+    "bound is the ratio. The same seed gives the same sweep."
+)
+
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs; the verb's name ends up in ``verb``."""
@@ -69,10 +76,22 @@ def make_parser() -> argparse.ArgumentParser:
     text = "measure asynckfold on this machine, and print the table"
     verb = verbs.add_parser("bench", help=text, description=_sentence(text), epilog=EXIT_CODES)
     verb.add_argument(
-        "subject", choices=("checkpoints",), help="checkpoints: their share of a run's time"
+        "subject",
+        choices=("checkpoints", "place"),
+        help="checkpoints: their share of a run's time; place: the time of a decision, by the "
+        "number of pending jobs",
     )
     verb.add_argument("--quick", action="store_true", help="seconds instead of minutes; rough")
     verb.add_argument("--save", metavar="FILE.md", help="write the table as a page, too")
+    _add_output_flags(verb)
+    text = "place a large random sweep in virtual time, and print how near to perfect that comes"
+    verb = verbs.add_parser(
+        "simulate",
+        help=text,
+        description=f"{_sentence(text)} {SIMULATE_HELP}",
+        epilog=EXIT_CODES,
+    )
+    _add_simulation_flags(verb)
     _add_output_flags(verb)
     return parser
 
@@ -248,6 +267,23 @@ def _add_software_flag(verb: argparse._ActionsContainer) -> None:
         help="continue a run that was begun with another torch, kind of processor or thread "
         "count; bit-identity is then no longer claimed",
     )
+
+
+def _add_simulation_flags(verb: argparse.ArgumentParser) -> None:
+    group = verb.add_argument_group("sweep and machine")
+    for name, value, text in (
+        ("jobs", 10_000, "number of jobs"),
+        ("cores", 64, "number of cores"),
+        ("gpus", 4, "number of GPUs"),
+        ("seed", 0, "of everything that is random"),
+    ):
+        group.add_argument(
+            f"--{name}",
+            type=int,
+            metavar="N",
+            default=value,
+            help=f"{text} (default {value})",
+        )
 
 
 def _add_output_flags(verb: argparse.ArgumentParser) -> None:

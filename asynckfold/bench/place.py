@@ -1,0 +1,101 @@
+"""What a decision costs: the time of `place` as the number of pending jobs grows."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+
+from asynckfold.bench.table import BenchTable, machine_facts
+from asynckfold.placement import Backlog, Bookings, Load, Placement, Request, place
+from asynckfold.scenario import draw_scenario
+
+PENDING = (100, 1_000, 10_000, 100_000)
+
+CORES, GPUS = 64, 4
+
+TARGET_MS = 1.0
+"""Milliseconds that a decision may take with 10,000 pending jobs."""
+
+
+def place_table(pending: Sequence[int] = PENDING, repeats: int = 200) -> BenchTable:
+    """Time `place` with what is kept between calls, and with a plain list.
+
+    Parameters
+    ----------
+    pending : sequence of int
+        Numbers of pending jobs: those of a random scenario, GPU jobs among them.
+    repeats : int
+        Calls of which the median is told; of those with a plain list a tenth.
+    """
+    return BenchTable(
+        "What a decision costs",
+        (
+            "pending jobs",
+            "busy: decision ms",
+            "empty: call ms",
+            "empty: decisions",
+            "empty: decision ms",
+            "add and remove µs",
+            "plain list: call ms",
+            "target: decision ms",
+        ),
+        tuple(_row(count, repeats) for count in pending),
+        (
+            f"{CORES} cores and {GPUS} GPUs; medians. A decision is one job placed.",
+            "Busy: a job has just ended and its cores are free. Empty: nothing runs.",
+            "Add and remove: of one job, in a Backlog. Plain list: the empty machine, and the "
+            "Backlog is made in the call.",
+        ),
+        machine_facts(),
+    )
+
+
+def _row(count: int, repeats: int) -> tuple[float, ...]:
+    scenario = draw_scenario(count, CORES, GPUS, seed=0)
+    requests = {item.job_id: item for item in scenario.requests}
+    load = scenario.machine.load()
+    backlog, first = Backlog(requests.values()), next(iter(requests))
+    decisions = len(place(backlog, (), load))
+    empty = median(_seconds(lambda: place(backlog, (), load)) for _ in range(repeats))
+    plain = [*requests.values()]
+    listed = median(_seconds(lambda: place(plain, (), load)) for _ in range(repeats // 10 + 1))
+    changes = median(_seconds(lambda: backlog.add(backlog.remove(first))) for _ in range(repeats))
+    calls = list(_busy(backlog, requests, load, repeats))
+    return (
+        count,
+        median(seconds / placed for seconds, placed in calls if placed) * 1e3,
+        empty * 1e3,
+        decisions,
+        empty / decisions * 1e3,
+        changes * 1e6,
+        listed * 1e3,
+        TARGET_MS,
+    )
+
+
+def _busy(
+    backlog: Backlog, requests: Mapping[str, Request], load: Load, repeats: int
+) -> Iterator[tuple[float, int]]:
+    """Seconds and placements of each call on a busy machine: whoever ends is pending once more."""
+    bookings, running = Bookings(), deque[Placement]()
+    for call in range(repeats + 1):
+        started = time.perf_counter()
+        placed = place(backlog, bookings, load)
+        seconds = time.perf_counter() - started
+        for placement in placed:
+            backlog.remove(placement.jobs[0])
+            bookings.add(placement)
+        running.extend(placed)
+        if call:
+            yield seconds, len(placed)
+        ended = running.popleft()
+        bookings.remove(ended)
+        backlog.add(requests[ended.jobs[0]])
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started

@@ -1,0 +1,98 @@
+"""Pictures in text: who holds which core when, and a row of numbers as bars."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from asynckfold.progress import clock
+from asynckfold.simulate import DONE, Span
+
+BARS = "▁▂▃▄▅▆▇█"
+IDLE = "·"
+
+
+def gantt(
+    spans: Sequence[Span], cores: Iterable[int], width: int = 100, most_rows: int = 32
+) -> list[str]:
+    """Draw one row a core and GPU, time from left to right.
+
+    Parameters
+    ----------
+    spans : sequence of Span
+        What ran; a span of several cores is drawn on each.
+    cores : iterable of int
+        The rows, also of cores on which nothing ran.
+    width : int
+        Columns at most; at least 40.
+    most_rows : int
+        Rows at most, before the rest is only counted.
+
+    Returns
+    -------
+    list of str
+        Lines, the last of them with the times of both ends. A job's name stands between brackets,
+        as far as there is room; an attempt that failed ends with ``x``; ``·`` is idle.
+
+    Examples
+    --------
+    >>> spans = [Span("mlp", 0, 4, (0,)), Span("vgg", 0, 8, (1,)), Span("mlp", 4, 6, (0,))]
+    >>> print("\\n".join(gantt(spans, range(2), width=40)))
+    core 0  [mlp===========][mlp===]········
+    core 1  [vgg===========================]
+            0.0 s                      8.0 s
+    """
+    rows: defaultdict[str, list[Span]] = defaultdict(list)
+    rows.update({f"core {core}": [] for core in cores})
+    for span in sorted(spans, key=lambda span: (span.gpu is not None, span.gpu or 0, span.start)):
+        held = [f"core {core}" for core in span.cores]
+        held += [] if span.gpu is None else [f"GPU {span.gpu}"]
+        for name in held:
+            rows[name].append(span)
+    end = max((span.end for span in spans), default=0.0)
+    label = max((len(name) for name in rows), default=0) + 2
+    columns = max(40, width) - label
+    scale = columns / end if end else 0.0
+    drawn = list(rows.items())[:most_rows]
+    lines = [f"{name:{label}}{_row(held, scale, columns)}" for name, held in drawn]
+    if len(rows) > most_rows:
+        lines.append(f"{'':{label}}and {len(rows) - most_rows} more")
+    return [*lines, f"{'':{label}}{clock(0)}{clock(end):>{columns - len(clock(0))}}"]
+
+
+def _row(spans: Sequence[Span], scale: float, columns: int) -> str:
+    cells = [IDLE] * columns
+    for span in sorted(spans, key=lambda span: span.start):
+        first, last = round(span.start * scale), round(span.end * scale)
+        if first == last:
+            # Shorter than half a column: seen, unless a longer one is there.
+            first = min(first, columns - 1)
+            last = first + (cells[first] == IDLE)
+        cells[first:last] = _bar(span, last - first)
+    return "".join(cells)
+
+
+def _bar(span: Span, size: int) -> str:
+    if size < 2:
+        return "|" * size
+    return f"[{_short(span.job, size - 2):=<{size - 2}}{']' if span.outcome == DONE else 'x'}"
+
+
+def _short(name: str, size: int) -> str:
+    """A name in so many characters; its end tells folds apart.
+
+    >>> _short("LeNet5/cosine/fold-3", 10), _short("LeNet5", 3)
+    ('LeNet5/…-3', 'LeN')
+    """
+    if len(name) <= size or size < 5:
+        return name[:size]
+    return f"{name[: size - 3]}…{name[-2:]}"
+
+
+def spark(shares: Iterable[float]) -> str:
+    """Draw shares from 0 to 1 as bars.
+
+    >>> spark([0, 0.25, 0.5, 1, 1, 0.1])
+    '▁▃▅██▂'
+    """
+    return "".join(BARS[round(max(0.0, min(1.0, share)) * (len(BARS) - 1))] for share in shares)

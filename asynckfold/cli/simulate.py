@@ -1,0 +1,89 @@
+"""The verb ``simulate``: what the placement makes of a large random sweep, in virtual time."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from asynckfold.cli.gantt import spark
+from asynckfold.cli.tell import Output
+from asynckfold.progress import clock
+from asynckfold.scenario import FAILURES, NEIGHBOURS, draw_scenario
+from asynckfold.simulate import DONE, Bounds, Simulation
+
+PARTS = 60
+"""Parts of the makespan for which the use is told."""
+
+
+def simulate(parsed: argparse.Namespace, out: Output) -> int:
+    """Place a random sweep on a virtual machine; print how near to perfect that came."""
+    found = draw_scenario(parsed.jobs, parsed.cores, parsed.gpus, parsed.seed).simulate()
+    out.data(_numbers(parsed, found))
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for subject, sentence in _lines(parsed, found):
+        table.add_row(Text(subject, style="dim"), Text(sentence))
+    out.say(table)
+    return 0
+
+
+def _numbers(parsed: argparse.Namespace, found: Simulation) -> dict[str, Any]:
+    """The object of ``--json``; of the same seed the same, but for the real seconds."""
+    return {
+        "jobs": parsed.jobs,
+        "cores": parsed.cores,
+        "gpus": parsed.gpus,
+        "seed": parsed.seed,
+        "makespan": found.makespan,
+        "lower_bound": found.lower_bound,
+        "bounds": {
+            "core_seconds_per_core": found.bounds.cores,
+            "gpu_seconds_per_gpu": found.bounds.gpus,
+            "longest_job": found.bounds.longest,
+        },
+        "ratio": found.ratio,
+        "use": found.use,
+        "use_over_time": found.use_over(PARTS),
+        "attempts": dict(sorted(Counter(span.outcome for span in found.spans).items())),
+        "decisions": len(found.spans),
+        "place_seconds": found.place_seconds,
+        "decisions_per_second": _rate(found),
+    }
+
+
+def _lines(parsed: argparse.Namespace, found: Simulation) -> list[tuple[str, str]]:
+    again = sum(span.outcome != DONE for span in found.spans)
+    return [
+        (
+            "sweep",
+            f"{parsed.jobs:,} jobs on {parsed.cores:,} cores and {parsed.gpus:,} GPUs, seed "
+            f"{parsed.seed}; others on {NEIGHBOURS:.0%} of the cores, {FAILURES:.0%} of the jobs "
+            f"fail once ({again:,} did)",
+        ),
+        ("makespan", clock(found.makespan)),
+        ("lower bound", f"{clock(found.lower_bound)}: {_why(found.bounds)}"),
+        ("ratio", f"{found.ratio:.4f}"),
+        ("use", f"{found.use:.1%} of all cores, held by jobs"),
+        ("over time", spark(found.use_over(PARTS))),
+        (
+            "decisions",
+            f"{len(found.spans):,} in {found.place_seconds:.1f} real seconds: "
+            f"{_rate(found):,.0f} a second",
+        ),
+    ]
+
+
+def _why(bounds: Bounds) -> str:
+    parts = {
+        "core-seconds / cores": bounds.cores,
+        "GPU-seconds / GPUs": bounds.gpus,
+        "the longest job": bounds.longest,
+    }
+    return f"the largest of {', '.join(f'{name} {clock(value)}' for name, value in parts.items())}"
+
+
+def _rate(found: Simulation) -> float:
+    return len(found.spans) / found.place_seconds
