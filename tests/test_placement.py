@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynckfold.placement import Gpu, Load, Placement, Request, place
+from asynckfold.placement import Backlog, Bookings, Gpu, Load, Placement, Request, place
 
 
 @st.composite
@@ -18,7 +17,8 @@ def loads(draw: st.DrawFn) -> Load:
     cores = tuple(range(draw(st.integers(1, 8))))
     idle = draw(st.permutations(cores))[: draw(st.integers(0, len(cores)))]
     gpus = tuple(
-        Gpu(index, draw(st.integers(0, 9)), 10) for index in range(draw(st.integers(0, 2)))
+        Gpu(index, draw(st.integers(0, 9)), 10, own=draw(st.integers(0, 1)))
+        for index in range(draw(st.integers(0, 2)))
     )
     return Load(cores, tuple(idle), draw(st.integers(0, 100)), gpus)
 
@@ -31,6 +31,8 @@ requests = st.builds(
     memory=st.integers(0, 60),
     gpu=st.booleans(),
     alone=st.sampled_from([False, False, False, True]),
+    gpu_memory=st.integers(0, 9),
+    jobs_per_gpu=st.integers(1, 3),
 )
 queues = st.lists(requests, max_size=12, unique_by=lambda request: request.job_id)
 
@@ -50,18 +52,38 @@ def cores_of(placements: Sequence[Placement]) -> list[int]:
     return [core for placement in placements for core in placement.cores]
 
 
+def by_gpu(placements: Sequence[Placement]) -> dict[int, list[Placement]]:
+    found: dict[int, list[Placement]] = {}
+    for placement in placements:
+        if placement.gpu is not None:
+            found.setdefault(placement.gpu, []).append(placement)
+    return found
+
+
 @given(situations())
-def test_no_core_and_no_gpu_is_booked_twice(
+def test_no_core_is_booked_twice(
     situation: tuple[list[Request], list[Placement], Load],
 ) -> None:
     pending, running, load = situation
-    active = [*running, *place(pending, running, load)]
-    cores = cores_of(active)
-    gpus = [placement.gpu for placement in active if placement.gpu is not None]
+    cores = cores_of([*running, *place(pending, running, load)])
     assert len(set(cores)) == len(cores)
-    assert len(set(gpus)) == len(gpus)
     assert set(cores) <= set(load.cores)
-    assert set(gpus) <= {gpu.index for gpu in load.gpus}
+
+
+@given(situations())
+def test_no_slot_and_no_byte_of_a_gpu_is_booked_twice(
+    situation: tuple[list[Request], list[Placement], Load],
+) -> None:
+    pending, running, load = situation
+    placed = place(pending, running, load)
+    active = by_gpu([*running, *placed])
+    room = {gpu.index: gpu.free + gpu.own for gpu in load.gpus}
+    assert set(active) <= set(room)
+    for jobs in active.values():
+        assert len(jobs) <= min(placement.jobs_per_gpu for placement in jobs)
+    if len([*running, *placed]) > 1:
+        for index in by_gpu(placed):
+            assert sum(placement.gpu_memory for placement in active[index]) <= room[index]
 
 
 @given(situations())
@@ -78,6 +100,8 @@ def test_a_placement_gives_what_was_requested(
         request = by_id[job]
         assert placement.threads == request.threads
         assert placement.memory == request.memory
+        assert placement.gpu_memory == request.gpu_memory
+        assert placement.jobs_per_gpu == request.jobs_per_gpu
         assert (placement.gpu is not None) == request.gpu
         assert placement.alone == request.alone
         assert len(placement.cores) == min(request.threads, len(load.cores))
@@ -167,6 +191,48 @@ def test_the_order_of_the_queue_does_not_matter(
     assert place(shuffled, running, load) == place(pending, running, load)
 
 
+@given(situations(), queues, st.data())
+def test_what_is_kept_between_calls_changes_no_decision(
+    situation: tuple[list[Request], list[Placement], Load],
+    others: list[Request],
+    data: st.DataObject,
+) -> None:
+    """Whatever was added and removed before, a backlog and bookings are what is in them now."""
+    pending, running, load = situation
+    passing = [replace(item, job_id=f"passing-{item.job_id}") for item in others]
+    backlog, bookings = Backlog(passing), Bookings(place(passing, [], load))
+    coming = data.draw(st.permutations([*pending, *pending]), "added, removed and added again")
+    for request in coming:
+        if request.job_id in backlog:
+            assert backlog.remove(request.job_id) == request
+        else:
+            backlog.add(request)
+    for request in passing:
+        backlog.remove(request.job_id)
+    for request in pending:
+        backlog.add(request)
+    for placement in running:
+        bookings.add(placement)
+    for placement in place(passing, [], load):
+        bookings.remove(placement)
+    assert sorted(item.job_id for item in backlog) == sorted(item.job_id for item in pending)
+    assert (len(backlog), len(bookings)) == (len(pending), len(running))
+    assert set(bookings) == set(running)
+    assert place(backlog, bookings, load) == place(pending, running, load)
+    assert place(backlog, bookings, load) == place(pending, running, load)
+
+
+def test_a_job_is_pending_once() -> None:
+    backlog = Backlog([Request("a", 1.0)])
+    with pytest.raises(ValueError, match="'a' twice"):
+        backlog.add(Request("a", 2.0))
+    backlog.remove("a")
+    with pytest.raises(KeyError):
+        backlog.remove("a")
+    with pytest.raises(KeyError):
+        Bookings().remove(Placement(("a",), (0,)))
+
+
 @given(st.integers(1, 8), st.integers(0, 20))
 def test_equal_jobs_fill_the_idle_cores(cores: int, jobs: int) -> None:
     load = Load(tuple(range(cores)), tuple(range(cores)), 0)
@@ -194,6 +260,36 @@ def test_the_gpu_with_the_most_free_memory_is_taken_first() -> None:
     assert [placement.gpu for placement in place(pending, [], load)] == [1, 0]
 
 
+def gpu_job(name: str, gpu_memory: int, jobs_per_gpu: int) -> Request:
+    return Request(name, 1.0, gpu=True, gpu_memory=gpu_memory, jobs_per_gpu=jobs_per_gpu)
+
+
+def test_jobs_that_may_share_a_gpu_fill_its_slots_and_its_memory() -> None:
+    cores = tuple(range(9))
+    load = Load(cores, cores, 0, (Gpu(0, 8, 9), Gpu(1, 5, 9)))
+    placed = place([gpu_job(name, 2, 3) for name in "abcdefg"], [], load)
+    assert [placement.gpu for placement in placed] == [0, 1, 0, 1, 0]
+
+
+def test_a_job_that_wants_the_gpu_for_itself_shares_it_with_nobody() -> None:
+    load = Load((0, 1), (0, 1), 0, (Gpu(0, 9, 9),))
+    (first,) = place([gpu_job("a", 0, 1), gpu_job("b", 0, 2)], [], load)
+    assert first.jobs == ("a",)
+    assert place([gpu_job("b", 0, 2)], [first], load) == []
+    (second,) = place([gpu_job("b", 0, 2)], [], load)
+    assert place([gpu_job("a", 0, 1)], [second], load) == []
+    assert place([gpu_job("c", 0, 2)], [second], load)[0].gpu == 0
+
+
+def test_what_own_jobs_hold_on_a_gpu_is_not_subtracted_twice() -> None:
+    """The driver says that 3 of 9 bytes are free; 6 are those of the job that was promised 6."""
+    running = [Placement(("old",), (0,), gpu=0, gpu_memory=6, jobs_per_gpu=2)]
+    told, untold = Gpu(0, 3, 9, own=6), Gpu(0, 3, 9)
+    pending = [gpu_job("new", 3, 2)]
+    assert len(place(pending, running, Load((0, 1), (0, 1), 0, (told,)))) == 1
+    assert place(pending, running, Load((0, 1), (0, 1), 0, (untold,))) == []
+
+
 def test_a_job_without_cores_of_its_own_counts_by_its_threads() -> None:
     unpinned = Placement(("old",), (), threads=2)
     assert place([Request("new", 1.0)], [unpinned], Load((0, 1), (0, 1), 0)) == []
@@ -202,45 +298,6 @@ def test_a_job_without_cores_of_its_own_counts_by_its_threads() -> None:
 def test_own_jobs_on_a_core_that_others_use_too_leave_less_room() -> None:
     running = [Placement(("old",), (0,))]
     assert place([Request("new", 1.0)], running, Load((0, 1), (1,), 0)) == []
-
-
-def makespan(seconds: Sequence[int], cores: int) -> float:
-    """Drive `place` over virtual time until all jobs ended."""
-    load = Load(tuple(range(cores)), tuple(range(cores)), 0)
-    pending = [Request(str(number), float(time)) for number, time in enumerate(seconds)]
-    now, running = 0.0, list[tuple[float, Placement]]()
-    while pending or running:
-        started = place(pending, [placement for _, placement in running], load)
-        names = {job for placement in started for job in placement.jobs}
-        running += [(now + float(seconds[int(item.jobs[0])]), item) for item in started]
-        pending = [request for request in pending if request.job_id not in names]
-        now = min(end for end, _ in running)
-        running = [pair for pair in running if pair[0] > now]
-    return now
-
-
-def optimum(seconds: Sequence[int], cores: int) -> int:
-    """The shortest makespan, by trying every assignment."""
-    return min(
-        max(
-            sum(time for time, at in zip(seconds, where, strict=True) if at == core)
-            for core in range(cores)
-        )
-        for where in itertools.product(range(cores), repeat=len(seconds))
-    )
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 3))
-def test_the_makespan_is_within_grahams_bound(seconds: list[int], cores: int) -> None:
-    bound = (4 / 3 - 1 / (3 * cores)) * optimum(seconds, cores)
-    assert makespan(seconds, cores) <= bound + 1e-9
-
-
-def test_grahams_worst_case_is_met_exactly() -> None:
-    """Longest first on 5, 5, 4, 4, 3, 3, 3 and three cores: 11 where 9 is possible."""
-    assert makespan([5, 5, 4, 4, 3, 3, 3], 3) == 11
-    assert optimum([5, 5, 4, 4, 3, 3, 3], 3) == 9
 
 
 @pytest.mark.parametrize("idle", [(), (0,), (1, 0)])
