@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is; no test asserts a speed.
+settings.register_profile("asynckfold", deadline=None)
+settings.load_profile("asynckfold")
 
 from asynckfold.engines import pool as pools
 from tests import accounts, leftovers, stacks

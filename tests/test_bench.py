@@ -30,6 +30,28 @@ def test_checkpoints_are_timed_in_real_runs(
     assert not list(tmp_path.iterdir())
 
 
+def test_decisions_are_timed_on_a_busy_and_on_an_empty_machine() -> None:
+    table = bench.place_table((5, 200), repeats=3)
+    few, many = table.to_json()["rows"]
+    assert (few["pending jobs"], many["pending jobs"]) == (5, 200)
+    assert 1 <= few["empty: decisions"] <= 5 < many["empty: decisions"] <= 64
+    timed = [name for name in few if name.endswith(("ms", "µs"))]
+    assert len(timed) == 6
+    assert all(row[name] > 0 for row in (few, many) for name in timed)
+
+
+def test_the_verb_finds_each_subject(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        bench, "place_table", lambda *counts: bench.BenchTable("Place", ("n",), ((len(counts),),))
+    )
+    assert main(["bench", "place", "--json"]) == 0
+    assert main(["bench", "place", "--quick", "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [item["rows"] for item in told] == [[{"n": 0}], [{"n": 1}]]
+
+
 def test_the_verb_prints_and_saves_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

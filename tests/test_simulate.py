@@ -257,7 +257,7 @@ def on_equal_cores(seconds: Sequence[int], cores: int) -> Simulation:
     return simulate(jobs, VirtualMachine(cores))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 3))
 @example([5, 5, 4, 4, 3, 3, 3], 3)
 def test_the_makespan_is_within_grahams_bound(seconds: list[int], cores: int) -> None:
@@ -271,7 +271,7 @@ def test_grahams_worst_case_is_met_exactly() -> None:
     assert optimum([5, 5, 4, 4, 3, 3, 3], 3) == 9
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=200), st.integers(1, 32))
 def test_many_jobs_end_within_the_last_job_of_the_lower_bound(
     seconds: list[int], cores: int

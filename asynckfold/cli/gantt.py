@@ -52,18 +52,17 @@ def gantt(
     end = max((span.end for span in spans), default=0.0)
     label = max((len(name) for name in rows), default=0) + 2
     columns = max(40, width) - label
-    scale = columns / end if end else 0.0
     drawn = list(rows.items())[:most_rows]
-    lines = [f"{name:{label}}{_row(held, scale, columns)}" for name, held in drawn]
+    lines = [f"{name:{label}}{_row(held, end, columns)}" for name, held in drawn]
     if len(rows) > most_rows:
         lines.append(f"{'':{label}}and {len(rows) - most_rows} more")
     return [*lines, f"{'':{label}}{clock(0)}{clock(end):>{columns - len(clock(0))}}"]
 
 
-def _row(spans: Sequence[Span], scale: float, columns: int) -> str:
+def _row(spans: Sequence[Span], end: float, columns: int) -> str:
     cells = [IDLE] * columns
-    for span in sorted(spans, key=lambda span: span.start):
-        first, last = round(span.start * scale), round(span.end * scale)
+    for span in sorted(spans, key=lambda span: span.start) if end else ():
+        first, last = round(span.start / end * columns), round(span.end / end * columns)
         if first == last:
             # Shorter than half a column: seen, unless a longer one is there.
             first = min(first, columns - 1)

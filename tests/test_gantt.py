@@ -1,0 +1,77 @@
+"""The pictures in text say what they are given, and fit the terminal."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold.cli.gantt import BARS, IDLE, gantt, spark
+from asynckfold.placement import Request
+from asynckfold.scenario import draw_scenario
+from asynckfold.simulate import Span, VirtualMachine, simulate
+
+durations = st.lists(st.floats(0, 1e6), max_size=30)
+
+
+@given(durations, st.integers(1, 8), st.integers(40, 120))
+def test_every_row_fits_and_no_time_is_drawn_as_idle_that_is_not(
+    seconds: list[float], cores: int, width: int
+) -> None:
+    jobs = [Request(f"LeNet5/cosine/fold-{number}", time) for number, time in enumerate(seconds)]
+    found = simulate(jobs, VirtualMachine(cores))
+    *rows, times = gantt(found.spans, range(cores), width)
+    assert len(rows) == cores
+    assert max(map(len, [*rows, times])) <= width
+    assert len({len(row) for row in rows}) == 1
+    label = len("core 0  ")
+    for core, row in enumerate(rows):
+        assert row.startswith(f"core {core}  ")
+        columns = width - label
+        held = sum(span.end - span.start for span in found.spans if span.cores == (core,))
+        drawn = columns - row[label:].count(IDLE)
+        if found.makespan:
+            # Each bar begins and ends within half a column of where it should.
+            assert abs(drawn - columns * held / found.makespan) <= len(seconds)
+
+
+def test_names_stand_in_their_bars_and_a_failure_is_marked() -> None:
+    spans = [
+        Span("LeNet5/cosine/fold-0", 0.0, 4.0, (0, 1)),
+        Span("LeNet5/cosine/fold-1", 4.0, 5.0, (1,), 0, "died"),
+        Span("LeNet5/cosine/fold-1", 7.0, 10.0, (1,), 0),
+    ]
+    assert gantt(spans, range(3), width=58) == [
+        f"core 0  [LeNet5/cosine/f…-0]{IDLE * 30}",
+        f"core 1  [LeNet5/cosine/f…-0][LeNx{IDLE * 10}[LeNet5/cos…-1]",
+        f"core 2  {IDLE * 50}",
+        f"GPU 0   {IDLE * 20}[LeNx{IDLE * 10}[LeNet5/cos…-1]",
+        f"        0.0 s{'':39}10.0 s",
+    ]
+
+
+def test_a_job_too_short_to_be_drawn_is_seen_where_nothing_else_is() -> None:
+    spans = [Span("short", 0.0, 0.001, (0,)), Span("long", 50.0, 100.0, (0,))]
+    row, _ = gantt(spans, [0], width=48)
+    assert row == f"core 0  |{IDLE * 19}[long==============]"
+
+
+def test_a_large_machine_is_cut_and_the_rest_is_counted() -> None:
+    found = draw_scenario(50, 100, 2, seed=0).simulate()
+    lines = gantt(found.spans, range(100), most_rows=5)
+    assert len(lines) == 5 + 1 + 1
+    assert "and 97 more" in lines[-2]
+    assert max(map(len, lines)) <= 100
+
+
+def test_nothing_is_drawn_as_nothing() -> None:
+    row, times = gantt([], [7], width=40)
+    assert row == f"core 7  {IDLE * 32}"
+    assert times.split() == ["0.0", "s", "0.0", "s"]
+
+
+@given(st.lists(st.floats(0, 1)))
+def test_a_spark_has_a_bar_for_each_share_and_keeps_their_order(shares: list[float]) -> None:
+    heights = [BARS.index(bar) for bar in spark(shares)]
+    assert len(heights) == len(shares)
+    assert heights == [BARS.index(spark([share])) for share in shares]
+    assert sorted(heights) == [BARS.index(bar) for bar in spark(sorted(shares))]
