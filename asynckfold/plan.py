@@ -184,6 +184,8 @@ class Plan:
         Class names by index; empty for regression.
     recipe : Mapping
         What is known about the live objects: architecture of each model, optimizer settings.
+    threads : Mapping of str to int
+        Threads by model, of those models only that have others than `threads_per_job`.
     """
 
     jobs: tuple[Job, ...]
@@ -197,6 +199,11 @@ class Plan:
     folds: str
     classes: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    threads: Mapping[str, int] = field(default_factory=dict)
+
+    def threads_of(self, model: str) -> int:
+        """Return the threads inside each job of a model."""
+        return self.threads.get(model, self.threads_per_job)
 
     @property
     def candidates(self) -> tuple[tuple[str, str], ...]:
