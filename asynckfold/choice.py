@@ -145,7 +145,7 @@ class Sweep:
 
 def chosen(
     sweep: Sweep,
-    asked: int | str,
+    asked: int | None,
     before: Choice | None,
     other: Plan | None,
     probe: Probe | None,
@@ -157,7 +157,7 @@ def chosen(
     ----------
     sweep : Sweep
         The sweep.
-    asked : int or "auto"
+    asked : int or None
         Threads that were asked for.
     before : Choice or None
         What the run chose in an earlier session, which stays.
@@ -175,7 +175,7 @@ def chosen(
     """
     models = sweep.models()
     names = [model.name for model in models]
-    if isinstance(asked, int):
+    if asked is not None:
         return _fixed(sweep, models, dict.fromkeys(names, asked), "as asked")
     if before is not None:
         return before

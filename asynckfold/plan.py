@@ -205,6 +205,20 @@ class Plan:
         """Return the threads inside each job of a model."""
         return self.threads.get(model, self.threads_per_job)
 
+    def with_threads(self, threads: Mapping[str, int]) -> Plan:
+        """Return this plan with the threads of each model: one form for equal threads.
+
+        Examples
+        --------
+        >>> plan = Plan((), TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+        >>> found = plan.with_threads({"A": 1, "B": 2})
+        >>> found.threads_per_job, found.threads, found.threads_of("A")
+        (1, {'B': 2}, 1)
+        """
+        least = min(threads.values(), default=self.threads_per_job)
+        more = {model: count for model, count in sorted(threads.items()) if count != least}
+        return replace(self, threads_per_job=least, threads=more)
+
     @property
     def candidates(self) -> tuple[tuple[str, str], ...]:
         """(model, LR schedule) pairs, in the caller's order."""
