@@ -88,12 +88,11 @@ class Settings:
     def problems(self) -> Iterator[Problem]:
         """Yield all that is wrong with the settings by themselves."""
         for name in ("batch_size", "threads_per_job", "n_repeats"):
-            value = getattr(self, name)
-            if name == "threads_per_job" and value == "auto":
-                continue
-            if not _is_whole(value) or value < 1:
+            value, word = getattr(self, name), "auto" if name == "threads_per_job" else None
+            if value != word and (not _is_whole(value) or value < 1):
+                also = f", or {word!r}" if word else ""
                 yield Problem(
-                    f"{name} must be a whole number of at least 1",
+                    f"{name} must be a whole number of at least 1{also}",
                     repr(value),
                     f"Pass {name}=1 or more.",
                 )
