@@ -30,7 +30,8 @@ PROBE_SHARE = 0.05
 """The share of a sweep's expected seconds that probes may take at most; else there are none."""
 
 SETTING_SECONDS = 0.5
-"""What one model with one number of threads takes to be probed: building, warming up, timing."""
+"""About what one model takes to be probed with one number of threads: 0.25 s of steps (see
+`training.probe`), and as much again for building, warming up and three evaluations."""
 
 Probe = Callable[[str, int, int], Sequence[Timing]]
 """(model, threads, how many side by side) → what each of them found."""

@@ -46,12 +46,12 @@ VGG11 of a quarter of the width, VGG11: batches of 32, float32, Adam, medians on
 with AVX-512 and torch 2.15. More than two threads are not measured but extrapolated."""
 
 TIE = 1.05
-"""Ways to give threads that differ by less than measurements do are equal; fewer threads win."""
+"""Ways to give threads that differ by no more than this ratio are equal; fewer threads win."""
 
 OVERTURN = 1.3
 """How many times longer the rule's choice must take than the best, by the probe, to be overturned.
 
-Timings of one model beside other programs were seen to differ by a fifth."""
+Six times the margin of `TIE`: no more than a clear gain is worth other bits than the rule's."""
 
 FEW_JOBS = 400
 """Up to so many jobs, models are given different threads by trial; each trial is a simulation."""
