@@ -179,7 +179,7 @@ def chosen(
     if asked is not None:
         return _fixed(sweep, models, dict.fromkeys(names, asked), "as asked")
     if before is not None:
-        return before
+        return _grown(sweep, models, before, probe, place)
     if other is not None:
         refuse(_problems(other, names, sweep.cores))
         threads = {name: other.threads_of(name) for name in names}
@@ -188,6 +188,25 @@ def chosen(
         return _fixed(sweep, models, dict.fromkeys(names, 1), "the work is done by a GPU")
     measured, failures = _measured(sweep, models, probe, place)
     return _choice(sweep, models, decide(models, sweep.cores, measured), measured, failures)
+
+
+def _grown(
+    sweep: Sweep,
+    models: Sequence[Model],
+    before: Choice,
+    probe: Probe | None,
+    place: Path | None,
+) -> Choice:
+    """Keep what a run chose before, and decide for the models that were added to it."""
+    added = [model for model in models if model.name not in before.threads]
+    if not added:
+        return before
+    measured, failures = _measured(sweep, added, probe, place)
+    more = decide(added, sweep.cores, measured)
+    decision = Decision(
+        {**before.threads, **more.threads}, {**before.why, **more.why}, more.overturned
+    )
+    return _choice(sweep, models, decision, {**before.costs, **measured}, failures)
 
 
 def requests(choice: Choice, sweep: Sweep) -> dict[str, Request]:

@@ -220,6 +220,12 @@ class Plan:
         return replace(self, threads_per_job=least, threads=more)
 
     @property
+    def threads_text(self) -> str:
+        """``"1; VGG 2"``: the threads of a job, and of models that have others."""
+        more = [f"{model} {count}" for model, count in self.threads.items()]
+        return "; ".join([str(self.threads_per_job), *more])
+
+    @property
     def candidates(self) -> tuple[tuple[str, str], ...]:
         """(model, LR schedule) pairs, in the caller's order."""
         return tuple(dict.fromkeys((job.model, job.lr_schedule) for job in self.jobs))
@@ -293,7 +299,7 @@ class Plan:
                 name: _common(name, self.recipe.get(name), other.recipe[name])
                 for name in other.recipe
             },
-        )
+        ).with_threads({job.model: other.threads_of(job.model) for job in self.jobs})
         return self.first_difference(
             replace(common, **{name: getattr(self, name) for name in free})
         )

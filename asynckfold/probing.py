@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from asynckfold.costs import Timing
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import UnpackError, WorkerDiedError
+from asynckfold.interruption import Interruption
 from asynckfold.placement import Placement
 from asynckfold.plan import Plan
+from asynckfold.sweep import TICK_SECONDS
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +27,14 @@ class Prober:
         Its jobs.
     memory : Mapping of str to int
         Expected bytes of a job by model: no more probes at once than fit.
+    signals : Interruption
+        Looked at meanwhile.
     """
 
     engine: Engine
     plan: Plan
     memory: Mapping[str, int]
+    signals: Interruption
 
     def __call__(self, model: str, threads: int, copies: int) -> list[Timing]:
         """Probe a model with `threads`, up to `copies` times at once; idle cores come first."""
@@ -38,14 +43,14 @@ class Prober:
         order = (*load.idle, *(core for core in load.cores if core not in load.idle))
         room = load.free_memory // max(1, self.memory.get(model, 0))
         count = max(1, min(copies, len(order) // threads, room))
-        futures = [
-            self.engine.submit(
-                Placement((job.id,), order[start : start + threads], threads, trainer="probe"),
-                [],
-            )
+        placements = [
+            Placement((job.id,), order[start : start + threads], threads, trainer="probe")
             for start in range(0, count * threads, threads)
         ]
-        wait(futures)
+        futures = [self.engine.submit(placement, []) for placement in placements]
+        while wait(futures, timeout=TICK_SECONDS).not_done:
+            self.signals.check()
+            self.engine.load(placements)
         return [_timing(future) for future in futures]
 
 

@@ -31,7 +31,7 @@ from asynckfold.errors import (
 )
 from asynckfold.files import make_folders, slug, write_whole
 from asynckfold.folds import Fold
-from asynckfold.identity import differences
+from asynckfold.identity import THREADS, differences
 from asynckfold.interruption import Interruption
 from asynckfold.messages import Facts
 from asynckfold.placement import Load, Placement, Request
@@ -96,13 +96,16 @@ class Session:
                     folds,
                     data.targets,
                     {**_about(machine), **settings.about, "decision": threads.to_dict()},
-                    free=("threads_per_job",) if settings.allow_different_software else (),
+                    free=("threads_per_job", "threads")
+                    if settings.allow_different_software
+                    else (),
                 )
                 self._log(data, facts, threads)
                 if known and len(draft.jobs) > known:
                     text = f"{len(draft.jobs) - known} jobs were added to the plan"
                     self.store.event("plan", text)
                 bundle = replace(bundle, plan=self.store.plan)
+                software.setdefault(THREADS, self.store.plan.threads_text)
                 self._sweep(make, bundle, data, choice.requests(threads, work), software)
                 self._compare(make, bundle, data)
                 self.signals.check()
@@ -126,6 +129,11 @@ class Session:
 
         gpus = self.machine.gpus().names if draft.device == "cuda" else ()
         found = software(draft.threads_per_job, gpus)
+        if self.settings.threads is None:
+            # The threads that were decided are the run's own; of a new run they are told later.
+            del found[THREADS]
+            begun = next(iter(self.store.software()), {})
+            found |= {THREADS: begun[THREADS]} if THREADS in begun else {}
         if not self.settings.allow_different_software and self._pending(draft):
             refuse(_software_problems(self.store, found))
         return found
@@ -182,7 +190,9 @@ class Session:
         before = Choice.from_dict(decided) if decided else None
         other = None if settings.plan_from is None else _plan_of(settings.plan_from)
         with make(bundle) as engine:
-            prober = Prober(engine, bundle.plan, work.facts.memory) if make.pool else None
+            prober = (
+                Prober(engine, bundle.plan, work.facts.memory, self.signals) if make.pool else None
+            )
             self.display.doing("deciding the threads of each model")
             return choice.chosen(work, settings.threads, before, other, prober, cache.folder())
 

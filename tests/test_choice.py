@@ -91,6 +91,19 @@ def test_a_run_keeps_what_it_chose_before() -> None:
     assert not probe.asked
 
 
+def test_models_that_are_added_to_a_run_are_decided_and_the_others_stay() -> None:
+    before = choose(sweep(A=SMALL), asked=2)
+    work = sweep(A=SMALL, B=SMALL)
+    found = choose(work, before=before)
+    assert found.threads == {"A": 2, "B": 1}
+    assert found.why["A"] == "2 threads: as asked"
+    assert found.costs.keys() == {"A", "B"}
+    small = sweep(A=SMALL).plan.with_threads(before.threads)
+    assert small.obstacle(work.plan.with_threads(found.threads)) is None
+    told = small.obstacle(work.plan.with_threads({"A": 1, "B": 1}))
+    assert told == "threads_per_job: 2 there, 1 here"
+
+
 def test_another_runs_threads_are_taken_over() -> None:
     work = sweep(A=SMALL, B=SMALL)
     other = work.plan.with_threads({"A": 1, "B": 2})

@@ -153,6 +153,16 @@ def test_a_run_keeps_its_threads_though_the_rule_would_now_say_otherwise(
         run(root, threads_per_job=2)
 
 
+@two_cores
+def test_a_run_that_grows_keeps_the_threads_it_has(root: Path, tmp_path: Path) -> None:
+    run(tmp_path / "other", {"A": Tiny}, threads_per_job=2)
+    run(root, {"A": Tiny}, plan_from=tmp_path / "other")
+    results = run(root, {"A": Tiny, "B": Tiny})
+    assert {name[0]: item.threads for name, item in results.results.items()} == {"A": 2, "B": 1}
+    assert run(root, {"A": Tiny, "B": Tiny}).fingerprint == results.fingerprint
+    assert stored(root)[0].threads_text == "1; A 2"
+
+
 def test_one_thread_as_asked_is_the_same_plan_as_one_thread_decided(root: Path) -> None:
     first = run(root)
     assert run(root, threads_per_job=1).fingerprint == first.fingerprint

@@ -568,7 +568,7 @@ def _facts(plan: Plan, found: CVResults) -> Facts:
         batch_size=plan.batch_size,
         epochs=plan.params.epochs,
         random_state=plan.random_state,
-        threads_per_job=_threads(plan),
+        threads_per_job=plan.threads_text,
         device=clean(plan.device),
         params={item.name: getattr(plan.params, item.name) for item in fields(plan.params)},
         recipe=flat(plan.recipe),
@@ -576,12 +576,6 @@ def _facts(plan: Plan, found: CVResults) -> Facts:
         folds_fingerprint=clean(plan.folds),
         plan_fingerprint=plan.fingerprint,
     )
-
-
-def _threads(plan: Plan) -> str:
-    """``"1; VGG 2"``: of each model that differs, its own."""
-    more = [f"{model} {count}" for model, count in plan.threads.items()]
-    return "; ".join([str(plan.threads_per_job), *more])
 
 
 def _command(about: Mapping[str, Any]) -> str:
