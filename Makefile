@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: help demo test check durability chaos mutants format clean
+.PHONY: help demo test strace check durability chaos mutants format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -15,8 +15,16 @@ demo: $(VENV)/installed  ## cross-validate 2 models × 2 LR schedules on digits,
 	  --optimizer adam --lr 1e-3 --folds 5 --epochs 5 --batch-size 32 --seed 0 --n-jobs auto \
 	  --baseline measure --root $(DEMO)
 
-test: $(VENV)/installed-test check  ## everything that must hold
+test: $(VENV)/installed-test check strace  ## everything that must hold
 	$(BIN)/python -m pytest -q
+
+# The tests that kill at system calls need it, and are skipped with a reason without it. Only where
+# nobody has to be asked: as root on a system with apt-get.
+strace:
+	@command -v strace >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || \
+	  { export DEBIAN_FRONTEND=noninteractive; timeout 120 apt-get install -y -qq strace || \
+	  { timeout 120 apt-get update -qq && timeout 120 apt-get install -y -qq strace; }; } \
+	  >/dev/null 2>&1 || true
 
 check: $(VENV)/installed-test  ## lint, types, import layers
 	$(BIN)/ruff check .
@@ -24,13 +32,13 @@ check: $(VENV)/installed-test  ## lint, types, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-durability: $(VENV)/installed-test  ## every kill point, I/O error, power loss and bit flip: minutes
+durability: $(VENV)/installed-test strace  ## every kill point, I/O error, power loss and bit flip: minutes
 	ASYNCKFOLD_EXHAUSTIVE=1 $(BIN)/python -m pytest -q --timeout 3600 tests/durability
 
 chaos: $(VENV)/installed-test  ## 200 kills at random, each a non-event: half an hour; the table goes to reports/chaos
 	$(BIN)/python -m tests.chaos --seed 0 --kills 200 --report reports/chaos
 
-mutants: $(VENV)/installed-test  ## take each safeguard away, one at a time: its test must turn red
+mutants: $(VENV)/installed-test strace  ## take each safeguard away, one at a time: its test must turn red
 	$(BIN)/python -m tests.mutants
 
 format: $(VENV)/installed-test  ## bring the code into shape

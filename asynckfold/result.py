@@ -489,7 +489,7 @@ class CVResults:
         for position, row in zip(rank(rows, first), rows, strict=True):
             low, high = confidence_interval(row.scores[first], ratio)
             entry: dict[str, Any] = {
-                "rank": position if row.ranks_by(first) else None,
+                "rank": position if row.ranks_by(first) else float("nan"),
                 "model": row.model,
                 "scheduler": row.lr_schedule,
             }
@@ -562,7 +562,7 @@ class CVResults:
         first = self.plan.scoring[0]
         lines: list[tuple[str, ...]] = [("", "model", "scheduler", first, "folds", "seconds")]
         for entry in self._candidate_rows():
-            mark = "" if entry["rank"] is None else str(entry["rank"])
+            mark = "" if np.isnan(entry["rank"]) else str(entry["rank"])
             mean, std = entry[f"mean_{first}"], entry[f"std_{first}"]
             lines.append(
                 (

@@ -48,6 +48,9 @@ from asynckfold.sweep import Inbox, Sampler, Sweep, ask, is_stray
 if TYPE_CHECKING:
     from asynckfold.data import Prepared
 
+DRY_RUNS = 3
+"""How often a model is checked whose process dies, before it is the model's fault."""
+
 
 @dataclass(frozen=True, eq=False)
 class Session:
@@ -167,16 +170,21 @@ class Session:
             parts = {}
             for name, model in self.recipe.models.items():
                 alone = replace(bundle, recipe=replace(self.recipe, models={name: model}))
-                try:
-                    parts[name] = self._checked(make, alone)
-                except WorkerDiedError as death:
-                    error = death
-                    parts[name] = Facts(
-                        {"architecture": {name: None}}, {}, {}, (), {name: str(error)}
-                    )
+                parts[name] = self._checked_alone(make, alone, name)
             facts = _joined(list(parts.values()))
         refuse(Problem(*problem) for problem in facts.problems)
         return facts
+
+    def _checked_alone(self, make: _Engines, bundle: Any, name: str) -> Facts:
+        """Check one model; what the plan says of it must not depend on who was killed meanwhile."""
+        for _ in range(DRY_RUNS):
+            try:
+                return self._checked(make, bundle)
+            except WorkerDiedError as death:
+                error = death
+            if error.outcome != "died":
+                break
+        return Facts({"architecture": {name: None}}, {}, {}, (), {name: str(error)})
 
     def _checked(self, make: _Engines, bundle: Any) -> Facts:
         with make(bundle) as engine:

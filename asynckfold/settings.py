@@ -18,6 +18,7 @@ from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.folds import Fold, make_folds
 from asynckfold.plan import TrainerParams
 from asynckfold.recipe import Recipe, named_lr_schedules, named_models, sending_problems
+from asynckfold.store.lock import shared_problems
 
 if TYPE_CHECKING:
     from asynckfold.data import Labels, Prepared
@@ -329,6 +330,8 @@ def _root_problems(root: Path) -> Iterator[Problem]:
             _at(root, found, "read-only"),
             "Choose another folder, or change who may write there.",
         )
+    else:
+        yield from shared_problems(root)
 
 
 def _at(root: Path, found: Path, what: str) -> str:

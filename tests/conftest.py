@@ -55,7 +55,8 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.stash.get(_FAILED, False):
         return  # the traceback holds what the test held
     # What other fixtures gave: they are torn down, but pytest holds their values till the very end.
-    request.node.funcargs.clear()
+    if request.node.funcargs is not None:  # an interrupt took them
+        request.node.funcargs.clear()
     left = leftovers.left_since(before)
     if folder is not None:
         left += _wrong_in(folder, request.node)

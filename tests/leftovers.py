@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -18,8 +19,9 @@ PROC = Path("/proc")
 MARK = f"ASYNCKFOLD_TESTS_{os.getpid()}"
 """Stands in the environment of every process that this one starts, and of theirs."""
 
-SERVER_DESCRIPTORS, WORKER_DESCRIPTORS = 3, 1
-"""What a warm pool holds open: its control socket and a pipe to wake it; a pipe for each worker."""
+SERVER_DESCRIPTORS, WORKER_DESCRIPTORS = 4, 1
+"""What a warm pool holds open: its control socket, a pipe to wake it and the signs of life; a pipe
+for each worker."""
 
 FONTS = (".ttf", ".otf", ".afm")
 
@@ -251,14 +253,21 @@ def _is_ours(pid: int) -> bool:
 
 
 def _is_strangers(name: str) -> bool:
-    """Whether a process that is not ours has this shared memory mapped."""
-    for pid in processes():
-        try:
-            if f"/dev/shm/{name}" in (PROC / str(pid) / "maps").read_text() and not _is_ours(pid):
-                return pid != os.getpid()
-        except OSError:
-            continue
-    return False
+    """Whether a process that is not ours works with what has this name in ``/dev/shm``."""
+    path = f"/dev/shm/{name}"
+    others = [pid for pid in processes() if pid != os.getpid() and not _is_ours(pid)]
+    return any(path in _mentioned(pid) for pid in others)
+
+
+def _mentioned(pid: int) -> str:
+    """Return the names of files in a process's command, environment, folder, memory and hands."""
+    folder, found = PROC / str(pid), [*descriptors(pid).values()]
+    for name in ("cmdline", "environ", "maps"):
+        with contextlib.suppress(OSError):
+            found.append((folder / name).read_text(errors="replace"))
+    with contextlib.suppress(OSError):
+        found.append(os.readlink(folder / "cwd"))  # noqa: PTH115
+    return "\n".join(found)
 
 
 def _may_stay(thread: threading.Thread) -> bool:

@@ -32,6 +32,8 @@ class Mutation:
 
 POWER = "tests/durability/test_power_loss.py::test_power_loss_at_any_moment"
 DAMAGE = "tests/durability/test_damage.py"
+PLANTED = "tests/test_planted.py::test_it_is_refused_by_its_name_in_one_line"
+PROCESSES = "tests/durability/test_processes.py"
 KILLED = "tests/durability/test_faults.py::test_killed_at_any_call_nothing_acknowledged_is_lost"
 
 MUTATIONS = (
@@ -132,6 +134,41 @@ MUTATIONS = (
         "newest != (result.attempt, None)",
         "newest[0] != result.attempt",
         f"{DAMAGE}::test_an_attempt_that_ended_without_a_result_gives_none_later",
+    ),
+    Mutation(
+        "links are followed to a file",
+        "files.py",
+        "_FILE_FLAGS = os.O_NOFOLLOW | ",
+        "_FILE_FLAGS = ",
+        PLANTED,
+    ),
+    Mutation(
+        "links are followed to a folder",
+        "files.py",
+        "_FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd",
+        "_FOLDER_FLAGS, dir_fd",
+        PLANTED,
+    ),
+    Mutation(
+        "no look at the folder before a commit",
+        "store/run.py",
+        "        if not there:\n",
+        "        if False:\n",
+        f"{PROCESSES}::test_a_folder_that_goes_away_is_noticed_at_the_next_commit",
+    ),
+    Mutation(
+        "a child may close what is its parent's",
+        "store/run.py",
+        "os.register_at_fork(after_in_child=_abandon_all)\n",
+        "",
+        f"{PROCESSES}::test_a_child_of_the_holder_cannot_touch_the_run",
+    ),
+    Mutation(
+        "a half copied result is not missed",
+        "store/checking.py",
+        "    row = db.execute(_LACKING).fetchone()\n",
+        "    row = None\n",
+        f"{DAMAGE}::test_a_result_that_is_gone_is_told",
     ),
     Mutation(
         "RNG state not restored",

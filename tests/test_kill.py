@@ -16,6 +16,7 @@ import pytest
 
 from asynckfold.cli.state import state_of
 from asynckfold.errors import AsyncKFoldError
+from asynckfold.files import sha256
 from asynckfold.store import RunStore
 from tests.leftovers import descendants, gone, shared_memory
 
@@ -123,6 +124,61 @@ def test_kill_9_in_the_middle_and_again_the_same_command(
         assert store.counts()["done"] == 6
         tries = [attempt.job_id for attempt in store.attempts() if attempt.attempt > 1]
     assert not set(tries) & set(kept)  # finished jobs are not trained again
+
+
+def test_a_worker_that_wakes_up_after_its_sweep_was_killed_changes_nothing(
+    root: Path, golden: str
+) -> None:
+    """It was stopped together with the server that would have taken it along."""
+    script = start(root)
+    wait_for(root, 1)
+    parents = {pid: _parent(pid) for pid in descendants(script.pid)}
+    server = next(pid for pid, parent in parents.items() if parent == script.pid)
+    workers = [pid for pid, parent in parents.items() if parent == server]
+    assert workers
+    for pid in (server, *workers):
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        script.kill()
+        script.wait()
+        again = start(root)
+        _wait_for_holder(root, again.pid)
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+        out, err = again.communicate(timeout=80)
+    finally:
+        # It finds its sweep gone, and takes the workers along.
+        os.kill(server, signal.SIGCONT)
+        script.communicate()
+    assert again.returncode == 0, err
+    assert out.strip() == golden
+    assert gone({server, *workers})
+    with RunStore.read(root) as store:
+        attempts = [item for item in store.attempts() if item.outcome != "ok"]
+        refs = [ref for job in store.plan.jobs for ref in store.checkpoints(job.id)]
+        assert store.counts()["done"] == 6
+    assert {item.outcome for item in attempts} == {"lost"}
+    assert [ref.file for ref in refs if sha256(root / ref.file) != ref.sha256] == []
+    third = start(root)
+    out, err = third.communicate(timeout=100)
+    assert out.strip() == golden, err
+    left = {str(path.relative_to(root)) for path in root.rglob("checkpoint-*")}
+    assert left == {ref.file for ref in refs}
+
+
+def _parent(pid: int) -> int:
+    status = (Path("/proc") / str(pid) / "stat").read_text()
+    return int(status.rpartition(")")[2].split()[1])
+
+
+def _wait_for_holder(root: Path, pid: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with RunStore.read(root) as store:
+            if (store.holder() or {}).get("pid") == pid:
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"{pid} does not hold the run in time")
 
 
 def test_ctrl_c_saves_running_jobs_in_the_middle_of_an_epoch(root: Path, golden: str) -> None:

@@ -41,7 +41,8 @@ queues = st.lists(requests, max_size=12, unique_by=lambda request: request.job_i
 def situations(draw: st.DrawFn) -> tuple[list[Request], list[Placement], Load]:
     """A queue, what an earlier decision started, and a load that may have changed since."""
     load = draw(loads())
-    earlier = [replace(item, job_id=f"old-{item.job_id}") for item in draw(queues)]
+    alone = {"alone": True} if draw(st.booleans()) else {}
+    earlier = [replace(item, job_id=f"old-{item.job_id}", **alone) for item in draw(queues)]
     running = place(earlier, [], load) if draw(st.booleans()) else []
     if draw(st.booleans()):
         load = replace(load, idle=load.idle[: draw(st.integers(0, len(load.idle)))])

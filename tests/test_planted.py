@@ -110,6 +110,7 @@ def untouched(outside: Path) -> bool:
     return [(path.name, path.read_text()) for path in outside.iterdir()] == [("canary", "mine")]
 
 
+@pytest.mark.damages("what was planted stays where it is")
 @pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.parametrize(
     ("name", "act"), [(name, act) for name, acts in REFUSED.items() for act in acts]
@@ -248,6 +249,7 @@ def test_what_is_made_is_private_whatever_the_mask(
 # One writer of a report
 
 
+@pytest.mark.crashes("one file is a stranger's, the other is being written")
 def test_a_folder_is_written_by_one_at_a_time_and_cleared(tmp_path: Path) -> None:
     ours = re.compile(r"a\.\d+\.tmp")
     for name in ("a.1.tmp", "b.1.tmp"):

@@ -119,7 +119,7 @@ class WorkerPool:
         self._open()
 
     def _open(self) -> None:
-        self._closing = False
+        self._closing = self._lost = False
         self.serving = False
         try:
             self._wake_read, self._wake_write = multiprocessing.Pipe(duplex=False)
@@ -149,7 +149,8 @@ class WorkerPool:
     @property
     def healthy(self) -> bool:
         """Whether workers can be started."""
-        return not self._closing and self._server.poll() is None
+        # A server that is dying hangs up before it can be waited for.
+        return not (self._closing or self._lost) and self._server.poll() is None
 
     def idle_worker(self, bundle: str) -> Worker | None:
         """Return a worker without work, one that knows the bundle if there is one."""
@@ -217,7 +218,8 @@ class WorkerPool:
     def abandon(self, worker: Worker) -> None:
         """Go on without a worker that does not end though it was to be killed."""
         if worker.killed:
-            worker.hang += "; it cannot be killed (stuck in the kernel) and is left behind"
+            reason = worker.hang or "its sweep ended"
+            worker.hang = f"{reason}; it cannot be killed (stuck in the kernel) and is left behind"
         else:
             # It is the server that does not obey. With it end its workers; a new one starts.
             self._server.kill()
@@ -243,10 +245,20 @@ class WorkerPool:
             self._server.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._server.wait(_CLOSE_SECONDS)
+        if self._server.returncode != 0:
+            self._kill_groups()
         for worker in list(self.workers):
             self._finish(worker)
         self._wake_read.close()
         self._wake_write.close()
+
+    def _kill_groups(self) -> None:
+        """Take along what the workers of a dead server started; they themselves died with it."""
+        for worker in list(self.workers):
+            # A worker leads its group, whose number is nobody else's while it has members.
+            if worker.pid:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(worker.pid, signal.SIGKILL)
 
     def _wake(self) -> None:
         self._wake_write.send_bytes(b"x")
@@ -265,6 +277,7 @@ class WorkerPool:
                 here.close()
                 raise
             # The server is gone.
+            self._lost = True
             worker.open, worker.status = False, -signal.SIGKILL
         finally:
             there.close()
@@ -304,6 +317,8 @@ class WorkerPool:
         try:
             what, name, detail = self._control.recv()
         except (EOFError, OSError):
+            self._lost = True
+            self._kill_groups()
             for worker in list(self.workers):
                 worker.status = worker.status if worker.status is not None else -signal.SIGKILL
                 self._finish(worker)

@@ -137,6 +137,8 @@ class ProcessEngine:
         for worker, _ in self._working():
             self._pool.kill(worker)
         wait(list(self._running), timeout=5)
+        for worker, _ in self._working():
+            self._pool.abandon(worker)
         self._running.clear()
         if self._packed >= 0:
             os.close(self._packed)

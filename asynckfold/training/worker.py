@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import io
+import mmap
 import os
 import signal
 import sys
@@ -225,12 +226,15 @@ class _Worker:
         # Unpacking runs the user's code, which may raise anything; it is told per task.
         try:
             os.chdir(folder)
-            with os.fdopen(received[0], "rb") as file:
-                file.seek(0)
-                self.bundle = cloudpickle.loads(file.read())
+            # Mapped, not read: all workers share the position in the file, and some unpack at once.
+            with mmap.mmap(received[0], 0, access=mmap.ACCESS_READ) as packed:
+                self.bundle = cloudpickle.loads(packed)
             self.data = self.bundle.data.open(received[1:])
         except BaseException:  # noqa: BLE001
             self.broken = traceback.format_exc()
+        finally:
+            for descriptor in received:
+                os.close(descriptor)
 
     def run(self, placement: Placement, tasks: Sequence[Task]) -> tuple[Any, ...]:
         """Return ``("answer", results, peak bytes)``, or what went wrong."""

@@ -181,6 +181,17 @@ def test_a_result_that_is_changed_while_the_run_is_held_is_told(root: Path) -> N
             store.results()
 
 
+def test_a_result_that_is_gone_is_told(finished: Path, root: Path) -> None:
+    """No row is other than it was written: there is one row less."""
+    shutil.copytree(finished, root)
+    with sqlite3.connect(root / "run.db") as db:
+        db.execute("DELETE FROM results WHERE job_id = ?", (JOB.id,))
+    db.close()
+    for opened in (RunStore.hold, RunStore.read):
+        with pytest.raises(StoreCorruptError, match=f"the result of {JOB.id} is gone"):
+            opened(root)
+
+
 # Checkpoints
 
 
@@ -221,7 +232,12 @@ def link(path: Path) -> None:
     path.symlink_to(away)
 
 
-@pytest.mark.parametrize("damage", [cut, flip, swap, Path.unlink, link])
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("damage", [cut, flip, swap, Path.unlink, link, fifo])
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
     half: Path, golden: str, damage: Callable[[Path], None]
 ) -> None:
@@ -250,6 +266,15 @@ def test_both_checkpoints_damaged_begin_anew(half: Path, golden: str) -> None:
     with Path(os.devnull).open("wb") as nowhere:
         assert work(half, nowhere.fileno()) == golden
     assert len(list(half.rglob("*.bad"))) == 2 * len(PLAN.jobs)
+    with RunStore.read(half) as store:
+        told = [item for item in store.events() if item.kind == "damage"]
+        assert len(told) == 2 * len(PLAN.jobs)
+        newest = {item.job_id: item.attempt for item in store.attempts()}
+        assert store.counts()["done"] == len(PLAN.jobs)
+        for job in PLAN.jobs:
+            numbers = [ref.epoch for ref in store.checkpoints(job.id)]
+            assert numbers == [3, 2], "trained again, from the first epoch"
+            assert {ref.attempt for ref in store.checkpoints(job.id)} == {newest[job.id]}
 
 
 def test_a_row_that_names_a_file_elsewhere_touches_nothing(half: Path, tmp_path: Path) -> None:
@@ -269,6 +294,9 @@ def test_what_a_crash_left_is_removed_and_nothing_else(half: Path, tmp_path: Pat
     outside = tmp_path / "outside.1.tmp"
     ours = [folder / "checkpoint-0003-000000-1.safetensors.123.tmp", half / "splits.npz.9.tmp"]
     ours += [folder / "checkpoint-0009-000000-1.safetensors"]
+    ours += [half / "oof/A-cosine.npz.3.tmp", half / "report/index.html.4.tmp"]
+    for path in ours[-2:]:
+        path.parent.mkdir()
     theirs = [folder / "notes.txt", folder / "mine.tmp", half / "mine.123.tmp", outside]
     for path in ours + theirs:
         path.write_text("x")

@@ -108,6 +108,21 @@ def test_killed_at_any_call_nothing_acknowledged_is_lost(
     told(record_property, len(points), len(every))
 
 
+def test_nothing_is_written_outside_the_folder_of_the_run(traced: Nursery, tmp_path: Path) -> None:
+    """No temporary file elsewhere: it is the same where ``TMPDIR`` is, and whether it is there."""
+    root, trace = tmp_path / "run", tmp_path / "trace"
+    assert traced.run(root, trace=trace) == 0
+    opened = re.findall(r'openat\((?:AT_FDCWD|\d+)<([^>]*)>, "([^"]*)", (\S+)', trace.read_text())
+    written = [
+        Path(folder, name)
+        for folder, name, flags in opened
+        if re.search("O_CREAT|O_WRONLY|O_RDWR", flags)
+    ]
+    assert len(written) > 20
+    told = {Path(f"{root}.acknowledged"), Path(f"{root}.error")}
+    assert [path for path in written if root not in path.parents and path not in told] == []
+
+
 def test_killed_again_at_any_call_of_the_recovery(
     traced: Nursery,
     tmp_path: Path,

@@ -321,6 +321,7 @@ def test_a_moved_run_continues(root: Path, golden: str) -> None:
         assert work(moved, nowhere.fileno()) == golden
 
 
+@pytest.mark.damages("some copies are torn, and refused")
 def test_copies_of_a_running_run_open_or_are_refused(root: Path) -> None:
     """Never other numbers, and never a result less than was there when the copy was begun."""
     opened, refused, wanted = 0, 0, 50 if EXHAUSTIVE else 12

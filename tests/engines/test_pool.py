@@ -155,6 +155,28 @@ def test_close_takes_along_what_workers_started(pool: WorkerPool, root: Path) ->
     context.__exit__(None, None, None)
 
 
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_dead_server_takes_along_what_workers_started(
+    pool: WorkerPool, root: Path, closing: bool
+) -> None:
+    engine, future, context = start(pool, root, Forks)
+    worker = busy_worker(pool)
+    deadline = time.monotonic() + 30
+    while not descendants(worker.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    family = descendants(worker.pid) | {worker.pid}
+    assert len(family) == 2
+    os.kill(pool.server_pid, signal.SIGKILL)
+    if closing:
+        pool.close()
+    assert gone(family)
+    with pytest.raises(WorkerDiedError):
+        future.result(10)
+    assert not pool.healthy
+    engine.close()
+    context.__exit__(None, None, None)
+
+
 def test_close_with_grace_lets_a_job_save_itself(pool: WorkerPool, root: Path) -> None:
     engine, future, context = start(pool, root, Sleeps, epochs=1000)
     worker = busy_worker(pool)

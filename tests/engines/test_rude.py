@@ -143,7 +143,16 @@ def test_what_a_job_leaves_behind_ends_with_the_pool(root: Path, model: type[Tin
         assert all(map(alive, pids))
 
 
-# A server that does not do as it is told
+# What cannot be ended
+
+
+def test_closing_does_not_wait_for_a_worker_that_cannot_be_killed(root: Path) -> None:
+    with engine(root, Sleeps, ("unkillable",), epochs=1000) as (made, pool, bundle, _):
+        future = submit(made, bundle)
+        busy_worker(pool)
+        made.close()
+        with pytest.raises(WorkerDiedError, match="cannot be killed"):
+            future.result(0)
 
 
 def test_a_server_that_does_not_obey_is_replaced(root: Path) -> None:

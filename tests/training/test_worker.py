@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -12,9 +13,11 @@ import pytest
 import torch
 from torch import nn
 
+from asynckfold import descriptors
 from asynckfold.errors import StorageError
 from asynckfold.messages import Facts, Progress, Task
 from asynckfold.placement import Placement
+from asynckfold.recipe import pack
 from asynckfold.result import DONE, FAILED, Baseline
 from asynckfold.training import loop, worker
 from asynckfold.training.bundle import job_folder
@@ -244,3 +247,22 @@ def test_a_bundle_that_could_not_be_unpacked_is_told_for_each_task(tiny: Tiny) -
         "ModuleNotFoundError: No module named 'mine'",
         found.broken,
     )
+
+
+def test_workers_that_unpack_a_bundle_at_once_do_not_move_each_others_place_in_it(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All workers are sent the same open file, with one position for all of them."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    packed, handle = descriptors.nameless_file(pack(tiny.bundle)), tiny.prepared.handle()
+    here, there = multiprocessing.Pipe()
+    os.lseek(packed, 7, os.SEEK_SET)
+    with here, there:
+        descriptors.send(there, "bundle", [packed, *handle.fds])
+        here.recv()
+        found = worker._Worker(here, never)
+        found.take_bundle(sys.path, str(Path.cwd()), 1 + len(handle.fds))
+        assert found.broken == ""
+        assert found.run(*placed(tiny))[0] == "answer"
+    assert os.lseek(packed, 0, os.SEEK_CUR) == 7
+    os.close(packed)

@@ -30,7 +30,7 @@ from tests.watched.sweep import BATCH_SECONDS, BATCHES
 
 HOME = Path(__file__).parents[2]
 
-INTERVAL = BATCHES * math.ceil(gate.CHECKPOINT_SECONDS / (BATCHES * BATCH_SECONDS))
+INTERVAL = BATCHES * math.ceil(gate.EPOCH_SECONDS / (BATCHES * BATCH_SECONDS))
 """Batches between two checkpoints of a job, at most: they are written at the end of an epoch."""
 
 GONE_SECONDS = 5.0

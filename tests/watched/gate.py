@@ -1,9 +1,9 @@
 """Where the processes of a watched run tell how far they are, and may be held to be killed there.
 
-Nothing of asynckfold is called, and only one constant of it is changed. Python's own audit events
-tell of files that are opened and renamed and of processes that are forked, and SQLite tells of the
-statements that it executes; each is told to the campaign before it happens, and happens when the
-campaign says so.
+Nothing of asynckfold is called, and only how often it saves a job is changed. Python's own audit
+events tell of files that are opened and renamed and of processes that are forked, and SQLite tells
+of the statements that it executes; each is told to the campaign before it happens, and happens when
+the campaign says so.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ADDRESS = "ASYNCKFOLD_CHAOS"
 PATIENCE_SECONDS = 30.0
 """Whoever is held longer goes on: the campaign must not be what hangs."""
 
-CHECKPOINT_SECONDS = 0.2
-"""Instead of one second, so that jobs of one second have checkpoints to come back to."""
+EPOCH_SECONDS = 0.2
+"""Between checkpoints, instead of one: so that jobs of one second have some to come back to."""
 
 _PHASES = (
     ("checkpoint", re.compile(r"checkpoint-[^/]+\.tmp")),
     ("resume", re.compile(r"checkpoint-[^/]+\.safetensors")),
-    ("report", re.compile(r".*/(report|oof)/[^/]+\.tmp")),
+    ("report", re.compile(r"(?:\.html|\.png|\.csv|\.json|(?<!splits)\.npz)\.\d+\.tmp")),
 )
 _DIED = re.compile(r"UPDATE attempts SET .*outcome = '(?:died|oom|hang)', pid = (\d+)")
 
@@ -99,9 +99,11 @@ def _happens(event: str, arguments: tuple[Any, ...]) -> None:
 def _opens(path: Any) -> None:
     if not isinstance(path, str):
         return
-    if path.endswith("/log.txt"):
+    # Files are opened below a folder that is open, so by their names alone.
+    if path.endswith("log.txt"):
         # Each job of a worker begins with its log.
-        sys.modules["asynckfold.training.loop"].CHECKPOINT_SECONDS = CHECKPOINT_SECONDS  # type: ignore[attr-defined]
+        saving = sys.modules["asynckfold.training.saving"]
+        saving.EPOCH_SECONDS, saving.SHARE = EPOCH_SECONDS, 1.0  # type: ignore[attr-defined]
     else:
         _touches(path)
 
