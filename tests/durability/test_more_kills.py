@@ -28,7 +28,7 @@ from tests.durability.tracing import Nursery, nursery, refused
 from tests.durability.training import train
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 
-pytestmark = pytest.mark.timeout(3600 if EXHAUSTIVE else 120)
+pytestmark = pytest.mark.timeout(3600 if EXHAUSTIVE else 300)
 
 Record = Callable[[str, object], None]
 
