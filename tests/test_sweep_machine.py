@@ -11,6 +11,7 @@ import hashlib
 import os
 import queue
 import shutil
+import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,8 @@ from asynckfold.placement import Load, Placement, Request
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.result import DIVERGED, DONE, ENDED, FAILED, Epoch, Result
 from asynckfold.store import CheckpointRef, RunStore, job_folder
+from asynckfold.store.layout import DATABASE
+from asynckfold.store.reading import RunReader
 from asynckfold.sweep import Sweep
 from tests.test_sweep import set_full
 
@@ -68,6 +71,12 @@ def result_of(task: Task, status: str) -> Result:
     outputs = np.full((2, 2), task.job.fold, np.float32) if status == DONE else None
     error = "" if status == DONE else f"{status} on purpose"
     return Result(task.job.id, task.attempt, status, outputs=outputs, error=error, traceback=error)
+
+
+def live_reader(root: Path) -> RunReader:
+    """Another connection, which always sees what is committed by now: no copy of one moment."""
+    database = f"{(root / DATABASE).absolute().as_uri()}?mode=ro"
+    return RunReader(root, sqlite3.connect(database, uri=True, isolation_level=None))
 
 
 @dataclass
@@ -193,7 +202,7 @@ class Engine:
 class Watch:
     """What is told is durable, and told once."""
 
-    reader: RunStore
+    reader: RunReader
     promises: Promises
 
     def placed(self, placement: Placement) -> None:
@@ -243,7 +252,7 @@ class Sessions(RuleBasedStateMachine):
         """Hold the run and start a new session."""
         self.store = RunStore.hold(self.root)
         self.store.begin(self.plan, FOLDS, TARGETS)
-        self.reader = RunStore.read(self.root)
+        self.reader = live_reader(self.root)
         kept = {name: result.digest for name, result in self.store.results().items()}
         for name, digest in self.promises.told.items():
             assert kept[name] == digest, "what was told is gone, or another"
@@ -281,7 +290,7 @@ class Sessions(RuleBasedStateMachine):
             for name, digest in self.promises.told.items()
             if self.reader.finished()[name] != FAILED
         }
-        self.reader.close()
+        self.reader._db.close()
 
     def step(self) -> None:
         finished, now = self.store.finished(), self.engine.now

@@ -17,11 +17,12 @@ from contextlib import contextmanager
 @contextmanager
 def lifeline(descriptor: int) -> Iterator[None]:
     """Exit at once, within the context, when nobody holds the other end of this socket any more."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLRDHUP)
 
     def look(number: int, frame: object) -> None:
-        # Also called for what arrives, which stays to be read.
+        # Also called for what arrives, which stays to be read. A second signal may interrupt the
+        # first one's look, and no poll object may be waited on twice at once.
+        poll = select.poll()
+        poll.register(descriptor, select.POLLRDHUP)
         if poll.poll(0):
             os._exit(0)
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from asynckfold import descriptors
 from asynckfold.errors import StorageError
-from asynckfold.messages import Facts, Progress, Task
+from asynckfold.messages import Facts, Progress, Started, Task
 from asynckfold.placement import Placement
 from asynckfold.recipe import pack
 from asynckfold.result import DONE, FAILED, Baseline
@@ -230,7 +230,8 @@ def test_news_and_storage_errors_go_up_the_pipe(
     served.run(*placed(tiny))
     sent = served.pipe.sent  # type: ignore[attr-defined]
     assert {kind for kind, _ in sent} == {"news"}
-    assert isinstance(sent[0][1], Progress)
+    assert isinstance(sent[0][1], Started)
+    assert isinstance(sent[1][1], Progress)
     folder = job_folder(tiny.root, tiny.jobs[0])
     (folder / "log.txt").unlink()
     (folder / "log.txt").mkdir()

@@ -48,7 +48,8 @@ def _batch_norm(
         return F.batch_norm(x, None, None, *affine, training=True, eps=eps)
     if update and momentum is None and mean is not None and var is not None and count is not None:
         # Momentum 1 leaves the statistics of this batch; then each replica's cumulative average.
-        now = (torch.empty_like(mean).flatten(), torch.empty_like(var).flatten())
+        # What was there before is multiplied by 0, which keeps a NaN: so it must be numbers.
+        now = (torch.zeros_like(mean).flatten(), torch.zeros_like(var).flatten())
         found = F.batch_norm(x, *now, *affine, training=True, momentum=1.0, eps=eps)
         for average, batch in zip((mean, var), now, strict=True):
             share = (1 / count.to(average.dtype)).unsqueeze(1)
