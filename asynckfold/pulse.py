@@ -63,7 +63,7 @@ class Pulses:
         Of the file; may be closed afterwards.
     """
 
-    COUNT = 1 << 16
+    COUNT = 1 << 12
     """Words; a pool that starts more workers in its life uses those of the first ones again."""
 
     SIZE = COUNT * _BYTES
