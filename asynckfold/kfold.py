@@ -66,8 +66,10 @@ class AsyncKFold:
         Root of all seeds.
     n_jobs : int or "auto"
         Jobs at a time: joblib's meaning (-1 all cores), or what is idle right now.
-    threads_per_job : int
-        Threads inside a job; part of the plan, since it changes bits.
+    threads_per_job : int or "auto"
+        Threads inside a job; part of the plan, since it changes bits. "auto" decides it for each
+        model by a rule over its operations, the number of jobs and the allotted cores, the same
+        whether these are idle or busy; 1 gives the same bits on any number of cores.
     devices : {"auto", "cpu", "cuda"} or list of int
         GPUs to use; "auto" takes those that are visible.
     stall_timeout : float, "auto" or None
@@ -89,6 +91,8 @@ class AsyncKFold:
         What to do with a folder that holds the same run: continue, refuse, or insist on it.
     baseline : {"estimate", "measure", None}
         The ordinary serial loop to compare with: timed for some batches, run whole, or left out.
+    plan_from : str or Path, optional
+        Folder of another run, whose threads of each model are taken over.
     verbose : int
         0 silent, 1 live table, 2 a line for each job, 3 a line for each epoch.
     allow_different_software : bool
@@ -132,7 +136,7 @@ class AsyncKFold:
         targets: Any = None,
         random_state: int = 0,
         n_jobs: int | str = "auto",
-        threads_per_job: int = 1,
+        threads_per_job: int | str = "auto",
         devices: Any = "auto",
         stall_timeout: float | str | None = "auto",
         scoring: Any = None,
@@ -144,6 +148,7 @@ class AsyncKFold:
         baseline: str | None = "estimate",
         verbose: int = 1,
         allow_different_software: bool = False,
+        plan_from: str | Path | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)
@@ -172,6 +177,7 @@ class AsyncKFold:
             baseline,
             verbose,
             bool(allow_different_software),
+            None if plan_from is None else Path(plan_from),
             dict(about or {}),
         )
         given = {"kfolds": kfolds, "cv": cv, "n_splits": n_splits}

@@ -111,6 +111,8 @@ class Facts:
         What makes the sweep impossible.
     failures : dict of str to str
         Traceback by candidate whose own code raised; its jobs will fail by themselves.
+    flops : dict of str to int
+        Floating-point operations of one training step by model name.
     """
 
     recipe: dict[str, Any]
@@ -118,3 +120,4 @@ class Facts:
     memory: dict[str, int]
     problems: tuple[tuple[str, str, str], ...] = ()
     failures: dict[str, str] = field(default_factory=dict)
+    flops: dict[str, int] = field(default_factory=dict)

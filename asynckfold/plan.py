@@ -184,6 +184,8 @@ class Plan:
         Class names by index; empty for regression.
     recipe : Mapping
         What is known about the live objects: architecture of each model, optimizer settings.
+    threads : Mapping of str to int
+        Threads by model, of those models only that have others than `threads_per_job`.
     """
 
     jobs: tuple[Job, ...]
@@ -197,6 +199,31 @@ class Plan:
     folds: str
     classes: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    threads: Mapping[str, int] = field(default_factory=dict)
+
+    def threads_of(self, model: str) -> int:
+        """Return the threads inside each job of a model."""
+        return self.threads.get(model, self.threads_per_job)
+
+    def with_threads(self, threads: Mapping[str, int]) -> Plan:
+        """Return this plan with the threads of each model: one form for equal threads.
+
+        Examples
+        --------
+        >>> plan = Plan((), TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+        >>> found = plan.with_threads({"A": 1, "B": 2})
+        >>> found.threads_per_job, found.threads, found.threads_of("A")
+        (1, {'B': 2}, 1)
+        """
+        least = min(threads.values(), default=self.threads_per_job)
+        more = {model: count for model, count in sorted(threads.items()) if count != least}
+        return replace(self, threads_per_job=least, threads=more)
+
+    @property
+    def threads_text(self) -> str:
+        """``"1; VGG 2"``: the threads of a job, and of models that have others."""
+        more = [f"{model} {count}" for model, count in self.threads.items()]
+        return "; ".join([str(self.threads_per_job), *more])
 
     @property
     def candidates(self) -> tuple[tuple[str, str], ...]:
@@ -272,7 +299,7 @@ class Plan:
                 name: _common(name, self.recipe.get(name), other.recipe[name])
                 for name in other.recipe
             },
-        )
+        ).with_threads({job.model: other.threads_of(job.model) for job in self.jobs})
         return self.first_difference(
             replace(common, **{name: getattr(self, name) for name in free})
         )

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asynckfold import cache, choice
+from asynckfold.choice import Choice
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
 from asynckfold.engines.machine import Machine, resolve_n_jobs
@@ -29,18 +31,19 @@ from asynckfold.errors import (
 )
 from asynckfold.files import make_folders, slug, write_whole
 from asynckfold.folds import Fold
-from asynckfold.identity import differences
+from asynckfold.identity import THREADS, differences
 from asynckfold.interruption import Interruption
 from asynckfold.messages import Facts
-from asynckfold.placement import Load, Placement
+from asynckfold.placement import Load, Placement, Request
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.probing import Prober
 from asynckfold.progress import Display
 from asynckfold.recipe import Recipe, sending_problems
 from asynckfold.result import DIVERGED, DONE, FAILED, CVResults, Result, job_by_id
 from asynckfold.scoring import Score, resolve
 from asynckfold.settings import Settings, one_line
 from asynckfold.store import RunStore
-from asynckfold.sweep import Inbox, Sampler, Sweep, ask, is_stray, requests_for
+from asynckfold.sweep import Inbox, Sampler, Sweep, ask, is_stray
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared
@@ -81,7 +84,7 @@ class Session:
                     inbox,
                     self.signals,
                     settings.n_jobs,
-                    settings.threads_per_job,
+                    settings.threads or 1,
                     settings.stall_timeout,
                 )
                 if pool is not None and not data.held:
@@ -89,19 +92,24 @@ class Session:
                 self.display.doing("checking the candidates")
                 facts = self._preflight(make, bundle)
                 known = len(self.store.plan.jobs) if self.store.has_plan else 0
+                work = choice.Sweep(draft, folds, facts, make.allotted, _identity(machine))
+                threads = self._choose(make, bundle, work)
                 self.store.begin(
-                    replace(draft, recipe=facts.recipe),
+                    replace(draft, recipe=facts.recipe).with_threads(threads.threads),
                     folds,
                     data.targets,
-                    {**_about(machine), **settings.about},
-                    free=("threads_per_job",) if settings.allow_different_software else (),
+                    {**_about(machine), **settings.about, "decision": threads.to_dict()},
+                    free=("threads_per_job", "threads")
+                    if settings.allow_different_software
+                    else (),
                 )
-                self._log(data, facts)
+                self._log(data, facts, threads)
                 if known and len(draft.jobs) > known:
                     text = f"{len(draft.jobs) - known} jobs were added to the plan"
                     self.store.event("plan", text)
                 bundle = replace(bundle, plan=self.store.plan)
-                self._sweep(make, bundle, data, facts, software)
+                software.setdefault(THREADS, self.store.plan.threads_text)
+                self._sweep(make, bundle, data, choice.requests(threads, work), software)
                 self._compare(make, bundle, data)
                 self.signals.check()
 
@@ -124,6 +132,11 @@ class Session:
 
         gpus = self.machine.gpus().names if draft.device == "cuda" else ()
         found = software(draft.threads_per_job, gpus)
+        if self.settings.threads is None:
+            # The threads that were decided are the run's own; of a new run they are told later.
+            del found[THREADS]
+            begun = next(iter(self.store.software()), {})
+            found |= {THREADS: begun[THREADS]} if THREADS in begun else {}
         if not self.settings.allow_different_software and self._pending(draft):
             refuse(_software_problems(self.store, found))
         return found
@@ -178,29 +191,45 @@ class Session:
             facts: Facts = ask(engine, make.everything("preflight", 1), signals=self.signals)
         return facts
 
-    def _log(self, data: Prepared, facts: Facts) -> None:
+    def _choose(self, make: _Engines, bundle: Any, work: choice.Sweep) -> Choice:
+        """Choose the threads of each model; a run that has a plan keeps its own."""
+        settings, store = self.settings, self.store
+        decided = store.about.get("decision") if store.has_plan else None
+        before = Choice.from_dict(decided) if decided else None
+        other = None if settings.plan_from is None else _plan_of(settings.plan_from)
+        with make(bundle) as engine:
+            prober = (
+                Prober(engine, bundle.plan, work.facts.memory, self.signals) if make.pool else None
+            )
+            self.display.doing("deciding the threads of each model")
+            return choice.chosen(work, settings.threads, before, other, prober, cache.folder())
+
+    def _log(self, data: Prepared, facts: Facts, threads: Choice) -> None:
         for note in (*self.store.notes, *data.notes, *self.notes):
             self.store.event("note", note)
             self.display.note(note)
         for candidate, trace in facts.failures.items():
             self.store.event("dry-run", trace.strip().splitlines()[-1], candidate)
+        told = {event.text for event in self.store.events()}
+        failed = {
+            model: trace.strip().splitlines()[-1] for model, trace in threads.failures.items()
+        }
+        for kind, texts in (("probe", failed), ("decision", threads.why)):
+            for text in (f"{model}: {sentence}" for model, sentence in texts.items()):
+                if text not in told:
+                    self.store.event(kind, text)
+                if kind == "probe" or threads.overturned:
+                    self.display.note(text)
 
     def _sweep(
         self,
         make: _Engines,
         bundle: Any,
         data: Prepared,
-        facts: Facts,
+        requests: Mapping[str, Request],
         software: Mapping[str, str],
     ) -> None:
         plan: Plan = bundle.plan
-        requests = requests_for(
-            [job.id for job in plan.jobs],
-            _expected_seconds(plan, bundle, facts),
-            plan.threads_per_job,
-            {job.id: facts.memory.get(job.model, 0) for job in plan.jobs},
-            plan.device == "cuda",
-        )
         finish = _Finish(plan, bundle, data, resolve(self.settings.scoring, data.classification))
         finished = self.store.results()
         self.display.doing("")
@@ -311,6 +340,13 @@ class _Engines:
         """Read the load for as many jobs as the caller wants."""
         count = resolve_n_jobs(self.n_jobs, self.machine.max_cores)
         return self.machine.load(count, running, own, threads=self.threads)
+
+    @property
+    def allotted(self) -> int:
+        """How many cores the sweep has at most, whoever else uses them now."""
+        most = self.machine.max_cores
+        count = resolve_n_jobs(self.n_jobs, most)
+        return most if count is None else min(most, count * self.threads)
 
     def everything(self, trainer: str, threads: int) -> Placement:
         """A placement on all cores."""
@@ -449,7 +485,7 @@ def make_draft(
         make_jobs(list(recipe.models), list(recipe.lr_schedules), folds, settings.random_state),
         params,
         settings.batch_size,
-        settings.threads_per_job,
+        settings.threads or 1,
         settings.random_state,
         "cuda" if machine.gpus().gpus else "cpu",
         tuple(resolve(settings.scoring, data.classification)),
@@ -489,15 +525,6 @@ def _scorer_names(scoring: Any) -> list[tuple[str, str]]:
     return [(name, spec) for name, spec in pairs if isinstance(spec, str)]
 
 
-def _expected_seconds(plan: Plan, bundle: Any, facts: Facts) -> dict[str, float]:
-    return {
-        job.id: facts.step_seconds.get(job.model, 0.0)
-        * plan.params.epochs
-        * (len(bundle.fold_of(job).train) / plan.batch_size)
-        for job in plan.jobs
-    }
-
-
 def _joined(parts: list[Facts]) -> Facts:
     recipe: dict[str, Any] = {}
     for part in parts:
@@ -512,6 +539,7 @@ def _joined(parts: list[Facts]) -> Facts:
         {name: value for part in parts for name, value in part.memory.items()},
         tuple(problem for part in parts for problem in part.problems),
         {name: value for part in parts for name, value in part.failures.items()},
+        {name: value for part in parts for name, value in part.flops.items()},
     )
 
 
@@ -520,6 +548,17 @@ def _about(machine: Machine) -> dict[str, Any]:
         "machine": machine.describe(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
     }
+
+
+def _identity(machine: Machine) -> dict[str, Any]:
+    """What seconds depend on besides the sweep."""
+    found = machine.describe()
+    return {"cpu": found["cpu"]["model"], "versions": found["versions"]}
+
+
+def _plan_of(folder: Path) -> Plan:
+    with RunStore.read(folder) as store:
+        return store.plan
 
 
 def write_out_of_fold(results: CVResults) -> None:

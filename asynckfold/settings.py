@@ -56,7 +56,7 @@ class Settings:
     targets: Any = None
     random_state: int = 0
     n_jobs: int | str = "auto"
-    threads_per_job: int = 1
+    threads_per_job: int | str = "auto"
     devices: Any = "auto"
     stall_timeout: float | str | None = "auto"
     scoring: Any = None
@@ -68,12 +68,18 @@ class Settings:
     baseline: str | None = "estimate"
     verbose: int = 1
     allow_different_software: bool = False
+    plan_from: Path | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def wants_classes(self) -> bool | None:
         """Whether the criterion needs class labels; None when it does not say."""
         return _wants_classes(self.criterion)
+
+    @property
+    def threads(self) -> int | None:
+        """How many threads a job has; None where that is decided for each model."""
+        return self.threads_per_job if isinstance(self.threads_per_job, int) else None
 
     @property
     def error_value(self) -> float:
@@ -83,10 +89,11 @@ class Settings:
     def problems(self) -> Iterator[Problem]:
         """Yield all that is wrong with the settings by themselves."""
         for name in ("batch_size", "threads_per_job", "n_repeats"):
-            value = getattr(self, name)
-            if not _is_whole(value) or value < 1:
+            value, word = getattr(self, name), "auto" if name == "threads_per_job" else None
+            if value != word and (not _is_whole(value) or value < 1):
+                also = f", or {word!r}" if word else ""
                 yield Problem(
-                    f"{name} must be a whole number of at least 1",
+                    f"{name} must be a whole number of at least 1{also}",
                     repr(value),
                     f"Pass {name}=1 or more.",
                 )
@@ -106,6 +113,7 @@ class Settings:
         yield from _root_problems(self.root_dir)
         yield from self._core_problems()
         yield from _stall_problems(self.stall_timeout)
+        yield from self._plan_from_problems()
 
     def _word_problems(self) -> Iterator[Problem]:
         choices = {"baseline": BASELINES, "resume": RESUMES}
@@ -144,12 +152,28 @@ class Settings:
         except InputError as error:
             yield from error.problems
         threads = self.threads_per_job
-        if _is_whole(threads) and threads > cores:
+        if isinstance(threads, int) and threads > cores:
             yield Problem(
                 "threads_per_job must not exceed the cores that this process may use",
                 f"{threads} threads on {cores} cores",
                 f"Pass threads_per_job={cores} or less: more threads than cores were measured up "
                 "to 80 times slower.",
+            )
+
+    def _plan_from_problems(self) -> Iterator[Problem]:
+        if self.plan_from is None:
+            return
+        if not (self.plan_from / "run.db").is_file():
+            yield Problem(
+                "plan_from must be the folder of a run",
+                f"{str(self.plan_from)!r}, where there is no run.db",
+                "Leave plan_from out to have the threads decided.",
+            )
+        if self.threads_per_job != "auto":
+            yield Problem(
+                "plan_from and threads_per_job both say how many threads a job has",
+                f"{str(self.plan_from)!r} and {self.threads_per_job!r}",
+                "Drop one of them.",
             )
 
     def recipe(

@@ -435,17 +435,3 @@ def ask(
         if sampler is not None:
             sampler.look(load)
     return future.result().results[0]
-
-
-def requests_for(
-    names: Sequence[str],
-    seconds: Mapping[str, float],
-    threads: int,
-    memory: Mapping[str, int],
-    gpu: bool,
-) -> dict[str, Request]:
-    """Return one request a job, from what is known by job id."""
-    return {
-        name: Request(name, seconds.get(name, 0.0), threads, memory.get(name, 0), gpu)
-        for name in names
-    }

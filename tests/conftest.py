@@ -33,6 +33,9 @@ _FAILED = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # How long an example takes says how busy the machine is; no test asserts a speed.
+    settings.register_profile("asynckfold", deadline=None)
+    settings.load_profile("asynckfold")
     config.addinivalue_line(
         "markers", "damages(reason): leaves runs whose accounts do not add up, on purpose"
     )

@@ -18,11 +18,11 @@ from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.folds import make_folds
 from asynckfold.messages import CheckpointWritten, EpochEnded, News, Remark, Setback, Task
-from asynckfold.placement import Load, Placement
+from asynckfold.placement import Load, Placement, Request
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.result import DONE, FAILED, Epoch, Result
 from asynckfold.store import CheckpointRef, RunStore
-from asynckfold.sweep import Sweep, requests_for
+from asynckfold.sweep import Sweep
 
 Behaviour = Callable[[Task], Any]
 
@@ -148,7 +148,7 @@ def sweep(
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine, watch = FakeEngine(behaviour, inbox, **changes), Recording()
     names = [job.id for job in store.plan.jobs]
-    requests = requests_for(names, dict.fromkeys(names, 1.0), 1, {}, False)
+    requests = {name: Request(name, 1.0) for name in names}
     made = Sweep(store, engine, inbox, requests, lambda result: result, watch, engine.clock)
     return made, engine, watch
 

@@ -164,14 +164,14 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
             "batch_size": found.batch_size,
             "device": found.device,
             "cores": list(load.cores),
-            "threads_per_job": threads,
+            "threads_per_job": kfold.settings.threads_per_job,
             "first": [{"jobs": item.jobs, "cores": item.cores, "gpu": item.gpu} for item in first],
         }
     )
     out.say(plan_table(found, sizes))
     out.say(
         f"{len(found.jobs)} jobs on {found.device}, {found.params.epochs} epochs in batches of "
-        f"{found.batch_size}, {threads} thread(s) each"
+        f"{found.batch_size}, {kfold.settings.threads_per_job} thread(s) each"
     )
     out.say(f"{len(first)} at a time now: {doctors.now(machine.describe()['cpu'], load).why}")
     for item in first[:8]:

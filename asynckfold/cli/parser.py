@@ -224,10 +224,13 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
     )
     group.add_argument(
         "--threads-per-job",
-        type=int,
+        type=_jobs,
         metavar="N",
-        help="threads inside a job; changes bits, so part of the plan"
+        help="threads inside a job; changes bits, so part of the plan; auto decides for each model"
         + _default("threads_per_job"),
+    )
+    group.add_argument(
+        "--plan-from", metavar="DIR", help="take the threads of each model from another run"
     )
     group.add_argument(
         "--devices",

@@ -37,7 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "repeats": 1,
     "n_jobs": "auto",
-    "threads_per_job": 1,
+    "threads_per_job": "auto",
     "devices": "auto",
     "stall_timeout": "auto",
     "baseline": "estimate",
@@ -60,6 +60,7 @@ _SETTINGS = {
     "baseline": "baseline",
     "resume": "resume",
     "allow_different_software": "allow_different_software",
+    "plan_from": "plan_from",
 }
 _TRAINER_PARAMS = ("epochs", "lr_step", "clip_grad_norm", "save_checkpoint_frequency")
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
@@ -513,6 +514,8 @@ def from_folder(parsed: argparse.Namespace, folder: Path) -> argparse.Namespace:
     if colon:
         found.data = f"{word}:{folder / Path(path).expanduser()}"
     found.data_root = str(folder / Path(parsed.data_root or DEFAULTS["data_root"]).expanduser())
+    if parsed.plan_from:
+        found.plan_from = str(folder / Path(parsed.plan_from).expanduser())
     return found
 
 

@@ -205,7 +205,7 @@ class Facts:
     batch_size: int
     epochs: int
     random_state: int
-    threads_per_job: int
+    threads_per_job: str
     device: str
     params: Mapping[str, Any]
     recipe: Mapping[str, str]
@@ -291,7 +291,7 @@ def read_results(store: RunStore) -> CVResults:
     )
 
 
-_UNSHOWN = ("cli", "command", "folder")
+_UNSHOWN = ("cli", "command", "folder", "decision")
 """Of what a run knows about itself: shown elsewhere, or the reader's business on no machine."""
 
 
@@ -568,7 +568,7 @@ def _facts(plan: Plan, found: CVResults) -> Facts:
         batch_size=plan.batch_size,
         epochs=plan.params.epochs,
         random_state=plan.random_state,
-        threads_per_job=plan.threads_per_job,
+        threads_per_job=plan.threads_text,
         device=clean(plan.device),
         params={item.name: getattr(plan.params, item.name) for item in fields(plan.params)},
         recipe=flat(plan.recipe),

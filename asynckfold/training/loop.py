@@ -161,7 +161,7 @@ def train(
     pulse = pulse or Pulse()
     pulse.aside()
     with JobLog(bundle.root, task.job) as log:
-        training = _build(bundle, task, data, device, log, pulse)
+        training = build(bundle, task, data, device, log, pulse)
         _restore(training, report)
         started = time.perf_counter()
         try:
@@ -180,9 +180,10 @@ def train(
             )
 
 
-def _build(
+def build(
     bundle: Bundle, task: Task, data: Batches, device: torch.device, log: JobLog, pulse: Pulse
 ) -> Training:
+    """Seed everything and make the live objects of a job, before its first step."""
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
     fold = bundle.fold_of(job)
     seeding.seed_all(job.seed)

@@ -25,6 +25,7 @@ from asynckfold.pulse import Pulse
 from asynckfold.training import lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
+from asynckfold.training.flops import FlopCounter
 from asynckfold.training.isolation import isolated
 from asynckfold.training.loop import fitted
 from asynckfold.transforms import describe
@@ -58,6 +59,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
     settings: dict[str, Any] = {}
     seconds: dict[str, float] = {}
     memory: dict[str, int] = {}
+    flops: dict[str, int] = {}
     problems: dict[_Problem, None] = {}
     failures: dict[str, str] = {}
     for name in recipe.models:
@@ -73,6 +75,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
                     if name not in seconds:
                         seconds[name] = dry.step_seconds()
                         memory[name] = _bytes(dry)
+                        flops[name] = dry.counter.flops
             except _Refused as refused:
                 problems[refused.args[0]] = None
             except (Exception, SystemExit):  # noqa: BLE001
@@ -83,13 +86,14 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
         "criterion": _describe(recipe.criterion),
         "preprocess": None if recipe.preprocess is None else _transformer(recipe.preprocess),
     }
-    return Facts(facts, seconds, memory, tuple(problems), failures)
+    return Facts(facts, seconds, memory, tuple(problems), failures, flops)
 
 
 class _DryRun:
     def __init__(self, bundle: Bundle, data: Batches, name: str, schedule: str) -> None:
         recipe, plan = bundle.recipe, bundle.plan
         self.bundle, self.name = bundle, name
+        self.counter = FlopCounter()
         seeding.seed_all(bundle.folds[0].index)
         self.model = recipe.models[name]()
         if not isinstance(self.model, nn.Module):
@@ -119,8 +123,12 @@ class _DryRun:
         self.inputs, self.targets = seen.train(rows, 0, 0)
 
     def step_seconds(self) -> float:
-        """Seconds of a step: the second one where the first is short, since it warms up."""
-        first = self._step()
+        """Seconds of a step: the second one where the first is short, since it warms up.
+
+        The operations of the first are counted.
+        """
+        with self.counter:
+            first = self._step()
         return first if first > 0.1 else self._step()
 
     def _step(self) -> float:

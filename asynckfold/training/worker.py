@@ -37,7 +37,7 @@ from asynckfold.messages import News, Setback, Started, Task
 from asynckfold.placement import Placement
 from asynckfold.pulse import STACKS_SIGNAL, Pulse
 from asynckfold.result import FAILED, Result
-from asynckfold.training import baseline, loop, preflight
+from asynckfold.training import baseline, loop, preflight, probe
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.faults import outcome_of
 from asynckfold.training.isolation import isolated
@@ -66,7 +66,8 @@ def execute(
     -------
     list
         Of `Result` for the plain trainer (None where it was asked to stop, a `Setback` where
-        another attempt may succeed); the `Facts` of a preflight; the `Baseline` of a serial loop.
+        another attempt may succeed); the `Facts` of a preflight; the `Baseline` of a serial loop;
+        the `Timing` of a probe, whose placement names a job of the model.
 
     Raises
     ------
@@ -87,6 +88,10 @@ def execute(
         if placement.trainer == "estimate":
             return [baseline.estimate(bundle, data, stop)]
         with _device(placement.gpu) as device:
+            if placement.trainer == "probe":
+                wanted = placement.jobs[0]
+                job = next(job for job in bundle.plan.jobs if job.id == wanted)
+                return [probe.measure(bundle, job, data, device)]
             return [_train(bundle, data, task, device, report, stop, pulse) for task in tasks]
 
 

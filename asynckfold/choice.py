@@ -1,0 +1,323 @@
+"""The threads of each model in a run: as asked, as stored, as another run had them, or decided.
+
+::
+
+    asked a number ─────────────────────────────┐
+    the run has a plan ─────────────────────────┤
+    plan_from another run ──────────────────────┼──► Choice: threads, why, costs, prediction
+    else: rule ◄── flops                        │
+          └── long sweep: cache or probe ── decide
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from asynckfold import cache
+from asynckfold.costs import Cost, Timing, Work, gathered, work_of
+from asynckfold.decide import Decision, Model, Prediction, decide, predict, rule_cost
+from asynckfold.errors import Problem, refuse
+from asynckfold.folds import Fold
+from asynckfold.messages import Facts
+from asynckfold.placement import Request
+from asynckfold.plan import Plan
+
+PROBE_SHARE = 0.05
+"""The share of a sweep's expected seconds that probes may take at most; else there are none."""
+
+SETTING_SECONDS = 0.5
+"""About what one model takes to be probed with one number of threads: 0.25 s of steps (see
+`training.probe`), and as much again for building, warming up and three evaluations."""
+
+Probe = Callable[[str, int, int], Sequence[Timing]]
+"""(model, threads, how many side by side) → what each of them found."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The threads of each model, and what follows from them.
+
+    Parameters
+    ----------
+    threads : Mapping of str to int
+        By model.
+    why : Mapping of str to str
+        A sentence by model.
+    costs : Mapping of str to Cost
+        By model: measured, or estimated by the rule and the step of the dry run.
+    prediction : Prediction
+        Seconds of the whole sweep.
+    cores : int
+        Allotted cores.
+    overturned : bool
+        Whether timings overturned the rule.
+    failures : Mapping of str to str
+        Traceback by model whose probe raised.
+    """
+
+    threads: Mapping[str, int]
+    why: Mapping[str, str]
+    costs: Mapping[str, Cost]
+    prediction: Prediction
+    cores: int
+    overturned: bool = False
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Choice:
+        """Read what `to_dict` returned, also after a way through JSON.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            It is anything else.
+        """
+        costs = {name: Cost.from_dict(cost) for name, cost in raw["costs"].items()}
+        return cls(**{**raw, "costs": costs, "prediction": Prediction(**raw["prediction"])})
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a choice is made for.
+
+    Parameters
+    ----------
+    plan : Plan
+        Without its threads.
+    folds : sequence of Fold
+        Whom its jobs hold out.
+    facts : Facts
+        Of the dry run.
+    cores : int
+        Allotted cores: of affinity, quota and ``n_jobs``, whoever uses them now.
+    machine : Mapping
+        What else seconds depend on: processor, versions.
+    """
+
+    plan: Plan
+    folds: Sequence[Fold]
+    facts: Facts
+    cores: int
+    machine: Mapping[str, Any]
+
+    def models(self) -> list[Model]:
+        """Return each model with its jobs' work and its cost by the rule."""
+        ratio = self.plan.params.eval_batch_size / self.plan.batch_size
+        works = self.works()
+        return [
+            Model(
+                name,
+                tuple(works[job.id] for job in self.plan.jobs if job.model == name),
+                rule_cost(self.facts.flops.get(name, 0), self.cores, ratio),
+            )
+            for name in dict.fromkeys(job.model for job in self.plan.jobs)
+        ]
+
+    def works(self) -> dict[str, Work]:
+        """Return the work of each job, by its id."""
+        plan = self.plan
+        by_fold = {fold.key: work_of(fold, plan.params, plan.batch_size) for fold in self.folds}
+        return {job.id: by_fold[job.repeat, job.fold] for job in plan.jobs}
+
+    def key(self, name: str) -> str:
+        """Return under what the cost of a model is kept between runs."""
+        recipe, plan = self.facts.recipe, self.plan
+        return cache.key_of(
+            {
+                "architecture": recipe.get("architecture", {}).get(name),
+                "settings": recipe.get("settings", {}).get(name),
+                "criterion": recipe.get("criterion"),
+                "flops": self.facts.flops.get(name, 0),
+                "batch": [plan.batch_size, plan.params.eval_batch_size],
+                "device": plan.device,
+                "cores": self.cores,
+                "machine": self.machine,
+            }
+        )
+
+
+def chosen(
+    sweep: Sweep,
+    asked: int | None,
+    before: Choice | None,
+    other: Plan | None,
+    probe: Probe | None,
+    place: Path | None,
+) -> Choice:
+    """Choose the threads of each model.
+
+    Parameters
+    ----------
+    sweep : Sweep
+        The sweep.
+    asked : int or None
+        Threads that were asked for.
+    before : Choice or None
+        What the run chose in an earlier session, which stays.
+    other : Plan or None
+        Of the run whose decisions are taken.
+    probe : callable or None
+        Times a model; None where nothing can run beside.
+    place : Path or None
+        Where costs are kept between runs.
+
+    Raises
+    ------
+    InputError
+        The other run does not know a model, or has more threads than there are cores here.
+    """
+    models = sweep.models()
+    names = [model.name for model in models]
+    if asked is not None:
+        return _fixed(sweep, models, dict.fromkeys(names, asked), "as asked")
+    if before is not None:
+        return _grown(sweep, models, before, probe, place)
+    if other is not None:
+        refuse(_problems(other, names, sweep.cores))
+        threads = {name: other.threads_of(name) for name in names}
+        return _fixed(sweep, models, threads, "taken over from another run")
+    if sweep.plan.device == "cuda":
+        return _fixed(sweep, models, dict.fromkeys(names, 1), "the work is done by a GPU")
+    measured, failures = _measured(sweep, models, probe, place)
+    return _choice(sweep, models, decide(models, sweep.cores, measured), measured, failures)
+
+
+def _grown(
+    sweep: Sweep,
+    models: Sequence[Model],
+    before: Choice,
+    probe: Probe | None,
+    place: Path | None,
+) -> Choice:
+    """Keep what a run chose before, and decide for the models that were added to it."""
+    added = [model for model in models if model.name not in before.threads]
+    if not added:
+        return before
+    measured, failures = _measured(sweep, added, probe, place)
+    more = decide(added, sweep.cores, measured)
+    decision = Decision(
+        {**before.threads, **more.threads}, {**before.why, **more.why}, more.overturned
+    )
+    return _choice(sweep, models, decision, {**before.costs, **measured}, failures)
+
+
+def requests(choice: Choice, sweep: Sweep) -> dict[str, Request]:
+    """Return the request of each job, by its id."""
+    works, gpu = sweep.works(), sweep.plan.device == "cuda"
+    found = {}
+    for job in sweep.plan.jobs:
+        threads, cost = choice.threads[job.model], choice.costs[job.model]
+        seconds = cost.seconds(works[job.id], threads)
+        found[job.id] = Request(job.id, seconds, threads, cost.memory, gpu)
+    return found
+
+
+def _problems(other: Plan, names: Sequence[str], cores: int) -> Iterator[Problem]:
+    known = list(dict.fromkeys(job.model for job in other.jobs))
+    for name in names:
+        if name not in known:
+            yield Problem(
+                "plan_from must be a run of the same models",
+                f"{name}, and a run of {', '.join(known)}",
+                "Leave plan_from out to have the threads decided.",
+            )
+        elif other.threads_of(name) > cores:
+            yield Problem(
+                "the threads of plan_from must not exceed the cores that this run may use",
+                f"{other.threads_of(name)} threads for {name} on {cores} cores",
+                "Leave plan_from out to have the threads decided.",
+            )
+
+
+def _measured(
+    sweep: Sweep, models: Sequence[Model], probe: Probe | None, place: Path | None
+) -> tuple[dict[str, Cost], dict[str, str]]:
+    """Costs by model from the cache or a probe, and the tracebacks of probes that raised.
+
+    Whether a sweep is long enough is no matter of timings, so that the same sweep is always
+    decided by the same numbers.
+    """
+    found: dict[str, Cost] = {}
+    failures: dict[str, str] = {}
+    counts = _probed_counts(sweep.cores)
+    most = len(models) * len(counts) * SETTING_SECONDS
+    alone = math.fsum(model.cost.seconds(work, 1) for model in models for work in model.jobs)
+    if sweep.cores == 1 or most > PROBE_SHARE * alone / sweep.cores:
+        return found, failures
+    for model in models:
+        key = sweep.key(model.name)
+        cost = cache.recall(key, place)
+        if cost is None and probe is not None and model.name in sweep.facts.flops:
+            timings = {
+                count: probe(model.name, count, min(sweep.cores // count, len(model.jobs)))
+                for count in counts
+            }
+            failure = _failure(timings)
+            if failure:
+                failures[model.name] = failure
+                continue
+            made = gathered(timings, sweep.facts.flops[model.name])
+            least = sweep.facts.memory.get(model.name, 0)
+            cost = cache.remember(key, replace(made, memory=max(made.memory, least)), place)
+        if cost is not None:
+            found[model.name] = cost
+    return found, failures
+
+
+def _probed_counts(cores: int) -> list[int]:
+    """One thread, powers of two, all."""
+    powers = [2**power for power in range(cores.bit_length()) if 2**power < cores]
+    return [*powers, cores]
+
+
+def _failure(timings: Mapping[int, Sequence[Timing]]) -> str:
+    failures = [item.failure for found in timings.values() for item in found if item.failure]
+    return failures[0] if failures else ""
+
+
+def _fixed(sweep: Sweep, models: Sequence[Model], threads: dict[str, int], why: str) -> Choice:
+    sentences = {
+        name: f"{count} {'thread' if count == 1 else 'threads'}: {why}"
+        for name, count in threads.items()
+    }
+    return _choice(sweep, models, Decision(threads, sentences), {}, {})
+
+
+def _choice(
+    sweep: Sweep,
+    models: Sequence[Model],
+    decision: Decision,
+    measured: Mapping[str, Cost],
+    failures: Mapping[str, str],
+) -> Choice:
+    """Complete a decision by the costs that order the jobs."""
+    costs = {
+        model.name: measured[model.name]
+        if model.name in measured
+        else _estimated(model, sweep.facts)
+        for model in models
+    }
+    known = [Model(model.name, model.jobs, costs[model.name]) for model in models]
+    return Choice(
+        decision.threads,
+        decision.why,
+        costs,
+        predict(known, decision.threads, sweep.cores),
+        sweep.cores,
+        decision.overturned,
+        failures,
+    )
+
+
+def _estimated(model: Model, facts: Facts) -> Cost:
+    """The rule's cost, brought to the seconds and bytes that the dry run saw."""
+    cost = model.cost.scaled(facts.step_seconds.get(model.name, 0.0))
+    return replace(cost, memory=facts.memory.get(model.name, 0))

@@ -1,0 +1,187 @@
+"""What is known of a model's cost: seconds of a step by threads, floating-point operations, bytes.
+
+Pure data: a probe measures it, a rule estimates it, a plan is decided by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import median_low
+from typing import Any
+
+from asynckfold.folds import Fold
+from asynckfold.plan import TrainerParams
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one job has to do: training steps and evaluation batches, over all its epochs."""
+
+    steps: int
+    evaluations: int
+
+
+def work_of(fold: Fold, params: TrainerParams, batch_size: int) -> Work:
+    """Return the work of a job that holds out `fold`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> fold = Fold(0, 0, np.arange(100), np.arange(100, 150))
+    >>> work_of(fold, TrainerParams(epochs=2, eval_batch_size=20), batch_size=32)
+    Work(steps=8, evaluations=6)
+    """
+    return Work(
+        params.epochs * math.ceil(len(fold.train) / batch_size),
+        params.epochs * math.ceil(len(fold.valid) / params.eval_batch_size),
+    )
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one probe of one model found, or the traceback of what its code raised.
+
+    Parameters
+    ----------
+    step_seconds, eval_seconds : float
+        Seconds of a training step and of an evaluation batch.
+    memory, gpu_memory : int
+        Peak bytes above what the process had before.
+    failure : str
+        The traceback; empty where all went well.
+    """
+
+    step_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    memory: int = 0
+    gpu_memory: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model costs.
+
+    Parameters
+    ----------
+    step_seconds, eval_seconds : Mapping of int to float
+        Seconds of a training step and of an evaluation batch by number of threads, with all
+        allotted cores busy with the same work. One thread is always among them.
+    flops : int
+        Floating-point operations of a training step, forward and backward.
+    memory, gpu_memory : int
+        Bytes of a job, beyond what its process has anyway.
+
+    Examples
+    --------
+    >>> cost = Cost({1: 0.004, 2: 0.003}, {1: 0.002, 2: 0.001})
+    >>> round(cost.seconds(Work(100, 10), threads=2), 6)
+    0.31
+    >>> Cost.from_dict(cost.to_dict()) == cost
+    True
+    """
+
+    step_seconds: Mapping[int, float]
+    eval_seconds: Mapping[int, float]
+    flops: int = 0
+    memory: int = 0
+    gpu_memory: int = 0
+
+    def seconds(self, work: Work, threads: int) -> float:
+        """Return the seconds of a job."""
+        step, evaluation = at(self.step_seconds, threads), at(self.eval_seconds, threads)
+        return work.steps * step + work.evaluations * evaluation
+
+    def scaled(self, step_seconds: float) -> Cost:
+        """Return this cost with other seconds of a step with one thread, all others in proportion.
+
+        Seconds that are no positive number leave it as it is.
+        """
+        if not 0 < step_seconds < math.inf:
+            return self
+        ratio = step_seconds / self.step_seconds[1]
+        return Cost(
+            {count: ratio * seconds for count, seconds in self.step_seconds.items()},
+            {count: ratio * seconds for count, seconds in self.eval_seconds.items()},
+            self.flops,
+            self.memory,
+            self.gpu_memory,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Any) -> Cost:
+        """Read what `to_dict` returned, also after a way through JSON.
+
+        Raises
+        ------
+        ValueError
+            It is anything else.
+        """
+        try:
+            steps, evaluations = (
+                {int(count): float(seconds) for count, seconds in raw[name].items()}
+                for name in ("step_seconds", "eval_seconds")
+            )
+            bytes_and_flops = [int(raw[name]) for name in ("flops", "memory", "gpu_memory")]
+        except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
+            raise ValueError(f"no cost of a model: {error!r}") from error
+        known = 1 in steps and steps.keys() == evaluations.keys() and min(steps) >= 1
+        times = [*steps.values(), *evaluations.values()]
+        if not known or not all(0 < seconds < math.inf for seconds in times):
+            raise ValueError("no cost of a model: its seconds make no sense")
+        if min(bytes_and_flops) < 0:
+            raise ValueError("no cost of a model: negative bytes or operations")
+        return cls(steps, evaluations, *bytes_and_flops)
+
+
+def at(seconds: Mapping[int, float], threads: int) -> float:
+    """Return the seconds at a number of threads, between those that are known.
+
+    Linear in 1 / threads, as in Amdahl (1967); beyond the largest number that is known, more
+    threads bring nothing.
+
+    Parameters
+    ----------
+    seconds : Mapping of int to float
+        By number of threads, with an entry for 1.
+    threads : int
+        At least 1.
+
+    Examples
+    --------
+    >>> at({1: 8.0, 4: 2.0}, 2)
+    4.0
+    >>> at({1: 8.0, 4: 2.0}, 16)
+    2.0
+    """
+    if threads in seconds:
+        return seconds[threads]
+    known = sorted(seconds)
+    for fewer, more in pairwise(known):
+        if fewer < threads < more:
+            share = (1 / fewer - 1 / threads) / (1 / fewer - 1 / more)
+            return seconds[fewer] + share * (seconds[more] - seconds[fewer])
+    return seconds[known[-1]]
+
+
+def gathered(timings: Mapping[int, Sequence[Timing]], flops: int) -> Cost:
+    """Return the cost that probes found: by threads, those that ran side by side.
+
+    Of their seconds the lower median counts: another program on one of the cores must not change
+    what is decided. Of their bytes, the most.
+    """
+    every = [timing for found in timings.values() for timing in found]
+    return Cost(
+        {n: median_low([item.step_seconds for item in found]) for n, found in timings.items()},
+        {n: median_low([item.eval_seconds for item in found]) for n, found in timings.items()},
+        flops,
+        max(item.memory for item in every),
+        max(item.gpu_memory for item in every),
+    )

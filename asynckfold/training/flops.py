@@ -1,0 +1,111 @@
+"""Floating-point operations of what runs in a block: deterministic, unlike its seconds.
+
+Only operations whose work grows faster than their data are counted: products of matrices,
+convolutions, attention and recurrent layers. A fused multiply-add counts as two. Counting is by the
+shapes that reach ATen (the dispatch mode of `torch.utils.flop_counter`, whose module would import a
+compiler and overcounts grouped convolutions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_Formula = Callable[[Sequence[Any], Any], int]
+
+
+def _product(first: int) -> _Formula:
+    """Arguments `first` and the next one are multiplied as matrices."""
+    return lambda args, out: int(2 * args[first].numel() * args[first + 1].shape[-1])
+
+
+def _convolution(args: Sequence[Any], out: Any) -> int:
+    inputs, weight, transposed = args[0], args[1], args[6]
+    return int(2 * (inputs if transposed else out).numel() * _per_element(weight))
+
+
+def _convolution_backward(args: Sequence[Any], out: Any) -> int:
+    grad, inputs, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
+    # The gradients of input and weight each cost a forward pass; that of a bias costs little.
+    once = 2 * (inputs if transposed else grad).numel() * _per_element(weight)
+    return int(once * sum(map(bool, wanted[:2])))
+
+
+def _per_element(weight: torch.Tensor) -> int:
+    return weight.numel() // max(1, len(weight))
+
+
+def _attention(first: int, products: int) -> _Formula:
+    """Queries and keys from argument `first`; each product is queries × keys × width."""
+    return lambda args, out: int(2 * products * args[first].numel() * args[first + 1].shape[-2])
+
+
+def _recurrent(first: int, passes: int) -> _Formula:
+    """Inputs from argument 0, input and hidden weights from argument `first`."""
+
+    def count(args: Sequence[Any], out: Any) -> int:
+        rows = args[0].numel() // max(1, args[0].shape[-1])
+        return int(2 * passes * rows * sum(weight.numel() for weight in args[first : first + 2]))
+
+    return count
+
+
+_FORMULAS: Mapping[str, _Formula] = {
+    "aten::mm": _product(0),
+    "aten::bmm": _product(0),
+    "aten::addmm": _product(1),
+    "aten::baddbmm": _product(1),
+    "aten::convolution": _convolution,
+    "aten::convolution_backward": _convolution_backward,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(0, 2),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, 5),
+    "aten::mkldnn_rnn_layer": _recurrent(1, 1),
+    "aten::mkldnn_rnn_layer_backward": _recurrent(1, 2),
+}
+
+
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts while it is entered; an operation that it does not know counts nothing.
+
+    Attributes
+    ----------
+    flops : int
+        Counted so far.
+
+    Examples
+    --------
+    >>> with FlopCounter() as counter:
+    ...     _ = torch.ones(2, 3) @ torch.ones(3, 5)
+    >>> counter.flops
+    60
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch's own answer imports its compiler, which takes seconds; nothing is compiled here.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation and count it."""
+        out = func(*args, **(kwargs or {}))
+        formula = _FORMULAS.get(func._schema.name)
+        if formula is not None:
+            self.flops += _counted(formula, args, out)
+        return out
+
+
+def _counted(formula: _Formula, args: Sequence[Any], out: Any) -> int:
+    # Another version of torch may pass other arguments: the count is lower then, nothing fails.
+    try:
+        return formula(args, out)
+    except (IndexError, TypeError, AttributeError):
+        return 0

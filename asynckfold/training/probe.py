@@ -1,0 +1,108 @@
+"""A probe: some real steps of one model, timed, in a worker as its jobs will be.
+
+It runs on the cores and with the threads of its placement; the sweep starts as many side by side as
+jobs would be. Nothing of it stays: the model is built for it, and every job seeds its generators.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from statistics import median
+
+import torch
+
+from asynckfold import proc
+from asynckfold.costs import Timing
+from asynckfold.data import Batches
+from asynckfold.messages import Task
+from asynckfold.plan import Job
+from asynckfold.pulse import Pulse
+from asynckfold.training import loop
+from asynckfold.training.bundle import Bundle, NoLog
+
+PROBE_SECONDS = 0.25
+"""How long steps are timed."""
+
+LONG_SECONDS = 1.0
+"""A call that takes longer is not repeated: its warming up is a small part of it."""
+
+
+def measure(bundle: Bundle, job: Job, data: Batches, device: torch.device) -> Timing:
+    """Time training steps and an evaluation batch of a job.
+
+    Parameters
+    ----------
+    bundle : Bundle
+        The sweep.
+    job : Job
+        Any job of the model.
+    data : Batches
+        The samples.
+    device : torch.device
+        Where the job would train.
+
+    Returns
+    -------
+    Timing
+        With the traceback where the user's code raised: its jobs will raise it, too.
+    """
+    try:
+        return _timing(bundle, job, data.to(device), device)
+    except (Exception, SystemExit):  # noqa: BLE001
+        return Timing(failure=traceback.format_exc())
+
+
+def _timing(bundle: Bundle, job: Job, data: Batches, device: torch.device) -> Timing:
+    proc.reset_peak_memory()
+    before = proc.peak_memory()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with NoLog() as log:
+        training = loop.build(bundle, Task(job), data, device, log, Pulse())
+        step = _seconds(_steps(training), device, PROBE_SECONDS)
+        valid = training.valid[: bundle.plan.params.eval_batch_size]
+        evaluation = _seconds(cycle([lambda: loop.evaluate(training, valid)]), device, 0.0)
+    return Timing(
+        step,
+        evaluation,
+        max(0, proc.peak_memory() - before),
+        torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
+    )
+
+
+def _steps(training: loop.Training) -> Iterator[Callable[[], object]]:
+    """Steps over the batches of the first epoch, again and again."""
+    order = torch.from_numpy(loop.epoch_order(training.train, training.seed, 0))
+    training.model.train()
+
+    def step(low: int, high: int) -> object:
+        return loop.training_step(training, *training.data.train(order[low:high], training.seed, 0))
+
+    for low, high in cycle(training.bounds):
+        yield lambda low=low, high=high: step(low, high)  # type: ignore[misc]
+
+
+def _seconds(calls: Iterator[Callable[[], object]], device: torch.device, least: float) -> float:
+    """Median seconds of at least two calls, for at least so many seconds; another warms up first.
+
+    A first call that takes long is the only one.
+    """
+    started = time.perf_counter()
+    first = _timed(next(calls), device)
+    if first > LONG_SECONDS:
+        return first
+    seconds = [_timed(next(calls), device) for _ in range(2)]
+    while time.perf_counter() - started < least:
+        seconds.append(_timed(next(calls), device))
+    return median(seconds)
+
+
+def _timed(call: Callable[[], object], device: torch.device) -> float:
+    started = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started

@@ -1,0 +1,106 @@
+"""What a model costs: seconds between the threads that were measured, and the way through JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold.costs import Cost, Timing, Work, at, gathered
+
+seconds = st.floats(1e-6, 1e4)
+by_threads = st.dictionaries(st.integers(1, 64), seconds, max_size=6).flatmap(
+    lambda found: seconds.map(lambda one: {**found, 1: one})
+)
+
+
+@st.composite
+def costs(draw: st.DrawFn) -> Cost:
+    steps = draw(by_threads)
+    evaluations = {count: draw(seconds) for count in steps}
+    flops, memory, gpu_memory = (draw(st.integers(0, 2**50)) for _ in range(3))
+    return Cost(steps, evaluations, flops, memory, gpu_memory)
+
+
+@given(costs())
+def test_a_cost_survives_json(cost: Cost) -> None:
+    assert Cost.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
+
+
+@given(by_threads, st.integers(1, 256))
+def test_between_measured_threads_the_seconds_lie_between_theirs(
+    known: dict[int, float], threads: int
+) -> None:
+    fewer = max(count for count in known if count <= threads)
+    more = min((count for count in known if count >= threads), default=fewer)
+    low, high = sorted([known[fewer], known[more]])
+    assert low * (1 - 1e-9) <= at(known, threads) <= high * (1 + 1e-9)
+
+
+@given(by_threads)
+def test_measured_seconds_are_given_back(known: dict[int, float]) -> None:
+    assert all(math.isclose(at(known, count), value) for count, value in known.items())
+
+
+@given(st.floats(0, 1), st.integers(1, 64))
+def test_amdahls_law_is_met_between_its_ends(share: float, threads: int) -> None:
+    def law(count: int) -> float:
+        return 1 - share + share / count
+
+    assert math.isclose(at({1: law(1), 64: law(64)}, threads), law(threads))
+
+
+def test_a_job_is_its_steps_and_its_evaluations() -> None:
+    cost = Cost({1: 0.5, 2: 0.25}, {1: 2.0, 2: 1.5})
+    assert cost.seconds(Work(10, 3), 1) == 11
+    assert cost.seconds(Work(10, 3), 2) == 7
+
+
+def test_scaling_brings_a_step_to_what_was_seen_and_keeps_proportions() -> None:
+    cost = Cost({1: 0.5, 2: 0.25}, {1: 2.0, 2: 1.5}, 7, 8, 9)
+    assert cost.scaled(1.0) == Cost({1: 1.0, 2: 0.5}, {1: 4.0, 2: 3.0}, 7, 8, 9)
+    assert [cost.scaled(value) for value in (0.0, -1.0, math.inf, math.nan)] == [cost] * 4
+
+
+WHOLE: dict[str, object] = {
+    "step_seconds": {"1": 1},
+    "eval_seconds": {"1": 1},
+    "flops": 0,
+    "memory": 0,
+}
+WHOLE["gpu_memory"] = 0
+
+
+@pytest.mark.parametrize("raw", [None, [], {}, "text", *({**WHOLE, name: None} for name in WHOLE)])
+def test_what_is_no_cost_is_refused(raw: object) -> None:
+    with pytest.raises(ValueError, match="no cost of a model"):
+        Cost.from_dict(raw)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step_seconds": {}, "eval_seconds": {}},
+        {"step_seconds": {"2": 1}, "eval_seconds": {"2": 1}},
+        {"eval_seconds": {"2": 1}},
+        {"step_seconds": {"1": -1}},
+        {"step_seconds": {"1": "nan"}},
+        {"step_seconds": {"1": 1, "0": 1}, "eval_seconds": {"1": 1, "0": 1}},
+        {"step_seconds": {"x": 1}},
+        {"flops": -1},
+        {"flops": math.inf},
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(changes: dict[str, object]) -> None:
+    assert Cost.from_dict(WHOLE) == Cost({1: 1.0}, {1: 1.0})
+    with pytest.raises(ValueError, match="no cost of a model"):
+        Cost.from_dict({**WHOLE, **changes})
+
+
+def test_another_program_on_one_core_does_not_count() -> None:
+    quick, slow = Timing(0.1, 0.2, 50, 5), Timing(9.0, 9.0, 60, 4)
+    found = gathered({1: [slow, quick], 2: [Timing(0.06, 0.1, 70, 6)]}, 1000)
+    assert found == Cost({1: 0.1, 2: 0.06}, {1: 0.2, 2: 0.1}, 1000, 70, 6)

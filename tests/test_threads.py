@@ -1,0 +1,184 @@
+"""Threads of a job, from the arguments of a call to the results: with real workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, RunStore, choice
+from asynckfold.engines.pool import close_warm
+from asynckfold.plan import Plan
+from tests.toy import Tiny, adam, samples
+
+CORES = len(os.sched_getaffinity(0))
+
+two_cores = pytest.mark.skipif(CORES < 2, reason="needs two cores")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_stays() -> Iterator[None]:
+    yield
+    close_warm()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "asynckfold"
+
+
+@pytest.fixture
+def probing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sweep is long enough to be probed."""
+    monkeypatch.setattr(choice, "PROBE_SHARE", float("inf"))
+
+
+def run(root: Path, models: Any = None, epochs: int = 1, **settings: Any) -> CVResults:
+    settings = {"verbose": 0, "baseline": None, **settings}
+    kfold = AsyncKFold(3, samples(), root, nn.CrossEntropyLoss(), 10, **settings)
+    return kfold(models or [Tiny], ["step"], adam, {"epochs": epochs})
+
+
+def stored(root: Path) -> tuple[Plan, list[tuple[str, str]], dict[str, Any]]:
+    with RunStore.read(root) as store:
+        events = [(item.kind, item.text) for item in store.events()]
+        return store.plan, events, store.about
+
+
+def test_the_default_decides_and_says_why(root: Path) -> None:
+    results = run(root)
+    plan, events, about = stored(root)
+    assert (plan.threads_per_job, plan.threads) == (1, {})
+    assert {result.threads for result in results.results.values()} == {1}
+    (why,) = [text for kind, text in events if kind == "decision"]
+    assert why.startswith("Tiny: 1 thread")
+    assert about["decision"]["prediction"]["makespan"] > 0
+    with RunStore.read(root) as store:
+        assert all(item.expected > 0 for item in store.attempts())
+
+
+def test_the_same_command_is_the_same_plan_idle_or_busy(
+    tmp_path: Path, own_cache: Path, probing: None
+) -> None:
+    first = run(tmp_path / "idle")
+    kept = {path.name: path.read_bytes() for path in own_cache.iterdir()}
+    assert len(kept) == 1
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(CORES)]
+    try:
+        second = run(tmp_path / "busy")
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    plans = [stored(tmp_path / name)[0] for name in ("idle", "busy")]
+    assert plans[0].fingerprint == plans[1].fingerprint
+    assert first.fingerprint == second.fingerprint
+    assert {path.name: path.read_bytes() for path in own_cache.iterdir()} == kept
+
+
+@two_cores
+def test_a_probe_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = run(tmp_path / "without", parallelize=False)
+    monkeypatch.setattr(choice, "PROBE_SHARE", float("inf"))
+    assert run(tmp_path / "with").fingerprint == without.fingerprint
+    costs = stored(tmp_path / "with")[2]["decision"]["costs"]["Tiny"]
+    assert set(costs["step_seconds"]) >= {"1", str(CORES)}
+
+
+class Dies(Tiny):
+    """Kills its process where it has more than one thread, as only a probe gives it."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if torch.get_num_threads() > 1:
+            os._exit(9)
+        return super().forward(inputs)
+
+
+class Raises(Tiny):
+    """Raises where it has more than one thread."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if torch.get_num_threads() > 1:
+            raise ZeroDivisionError("on purpose")
+        return super().forward(inputs)
+
+
+@two_cores
+def test_a_probe_that_dies_or_raises_is_told_and_the_sweep_goes_on(
+    root: Path, probing: None
+) -> None:
+    results = run(root, [Dies, Raises, Tiny])
+    assert {result.status for result in results.results.values()} == {"done"}
+    told = dict(text.split(": ", 1) for kind, text in stored(root)[1] if kind == "probe")
+    assert told.keys() == {"Dies", "Raises"}
+    assert told["Raises"] == "ZeroDivisionError: on purpose"
+
+
+@two_cores
+def test_the_threads_of_another_run_are_taken_over(tmp_path: Path) -> None:
+    first = run(tmp_path / "first", threads_per_job=2)
+    second = run(tmp_path / "second", plan_from=tmp_path / "first")
+    assert second.fingerprint == first.fingerprint
+    assert {item.threads for item in second.results.values()} == {2}
+    assert {len(item.cores) for item in second.results.values()} == {2}
+    assert ("decision", "Tiny: 2 threads: taken over from another run") in stored(
+        tmp_path / "second"
+    )[1]
+
+
+@two_cores
+def test_a_run_keeps_its_threads_though_the_rule_would_now_say_otherwise(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(root)
+    plan = stored(root)[0]
+
+    def two(models: Any, cores: int, measured: Any = None) -> Any:
+        return replace(choice.Decision({}, {}), threads={"Tiny": 2}, why={"Tiny": "two"})
+
+    monkeypatch.setattr(choice, "decide", two)
+    run(root)
+    assert stored(root)[0] == plan
+    assert len([kind for kind, _ in stored(root)[1] if kind == "decision"]) == 1
+    with pytest.raises(PlanMismatchError, match="threads_per_job: 1 there, 2 here"):
+        run(root, threads_per_job=2)
+
+
+@two_cores
+def test_a_run_that_grows_keeps_the_threads_it_has(root: Path, tmp_path: Path) -> None:
+    run(tmp_path / "other", {"A": Tiny}, threads_per_job=2)
+    run(root, {"A": Tiny}, plan_from=tmp_path / "other")
+    results = run(root, {"A": Tiny, "B": Tiny})
+    assert {name[0]: item.threads for name, item in results.results.items()} == {"A": 2, "B": 1}
+    assert run(root, {"A": Tiny, "B": Tiny}).fingerprint == results.fingerprint
+    assert stored(root)[0].threads_text == "1; A 2"
+
+
+def test_one_thread_as_asked_is_the_same_plan_as_one_thread_decided(root: Path) -> None:
+    first = run(root)
+    assert run(root, threads_per_job=1).fingerprint == first.fingerprint
+
+
+# Bad input
+
+
+def test_plan_from_must_be_a_run_and_the_only_word_on_threads(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="plan_from must be the folder of a run") as told:
+        run(root, plan_from=tmp_path, threads_per_job=1)
+    assert "both say how many threads a job has" in str(told.value)
+
+
+@pytest.mark.parametrize("value", ["many", 0, True, 1.5, None])
+def test_threads_must_be_a_number_or_auto(root: Path, value: Any) -> None:
+    with pytest.raises(InputError, match="threads_per_job must be"):
+        run(root, threads_per_job=value)
+    assert not root.exists()

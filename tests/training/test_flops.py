@@ -1,0 +1,94 @@
+"""Operations are counted by shapes: equal on every machine, and what a reader would compute."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from asynckfold.models import LeNet5
+from asynckfold.training.flops import FlopCounter
+
+
+def counted(model: nn.Module, *shape: int, backward: bool = True) -> int:
+    inputs = torch.randn(shape)
+    with FlopCounter() as counter:
+        found = model(inputs)
+        if backward:
+            (found[0] if isinstance(found, tuple) else found).sum().backward()
+    return counter.flops
+
+
+def test_a_linear_layer() -> None:
+    forward = 2 * 4 * 8 * 16
+    assert counted(nn.Linear(8, 16), 4, 8, backward=False) == forward
+    # The first layer's inputs need no gradient; those of the second do.
+    assert counted(nn.Linear(8, 16), 4, 8) == 2 * forward
+    assert counted(nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8)), 4, 8) == 5 * forward
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_a_grouped_convolution(groups: int) -> None:
+    forward = 2 * (3 * 8 * 6 * 6) * (4 // groups * 3 * 3)
+    layer = nn.Conv2d(4, 8, 3, groups=groups)
+    assert counted(layer, 3, 4, 8, 8, backward=False) == forward
+    assert counted(layer, 3, 4, 8, 8) == 2 * forward
+
+
+def test_a_transposed_convolution() -> None:
+    forward = 2 * (3 * 4 * 8 * 8) * (8 * 3 * 3)
+    assert counted(nn.ConvTranspose2d(4, 8, 3), 3, 4, 8, 8, backward=False) == forward
+    assert counted(nn.ConvTranspose2d(4, 8, 3), 3, 4, 8, 8) == 2 * forward
+
+
+def test_a_recurrent_layer_and_attention_are_counted() -> None:
+    products = 2 * (2 * 5) * (4 * 6) * (3 + 6)
+    assert counted(nn.LSTM(3, 6, batch_first=True), 2, 5, 3) == 3 * products
+    queries = torch.randn(2, 4, 10, 8, requires_grad=True)
+    with FlopCounter() as counter:
+        nn.functional.scaled_dot_product_attention(queries, queries, queries).sum().backward()
+    product = 2 * 2 * 4 * 10 * 10 * 8
+    assert counter.flops == 7 * product
+
+
+def test_what_is_not_known_counts_nothing() -> None:
+    assert counted(nn.ReLU(), 4, 8, backward=False) == 0
+    with FlopCounter() as counter:
+        torch.linalg.svd(torch.randn(4, 4))
+    assert counter.flops == 0
+
+
+def test_counting_changes_no_bit_and_draws_no_random_number() -> None:
+    found = []
+    for counting in (False, True):
+        torch.manual_seed(0)
+        model, inputs = LeNet5(), torch.randn(4, 1, 32, 32)
+        with FlopCounter() if counting else torch.enable_grad():
+            model(inputs).sum().backward()
+        found.append([*(item.grad for item in model.parameters()), torch.get_rng_state()])
+    assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
+
+
+def test_counting_imports_no_compiler() -> None:
+    code = (
+        "import sys, torch; from asynckfold.training.flops import FlopCounter\n"
+        "with FlopCounter(): torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()\n"
+        "print(*(name for name in ('torch._dynamo', 'triton', 'sympy') if name in sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""
+
+
+def test_the_count_does_not_depend_on_threads_or_values() -> None:
+    before = torch.get_num_threads()
+    try:
+        counts = set()
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            counts.add(counted(LeNet5(), 4, 1, 32, 32))
+    finally:
+        torch.set_num_threads(before)
+    assert len(counts) == 1
