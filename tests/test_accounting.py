@@ -12,8 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, InterruptedRunError, JobsFailedWarning, RunStore, load_results
+from asynckfold import (
+    AsyncKFold,
+    InterruptedRunError,
+    JobsFailedWarning,
+    RunStore,
+    choice,
+    load_results,
+)
 from asynckfold.cli import main
+from asynckfold.placement import Request
 from asynckfold.report.page import write_report
 from asynckfold.result import ENDED
 from tests.toy import Tiny, adam, samples
@@ -81,11 +89,10 @@ def told(root: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, int]]
 def test_every_job_is_somewhere_before_and_after_an_interruption(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The job that is interrupted comes last.
-    monkeypatch.setattr(
-        "asynckfold.session._expected_seconds",
-        lambda plan, bundle, facts: {job.id: float(job.model != "Struck") for job in plan.jobs},
-    )
+    def struck_last(threads: choice.Choice, work: choice.Sweep) -> dict[str, Request]:
+        return {job.id: Request(job.id, float(job.model != "Struck")) for job in work.plan.jobs}
+
+    monkeypatch.setattr(choice, "requests", struck_last)
     Struck.batches = 0
     with pytest.raises(InterruptedRunError):
         call(root)
