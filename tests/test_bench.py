@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from asynckfold import bench
+from asynckfold.bench import packing, use
 from asynckfold.bench.checkpoints import Work
 from asynckfold.cli import main
 
@@ -40,16 +41,55 @@ def test_decisions_are_timed_on_a_busy_and_on_an_empty_machine() -> None:
     assert all(row[name] > 0 for row in (few, many) for name in timed)
 
 
+@pytest.mark.timeout(600)  # threads without limits on a busy machine: that is the point
+def test_a_sweep_is_timed_in_each_way_and_all_learn_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    work = packing.Work("MLP", packing._digits_mlp, (64,), 200, 5)
+    table = bench.packing_table([work], turns=1)
+    (row,) = table.to_json()["rows"]
+    timed = [name for name in row if " s" in name]
+    assert len(timed) == 6
+    assert all(row[name] > 0 for name in timed)
+    best = min(row["serial s, 1 thread"], row["serial s, all threads"])
+    assert row["against best serial"] == best / row["asynckfold s"]
+    accuracies = [value for name, value in row.items() if name.startswith("accuracy")]
+    assert len(accuracies) == 3
+    assert min(accuracies) > 0.2  # chance is 0.1
+    assert max(accuracies) - min(accuracies) < 0.1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_use_of_the_cores_is_that_of_real_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = bench.use_table([use.Sweep("few", (8, 16), 2, 60, 2)], turns=1)
+    (row,) = table.to_json()["rows"]
+    assert row["jobs"] == 4
+    assert 0 < row["training %"] < row["use %"] <= 100
+    assert row["wall ms a job beside its training"] > 0
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_verb_finds_each_subject(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
         bench, "place_table", lambda *counts: bench.BenchTable("Place", ("n",), ((len(counts),),))
     )
-    assert main(["bench", "place", "--json"]) == 0
-    assert main(["bench", "place", "--quick", "--json"]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [item["rows"] for item in told] == [[{"n": 0}], [{"n": 1}]]
+    for name in ("packing", "use"):
+        monkeypatch.setattr(
+            bench,
+            f"{name}_table",
+            lambda **turns: bench.BenchTable("Table", ("n",), ((turns.get("turns", 0),),)),
+        )
+    for subject in ("place", "packing", "use"):
+        assert main(["bench", subject, "--json"]) == 0
+        assert main(["bench", subject, "--quick", "--json"]) == 0
+        told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [item["rows"] for item in told] == [[{"n": 0}], [{"n": 1}]]
 
 
 def test_the_verb_prints_and_saves_its_table(

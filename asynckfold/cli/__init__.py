@@ -287,6 +287,10 @@ def _bench_table(subject: str, quick: bool) -> BenchTable:
 
     if subject == "place":
         return bench.place_table((100, 1_000, 10_000)) if quick else bench.place_table()
+    if subject == "packing":
+        return bench.packing_table(turns=1) if quick else bench.packing_table()
+    if subject == "use":
+        return bench.use_table(turns=1) if quick else bench.use_table()
     return bench.checkpoint_table(epoch_seconds=0.5) if quick else bench.checkpoint_table()
 
 

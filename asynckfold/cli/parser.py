@@ -77,9 +77,10 @@ def make_parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("bench", help=text, description=_sentence(text), epilog=EXIT_CODES)
     verb.add_argument(
         "subject",
-        choices=("checkpoints", "place"),
-        help="checkpoints: their share of a run's time; place: the time of a decision, by the "
-        "number of pending jobs",
+        choices=("checkpoints", "packing", "place", "use"),
+        help="checkpoints: their share of a run's time; packing: one sweep in four ways; place: "
+        "the time of a decision, by the number of pending jobs; use: of the cores, and a job's "
+        "overhead",
     )
     verb.add_argument("--quick", action="store_true", help="seconds instead of minutes; rough")
     verb.add_argument("--save", metavar="FILE.md", help="write the table as a page, too")

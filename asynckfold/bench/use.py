@@ -1,0 +1,136 @@
+"""How much of the cores a sweep uses, and what a job costs beside its training."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from torch import nn, optim
+
+from asynckfold.bench.table import BenchTable, machine_facts
+from asynckfold.kfold import AsyncKFold
+from asynckfold.models import MLP
+from asynckfold.result import CVResults
+
+USE_TARGET, OVERHEAD_TARGET = 95.0, 5.0
+"""Per cent of the cores, and milliseconds a job."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Jobs to measure: a model for each width of its hidden layer, over some folds.
+
+    Parameters
+    ----------
+    name : str
+        What it is for.
+    widths : tuple of int
+        Of the hidden layers; a job is the longer, the wider its model.
+    folds, samples, epochs : int
+        How many.
+    """
+
+    name: str
+    widths: tuple[int, ...]
+    folds: int
+    samples: int
+    epochs: int
+
+
+SWEEPS = (
+    Sweep("200 jobs of a few batches", (16,) * 40, 5, 160, 1),
+    Sweep("40 uneven jobs", (64, 128, 256, 384, 512, 768, 1024, 2048), 5, 4_000, 4),
+)
+
+
+def use_table(sweeps: Sequence[Sweep] = SWEEPS, turns: int = 3) -> BenchTable:
+    """Run each sweep some times, with workers that are there already; return medians.
+
+    Parameters
+    ----------
+    sweeps : sequence of Sweep
+        What to run.
+    turns : int
+        How often.
+    """
+    rows = []
+    for sweep in sweeps:
+        _run(sweep)
+        found = [_measured(_run(sweep)) for _ in range(turns)]
+        columns = zip(*found, strict=True)
+        rows.append((sweep.name, *(median(column) for column in columns)))
+    return BenchTable(
+        "How much of the cores a sweep uses",
+        (
+            "sweep",
+            "jobs",
+            "cores",
+            "seconds",
+            "use %",
+            "training %",
+            "wall ms a job beside its training",
+        ),
+        tuple(rows),
+        (
+            f"Medians of {turns} turns, one after another, from the start of the first job to the "
+            "end of the last. use: core-seconds in which a core belonged to a job / core-seconds; "
+            "training: those in which it trained or evaluated.",
+            "The last column is the wall time of the sweep less its training / cores, a job: "
+            "deciding, two commits, the model, the checkpoint with its two fsyncs. "
+            f"Targets: at least {USE_TARGET:g} % use, under {OVERHEAD_TARGET:g} ms.",
+        ),
+        machine_facts(),
+    )
+
+
+def _run(sweep: Sweep) -> CVResults:
+    random = np.random.default_rng(0)
+    data = random.random((sweep.samples, 784), np.float32), random.integers(0, 10, sweep.samples)
+    models: Mapping[str, Callable[[], nn.Module]] = {
+        f"model-{number}": _Maker(width) for number, width in enumerate(sweep.widths)
+    }
+    # Beside the caller's files: a system's temporary folder may lie in memory.
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="asynckfold-bench-") as folder:
+        kfold = AsyncKFold(
+            sweep.folds,
+            data,
+            Path(folder) / "run",
+            nn.CrossEntropyLoss(),
+            32,
+            baseline=None,
+            verbose=0,
+            threads_per_job=1,
+        )
+        found: CVResults = kfold(
+            models,
+            ["constant"],
+            lambda model: optim.SGD(model.parameters(), 1e-2),
+            {"epochs": sweep.epochs},
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes the model of one width."""
+
+    width: int
+
+    def __call__(self) -> nn.Module:
+        return MLP(784, (self.width,))
+
+
+def _measured(results: CVResults) -> tuple[Any, ...]:
+    jobs = list(results.results.values())
+    cores = len({core for job in jobs for core in job.cores})
+    seconds = max(job.ended for job in jobs) - min(job.started for job in jobs)
+    held = sum(job.threads * (job.ended - job.started) for job in jobs)
+    trained = sum(job.threads * epoch.seconds for job in jobs for epoch in job.epochs)
+    given = cores * seconds
+    beside = (seconds - trained / cores) / len(jobs)
+    return len(jobs), cores, seconds, 100 * held / given, 100 * trained / given, 1000 * beside
