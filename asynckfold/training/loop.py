@@ -14,6 +14,7 @@ epoch, sample), and a checkpoint carries the generators of an epoch that was lef
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,9 @@ from asynckfold.result import DIVERGED, DONE, Epoch, Result
 from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint, lr_schedules, saving, seeding
 from asynckfold.training.bundle import Bundle, JobLog, job_folder
+
+_PLACE = "__asynckfold_place__"
+"""The attribute of an exception that says where it was raised."""
 
 NEWS_SECONDS = 0.2
 """Between two pieces of news of one job: a display needs no more."""
@@ -178,6 +182,28 @@ def train(
                 fit_seconds=time.perf_counter() - started,
                 error=str(error),
             )
+        except BaseException as error:
+            _note_place(error, training)
+            raise
+
+
+def _note_place(error: BaseException, training: Training) -> None:
+    batch, batches = training.batch, len(training.bounds)
+    where = "end of the epoch" if batch == batches else f"batch {batch + 1} of {batches}"
+    # The user may have defined an exception that takes no attributes.
+    with contextlib.suppress(Exception):
+        setattr(error, _PLACE, f"epoch {training.epoch + 1}, {where}")
+
+
+def place_of(error: BaseException) -> str:
+    """Return in which epoch and batch of a training an exception was raised; "" before the first.
+
+    Examples
+    --------
+    >>> place_of(ValueError())
+    ''
+    """
+    return str(getattr(error, _PLACE, ""))
 
 
 def build(

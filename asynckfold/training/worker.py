@@ -47,6 +47,9 @@ Stop = Callable[[], bool]
 
 PDEATHSIG = 1
 
+LINE_LIMIT = 440
+"""Characters of the one line that tells of an exception, without its place."""
+
 TEXT_LIMIT = 65536
 """Characters kept of an exception, which may hold a whole array."""
 
@@ -145,7 +148,9 @@ def failure(bundle: Bundle, task: Task, error: BaseException) -> Result | Setbac
     text = _writable("".join(told.format()))
     with JobLog(bundle.root, task.job) as log:
         log.write(text)
-    line = " ".join(_writable(f"{type(error).__name__}: {told}").split())[:500]
+    line = " ".join(_writable(f"{type(error).__name__}: {told}").split())[:LINE_LIMIT]
+    place = loop.place_of(error)
+    line += f" ({place})" if place else ""
     outcome = outcome_of(error, str(told))
     if outcome == "device_lost":
         raise WorkerDiedError(os.getpid(), line, outcome) from error
@@ -217,12 +222,13 @@ class _Worker:
         self.bundle: Bundle | None = None
         self.data: Batches | None = None
         self.broken = ""
+        self.outcome = "error"
 
     def take_bundle(self, paths: list[str], folder: str, count: int) -> None:
         """Receive descriptors: the packed bundle first, then the shared arrays."""
         received = descriptors.receive(self.pipe, count)
         sys.path[:] = paths
-        self.bundle, self.data, self.broken = None, None, ""
+        self.bundle, self.data, self.broken, self.outcome = None, None, "", "error"
         # Unpacking runs the user's code, which may raise anything; it is told per task.
         try:
             os.chdir(folder)
@@ -230,8 +236,10 @@ class _Worker:
             with mmap.mmap(received[0], 0, access=mmap.ACCESS_READ) as packed:
                 self.bundle = cloudpickle.loads(packed)
             self.data = self.bundle.data.open(received[1:])
-        except BaseException:  # noqa: BLE001
-            self.broken = traceback.format_exc()
+        except BaseException as error:  # noqa: BLE001
+            told = traceback.TracebackException.from_exception(error)
+            self.broken = "".join(told.format())
+            self.outcome = outcome_of(error, str(told))
         finally:
             for descriptor in received:
                 os.close(descriptor)
@@ -239,7 +247,10 @@ class _Worker:
     def run(self, placement: Placement, tasks: Sequence[Task]) -> tuple[Any, ...]:
         """Return ``("answer", results, peak bytes)``, or what went wrong."""
         if self.bundle is None or self.data is None:
-            return ("error", self.broken.strip().splitlines()[-1], self.broken)
+            line = self.broken.strip().splitlines()[-1]
+            if self.outcome != "error":
+                return ("lost", line, self.outcome)
+            return ("error", line, self.broken)
         if placement.cores:
             proc.pin(0, placement.cores)
         proc.reset_peak_memory()

@@ -64,7 +64,7 @@ def test_what_user_code_raises_is_the_result_of_its_job(
 ) -> None:
     tiny = Tiny(tmp_path, {"failing": raising(error), "good": Plain})
     bad, good = tiny.execute(tiny.jobs[0], tiny.jobs[3])
-    assert (bad.status, bad.error) == (FAILED, line)
+    assert (bad.status, bad.error) == (FAILED, f"{line} (epoch 1, batch 1 of 4)")
     assert "in forward" in bad.traceback
     assert bad.traceback.startswith("Traceback (most recent call last):")
     assert bad.traceback in tiny.log()
@@ -99,7 +99,25 @@ def test_wherever_it_is_raised(tmp_path: Path, place: str) -> None:
     }
     tiny = Tiny(tmp_path, **parts[place])
     (result,) = tiny.execute(tiny.jobs[0])
-    assert (result.status, result.error) == (FAILED, f"LookupError: {place}")
+    where = " (epoch 1, batch 1 of 4)" if place in ("criterion", "backward") else ""
+    assert (result.status, result.error) == (FAILED, f"LookupError: {place}{where}")
+
+
+@pytest.mark.parametrize(("call", "where"), [(7, "batch 2 of 4"), (10, "end of the epoch")])
+def test_it_is_told_in_which_epoch_and_batch(tmp_path: Path, call: int, where: str) -> None:
+    calls = 0
+
+    class Later(Plain):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                raise ValueError("later")
+            return super().forward(inputs)
+
+    tiny = Tiny(tmp_path, {"later": Later})
+    (result,) = tiny.execute(tiny.jobs[0])
+    assert (result.status, result.error) == (FAILED, f"ValueError: later (epoch 2, {where})")
 
 
 def test_a_huge_message_is_cut_in_its_middle(tmp_path: Path) -> None:
@@ -248,6 +266,24 @@ def test_a_bundle_that_could_not_be_unpacked_is_told_for_each_task(tiny: Tiny) -
         "ModuleNotFoundError: No module named 'mine'",
         found.broken,
     )
+
+
+def test_want_of_memory_while_it_is_unpacked_is_no_fault_of_the_user(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(packed: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("asynckfold.training.worker.cloudpickle.loads", refused)
+    packed = descriptors.nameless_file(pack(tiny.bundle))
+    here, there = multiprocessing.Pipe()
+    with here, there:
+        descriptors.send(there, "bundle", [packed])
+        here.recv()
+        found = worker._Worker(here, never)
+        found.take_bundle(sys.path, str(Path.cwd()), 1)
+    os.close(packed)
+    assert found.run(*placed(tiny)) == ("lost", "MemoryError: no room", "oom")
 
 
 def test_workers_that_unpack_a_bundle_at_once_do_not_move_each_others_place_in_it(
