@@ -27,7 +27,16 @@ numbers.
 from __future__ import annotations
 
 from asynckfold.store.layout import job_folder
-from asynckfold.store.records import Attempt, CheckpointRef, Event, Sample
+from asynckfold.store.records import Attempt, CheckpointRef, Event, Placed, Sample, Waiting
 from asynckfold.store.run import RunStore
 
-__all__ = ["Attempt", "CheckpointRef", "Event", "RunStore", "Sample", "job_folder"]
+__all__ = [
+    "Attempt",
+    "CheckpointRef",
+    "Event",
+    "Placed",
+    "RunStore",
+    "Sample",
+    "Waiting",
+    "job_folder",
+]

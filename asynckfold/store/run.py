@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,7 +30,7 @@ from asynckfold.store.database import SQLITE_FAULTS, connect, from_sqlite, snaps
 from asynckfold.store.layout import DATABASE, LOCK, SPLITS, network_of
 from asynckfold.store.lock import now_text, take_lock
 from asynckfold.store.reading import RunReader
-from asynckfold.store.records import CheckpointRef
+from asynckfold.store.records import PLACED, CheckpointRef, Placed, Waiting, placed_text
 from asynckfold.store.schema import COLUMNS, FORMAT
 
 _FORKED = "only the process that holds the run may write to it"
@@ -304,6 +304,15 @@ class RunStore(RunReader):
         self._seal("attempts", "job_id = ? AND attempt = ?", (job_id, number))
         self.flush()
         return number
+
+    def note_placed(self, job_id: str, attempt: int, placed: Placed) -> None:
+        """Note what was known when an attempt started; buffered."""
+        self.event(PLACED, placed_text(attempt, placed), job_id)
+
+    def note_waiting(self, waiting: Waiting) -> None:
+        """Note what pending jobs wait for now, in place of before; buffered."""
+        self._begin_buffered()
+        self._put("waiting", json.dumps(asdict(waiting)))
 
     def end_attempt(
         self, job_id: str, attempt: int, outcome: str, *, pid: int = 0, error: str = ""
