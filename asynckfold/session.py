@@ -34,11 +34,13 @@ from asynckfold.folds import Fold
 from asynckfold.identity import THREADS, differences
 from asynckfold.interruption import Interruption
 from asynckfold.messages import Facts
+from asynckfold.packing import choice_of, packing_of
 from asynckfold.placement import Load, Placement, Request
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.probing import Prober
 from asynckfold.progress import Display
 from asynckfold.recipe import Recipe, sending_problems
+from asynckfold.report.findings import packing as packing_text
 from asynckfold.result import DIVERGED, DONE, FAILED, CVResults, Result, job_by_id
 from asynckfold.scoring import Score, resolve
 from asynckfold.settings import Settings, one_line
@@ -194,8 +196,7 @@ class Session:
     def _choose(self, make: _Engines, bundle: Any, work: choice.Sweep) -> Choice:
         """Choose the threads of each model; a run that has a plan keeps its own."""
         settings, store = self.settings, self.store
-        decided = store.about.get("decision") if store.has_plan else None
-        before = Choice.from_dict(decided) if decided else None
+        before = choice_of(store.about) if store.has_plan else None
         other = None if settings.plan_from is None else _plan_of(settings.plan_from)
         with make(bundle) as engine:
             prober = (
@@ -249,6 +250,9 @@ class Session:
                     self.display,
                     signals=self.signals,
                 ).run()
+            achieved = packing_of(self.store)
+            if achieved is not None:
+                self.display.note(packing_text(achieved))
         except KeyboardInterrupt as interrupt:
             with suppress(StorageError):
                 self.store.event("interrupted", str(interrupt) or "interrupted")

@@ -169,6 +169,7 @@ class Sweep:
             while self.unfinished:
                 self._signals.check()
                 self.step(TICK_SECONDS)
+            self._store.note_waiting(None)
             self._flush()
         except BaseException as error:
             # Ctrl-C, a full disk: whatever it is, running jobs save themselves first.

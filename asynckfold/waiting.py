@@ -56,6 +56,9 @@ class Wait:
     kind: str
     text: str
 
+    def __str__(self) -> str:
+        return f"{self.seconds:.1f} s for {self.text}"
+
 
 def obstacle(request: Request, running: Bookings, load: Load) -> Obstacle:
     """Say why a request does not start that `place` has left pending.

@@ -20,15 +20,17 @@ import pytest
 from asynckfold.cli import VERBS, main
 from asynckfold.cli.doctor import now
 from asynckfold.cli.parser import EXIT_CODES, make_parser
+from asynckfold.cli.state import lines, state_of
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.models import ARCHITECTURES
 from asynckfold.placement import Gpu, Load
 from asynckfold.recipe import LR_SCHEDULES
 from asynckfold.sources import SOURCES
-from asynckfold.store import RunStore
+from asynckfold.store import RunStore, Waiting
 from asynckfold.training.optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone, shared_memory
+from tests.test_sweep import open_store
 
 SMALL = "--data digits --limit 200 --folds 2 --epochs 2 --baseline none --no-report"
 
@@ -162,6 +164,25 @@ def test_status_is_light(root: Path) -> None:
     )
     assert done.stdout.splitlines()[-1] == "[]"
     assert "holds no plan yet" in done.stderr
+
+
+def test_status_names_what_idle_cores_and_gpus_wait_for(root: Path) -> None:
+    for store in open_store(root):
+        assert state_of(store)["idle"] is None
+        store.start_attempt("A/cosine/fold-0", (0,), 1, "cpu", 1.0)
+        store.note_waiting(Waiting((0, 1, 2), (2,), (0,), {"memory: needs 3 MiB, 2 MiB free": 5}))
+        found = state_of(store)
+        assert found["idle"] == {
+            "cores": [1],
+            "gpus": [0],
+            "neighbours": [2],
+            "jobs": {"memory: needs 3 MiB, 2 MiB free": 5},
+        }
+        told = list(lines(found))
+        assert "  idle core 1: 5 jobs wait for memory: needs 3 MiB, 2 MiB free" in told
+        assert "  left to neighbours: core 2" in told
+        store.note_waiting(Waiting((0, 1), (), (), {}))
+        assert "  idle core 1: no job is left to start" in list(lines(state_of(store)))
 
 
 def test_plan_starts_nothing(

@@ -56,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
         _add_progress_flags(verb)
     for name, text in (
         ("resume", "continue a run of built-in models and data by its folder"),
-        ("status", "say how far a run is"),
+        ("status", "say how far a run is, and what idle cores and GPUs wait for"),
         ("report", "build the HTML report, figures and tables of a run"),
     ):
         verb = verbs.add_parser(name, help=text, description=_sentence(text), epilog=EXIT_CODES)

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asynckfold.errors import AsyncKFoldError
+from asynckfold.packing import Packing, packing_of
 from asynckfold.plan import Plan
 from asynckfold.progress import steady
 from asynckfold.result import CVResults, folds_note
@@ -67,9 +68,9 @@ def tell_results(root: Path, out: Output, with_report: bool) -> int:
     from asynckfold.kfold import load_results
 
     with RunStore.read(root) as store:
-        results = load_results(store)
+        results, packing = load_results(store), packing_of(store)
     page = results.report() if with_report else None
-    out.data({**_numbers(results), "report": str(page) if page else None})
+    out.data({**_numbers(results), **_packing(packing), "report": str(page) if page else None})
     out.say(_results_table(results))
     for line in _result_lines(results):
         out.say(line)
@@ -95,6 +96,19 @@ def _numbers(results: CVResults) -> dict[str, Any]:
         "baseline": baseline.kind if baseline else None,
         "speedup": _speedup(results),
         "disturbed": bool(baseline and baseline.disturbance),
+    }
+
+
+def _packing(packing: Packing | None) -> dict[str, Any]:
+    """What was predicted and what came of it, as plain data."""
+    if packing is None:
+        return {}
+    predicted = packing.predicted
+    return {
+        "makespan": packing.makespan,
+        "predicted_makespan": predicted and predicted.makespan,
+        "lower_bound": packing.lower_bound,
+        "held": packing.held,
     }
 
 

@@ -157,7 +157,7 @@ class RunReader:
 
     @property
     def waiting(self) -> Waiting | None:
-        """What pending jobs waited for when that last changed; None where it is not known."""
+        """What pending jobs wait for; None while no sweep is at work."""
         text = self._meta("waiting")
         if text is None:
             return None
@@ -178,6 +178,10 @@ class RunReader:
             "ON key = 'software-' || session ORDER BY session"
         )
         return tuple(dict(json.loads(value or "{}")) for _, value in rows)
+
+    def session_ends(self) -> dict[int, float]:
+        """Return the run seconds up to which each session is known."""
+        return dict(self._rows("SELECT session, offset + seconds FROM sessions"))
 
     def packed_seconds(self) -> float:
         """Return the wall time of the packed run over all sessions."""

@@ -230,6 +230,7 @@ class RunStore(RunReader):
                 "DELETE FROM results WHERE status NOT IN (?, 'diverged')",
                 (DONE,),
             )
+            self._execute("DELETE FROM meta WHERE key = 'waiting'")
             row = self._execute("SELECT COALESCE(SUM(seconds), 0) FROM sessions").fetchone()
             self._offset = float(row[0])
             self._clock = time.monotonic()
@@ -309,10 +310,13 @@ class RunStore(RunReader):
         """Note what was known when an attempt started; buffered."""
         self.event(PLACED, placed_text(attempt, placed), job_id)
 
-    def note_waiting(self, waiting: Waiting) -> None:
-        """Note what pending jobs wait for now, in place of before; buffered."""
+    def note_waiting(self, waiting: Waiting | None) -> None:
+        """Note what pending jobs wait for now, in place of before; None at the end; buffered."""
         self._begin_buffered()
-        self._put("waiting", json.dumps(asdict(waiting)))
+        if waiting is None:
+            self._execute("DELETE FROM meta WHERE key = 'waiting'")
+        else:
+            self._put("waiting", json.dumps(asdict(waiting)))
 
     def end_attempt(
         self, job_id: str, attempt: int, outcome: str, *, pid: int = 0, error: str = ""
