@@ -185,7 +185,7 @@ def test_status_names_what_idle_cores_and_gpus_wait_for(root: Path) -> None:
         assert "  idle core 1: no job is left to start" in list(lines(state_of(store)))
 
 
-def test_plan_starts_nothing(
+def test_plan_decides_as_run_does_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -195,14 +195,36 @@ def test_plan_starts_nothing(
     assert sum(fold["valid"] for fold in found["folds"]) == 1797
     assert found["first"][0]["jobs"] == ["mlp/constant/fold-0"]
     assert set(found["first"][0]["cores"]) <= set(found["cores"])
+    assert {span["job"] for span in found["spans"]} == set(found["jobs"])
     assert main(["plan", "--data", "digits"]) == 0
     out = capsys.readouterr().out
     assert "5 jobs on cpu" in out or "5 jobs on cuda" in out
     assert "at a time now: the limit is" in out
-    assert "such as mlp/constant/fold-0 on core" in out
-    assert out.endswith("nothing was started\n")
+    assert "predicted: " in out
+    assert "[mlp/constant/fold-0=" in out
+    assert out.endswith("nothing was trained, and nothing written into a run's folder\n")
+    close_warm()
     assert not descendants() - before
     assert not list(tmp_path.iterdir())
+
+
+def test_plan_and_run_decide_the_same(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before, in the folder that a run began, and out of that folder alone."""
+    words = ["--data", "digits", "--models", "mlp", "--folds", "3", "--epochs", "1", "--root", root]
+    before = told(capsys, "plan", *words)
+    assert main(["run", "-q", "--baseline", "none", "--no-report", *map(str, words)]) == 0
+    capsys.readouterr()
+    with RunStore.read(root) as store:
+        decided, expected = store.about["decision"], store.attempts()[0].expected
+    assert before["threads"] == decided["threads"]
+    assert before["why"] == decided["why"]
+    again, stored = told(capsys, "plan", *words), told(capsys, "plan", root)
+    for found in (again, stored):
+        assert found["prediction"] == decided["prediction"]
+        assert found["requests"]["mlp/constant/fold-0"]["seconds"] == expected
+    assert again["spans"] == stored["spans"]
+    assert main(["plan", *map(str, words), "--batch-size", "8"]) == 2
+    assert "a run of another plan" in capsys.readouterr().err
 
 
 # Sweep files

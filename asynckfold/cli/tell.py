@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,6 @@ from rich.text import Text
 
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.packing import Packing, packing_of
-from asynckfold.plan import Plan
 from asynckfold.progress import steady
 from asynckfold.result import CVResults, folds_note
 from asynckfold.store import RunStore
@@ -197,25 +196,3 @@ def partial_report(root: Path, out: Output) -> None:
             out.error(f"partial report: {write_report(store)}")
     except (AsyncKFoldError, OSError) as error:
         out.error(f"no partial report: {error}")
-
-
-def plan_table(found: Plan, sizes: Sequence[tuple[int, int]]) -> Table:
-    """Return one row a candidate; `sizes` holds (train, valid) samples by fold."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("model", "scheduler", "folds", "train", "valid"):
-        table.add_column(name)
-    trains, valids = zip(*sizes, strict=True)
-    for model, lr_schedule in found.candidates:
-        table.add_row(
-            Text(model),
-            Text(lr_schedule),
-            str(len(sizes)),
-            _range(trains),
-            _range(valids),
-        )
-    return table
-
-
-def _range(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low}-{high}"

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from asynckfold.store.layout import job_folder
 from asynckfold.store.records import Attempt, CheckpointRef, Event, Placed, Sample, Waiting
-from asynckfold.store.run import RunStore
+from asynckfold.store.run import RunStore, refuse_other
 
 __all__ = [
     "Attempt",
@@ -39,4 +39,5 @@ __all__ = [
     "Sample",
     "Waiting",
     "job_folder",
+    "refuse_other",
 ]

@@ -46,6 +46,27 @@ def _abandon_all() -> None:
 os.register_at_fork(after_in_child=_abandon_all)
 
 
+def refuse_other(root: Path, stored: Plan, plan: Plan, free: Collection[str] = ()) -> None:
+    """Refuse a plan that is no continuation of the one that is stored in a folder.
+
+    Raises
+    ------
+    PlanMismatchError
+        Names the first difference.
+    """
+    difference = stored.obstacle(plan, free)
+    if difference:
+        raise PlanMismatchError(
+            [
+                Problem(
+                    f"{root} holds a run of another plan, and a run keeps its plan",
+                    difference,
+                    "Use another folder, or the same arguments to continue that run.",
+                )
+            ]
+        )
+
+
 class RunStore(RunReader):
     """The run on disk. Open it with `hold` to write, with `read` to look.
 
@@ -207,17 +228,7 @@ class RunStore(RunReader):
                 self._put("plan", plan.to_json())
                 self._put("about", json.dumps(dict(about or {})))
         else:
-            difference = Plan.from_json(stored).obstacle(plan, free)
-            if difference:
-                raise PlanMismatchError(
-                    [
-                        Problem(
-                            f"{self.root} holds a run of another plan, and a run keeps its plan",
-                            difference,
-                            "Use another folder, or the same arguments to continue that run.",
-                        )
-                    ]
-                )
+            refuse_other(self.root, Plan.from_json(stored), plan, free)
             if stored != plan.to_json():
                 with self._transaction():
                     self._put("plan", plan.to_json())
