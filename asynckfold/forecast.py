@@ -43,7 +43,7 @@ class Forecast:
     failures: Mapping[str, str] = field(default_factory=dict)
 
 
-def forecast(work: Sweep, choice: Choice, gpus: int = 0) -> Forecast:
+def forecast(work: Sweep, choice: Choice) -> Forecast:
     """Return what a sweep will do by a choice.
 
     Parameters
@@ -52,8 +52,6 @@ def forecast(work: Sweep, choice: Choice, gpus: int = 0) -> Forecast:
         The sweep.
     choice : Choice
         What was decided for it.
-    gpus : int
-        GPUs that it may use.
     """
     asked = requests(choice, work)
     return Forecast(
@@ -61,7 +59,7 @@ def forecast(work: Sweep, choice: Choice, gpus: int = 0) -> Forecast:
         tuple(work.folds),
         choice,
         asked,
-        simulate(list(asked.values()), VirtualMachine(choice.cores, gpus)),
+        simulate(list(asked.values()), VirtualMachine(choice.cores, work.gpus)),
         {name: _last_line(trace) for name, trace in work.facts.failures.items()},
     )
 
@@ -73,8 +71,8 @@ def forecast_of(store: RunStore) -> Forecast | None:
         return None
     folds: Sequence[Fold] = store.splits()[0]
     nothing = Facts({}, {}, {})
-    gpus = len(store.about.get("machine", {}).get("gpus", ()))
-    return forecast(Sweep(store.plan, folds, nothing, decided.cores, {}), decided, gpus)
+    gpus = len(store.about["machine"]["gpus"]) if store.plan.device == "cuda" else 0
+    return forecast(Sweep(store.plan, folds, nothing, decided.cores, {}, gpus), decided)
 
 
 def _last_line(trace: str) -> str:

@@ -275,7 +275,8 @@ class Rehearsal:
                     refuse(sending_problems({"dataset": bundle.data}))
                 self.display.doing("checking the candidates")
                 facts = self._preflight(make, bundle)
-                work = choice.Sweep(draft, folds, facts, make.allotted, _identity(machine))
+                gpus = len(machine.gpus().gpus)
+                work = choice.Sweep(draft, folds, facts, make.allotted, _identity(machine), gpus)
                 threads = self._choose(make, bundle, work, before)
                 yield _Rehearsed(data, used, bundle, make, work, threads)
 
@@ -366,7 +367,7 @@ def look_ahead(
             before, stored = choice_of(store.about), store.plan
     rehearsal = Rehearsal(settings, recipe, params, machine, signals, display)
     with rehearsal.hall(lambda draft: {}, before) as found:
-        made = forecast(found.work, found.choice, len(machine.gpus().gpus))
+        made = forecast(found.work, found.choice)
         if stored is not None:
             plan = replace(made.plan, recipe=found.work.facts.recipe)
             free = ("threads_per_job", "threads") if settings.allow_different_software else ()
