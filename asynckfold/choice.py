@@ -100,6 +100,8 @@ class Sweep:
         Allotted cores: of affinity, quota and ``n_jobs``, whoever uses them now.
     machine : Mapping
         What else seconds depend on: processor, versions.
+    gpus : int
+        Allotted GPUs; where there are any, each job needs one.
     """
 
     plan: Plan
@@ -107,6 +109,7 @@ class Sweep:
     facts: Facts
     cores: int
     machine: Mapping[str, Any]
+    gpus: int = 0
 
     def models(self) -> list[Model]:
         """Return each model with its jobs' work and its cost by the rule."""
@@ -310,7 +313,7 @@ def _choice(
         decision.threads,
         decision.why,
         costs,
-        predict(known, decision.threads, sweep.cores),
+        predict(known, decision.threads, sweep.cores, sweep.gpus),
         sweep.cores,
         decision.overturned,
         failures,

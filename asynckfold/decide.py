@@ -204,9 +204,14 @@ against 134 ms per step
     return _told(timed, fastest, measure)
 
 
-def predict(models: Sequence[Model], threads: Mapping[str, int], cores: int) -> Prediction:
-    """Return what the sweep takes with these threads, and the least it could take."""
-    ways = _Ways(models, cores)
+def predict(
+    models: Sequence[Model], threads: Mapping[str, int], cores: int, gpus: int = 0
+) -> Prediction:
+    """Return what the sweep takes with these threads, and the least it could take.
+
+    With `gpus`, each job needs one of them for itself.
+    """
+    ways = _Ways(models, cores, gpus)
     counts = tuple(threads[name] for name in ways.names)
     found = ways.simulation(counts)
     longest = max((span.end - span.start for span in found.spans), default=0.0)
@@ -220,10 +225,10 @@ _Counts = tuple[int, ...]
 class _Ways:
     """The ways to give threads to models, and what the sweep takes with each."""
 
-    def __init__(self, models: Sequence[Model], cores: int) -> None:
+    def __init__(self, models: Sequence[Model], cores: int, gpus: int = 0) -> None:
         self.models = sorted(models, key=lambda model: model.name)
         self.names = [model.name for model in self.models]
-        self.cores = cores
+        self.cores, self.gpus = cores, gpus
         # A way is asked for several times: by the choice, and by the sentences about it.
         self.simulation: Callable[[_Counts], Simulation] = cache(self._simulate)
 
@@ -268,11 +273,16 @@ class _Ways:
 
     def _simulate(self, counts: _Counts) -> Simulation:
         requests = [
-            Request(f"{model.name}/{number:06}", model.cost.seconds(work, count), count)
+            Request(
+                f"{model.name}/{number:06}",
+                model.cost.seconds(work, count),
+                count,
+                gpu=self.gpus > 0,
+            )
             for model, count in zip(self.models, counts, strict=True)
             for number, work in enumerate(sorted(model.jobs, key=_size))
         ]
-        return simulate(requests, VirtualMachine(self.cores))
+        return simulate(requests, VirtualMachine(self.cores, self.gpus))
 
     def _equal(self, count: int) -> _Counts:
         return (count,) * len(self.models)

@@ -12,6 +12,7 @@ from typing import Any
 
 from asynckfold.errors import AllJobsFailedError, JobFailedError, refuse
 from asynckfold.folds import Fold
+from asynckfold.forecast import Forecast
 from asynckfold.interruption import listening
 from asynckfold.plan import Plan
 from asynckfold.progress import Display
@@ -21,6 +22,7 @@ from asynckfold.session import (
     Session,
     folds_of,
     held,
+    look_ahead,
     make_draft,
     make_machine,
     prepared,
@@ -260,6 +262,35 @@ class AsyncKFold:
         with prepared(settings, machine) as data:
             folds = folds_of(settings, data)
             return make_draft(settings, recipe, params, data, folds, machine), folds
+
+    def forecast(
+        self,
+        models: Any,
+        schedulers: Any,
+        opt_fn: Callable[[Any], Any],
+        trainer_params: Mapping[str, Any] | None = None,
+    ) -> Forecast:
+        """Return what was decided, after a dry run and probes, as a call would decide it.
+
+        Nothing is trained, and nothing is written into the run's folder; of a run that is there
+        already, the decisions are taken.
+
+        Returns
+        -------
+        Forecast
+            The plan, the threads of each model and why, predicted seconds, memory of each job, and
+            the sweep in virtual time.
+
+        Raises
+        ------
+        InputError
+            As a call would.
+        """
+        settings = self.settings
+        recipe, params, _ = settings.recipe(models, schedulers, opt_fn, trainer_params)
+        with Display(settings.verbose) as display, listening(signal.SIGINT) as signals:
+            machine = make_machine(settings)
+            return look_ahead(settings, recipe, params, machine, signals, display)
 
     def _judge(self, results: CVResults) -> None:
         """Failures are collected while the sweep runs and judged once, here."""

@@ -268,6 +268,10 @@ class Backlog:
             del self._queues[shape]
         return request
 
+    def kinds(self) -> Iterator[tuple[Request, int]]:
+        """Return a request of each kind, and how many ask for the same: but for their seconds."""
+        return ((queue.like, len(queue)) for queue in self._queues.values())
+
     def _in_turn(self, rest: _Rest) -> Iterator[Request]:
         """Requests that fit into the `rest`, the longest first.
 
@@ -329,6 +333,11 @@ class Bookings:
     placements : iterable of Placement
         What runs.
 
+    Attributes
+    ----------
+    threads, memory, alone : int
+        Cores that are held, bytes that are reserved, and how many placements must be alone.
+
     Examples
     --------
     >>> running = Bookings([Placement(("a",), (0,))])
@@ -345,7 +354,7 @@ class Bookings:
         self._cores: Counter[int] = Counter()
         self._gpus: dict[int, _OnGpu] = {}
         self._full: set[int] = set()
-        self._threads = self._memory = self._alone = 0
+        self.threads = self.memory = self.alone = 0
         for placement in placements:
             self.add(placement)
 
@@ -391,18 +400,25 @@ class Bookings:
 
     def _count(self, placement: Placement, sign: int) -> None:
         # Without cores of its own a job holds as many as it has threads, wherever they are.
-        self._threads += sign * (len(placement.cores) or placement.threads)
-        self._memory += sign * placement.memory
-        self._alone += sign * placement.alone
+        self.threads += sign * (len(placement.cores) or placement.threads)
+        self.memory += sign * placement.memory
+        self.alone += sign * placement.alone
+
+    def free_cores(self, load: Load) -> list[int]:
+        """Return the cores on which something can start, the idlest first.
+
+        Never more at once than others leave alone.
+        """
+        room = len(load.idle) - self.threads
+        return [core for core in load.idle if core not in self._cores][: max(0, room)]
 
     def _rest(self, load: Load) -> _Rest:
-        """What is left: never more cores at once than others leave alone."""
-        room = len(load.idle) - self._threads
-        if room <= 0 or self._alone:
+        """What is left."""
+        if self.alone or len(load.idle) <= self.threads:
             return _Rest([], 0, [], {})
         return _Rest(
-            [core for core in load.idle if core not in self._cores][:room],
-            load.free_memory - self._memory,
+            self.free_cores(load),
+            load.free_memory - self.memory,
             [gpu for gpu in load.gpus if gpu.index not in self._full],
             dict(self._gpus),
         )

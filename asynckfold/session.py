@@ -7,7 +7,7 @@ import queue
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,18 +31,22 @@ from asynckfold.errors import (
 )
 from asynckfold.files import make_folders, slug, write_whole
 from asynckfold.folds import Fold
+from asynckfold.forecast import Forecast, forecast
 from asynckfold.identity import THREADS, differences
 from asynckfold.interruption import Interruption
 from asynckfold.messages import Facts
+from asynckfold.packing import choice_of, packing_of
 from asynckfold.placement import Load, Placement, Request
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.probing import Prober
 from asynckfold.progress import Display
 from asynckfold.recipe import Recipe, sending_problems
+from asynckfold.report.findings import packing as packing_text
 from asynckfold.result import DIVERGED, DONE, FAILED, CVResults, Result, job_by_id
 from asynckfold.scoring import Score, resolve
 from asynckfold.settings import Settings, one_line
-from asynckfold.store import RunStore
+from asynckfold.store import RunStore, refuse_other
+from asynckfold.store.layout import DATABASE
 from asynckfold.sweep import Inbox, Sampler, Sweep, ask, is_stray
 
 if TYPE_CHECKING:
@@ -68,63 +72,35 @@ class Session:
 
     def run(self) -> None:
         """Prepare, check, sweep, compare."""
-        with self._pool() as pool:
-            self.display.doing("reading the data")
-            settings, machine = self.settings, self.machine
-            with prepared(settings, machine) as data, self.signals.noted():
-                folds = folds_of(settings, data)
-                inbox: Inbox = queue.SimpleQueue()
-                draft = make_draft(settings, self.recipe, self.params, data, folds, machine)
-                software = self._software(draft)
-                bundle = self._bundle(draft, folds, data)
-                make = _Engines(
-                    pool,
-                    data,
-                    machine,
-                    inbox,
-                    self.signals,
-                    settings.n_jobs,
-                    settings.threads or 1,
-                    settings.stall_timeout,
-                )
-                if pool is not None and not data.held:
-                    refuse(sending_problems({"dataset": bundle.data}))
-                self.display.doing("checking the candidates")
-                facts = self._preflight(make, bundle)
-                known = len(self.store.plan.jobs) if self.store.has_plan else 0
-                work = choice.Sweep(draft, folds, facts, make.allotted, _identity(machine))
-                threads = self._choose(make, bundle, work)
-                self.store.begin(
-                    replace(draft, recipe=facts.recipe).with_threads(threads.threads),
-                    folds,
-                    data.targets,
-                    {**_about(machine), **settings.about, "decision": threads.to_dict()},
-                    free=("threads_per_job", "threads")
-                    if settings.allow_different_software
-                    else (),
-                )
-                self._log(data, facts, threads)
-                if known and len(draft.jobs) > known:
-                    text = f"{len(draft.jobs) - known} jobs were added to the plan"
-                    self.store.event("plan", text)
-                bundle = replace(bundle, plan=self.store.plan)
-                software.setdefault(THREADS, self.store.plan.threads_text)
-                self._sweep(make, bundle, data, choice.requests(threads, work), software)
-                self._compare(make, bundle, data)
-                self.signals.check()
+        rehearsal = Rehearsal(
+            self.settings, self.recipe, self.params, self.machine, self.signals, self.display
+        )
+        with rehearsal.hall(self._software, self._before()) as found:
+            known = len(self.store.plan.jobs) if self.store.has_plan else 0
+            draft, facts, threads = found.work.plan, found.work.facts, found.choice
+            self.store.begin(
+                replace(draft, recipe=facts.recipe).with_threads(threads.threads),
+                found.work.folds,
+                found.data.targets,
+                {**_about(self.machine), **self.settings.about, "decision": threads.to_dict()},
+                free=("threads_per_job", "threads")
+                if self.settings.allow_different_software
+                else (),
+            )
+            self._log(found.data, facts, threads)
+            if known and len(draft.jobs) > known:
+                text = f"{len(draft.jobs) - known} jobs were added to the plan"
+                self.store.event("plan", text)
+            bundle = replace(found.bundle, plan=self.store.plan)
+            software = {THREADS: self.store.plan.threads_text, **found.software}
+            asked = choice.requests(threads, found.work)
+            self._sweep(found.make, bundle, found.data, asked, software)
+            self._compare(found.make, bundle, found.data)
+            self.signals.check()
 
-    @contextmanager
-    def _pool(self) -> Iterator[pools.WorkerPool | None]:
-        if not self.settings.parallelize:
-            yield None
-            return
-        pool = pools.take(preloads())
-        try:
-            yield pool
-        except BaseException:
-            pool.close()
-            raise
-        pools.give_back(pool)
+    def _before(self) -> Choice | None:
+        """What the run chose in an earlier session."""
+        return choice_of(self.store.about) if self.store.has_plan else None
 
     def _software(self, draft: Plan) -> dict[str, str]:
         """Return with what this session trains, unless it has to train on with something else."""
@@ -145,64 +121,6 @@ class Session:
         """Whether anything is to be trained; failed jobs are tried again."""
         ended = self.store.finished()
         return any(ended.get(job.id) not in (DONE, DIVERGED) for job in draft.jobs)
-
-    def _bundle(self, plan: Plan, folds: tuple[Fold, ...], data: Prepared) -> Any:
-        import torch
-
-        from asynckfold.training.bundle import Bundle
-
-        root, dtype = self.store.root.absolute(), str(torch.get_default_dtype())
-        return Bundle(
-            plan,
-            folds,
-            self.recipe,
-            data.handle(),
-            root,
-            default_dtype=dtype.removeprefix("torch."),
-            deterministic=torch.get_deterministic_debug_mode(),
-        )
-
-    def _preflight(self, make: _Engines, bundle: Any) -> Facts:
-        """Check all candidates at once, or one by one where one of them kills its process."""
-        try:
-            facts = self._checked(make, bundle)
-        except WorkerDiedError:
-            parts = {}
-            for name, model in self.recipe.models.items():
-                alone = replace(bundle, recipe=replace(self.recipe, models={name: model}))
-                parts[name] = self._checked_alone(make, alone, name)
-            facts = _joined(list(parts.values()))
-        refuse(Problem(*problem) for problem in facts.problems)
-        return facts
-
-    def _checked_alone(self, make: _Engines, bundle: Any, name: str) -> Facts:
-        """Check one model; what the plan says of it must not depend on who was killed meanwhile."""
-        for _ in range(DRY_RUNS):
-            try:
-                return self._checked(make, bundle)
-            except WorkerDiedError as death:
-                error = death
-            if error.outcome != "died":
-                break
-        return Facts({"architecture": {name: None}}, {}, {}, (), {name: str(error)})
-
-    def _checked(self, make: _Engines, bundle: Any) -> Facts:
-        with make(bundle) as engine:
-            facts: Facts = ask(engine, make.everything("preflight", 1), signals=self.signals)
-        return facts
-
-    def _choose(self, make: _Engines, bundle: Any, work: choice.Sweep) -> Choice:
-        """Choose the threads of each model; a run that has a plan keeps its own."""
-        settings, store = self.settings, self.store
-        decided = store.about.get("decision") if store.has_plan else None
-        before = Choice.from_dict(decided) if decided else None
-        other = None if settings.plan_from is None else _plan_of(settings.plan_from)
-        with make(bundle) as engine:
-            prober = (
-                Prober(engine, bundle.plan, work.facts.memory, self.signals) if make.pool else None
-            )
-            self.display.doing("deciding the threads of each model")
-            return choice.chosen(work, settings.threads, before, other, prober, cache.folder())
 
     def _log(self, data: Prepared, facts: Facts, threads: Choice) -> None:
         for note in (*self.store.notes, *data.notes, *self.notes):
@@ -249,6 +167,9 @@ class Session:
                     self.display,
                     signals=self.signals,
                 ).run()
+            achieved = packing_of(self.store)
+            if achieved is not None:
+                self.display.note(packing_text(achieved))
         except KeyboardInterrupt as interrupt:
             with suppress(StorageError):
                 self.store.event("interrupted", str(interrupt) or "interrupted")
@@ -293,6 +214,165 @@ class Session:
         if baseline.disturbance:
             self.store.event("baseline", baseline.disturbance)
             self.display.note(baseline.disturbance)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rehearsed:
+    """What is known, and what stands ready, when a plan can be written."""
+
+    data: Prepared
+    software: dict[str, str]
+    bundle: Any
+    make: _Engines
+    work: choice.Sweep
+    choice: Choice
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsal:
+    """What comes before a plan is written: a run goes on from it, and a look ahead ends with it."""
+
+    settings: Settings
+    recipe: Recipe
+    params: TrainerParams
+    machine: Machine
+    signals: Interruption
+    display: Display
+
+    @contextmanager
+    def hall(
+        self, software: Callable[[Plan], dict[str, str]], before: Choice | None
+    ) -> Iterator[_Rehearsed]:
+        """Read the data, check the candidates, choose the threads; all stands as long as this.
+
+        Parameters
+        ----------
+        software : callable
+            With what the jobs of a draft would be trained; may refuse it.
+        before : Choice or None
+            What the run chose in an earlier session.
+        """
+        with self._pool() as pool:
+            self.display.doing("reading the data")
+            settings, machine = self.settings, self.machine
+            with prepared(settings, machine) as data, self.signals.noted():
+                folds = folds_of(settings, data)
+                inbox: Inbox = queue.SimpleQueue()
+                draft = make_draft(settings, self.recipe, self.params, data, folds, machine)
+                used = software(draft)
+                bundle = self._bundle(draft, folds, data)
+                make = _Engines(
+                    pool,
+                    data,
+                    machine,
+                    inbox,
+                    self.signals,
+                    settings.n_jobs,
+                    settings.threads or 1,
+                    settings.stall_timeout,
+                )
+                if pool is not None and not data.held:
+                    refuse(sending_problems({"dataset": bundle.data}))
+                self.display.doing("checking the candidates")
+                facts = self._preflight(make, bundle)
+                gpus = len(machine.gpus().gpus)
+                work = choice.Sweep(draft, folds, facts, make.allotted, _identity(machine), gpus)
+                threads = self._choose(make, bundle, work, before)
+                yield _Rehearsed(data, used, bundle, make, work, threads)
+
+    @contextmanager
+    def _pool(self) -> Iterator[pools.WorkerPool | None]:
+        if not self.settings.parallelize:
+            yield None
+            return
+        pool = pools.take(preloads())
+        try:
+            yield pool
+        except BaseException:
+            pool.close()
+            raise
+        pools.give_back(pool)
+
+    def _bundle(self, plan: Plan, folds: tuple[Fold, ...], data: Prepared) -> Any:
+        import torch
+
+        from asynckfold.training.bundle import Bundle
+
+        root, dtype = self.settings.root_dir.absolute(), str(torch.get_default_dtype())
+        return Bundle(
+            plan,
+            folds,
+            self.recipe,
+            data.handle(),
+            root,
+            default_dtype=dtype.removeprefix("torch."),
+            deterministic=torch.get_deterministic_debug_mode(),
+        )
+
+    def _preflight(self, make: _Engines, bundle: Any) -> Facts:
+        """Check all candidates at once, or one by one where one of them kills its process."""
+        try:
+            facts = self._checked(make, bundle)
+        except WorkerDiedError:
+            parts = {}
+            for name, model in self.recipe.models.items():
+                alone = replace(bundle, recipe=replace(self.recipe, models={name: model}))
+                parts[name] = self._checked_alone(make, alone, name)
+            facts = _joined(list(parts.values()))
+        refuse(Problem(*problem) for problem in facts.problems)
+        return facts
+
+    def _checked_alone(self, make: _Engines, bundle: Any, name: str) -> Facts:
+        """Check one model; what the plan says of it must not depend on who was killed meanwhile."""
+        for _ in range(DRY_RUNS):
+            try:
+                return self._checked(make, bundle)
+            except WorkerDiedError as death:
+                error = death
+            if error.outcome != "died":
+                break
+        return Facts({"architecture": {name: None}}, {}, {}, (), {name: str(error)})
+
+    def _checked(self, make: _Engines, bundle: Any) -> Facts:
+        with make(bundle) as engine:
+            facts: Facts = ask(engine, make.everything("preflight", 1), signals=self.signals)
+        return facts
+
+    def _choose(
+        self, make: _Engines, bundle: Any, work: choice.Sweep, before: Choice | None
+    ) -> Choice:
+        """Choose the threads of each model; a run that has a plan keeps its own."""
+        settings = self.settings
+        other = None if settings.plan_from is None else _plan_of(settings.plan_from)
+        with make(bundle) as engine:
+            prober = (
+                Prober(engine, bundle.plan, work.facts.memory, self.signals) if make.pool else None
+            )
+            self.display.doing("deciding the threads of each model")
+            return choice.chosen(work, settings.threads, before, other, prober, cache.folder())
+
+
+def look_ahead(
+    settings: Settings,
+    recipe: Recipe,
+    params: TrainerParams,
+    machine: Machine,
+    signals: Interruption,
+    display: Display,
+) -> Forecast:
+    """Return what a run with these arguments would do; writes nothing into its folder."""
+    before = stored = None
+    if (settings.root_dir / DATABASE).is_file():
+        with RunStore.read(settings.root_dir) as store:
+            before, stored = choice_of(store.about), store.plan
+    rehearsal = Rehearsal(settings, recipe, params, machine, signals, display)
+    with rehearsal.hall(lambda draft: {}, before) as found:
+        made = forecast(found.work, found.choice)
+        if stored is not None:
+            plan = replace(made.plan, recipe=found.work.facts.recipe)
+            free = ("threads_per_job", "threads") if settings.allow_different_software else ()
+            refuse_other(settings.root_dir, stored, plan, free)
+        return made
 
 
 def _interrupted(interrupt: KeyboardInterrupt, state: str) -> InterruptedRunError:

@@ -17,9 +17,9 @@ from __future__ import annotations
 import contextlib
 import math
 import queue
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -37,10 +37,11 @@ from asynckfold.messages import (
     Started,
     Task,
 )
-from asynckfold.placement import Load, Placement, Request, place
+from asynckfold.placement import Backlog, Bookings, Load, Placement, Request, place
 from asynckfold.result import FAILED, Result, job_by_id
 from asynckfold.retries import decide
-from asynckfold.store import RunStore
+from asynckfold.store import Placed, RunStore, Waiting
+from asynckfold.waiting import Obstacle, Wait, Waits, gibibytes
 
 TICK_SECONDS = 0.25
 """Longest wait before the load is looked at again."""
@@ -82,6 +83,15 @@ class _Start:
     placement: Placement
     tasks: list[Task]
     at: float
+
+
+@dataclass(frozen=True)
+class _Pause:
+    """Between two attempts of a job: since when, until when, and why."""
+
+    since: float
+    due: float
+    text: str
 
 
 class Sweep:
@@ -128,8 +138,11 @@ class Sweep:
         self._jobs = job_by_id(store.plan)
         self._requests = dict(requests)
         finished = store.finished()
-        self._pending = {name: requests[name] for name in self._jobs if name not in finished}
-        self._waiting: dict[str, float] = {}
+        self._backlog = Backlog()
+        self._bookings = Bookings()
+        self._waits = Waits()
+        self._waiting = Waiting((), (), (), {})
+        self._pauses: dict[str, _Pause] = {}
         self._running: dict[Future[Answer], _Start] = {}
         self._history: dict[str, list[str]] = {}
         self._recorded: list[Result] = []
@@ -138,6 +151,9 @@ class Sweep:
         self._flushed = clock()
         self._told_shortage = False
         self._leaving = False
+        for name in self._jobs:
+            if name not in finished:
+                self._add(name)
 
     def run(self) -> None:
         """Work until every job has a result.
@@ -153,6 +169,7 @@ class Sweep:
             while self.unfinished:
                 self._signals.check()
                 self.step(TICK_SECONDS)
+            self._store.note_waiting(None)
             self._flush()
         except BaseException as error:
             # Ctrl-C, a full disk: whatever it is, running jobs save themselves first.
@@ -165,7 +182,7 @@ class Sweep:
     @property
     def unfinished(self) -> bool:
         """Whether there are jobs without a result."""
-        return bool(self._pending or self._waiting or self._running)
+        return bool(self._backlog or self._pauses or self._running)
 
     def step(self, wait_s: float) -> None:
         """Start what can start, then take the news that come within `wait_s` seconds."""
@@ -175,8 +192,8 @@ class Sweep:
         self._acknowledge()
         for placement, tasks in starts:
             self._submit(placement, tasks)
-        pause = min(self._waiting.values(), default=math.inf) - self._clock()
-        self._hear(max(0.0, min(wait_s, pause)))
+        due = min((pause.due for pause in self._pauses.values()), default=math.inf)
+        self._hear(max(0.0, min(wait_s, due - self._clock())))
 
     def leave(self) -> None:
         """End early: let running jobs save themselves, and note how far they came."""
@@ -195,42 +212,64 @@ class Sweep:
 
     def _end_pauses(self) -> None:
         now = self._clock()
-        for name in [name for name, due in self._waiting.items() if due <= now]:
-            del self._waiting[name]
-            self._pending[name] = self._requests[name]
+        for name in [name for name, pause in self._pauses.items() if pause.due <= now]:
+            pause = self._pauses.pop(name)
+            self._add(name, Wait(now - pause.since, "pause", pause.text))
+
+    def _add(self, name: str, *before: Wait) -> None:
+        """Let a job be pending; `before` is what it waited for until now."""
+        request = self._requests[name]
+        self._backlog.add(request)
+        self._waits.come(request, self._clock(), before)
 
     def _placements(self) -> list[Placement]:
-        running = [start.placement for start in self._running.values()]
-        load = self._engine.load(running)
+        load = self._engine.load([start.placement for start in self._running.values()])
         self._sampler.look(load)
         self._watch.ticked(load)
-        pending = list(self._pending.values())
-        placed = place(pending, running, load)
+        placed = place(self._backlog, self._bookings, load)
+        for placement in placed:
+            self._bookings.add(placement)
+            for name in placement.jobs:
+                self._backlog.remove(name)
+        self._look(load, placed)
+        return placed
+
+    def _look(self, load: Load, placed: Sequence[Placement]) -> None:
+        """Note what the jobs that are left wait for, where that has changed."""
+        obstacles = self._waits.look(self._backlog, self._bookings, load, self._clock())
+        jobs = {reason.text: count for reason, count in obstacles.items()}
+        jobs |= Counter(pause.text for pause in self._pauses.values())
+        neighbours = tuple(core for core in load.cores if core not in load.idle)
+        gpus = tuple(gpu.index for gpu in load.gpus)
+        waiting = Waiting(load.cores, neighbours, gpus, jobs)
+        if waiting != self._waiting:
+            self._waiting = waiting
+            self._store.note_waiting(waiting)
         if placed:
             self._told_shortage = False
         elif not self._told_shortage:
-            self._tell_shortage(pending, running, load)
-        return placed
+            self._tell_shortage(obstacles)
 
-    def _tell_shortage(
-        self, pending: Sequence[Request], running: Sequence[Placement], load: Load
-    ) -> None:
+    def _tell_shortage(self, obstacles: Iterable[Obstacle]) -> None:
         """Say it, once, where jobs wait for nothing but memory."""
-        if place(pending, running, replace(load, free_memory=sys.maxsize)):
-            left = load.free_memory - sum(placement.memory for placement in running)
+        texts = [reason.text for reason in obstacles if reason.kind == "memory"]
+        if texts:
             self._told_shortage = True
-            self._take(
-                Remark(None, "memory", f"jobs wait for memory: {_mebibytes(left)} are left to them")
-            )
+            self._take(Remark(None, "memory", f"jobs wait for {texts[0]}"))
 
     def _attempt(self, placement: Placement) -> tuple[Placement, list[Task]]:
         """Number the attempts: durable before a worker hears of them."""
         tasks = []
         for name in placement.jobs:
-            request = self._pending.pop(name)
             number = self._store.start_attempt(
-                name, placement.cores, placement.threads, _device(placement), request.seconds
+                name,
+                placement.cores,
+                placement.threads,
+                _device(placement),
+                self._requests[name].seconds,
             )
+            waits = self._waits.start(name, self._clock())
+            self._store.note_placed(name, number, Placed(placement.memory, waits))
             tasks.append(Task(self._jobs[name], number, tuple(self._store.checkpoints(name))))
         return placement, tasks
 
@@ -290,6 +329,7 @@ class Sweep:
 
     def _end(self, future: Future[Answer]) -> None:
         start = self._running.pop(future)
+        self._bookings.remove(start.placement)
         error = future.exception()
         if error is None:
             answer = future.result()
@@ -313,7 +353,7 @@ class Sweep:
             self._store.end_attempt(task.job.id, task.attempt, "interrupted", pid=answer.pid)
             if not self._leaving:
                 # Somebody else's SIGTERM: nothing failed, and the job goes on from where it is.
-                self._pending[task.job.id] = self._requests[task.job.id]
+                self._add(task.job.id)
         elif isinstance(found, Setback):
             self._set_back(task, found.outcome, found.result, start, answer.pid, answer.peak_memory)
         else:
@@ -349,7 +389,9 @@ class Sweep:
         if retry is not None:
             self._store.end_attempt(name, number, outcome, pid=pid, error=result.error)
             self._requests[name] = replace(self._requests[name], alone=retry.alone)
-            self._waiting[name] = self._clock() + retry.after_s
+            now = self._clock()
+            text = f"its pause after attempt {number} ({outcome})"
+            self._pauses[name] = _Pause(now, now + retry.after_s, text)
             when = "alone on the machine" if retry.alone else f"in {retry.after_s:g} s"
             kind = "oom_retry" if outcome == "oom" else outcome
             self._take(Remark(name, kind, f"{told}; tried again {when}"))
@@ -357,16 +399,12 @@ class Sweep:
         self._store.event(outcome, told, name)
         account = f"{len(history)} attempts: {', '.join(history)}"
         if outcome == "oom":
-            account += f"; peak memory {_mebibytes(peak)}, the last time alone on the machine"
+            account += f"; peak memory {gibibytes(peak)}, the last time alone on the machine"
         self._record(replace(result, error=f"{result.error} ({account})"), start, pid, peak)
 
 
 def _failed(task: Task, line: str, trace: str) -> Result:
     return Result(task.job.id, task.attempt, FAILED, error=line, traceback=trace)
-
-
-def _mebibytes(count: int) -> str:
-    return f"{max(0, count) / 2**20:.0f} MiB"
 
 
 def _device(placement: Placement) -> str:

@@ -20,15 +20,17 @@ import pytest
 from asynckfold.cli import VERBS, main
 from asynckfold.cli.doctor import now
 from asynckfold.cli.parser import EXIT_CODES, make_parser
+from asynckfold.cli.state import lines, state_of
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.models import ARCHITECTURES
 from asynckfold.placement import Gpu, Load
 from asynckfold.recipe import LR_SCHEDULES
 from asynckfold.sources import SOURCES
-from asynckfold.store import RunStore
+from asynckfold.store import RunStore, Waiting
 from asynckfold.training.optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone, shared_memory
+from tests.test_sweep import open_store
 
 SMALL = "--data digits --limit 200 --folds 2 --epochs 2 --baseline none --no-report"
 
@@ -164,7 +166,26 @@ def test_status_is_light(root: Path) -> None:
     assert "holds no plan yet" in done.stderr
 
 
-def test_plan_starts_nothing(
+def test_status_names_what_idle_cores_and_gpus_wait_for(root: Path) -> None:
+    for store in open_store(root):
+        assert state_of(store)["idle"] is None
+        store.start_attempt("A/cosine/fold-0", (0,), 1, "cpu", 1.0)
+        store.note_waiting(Waiting((0, 1, 2), (2,), (0,), {"memory: needs 3 MiB, 2 MiB free": 5}))
+        found = state_of(store)
+        assert found["idle"] == {
+            "cores": [1],
+            "gpus": [0],
+            "neighbours": [2],
+            "jobs": {"memory: needs 3 MiB, 2 MiB free": 5},
+        }
+        told = list(lines(found))
+        assert "  idle core 1: 5 jobs wait for memory: needs 3 MiB, 2 MiB free" in told
+        assert "  left to neighbours: core 2" in told
+        store.note_waiting(Waiting((0, 1), (), (), {}))
+        assert "  idle core 1: no job is left to start" in list(lines(state_of(store)))
+
+
+def test_plan_decides_as_run_does_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -174,14 +195,36 @@ def test_plan_starts_nothing(
     assert sum(fold["valid"] for fold in found["folds"]) == 1797
     assert found["first"][0]["jobs"] == ["mlp/constant/fold-0"]
     assert set(found["first"][0]["cores"]) <= set(found["cores"])
+    assert {span["job"] for span in found["spans"]} == set(found["jobs"])
     assert main(["plan", "--data", "digits"]) == 0
     out = capsys.readouterr().out
     assert "5 jobs on cpu" in out or "5 jobs on cuda" in out
     assert "at a time now: the limit is" in out
-    assert "such as mlp/constant/fold-0 on core" in out
-    assert out.endswith("nothing was started\n")
+    assert "predicted: " in out
+    assert "[mlp/constant/fold-0=" in out
+    assert out.endswith("nothing was trained, and nothing written into a run's folder\n")
+    close_warm()
     assert not descendants() - before
     assert not list(tmp_path.iterdir())
+
+
+def test_plan_and_run_decide_the_same(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before, in the folder that a run began, and out of that folder alone."""
+    words = ["--data", "digits", "--models", "mlp", "--folds", "3", "--epochs", "1", "--root", root]
+    before = told(capsys, "plan", *words)
+    assert main(["run", "-q", "--baseline", "none", "--no-report", *map(str, words)]) == 0
+    capsys.readouterr()
+    with RunStore.read(root) as store:
+        decided, expected = store.about["decision"], store.attempts()[0].expected
+    assert before["threads"] == decided["threads"]
+    assert before["why"] == decided["why"]
+    again, stored = told(capsys, "plan", *words), told(capsys, "plan", root)
+    for found in (again, stored):
+        assert found["prediction"] == decided["prediction"]
+        assert found["requests"]["mlp/constant/fold-0"]["seconds"] == expected
+    assert again["spans"] == stored["spans"]
+    assert main(["plan", *map(str, words), "--batch-size", "8"]) == 2
+    assert "a run of another plan" in capsys.readouterr().err
 
 
 # Sweep files

@@ -143,12 +143,12 @@ def set_full(store: RunStore, full: bool) -> None:
 
 
 def sweep(
-    store: RunStore, behaviour: Behaviour = done, **changes: Any
+    store: RunStore, behaviour: Behaviour = done, memory: int = 0, **changes: Any
 ) -> tuple[Sweep, FakeEngine, Recording]:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine, watch = FakeEngine(behaviour, inbox, **changes), Recording()
     names = [job.id for job in store.plan.jobs]
-    requests = {name: Request(name, 1.0) for name in names}
+    requests = {name: Request(name, 1.0, memory=memory) for name in names}
     made = Sweep(store, engine, inbox, requests, lambda result: result, watch, engine.clock)
     return made, engine, watch
 
@@ -311,15 +311,14 @@ def test_want_of_memory_alone_is_a_failure_with_its_peak(store: RunStore) -> Non
 
 
 def test_jobs_that_wait_for_memory_are_told_once(store: RunStore) -> None:
-    made, engine, _ = sweep(store, cores=(0, 1, 2))
-    made._pending = {name: replace(item, memory=30) for name, item in made._pending.items()}
+    made, engine, _ = sweep(store, cores=(0, 1, 2), memory=30 << 20)
     load = engine.load
-    engine.load = lambda running: replace(load(running), free_memory=50)  # type: ignore[method-assign]
+    engine.load = lambda running: replace(load(running), free_memory=50 << 20)  # type: ignore[method-assign]
     made.run()
     assert store.counts()["done"] == 6
     assert engine.most == 1
     told = {event.text for event in store.events() if event.kind == "memory"}
-    assert told == {"jobs wait for memory: 0 MiB are left to them"}
+    assert told == {"jobs wait for memory: needs 30 MiB, 20 MiB free"}
     assert len(store.events()) <= 6
 
 
@@ -462,3 +461,27 @@ def test_results_do_not_depend_on_cores_order_or_deaths(
 
 
 EXPECTED: dict[str, str] = {}
+
+
+def test_every_attempt_knows_what_its_job_waited_for(store: RunStore) -> None:
+    """Two cores for six jobs; one of them dies once."""
+
+    def first_dies(task: Task) -> Any:
+        if task.job.id == "A/cosine/fold-0" and task.attempt == 1:
+            return WorkerDiedError(7, "SIGKILL")
+        return done(task)
+
+    made, _, _ = sweep(store, first_dies, memory=3)
+    made.run()
+    placed = store.placed()
+    assert placed.keys() == {(item.job_id, item.attempt) for item in store.attempts()}
+    assert {item.memory for item in placed.values()} == {3}
+    assert placed["A/cosine/fold-0", 1].waits == ()
+    again = placed["A/cosine/fold-0", 2].waits
+    assert again[0].text == "its pause after attempt 1 (died)"
+    assert again[0].seconds >= 0.5
+    (last,) = placed["B/cosine/fold-2", 1].waits
+    assert (last.kind, last.text) == ("cores", "cores: 2 of 2 busy with own jobs")
+    assert last.seconds > 0
+    assert store.waiting is None
+    assert not [event for event in store.events() if event.kind == "placed"]

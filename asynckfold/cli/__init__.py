@@ -3,7 +3,7 @@
 ::
 
     run     cross-validate a sweep; the same command continues it
-    plan    what a run would do; starts nothing
+    plan    what a run would do, and what it should take; trains nothing
     resume  continue a run by its folder
     status  how far a run is
     report  build the HTML report of a run
@@ -23,13 +23,12 @@ import argparse
 import shlex
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -38,7 +37,7 @@ from asynckfold.cli import doctor as doctors
 from asynckfold.cli import state as states
 from asynckfold.cli.parser import make_parser
 from asynckfold.cli.parts import from_folder, in_flags, make_kfold, names_code, sweep_parts
-from asynckfold.cli.tell import Output, partial_report, patience, plan_table, tell_results
+from asynckfold.cli.tell import Output, partial_report, patience, tell_results
 from asynckfold.compare import Comparison, compare_runs
 from asynckfold.engines import pool
 from asynckfold.errors import (
@@ -53,13 +52,11 @@ from asynckfold.errors import (
 )
 from asynckfold.files import write_whole
 from asynckfold.interruption import ENDINGS, Interruption, listening
-from asynckfold.placement import Request, place
 from asynckfold.progress import steady
 from asynckfold.store import RunStore
 
 if TYPE_CHECKING:
     from asynckfold.bench import BenchTable
-    from asynckfold.engines.machine import Machine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,42 +141,9 @@ def run(parsed: argparse.Namespace, out: Output) -> int:
 
 def plan(parsed: argparse.Namespace, out: Output) -> int:
     """Print what a run would do."""
-    from asynckfold.engines.machine import resolve_n_jobs
+    from asynckfold.cli.plan import plan
 
-    sweep = sweep_parts(parsed)
-    kfold = make_kfold(parsed, sweep)
-    found, folds = kfold.plan(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
-    machine = _watched(kfold.settings.devices)
-    load = machine.load(resolve_n_jobs(kfold.settings.n_jobs, machine.max_cores))
-    threads, gpu = found.threads_per_job, found.device == "cuda"
-    first = place([Request(job.id, 0, threads, gpu=gpu) for job in found.jobs], [], load)
-    sizes = [(len(fold.train), len(fold.valid)) for fold in folds]
-    out.data(
-        {
-            "jobs": [job.id for job in found.jobs],
-            "candidates": ["/".join(pair) for pair in found.candidates],
-            "folds": [{"train": train, "valid": valid} for train, valid in sizes],
-            "classes": list(found.classes),
-            "epochs": found.params.epochs,
-            "batch_size": found.batch_size,
-            "device": found.device,
-            "cores": list(load.cores),
-            "threads_per_job": kfold.settings.threads_per_job,
-            "first": [{"jobs": item.jobs, "cores": item.cores, "gpu": item.gpu} for item in first],
-        }
-    )
-    out.say(plan_table(found, sizes))
-    out.say(
-        f"{len(found.jobs)} jobs on {found.device}, {found.params.epochs} epochs in batches of "
-        f"{found.batch_size}, {kfold.settings.threads_per_job} thread(s) each"
-    )
-    out.say(f"{len(first)} at a time now: {doctors.now(machine.describe()['cpu'], load).why}")
-    for item in first[:8]:
-        where = f"core {', '.join(map(str, item.cores))}"
-        on_gpu = "" if item.gpu is None else f" and GPU {item.gpu}"
-        out.say(f"  such as {item.jobs[0]} on {where}{on_gpu}")
-    out.say("nothing was started")
-    return 0
+    return plan(parsed, out)
 
 
 def resume(parsed: argparse.Namespace, out: Output) -> int:
@@ -255,7 +219,9 @@ def _say_differences(found: Comparison, out: Output) -> None:
 
 def doctor(parsed: argparse.Namespace, out: Output) -> int:
     """Say what this machine offers."""
-    machine = _watched("auto")
+    from asynckfold.engines.machine import watched
+
+    machine = watched("auto")
     found, load = machine.describe(), machine.load()
     would = doctors.now(found["cpu"], load)
     out.data({**found, "now": {"jobs": would.jobs, "cores": would.cores, "why": would.why}})
@@ -312,17 +278,6 @@ VERBS = {
     "doctor": doctor,
     "simulate": simulate,
 }
-
-
-def _watched(devices: Any) -> Machine:
-    """The machine after two windows: one primes the sampler, the other is smoothed with it."""
-    from asynckfold.engines.machine import WINDOW_SECONDS, Machine
-
-    machine = Machine(devices)
-    for _ in range(2):
-        time.sleep(WINDOW_SECONDS)
-        machine.sample()
-    return machine
 
 
 def _opened(directory: str) -> RunStore:

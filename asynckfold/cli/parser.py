@@ -20,6 +20,13 @@ RUN_HELP = (
     "command continues."
 )
 
+PLAN_HELP = (
+    "Takes what run takes, and decides as run does: a dry run of each model, and for long sweeps a "
+    "probe. Prints the threads of each model and why, seconds and memory of a job, the makespan "
+    "and its lower bound, and the sweep over time. With the folder of a run in place of SWEEP.py, "
+    "or as --root, what was decided there. Nothing is trained, and no run is begun."
+)
+
 SIMULATE_HELP = (
     "The jobs differ in length (lognormal), threads, memory and GPU; their estimates are wrong, "
     "others come and go on the cores, attempts die and are tried again. The lower bound is the "
@@ -39,12 +46,12 @@ def make_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, text in (
         ("run", "cross-validate a sweep; the same command continues it"),
-        ("plan", "print what a run would do; starts nothing"),
+        ("plan", "print what a run would do, and what it should take; trains nothing"),
     ):
         verb = verbs.add_parser(
             name,
             help=text,
-            description=f"{_sentence(text)} {RUN_HELP}",
+            description=f"{_sentence(text)} {RUN_HELP if name == 'run' else PLAN_HELP}",
             epilog=EXIT_CODES,
             usage=_usage(name),
         )
@@ -56,7 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
         _add_progress_flags(verb)
     for name, text in (
         ("resume", "continue a run of built-in models and data by its folder"),
-        ("status", "say how far a run is"),
+        ("status", "say how far a run is, and what idle cores and GPUs wait for"),
         ("report", "build the HTML report, figures and tables of a run"),
     ):
         verb = verbs.add_parser(name, help=text, description=_sentence(text), epilog=EXIT_CODES)

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from asynckfold.identity import Claim, claim
-from asynckfold.store import Attempt, RunStore
+from asynckfold.store import Attempt, RunStore, Waiting
+from asynckfold.waiting import named_cores
 
 
 def state_of(store: RunStore) -> dict[str, Any]:
@@ -19,7 +20,9 @@ def state_of(store: RunStore) -> dict[str, Any]:
     dict
         The jobs by state; ``fingerprint`` and ``bit_identity``; ``holder`` (pid, host, start) or
         None; ``running_jobs``, one entry a job that a worker has in hand (its pid, attempt, cores
-        and last progress); ``ended``, what became of the run where nobody holds it; and
+        and last progress); ``idle``, the cores and GPUs that nobody holds, the cores that are left
+        to ``neighbours``, and how many jobs wait for what, or None where no sweep is at work;
+        ``ended``, what became of the run where nobody holds it; and
         ``continue_with``, the command that does, where there is something to do.
     """
     counts, holder, attempts = store.counts(), store.holder(), store.attempts()
@@ -31,6 +34,7 @@ def state_of(store: RunStore) -> dict[str, Any]:
         "bit_identity": asdict(claimed),
         "holder": holder,
         "running_jobs": [_at_work(store, item) for item in at_work],
+        "idle": _idle(store.waiting, at_work) if holder else None,
         "ended": None if holder else _ended(store, counts, attempts),
         "continue_with": None if holder or not counts["pending"] else continuation(store.about),
     }
@@ -49,6 +53,19 @@ def _at_work(store: RunStore, attempt: Attempt) -> dict[str, Any]:
         "epochs_done": len(store.epochs(attempt.job_id)),
         "epochs": store.plan.params.epochs,
         "checkpoint": saved and {"epoch": saved.epoch, "batch": saved.batch},
+    }
+
+
+def _idle(waiting: Waiting | None, at_work: Sequence[Attempt]) -> dict[str, Any] | None:
+    if waiting is None:
+        return None
+    held = {core for item in at_work for core in item.cores}
+    devices = {item.device for item in at_work}
+    return {
+        "cores": [core for core in waiting.cores if core not in {*held, *waiting.neighbours}],
+        "gpus": [index for index in waiting.gpus if f"cuda:{index}" not in devices],
+        "neighbours": [core for core in waiting.neighbours if core not in held],
+        "jobs": waiting.jobs,
     }
 
 
@@ -93,4 +110,24 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
             f"  {item['job']}: epoch {item['epochs_done']}/{item['epochs']} done, {where}, "
             f"attempt {item['attempt']}, process {item['pid'] or 'not yet known'}"
         )
+    yield from _idle_lines(state["idle"])
     yield f"fingerprint {state['fingerprint']}, {Claim(tuple(state['bit_identity']['reasons']))}"
+
+
+def _idle_lines(idle: Mapping[str, Any] | None) -> Iterator[str]:
+    """Say what each core and GPU waits for that no job holds."""
+    if idle is None:
+        return
+    waits = [
+        f"{count} {'job waits' if count == 1 else 'jobs wait'} for {text}"
+        for text, count in idle["jobs"].items()
+    ]
+    for kind in ("cores", "gpus"):
+        if idle[kind]:
+            named = named_cores(idle[kind])
+            what = named if kind == "cores" else named.replace("core", "GPU")
+            yield f"  idle {what}: {'; '.join(waits) or 'no job is left to start'}"
+    if idle["neighbours"]:
+        yield f"  left to neighbours: {named_cores(idle['neighbours'])}"
+    if waits and not idle["cores"]:
+        yield f"  {'; '.join(waits)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asynckfold.errors import AsyncKFoldError
-from asynckfold.plan import Plan
+from asynckfold.packing import Packing, packing_of
 from asynckfold.progress import steady
 from asynckfold.result import CVResults, folds_note
 from asynckfold.store import RunStore
@@ -67,9 +67,9 @@ def tell_results(root: Path, out: Output, with_report: bool) -> int:
     from asynckfold.kfold import load_results
 
     with RunStore.read(root) as store:
-        results = load_results(store)
+        results, packing = load_results(store), packing_of(store)
     page = results.report() if with_report else None
-    out.data({**_numbers(results), "report": str(page) if page else None})
+    out.data({**_numbers(results), **_packing(packing), "report": str(page) if page else None})
     out.say(_results_table(results))
     for line in _result_lines(results):
         out.say(line)
@@ -95,6 +95,19 @@ def _numbers(results: CVResults) -> dict[str, Any]:
         "baseline": baseline.kind if baseline else None,
         "speedup": _speedup(results),
         "disturbed": bool(baseline and baseline.disturbance),
+    }
+
+
+def _packing(packing: Packing | None) -> dict[str, Any]:
+    """What was predicted and what came of it, as plain data."""
+    if packing is None:
+        return {}
+    predicted = packing.predicted
+    return {
+        "makespan": packing.makespan,
+        "predicted_makespan": predicted and predicted.makespan,
+        "lower_bound": packing.lower_bound,
+        "held": packing.held,
     }
 
 
@@ -183,25 +196,3 @@ def partial_report(root: Path, out: Output) -> None:
             out.error(f"partial report: {write_report(store)}")
     except (AsyncKFoldError, OSError) as error:
         out.error(f"no partial report: {error}")
-
-
-def plan_table(found: Plan, sizes: Sequence[tuple[int, int]]) -> Table:
-    """Return one row a candidate; `sizes` holds (train, valid) samples by fold."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("model", "scheduler", "folds", "train", "valid"):
-        table.add_column(name)
-    trains, valids = zip(*sizes, strict=True)
-    for model, lr_schedule in found.candidates:
-        table.add_row(
-            Text(model),
-            Text(lr_schedule),
-            str(len(sizes)),
-            _range(trains),
-            _range(valids),
-        )
-    return table
-
-
-def _range(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low}-{high}"

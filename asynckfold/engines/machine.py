@@ -711,6 +711,15 @@ class Machine:
         ]
 
 
+def watched(devices: str | Sequence[int]) -> Machine:
+    """Return the machine after two windows: one primes the sampler, one is smoothed with it."""
+    machine = Machine(devices)
+    for _ in range(2):
+        time.sleep(WINDOW_SECONDS)
+        machine.sample()
+    return machine
+
+
 # Prefixes of environment variables that may be told; everything else may be a secret.
 _TELLABLE = ("OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "SLURM_CPUS", "ASYNCKFOLD_")
 

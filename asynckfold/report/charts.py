@@ -536,6 +536,9 @@ def _gantt_title(summary: Summary, lanes: int) -> str:
     longest = max(bar.end for bar in summary.bars) - first
     busy = sum((bar.end - bar.start) * max(len(bar.cores), 1) for bar in summary.bars)
     share = busy / (longest * lanes) if longest else math.nan
+    known = summary.packing
+    if known is not None and known.cores is not None and known.held is not None:
+        lanes, longest, share = known.cores, known.makespan, known.held
     return (
         f"{findings.plural(jobs, 'job')} on {findings.plural(lanes, 'core')} in "
         f"{findings.duration(longest)}; jobs held {findings.percent(share)} of the core time"

@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from asynckfold.packing import Packing
 from asynckfold.paired import Difference
 from asynckfold.report.summary import Bar, CandidateRow, Summary
 from asynckfold.result import folds_note as _folds_note
+from asynckfold.waiting import gibibytes as _gibibytes
+from asynckfold.waiting import named_cores
 
 _VERDICTS = {
     "tie": "A tie",
@@ -91,6 +94,30 @@ def interval(low: float, high: float) -> str:
 def folds_note(row: CandidateRow) -> str:
     """Return ``"5 of 5 folds"``, marked where a fold is missing."""
     return _folds_note(row.folds_done, row.folds)
+
+
+def packing(found: Packing) -> str:
+    """Say how long the jobs took, how long they should have, and what they held of the cores."""
+    text = f"the jobs took {duration(found.makespan)} from the first start to the last end"
+    if found.predicted is not None:
+        text += f", predicted were {duration(found.predicted.makespan)}"
+    if found.lower_bound is not None and found.held is not None:
+        text += (
+            f"; no order of them takes less than {duration(found.lower_bound)}. Meanwhile they "
+            f"held {percent(found.held)} of {plural(found.cores or 0, 'core')}, the tail included"
+        )
+    return text
+
+
+def gibibytes(count: int | None) -> str:
+    """Return bytes as GiB or MiB; ``"n/a"`` where there are none."""
+    return _gibibytes(count) if count else "n/a"
+
+
+def ran_on(bar: Bar) -> str:
+    """Return where an attempt ran: ``"cores 0, 1"``, ``"GPU 0, core 3"``."""
+    cores = named_cores(bar.cores) if bar.cores else "any core"
+    return cores if bar.device == "cpu" else f"GPU {bar.device.partition(':')[2]}, {cores}"
 
 
 def best_rows(summary: Summary) -> tuple[CandidateRow, ...]:

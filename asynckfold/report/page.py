@@ -35,6 +35,7 @@ SECTIONS = (
     "Curves",
     "Classes",
     "Machine",
+    "Jobs",
     "Speedup",
     "Failures",
     "Log",

@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from asynckfold import identity
 from asynckfold.confusion import class_accuracy, count_classes
+from asynckfold.packing import Packing, packing_of
 from asynckfold.paired import Lead, confidence_interval, train_valid_ratio
 from asynckfold.plan import Job, Plan
 from asynckfold.report.text import TEXT_LIMIT, clean, flat, plain_data
 from asynckfold.result import DONE, Candidate, CVResults, Epoch, Result, job_by_id, rank
-from asynckfold.store import Attempt, RunStore, Sample
+from asynckfold.store import Attempt, Placed, RunStore, Sample
 
 USE_POINTS = 400
 PHASES = ("serial", "packed")
@@ -159,7 +160,18 @@ class Use:
 
 @dataclass(frozen=True)
 class Bar:
-    """One attempt in the Gantt chart; times in run seconds."""
+    """One attempt: a bar in the Gantt chart; times in run seconds.
+
+    Parameters
+    ----------
+    expected : float
+        Seconds that the whole job was expected to take.
+    memory, peak_memory : int or None
+        Bytes that were reserved for it, and the most that its process held, torch included; None
+        where that is not known.
+    waits : tuple of str
+        What its job waited for before, and how long.
+    """
 
     job: str
     candidate: str
@@ -170,6 +182,10 @@ class Bar:
     end: float
     outcome: str
     error: str
+    expected: float
+    memory: int | None
+    peak_memory: int | None
+    waits: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -251,6 +267,7 @@ class Summary:
     class_names: tuple[str, ...]
     packed_seconds: float
     speedup: Speedup | None
+    packing: Packing | None
     use: tuple[Use, ...]
     bars: tuple[Bar, ...]
     failures: tuple[FailureGroup, ...]
@@ -333,8 +350,9 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
         class_names=_class_names(plan, confusions),
         packed_seconds=found.seconds,
         speedup=_speedup(found, rows),
+        packing=_packing(store),
         use=_uses(store.samples()),
-        bars=_bars(store.attempts(), jobs, running=store.holder() is not None),
+        bars=_bars(store, found.results, jobs),
         failures=_failures(plan, found.results),
         events=tuple(
             LogLine(
@@ -511,12 +529,24 @@ def _use(phase: str, samples: Sequence[Sample]) -> Use:
     )
 
 
+def _packing(store: RunStore) -> Packing | None:
+    found = packing_of(store)
+    return found and replace(
+        found,
+        models=tuple(
+            replace(item, model=clean(item.model), why=clean(item.why, 4096))
+            for item in found.models
+        ),
+    )
+
+
 def _bars(
-    attempts: Sequence[Attempt], jobs: Mapping[str, Job], *, running: bool
+    store: RunStore, results: Mapping[str, Result], jobs: Mapping[str, Job]
 ) -> tuple[Bar, ...]:
+    attempts, placed = store.attempts(), store.placed()
     moments = [moment for item in attempts for moment in (item.started, item.ended) if moment]
     latest = max(moments, default=0.0)
-    open_outcome = "running" if running else "lost"
+    open_outcome = "lost" if store.holder() is None else "running"
     return tuple(
         Bar(
             job=_shown(jobs[item.job_id]).id,
@@ -528,10 +558,21 @@ def _bars(
             end=latest if item.ended is None else item.ended,
             outcome=item.outcome or open_outcome,
             error=clean(item.error, 4096),
+            expected=item.expected,
+            **_placing(placed.get((item.job_id, item.attempt)), results.get(item.job_id), item),
         )
         for item in attempts
         if item.job_id in jobs
     )
+
+
+def _placing(placed: Placed | None, result: Result | None, attempt: Attempt) -> dict[str, Any]:
+    ended = result is not None and result.attempt == attempt.attempt
+    return {
+        "memory": None if placed is None else placed.memory,
+        "peak_memory": result.peak_memory if result is not None and ended else None,
+        "waits": tuple(clean(str(wait), 4096) for wait in placed.waits) if placed else (),
+    }
 
 
 # Failures and setup

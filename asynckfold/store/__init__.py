@@ -27,7 +27,17 @@ numbers.
 from __future__ import annotations
 
 from asynckfold.store.layout import job_folder
-from asynckfold.store.records import Attempt, CheckpointRef, Event, Sample
-from asynckfold.store.run import RunStore
+from asynckfold.store.records import Attempt, CheckpointRef, Event, Placed, Sample, Waiting
+from asynckfold.store.run import RunStore, refuse_other
 
-__all__ = ["Attempt", "CheckpointRef", "Event", "RunStore", "Sample", "job_folder"]
+__all__ = [
+    "Attempt",
+    "CheckpointRef",
+    "Event",
+    "Placed",
+    "RunStore",
+    "Sample",
+    "Waiting",
+    "job_folder",
+    "refuse_other",
+]

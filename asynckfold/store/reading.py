@@ -17,7 +17,18 @@ from asynckfold.result import ENDED, Baseline, Epoch, Result, fingerprint
 from asynckfold.store import splits
 from asynckfold.store.database import SQLITE_FAULTS, decoding, from_sqlite
 from asynckfold.store.lock import holder_of
-from asynckfold.store.records import Attempt, CheckpointRef, Event, Sample, epoch_of, result_of
+from asynckfold.store.records import (
+    PLACED,
+    Attempt,
+    CheckpointRef,
+    Event,
+    Placed,
+    Sample,
+    Waiting,
+    epoch_of,
+    placed_of,
+    result_of,
+)
 from asynckfold.store.schema import COLUMNS
 
 
@@ -128,9 +139,32 @@ class RunReader:
         return [CheckpointRef(*row) for row in rows]
 
     def events(self) -> list[Event]:
-        """Return all events in order."""
-        rows = self._rows("SELECT at, kind, job_id, text FROM events ORDER BY seq")
+        """Return all events in order, but for those that `placed` returns."""
+        rows = self._rows(
+            "SELECT at, kind, job_id, text FROM events WHERE kind != ? ORDER BY seq", (PLACED,)
+        )
         return [Event(*row) for row in rows]
+
+    def placed(self) -> dict[tuple[str, int], Placed]:
+        """Return what was known when attempts started, by job id and attempt.
+
+        Attempts of runs that were begun before this was recorded are missing.
+        """
+        rows = self._rows("SELECT job_id, text FROM events WHERE kind = ?", (PLACED,))
+        with decoding(self.root):
+            found = [(job_id, *placed_of(text)) for job_id, text in rows]
+        return {(job_id, attempt): placed for job_id, attempt, placed in found}
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """What pending jobs wait for; None while no sweep is at work."""
+        text = self._meta("waiting")
+        if text is None:
+            return None
+        with decoding(self.root):
+            raw = json.loads(text)
+            cores, neighbours, gpus = (tuple(raw[key]) for key in ("cores", "neighbours", "gpus"))
+            return Waiting(cores, neighbours, gpus, raw["jobs"])
 
     def samples(self) -> list[Sample]:
         """Return the CPU use over time."""
@@ -144,6 +178,10 @@ class RunReader:
             "ON key = 'software-' || session ORDER BY session"
         )
         return tuple(dict(json.loads(value or "{}")) for _, value in rows)
+
+    def session_ends(self) -> dict[int, float]:
+        """Return the run seconds up to which each session is known."""
+        return dict(self._rows("SELECT session, offset + seconds FROM sessions"))
 
     def packed_seconds(self) -> float:
         """Return the wall time of the packed run over all sessions."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from asynckfold.result import Epoch, Result
+from asynckfold.waiting import Wait
+
+PLACED = "placed"
+"""The kind of the event that each attempt begins with."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,42 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """What was known when an attempt started.
+
+    Parameters
+    ----------
+    memory : int
+        Bytes that were reserved for it.
+    waits : tuple of Wait
+        What its job had waited for, the longest first.
+    """
+
+    memory: int
+    waits: tuple[Wait, ...]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a running sweep does not start, and why, at its last change.
+
+    Parameters
+    ----------
+    cores, neighbours : tuple of int
+        Those that the run may use, and those of them that others use.
+    gpus : tuple of int
+        Those that the run may use.
+    jobs : Mapping of str to int
+        How many pending jobs wait, by what they wait for.
+    """
+
+    cores: tuple[int, ...]
+    neighbours: tuple[int, ...]
+    gpus: tuple[int, ...]
+    jobs: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Event:
     """Something worth telling: a fallback, a retry, a decision."""
 
@@ -92,6 +132,19 @@ class Sample:
     used: float
     own: float
     cores: tuple[float, ...]
+
+
+def placed_text(attempt: int, placed: Placed) -> str:
+    """Return an attempt's placing as the text of its event."""
+    waits = [[round(wait.seconds, 3), wait.kind, wait.text] for wait in placed.waits]
+    return json.dumps({"attempt": attempt, "memory": placed.memory, "waits": waits})
+
+
+def placed_of(text: str) -> tuple[int, Placed]:
+    """Return the attempt and its placing from the text of its event."""
+    raw = json.loads(text)
+    waits = tuple(Wait(*item) for item in raw["waits"])
+    return raw["attempt"], Placed(raw["memory"], waits)
 
 
 def result_of(row: Sequence[Any]) -> Result:

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,7 +30,7 @@ from asynckfold.store.database import SQLITE_FAULTS, connect, from_sqlite, snaps
 from asynckfold.store.layout import DATABASE, LOCK, SPLITS, network_of
 from asynckfold.store.lock import now_text, take_lock
 from asynckfold.store.reading import RunReader
-from asynckfold.store.records import CheckpointRef
+from asynckfold.store.records import PLACED, CheckpointRef, Placed, Waiting, placed_text
 from asynckfold.store.schema import COLUMNS, FORMAT
 
 _FORKED = "only the process that holds the run may write to it"
@@ -44,6 +44,27 @@ def _abandon_all() -> None:
 
 
 os.register_at_fork(after_in_child=_abandon_all)
+
+
+def refuse_other(root: Path, stored: Plan, plan: Plan, free: Collection[str] = ()) -> None:
+    """Refuse a plan that is no continuation of the one that is stored in a folder.
+
+    Raises
+    ------
+    PlanMismatchError
+        Names the first difference.
+    """
+    difference = stored.obstacle(plan, free)
+    if difference:
+        raise PlanMismatchError(
+            [
+                Problem(
+                    f"{root} holds a run of another plan, and a run keeps its plan",
+                    difference,
+                    "Use another folder, or the same arguments to continue that run.",
+                )
+            ]
+        )
 
 
 class RunStore(RunReader):
@@ -207,17 +228,7 @@ class RunStore(RunReader):
                 self._put("plan", plan.to_json())
                 self._put("about", json.dumps(dict(about or {})))
         else:
-            difference = Plan.from_json(stored).obstacle(plan, free)
-            if difference:
-                raise PlanMismatchError(
-                    [
-                        Problem(
-                            f"{self.root} holds a run of another plan, and a run keeps its plan",
-                            difference,
-                            "Use another folder, or the same arguments to continue that run.",
-                        )
-                    ]
-                )
+            refuse_other(self.root, Plan.from_json(stored), plan, free)
             if stored != plan.to_json():
                 with self._transaction():
                     self._put("plan", plan.to_json())
@@ -230,6 +241,7 @@ class RunStore(RunReader):
                 "DELETE FROM results WHERE status NOT IN (?, 'diverged')",
                 (DONE,),
             )
+            self._execute("DELETE FROM meta WHERE key = 'waiting'")
             row = self._execute("SELECT COALESCE(SUM(seconds), 0) FROM sessions").fetchone()
             self._offset = float(row[0])
             self._clock = time.monotonic()
@@ -304,6 +316,18 @@ class RunStore(RunReader):
         self._seal("attempts", "job_id = ? AND attempt = ?", (job_id, number))
         self.flush()
         return number
+
+    def note_placed(self, job_id: str, attempt: int, placed: Placed) -> None:
+        """Note what was known when an attempt started; buffered."""
+        self.event(PLACED, placed_text(attempt, placed), job_id)
+
+    def note_waiting(self, waiting: Waiting | None) -> None:
+        """Note what pending jobs wait for now, in place of before; None at the end; buffered."""
+        self._begin_buffered()
+        if waiting is None:
+            self._execute("DELETE FROM meta WHERE key = 'waiting'")
+        else:
+            self._put("waiting", json.dumps(asdict(waiting)))
 
     def end_attempt(
         self, job_id: str, attempt: int, outcome: str, *, pid: int = 0, error: str = ""

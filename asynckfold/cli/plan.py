@@ -1,0 +1,155 @@
+"""The verb ``plan``: what was decided for a sweep and why, and what it should take."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from asynckfold.cli.doctor import now
+from asynckfold.cli.gantt import gantt
+from asynckfold.cli.parts import make_kfold, sweep_parts
+from asynckfold.cli.tell import Output
+from asynckfold.errors import Problem, refuse
+from asynckfold.forecast import Forecast, forecast_of
+from asynckfold.placement import place
+from asynckfold.progress import clock
+from asynckfold.store import RunStore
+from asynckfold.waiting import gibibytes
+
+
+def plan(parsed: argparse.Namespace, out: Output) -> int:
+    """Print what a run would do, after a dry run and probes; or what was decided for one."""
+    folder = Path(parsed.file or "")
+    if parsed.file and folder.is_dir():
+        out_of_run(folder, out)
+        return 0
+    from asynckfold.engines.machine import resolve_n_jobs, watched
+
+    sweep = sweep_parts(parsed)
+    kfold = make_kfold(parsed, sweep)
+    found = kfold.forecast(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
+    machine = watched(kfold.settings.devices)
+    threads = min(found.choice.threads.values())
+    count = resolve_n_jobs(kfold.settings.n_jobs, machine.max_cores)
+    load = machine.load(count, threads=threads)
+    first = place(list(found.requests.values()), [], load)
+    out.data(
+        {
+            **_numbers(found),
+            "cores": list(load.cores),
+            "threads_per_job": kfold.settings.threads_per_job,
+            "first": [{"jobs": item.jobs, "cores": item.cores, "gpu": item.gpu} for item in first],
+        }
+    )
+    _say(found, out)
+    out.say(f"{len(first)} at a time now: {now(machine.describe()['cpu'], load).why}")
+    out.say("nothing was trained, and nothing written into a run's folder")
+    return 0
+
+
+def out_of_run(folder: Path, out: Output) -> None:
+    """Print what was decided for a run, from its folder alone."""
+    with RunStore.read(folder) as store:
+        found = forecast_of(store)
+    if found is None:
+        rule = "DIR must hold a run whose decisions were recorded"
+        remedy = "`asynckfold status` says how far it is."
+        refuse([Problem(rule, f"{folder}, begun before they were", remedy)])
+        return
+    out.data(_numbers(found))
+    _say(found, out)
+
+
+def _numbers(found: Forecast) -> dict[str, Any]:
+    """The object of ``--json``."""
+    plan, choice = found.plan, found.choice
+    return {
+        "jobs": [job.id for job in plan.jobs],
+        "candidates": ["/".join(pair) for pair in plan.candidates],
+        "folds": [{"train": len(fold.train), "valid": len(fold.valid)} for fold in found.folds],
+        "classes": list(plan.classes),
+        "epochs": plan.params.epochs,
+        "batch_size": plan.batch_size,
+        "device": plan.device,
+        "threads": dict(choice.threads),
+        "why": dict(choice.why),
+        "overturned": choice.overturned,
+        "costs": {name: cost.to_dict() for name, cost in choice.costs.items()},
+        "allotted_cores": choice.cores,
+        "prediction": asdict(choice.prediction),
+        "requests": {
+            name: {"seconds": item.seconds, "threads": item.threads, "memory": item.memory}
+            for name, item in found.requests.items()
+        },
+        "spans": [
+            {"job": span.job, "start": span.start, "end": span.end, "cores": span.cores}
+            | ({} if span.gpu is None else {"gpu": span.gpu})
+            for span in found.simulation.spans
+        ],
+        "failures": {**found.failures, **choice.failures},
+    }
+
+
+def _say(found: Forecast, out: Output) -> None:
+    out.say(_table(found))
+    for line in _lines(found):
+        out.say(line)
+
+
+def _table(found: Forecast) -> Table:
+    """Return one row a candidate."""
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("model", "scheduler", "folds", "train", "valid", "threads", "s per job", "memory"):
+        table.add_column(name, justify="left" if name in ("model", "scheduler") else "right")
+    trains = [len(fold.train) for fold in found.folds]
+    valids = [len(fold.valid) for fold in found.folds]
+    for model, lr_schedule in found.plan.candidates:
+        asked = [
+            found.requests[job.id]
+            for job in found.plan.jobs
+            if (job.model, job.lr_schedule) == (model, lr_schedule)
+        ]
+        table.add_row(
+            Text(model),
+            Text(lr_schedule),
+            str(len(asked)),
+            _range(trains),
+            _range(valids),
+            str(asked[0].threads),
+            f"{math.fsum(item.seconds for item in asked) / len(asked):.1f}",
+            gibibytes(asked[0].memory),
+        )
+    return table
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _lines(found: Forecast) -> Iterator[str]:
+    plan, choice = found.plan, found.choice
+    measured = "measured here" if choice.overturned else "by the rule, in seconds of its machine"
+    yield f"threads, {measured}:"
+    for model in dict.fromkeys(job.model for job in plan.jobs):
+        yield f"  {model}: {choice.why[model]}"
+    for name, line in {**found.failures, **choice.failures}.items():
+        yield f"{name} fails: {line.strip().splitlines()[-1]}"
+    prediction, cores = choice.prediction, choice.cores
+    yield (
+        f"{len(plan.jobs)} jobs on {plan.device}, {plan.params.epochs} epochs in batches of "
+        f"{plan.batch_size}"
+    )
+    yield (
+        f"predicted: {clock(prediction.makespan)} on {cores} {'core' if cores == 1 else 'cores'}, "
+        f"if nobody else uses them; lower bound {clock(prediction.lower_bound)}, the larger of "
+        f"core-seconds / cores and the longest job ({clock(prediction.longest)})"
+    )
+    yield from gantt(found.simulation.spans, range(cores))

@@ -1,0 +1,101 @@
+"""Why jobs wait, and how long: what is charged to whom."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold.placement import Backlog, Bookings, Gpu, Load, Placement, Request, place
+from asynckfold.waiting import Obstacle, Waits, obstacle
+
+LOAD = Load(cores=(0, 1, 2, 3), idle=(0, 1, 2, 3), free_memory=100 << 20)
+BUSY = Bookings([Placement(("a",), (0,), memory=30 << 20), Placement(("b",), (1, 2), threads=2)])
+
+
+@pytest.mark.parametrize(
+    ("request_", "load", "kind", "text"),
+    [
+        (Request("c", 1.0, 2), LOAD, "cores", "2 cores: 3 of 4 busy with own jobs"),
+        (Request("c", 1.0), replace(LOAD, idle=(0, 1, 2)), "neighbours", "neighbours on core 3"),
+        (Request("c", 1.0, alone=True), LOAD, "turn", "a turn alone: 2 others run"),
+        (
+            Request("c", 1.0, memory=80 << 20),
+            LOAD,
+            "memory",
+            "memory: needs 80 MiB, 70 MiB free",
+        ),
+        (Request("c", 1.0, gpu=True), LOAD, "gpu", "a GPU: none is there"),
+        (
+            Request("c", 1.0, gpu=True, gpu_memory=2 << 30),
+            replace(LOAD, gpus=(Gpu(0, 1 << 30, 4 << 30),)),
+            "gpu",
+            "a GPU with 2.0 GiB free: none of 1 has room for a further job",
+        ),
+    ],
+)
+def test_what_lacks_is_named_with_its_numbers(
+    request_: Request, load: Load, kind: str, text: str
+) -> None:
+    assert obstacle(request_, BUSY, load) == Obstacle(kind, text)
+
+
+def test_nothing_starts_beside_a_job_that_is_alone() -> None:
+    running = Bookings([Placement(("a",), (0,), alone=True)])
+    assert obstacle(Request("c", 1.0), running, LOAD).kind == "alone"
+
+
+REQUESTS = st.builds(
+    Request,
+    st.just("c"),
+    st.just(1.0),
+    threads=st.integers(1, 5),
+    memory=st.integers(0, 120).map(lambda mib: mib << 20),
+    gpu=st.booleans(),
+    alone=st.booleans(),
+)
+LOADS = st.builds(
+    Load,
+    st.just((0, 1, 2, 3)),
+    st.sets(st.integers(0, 3)).map(lambda cores: tuple(sorted(cores))),
+    st.integers(0, 120).map(lambda mib: mib << 20),
+    st.sampled_from([(), (Gpu(0, 1, 1),)]),
+)
+ENOUGH = 1 << 40
+LIFTED = {
+    "cores": lambda request, load: (replace(request, threads=0), load),
+    "neighbours": lambda request, load: (request, replace(load, idle=load.cores)),
+    "memory": lambda request, load: (request, replace(load, free_memory=ENOUGH)),
+    "gpu": lambda request, load: (replace(request, gpu=False), load),
+    "turn": lambda request, load: (replace(request, alone=False), load),
+}
+
+
+@given(REQUESTS, LOADS)
+def test_what_is_named_is_in_the_way(request: Request, load: Load) -> None:
+    """With it lifted the request starts, or something else is named."""
+    if not place([request], BUSY, load):
+        named = obstacle(request, BUSY, load).kind
+        lifted, after = LIFTED[named](request, load)
+        assert place([lifted], BUSY, after) or obstacle(lifted, BUSY, after).kind != named
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 9.0), st.sampled_from([0, 3])), min_size=1, max_size=9))
+def test_all_that_a_job_waited_is_charged_once(steps: list[tuple[float, int]]) -> None:
+    """Jobs come at any time; each is charged from then on, whoever else waits."""
+    backlog, waits, now = Backlog(), Waits(), 0.0
+    came = {}
+    for number, (seconds, idle) in enumerate(steps):
+        came[str(number)] = now
+        request = Request(str(number), 1.0, threads=2)
+        backlog.add(request)
+        waits.come(request, now)
+        waits.look(backlog, BUSY, replace(LOAD, idle=LOAD.cores[:idle]), now)
+        now += seconds
+    for name, since in came.items():
+        found = waits.start(name, now)
+        assert {wait.kind for wait in found} <= {"cores", "neighbours"}
+        assert math.fsum(wait.seconds for wait in found) == pytest.approx(now - since)
