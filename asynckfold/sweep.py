@@ -25,7 +25,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from asynckfold.engines.engine import Answer, Engine
-from asynckfold.errors import InterruptedRunError, StorageError, UnpackError, WorkerDiedError
+from asynckfold.errors import (
+    InterruptedRunError,
+    NoRoomError,
+    StorageError,
+    UnpackError,
+    WorkerDiedError,
+)
 from asynckfold.files import remove
 from asynckfold.interruption import Interruption
 from asynckfold.messages import (
@@ -50,6 +56,9 @@ FLUSH_SECONDS = 1.0
 
 GRACE_SECONDS = 10.0
 """What an interrupted job gets to reach its next batch and save itself."""
+
+GAP_SECONDS = 1.0
+"""Most of the time between two looks that counts as waiting: this process may have been stopped."""
 
 Inbox = queue.SimpleQueue["News | Future[Answer]"]
 Finish = Callable[[Result], Result]
@@ -105,6 +114,8 @@ class Sweep:
         Seconds that never jump.
     signals : Interruption, optional
         Looked at between two steps.
+    max_wait : float or None
+        Seconds for which nothing may be able to start while nothing runs; None: any.
     """
 
     def __init__(
@@ -117,7 +128,9 @@ class Sweep:
         watch: Watch,
         clock: Callable[[], float] = time.monotonic,
         signals: Interruption | None = None,
+        max_wait: float | None = None,
     ) -> None:
+        self._patience = Patience(max_wait)
         self._store = store
         self._engine = engine
         self._inbox = inbox
@@ -146,6 +159,8 @@ class Sweep:
         ------
         StorageError
             The disk refused; the run can be continued.
+        NoRoomError
+            Not one job could start for too long; the run can be continued.
         InterruptedRunError
             After the running jobs saved themselves.
         """
@@ -206,6 +221,9 @@ class Sweep:
         self._watch.ticked(load)
         pending = list(self._pending.values())
         placed = place(pending, running, load)
+        stuck = bool(pending) and not (placed or running)
+        if self._patience.look(self._clock(), _obstacle(load) if stuck else ""):
+            self._take(Remark(None, "waiting", f"nothing can start: {_obstacle(load)}"))
         if placed:
             self._told_shortage = False
         elif not self._told_shortage:
@@ -216,7 +234,7 @@ class Sweep:
         self, pending: Sequence[Request], running: Sequence[Placement], load: Load
     ) -> None:
         """Say it, once, where jobs wait for nothing but memory."""
-        if place(pending, running, replace(load, free_memory=sys.maxsize)):
+        if place(pending, running, replace(load, free_memory=sys.maxsize, blocked="")):
             left = load.free_memory - sum(placement.memory for placement in running)
             self._told_shortage = True
             self._take(
@@ -361,6 +379,70 @@ class Sweep:
         self._record(replace(result, error=f"{result.error} ({account})"), start, pid, peak)
 
 
+class Patience:
+    """How long nothing could start at all.
+
+    Parameters
+    ----------
+    max_wait : float or None
+        Seconds after which that is told as an error; None: never.
+    """
+
+    def __init__(self, max_wait: float | None) -> None:
+        self._max_wait = max_wait
+        self._waited: float | None = None
+        self._looked = 0.0
+
+    def look(self, now: float, obstacle: str) -> bool:
+        """Return whether waiting begins now.
+
+        Parameters
+        ----------
+        now : float
+            Seconds of a monotonic clock.
+        obstacle : str
+            Why nothing can start; empty where it can.
+
+        Raises
+        ------
+        NoRoomError
+            It was too long.
+        """
+        passed, self._looked = now - self._looked, now
+        if not obstacle:
+            self._waited = None
+            return False
+        begins = self._waited is None
+        self._waited = 0.0 if self._waited is None else self._waited + min(passed, GAP_SECONDS)
+        if self._max_wait is not None and self._waited >= self._max_wait:
+            raise NoRoomError(
+                f"nothing could start for {self._waited:.0f} s (max_wait): {obstacle}; what was "
+                "finished stays, and the same call continues"
+            )
+        return begins
+
+
+def room(engine: Engine, max_wait: float | None, signals: Interruption | None = None) -> Load:
+    """Wait until something may start, and return the load.
+
+    Raises
+    ------
+    NoRoomError
+        That took too long.
+    """
+    patience = Patience(max_wait)
+    while (load := engine.load([])).blocked:
+        patience.look(time.monotonic(), load.blocked)
+        time.sleep(TICK_SECONDS)
+        if signals is not None:
+            signals.check()
+    return load
+
+
+def _obstacle(load: Load) -> str:
+    return load.blocked or "no GPU that this run may use can be seen"
+
+
 def _failed(task: Task, line: str, trace: str) -> Result:
     return Result(task.job.id, task.attempt, FAILED, error=line, traceback=trace)
 
@@ -406,6 +488,7 @@ def is_stray(error: BaseException) -> bool:
 def ask(
     engine: Engine,
     placement: Placement,
+    max_wait: float | None = None,
     sampler: Sampler | None = None,
     signals: Interruption | None = None,
 ) -> Any:
@@ -417,6 +500,8 @@ def ask(
         Executes.
     placement : Placement
         With the trainer that answers.
+    max_wait : float or None
+        Seconds to wait where nothing may start.
     sampler : Sampler, optional
         Notes the CPU use meanwhile.
     signals : Interruption, optional
@@ -426,7 +511,10 @@ def ask(
     ------
     WorkerDiedError
         The process ended without an answer.
+    NoRoomError
+        It could not start for too long.
     """
+    room(engine, max_wait, signals)
     future = engine.submit(placement, [])
     while not wait([future], timeout=TICK_SECONDS).done:
         if signals is not None:

@@ -13,8 +13,8 @@
     simulate  place a large random sweep in virtual time
 
 Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is held by
-another process, 4 the run on disk is damaged, 5 an I/O fault and resumable, 130 interrupted by
-Ctrl-C and 143 by SIGTERM or a closed terminal, resumable.
+another process, 4 the run on disk is damaged, 5 an I/O fault or no room to start anything,
+resumable, 130 interrupted by Ctrl-C and 143 by SIGTERM or a closed terminal, resumable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -37,7 +37,15 @@ from rich.text import Text
 from asynckfold.cli import doctor as doctors
 from asynckfold.cli import state as states
 from asynckfold.cli.parser import make_parser
-from asynckfold.cli.parts import from_folder, in_flags, make_kfold, names_code, sweep_parts
+from asynckfold.cli.parts import (
+    asked_jobs,
+    from_folder,
+    in_flags,
+    make_kfold,
+    names_code,
+    sharing_of,
+    sweep_parts,
+)
 from asynckfold.cli.tell import Output, partial_report, patience, plan_table, tell_results
 from asynckfold.compare import Comparison, compare_runs
 from asynckfold.engines import pool
@@ -121,7 +129,7 @@ def _tell_interruption(
 
 def run(parsed: argparse.Namespace, out: Output) -> int:
     """Cross-validate a sweep."""
-    pool.start_early(["torchvision", "sklearn"])
+    pool.start_early(["torchvision", "sklearn"], _level(parsed))
     with patience(parsed, "importing torch"):
         sweep = sweep_parts(parsed)
         kfold = make_kfold(parsed, sweep)
@@ -149,7 +157,7 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     sweep = sweep_parts(parsed)
     kfold = make_kfold(parsed, sweep)
     found, folds = kfold.plan(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
-    machine = _watched(kfold.settings.devices)
+    machine = _watched(kfold.settings.sharing.machine(kfold.settings.devices))
     load = machine.load(resolve_n_jobs(kfold.settings.n_jobs, machine.max_cores))
     threads, gpu = found.threads_per_job, found.device == "cuda"
     first = place([Request(job.id, 0, threads, gpu=gpu) for job in found.jobs], [], load)
@@ -255,8 +263,14 @@ def _say_differences(found: Comparison, out: Output) -> None:
 
 def doctor(parsed: argparse.Namespace, out: Output) -> int:
     """Say what this machine offers."""
-    machine = _watched("auto")
-    found, load = machine.describe(), machine.load()
+    from asynckfold.engines.machine import resolve_n_jobs
+
+    problems: list[Problem] = []
+    sharing = sharing_of(parsed, problems)
+    refuse(problems)
+    machine = _watched(sharing.machine())
+    n_jobs = resolve_n_jobs(asked_jobs(parsed), machine.max_cores)
+    found, load = machine.describe(n_jobs), machine.load(n_jobs)
     would = doctors.now(found["cpu"], load)
     out.data({**found, "now": {"jobs": would.jobs, "cores": would.cores, "why": would.why}})
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -310,11 +324,15 @@ VERBS = {
 }
 
 
-def _watched(devices: Any) -> Machine:
-    """The machine after two windows: one primes the sampler, the other is smoothed with it."""
-    from asynckfold.engines.machine import WINDOW_SECONDS, Machine
+def _level(parsed: argparse.Namespace) -> int:
+    """The niceness by flags; what is wrong with it is told later, with all else."""
+    return parsed.nice if parsed.nice in range(20) else 0
 
-    machine = Machine(devices)
+
+def _watched(machine: Machine) -> Machine:
+    """The machine after two windows: one primes the sampler, the other is smoothed with it."""
+    from asynckfold.engines.machine import WINDOW_SECONDS
+
     for _ in range(2):
         time.sleep(WINDOW_SECONDS)
         machine.sample()
@@ -339,7 +357,7 @@ def _opened(directory: str) -> RunStore:
 
 
 def _by_flags(parsed: argparse.Namespace) -> bool:
-    return bool(getattr(parsed, "data", None)) or parsed.verb == "resume"
+    return bool(getattr(parsed, "data", None)) or parsed.verb in ("resume", "doctor")
 
 
 def _command(parsed: argparse.Namespace) -> str:

@@ -167,6 +167,7 @@ def main(descriptor: int, pulse: Pulse) -> None:
     server = os.getppid()
     os.setsid()
     _die_with_parent(server)
+    proc.renice_session()
     stopping = False
 
     def ask_to_stop(number: int, frame: object) -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import psutil
@@ -32,7 +32,7 @@ from asynckfold.engines.machine import (
     visible_order,
 )
 from asynckfold.errors import InputError
-from asynckfold.placement import Gpu, Placement
+from asynckfold.placement import Gpu, Placement, Request, place
 
 ME = os.getpid()
 
@@ -82,6 +82,7 @@ class FakeMachine:
             lambda: dict(self.parents),
             lambda pid: self.memory[pid],
             lambda: 1000,
+            lambda: 4000,
         )
 
     def sampler(self) -> LoadSampler:
@@ -341,10 +342,13 @@ def fake_host(tmp_path: Path, cores: Iterable[int] = (0, 1, 2, 3), **environ: st
 
 
 def fake_load(
-    fake: FakeMachine, tmp_path: Path, **environ: str
+    fake: FakeMachine,
+    tmp_path: Path,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    **environ: str,
 ) -> tuple[Machine, Callable[..., Any]]:
     host = fake_host(tmp_path, range(len(fake.cores)), **environ)
-    found = Machine("cpu", host=host, readers=fake.readers(), clock=fake.clock)
+    found = Machine("cpu", host=host, readers=fake.readers(), clock=fake.clock, **settings)
 
     def load(foreign: Mapping[int, float] | None = None, **arguments: Any) -> Any:
         for _ in range(12):
@@ -380,13 +384,36 @@ def test_a_quota_leaves_the_choice_of_cores_to_the_load(tmp_path: Path) -> None:
 
 
 def test_reserved_cores_and_memory_are_not_touched(tmp_path: Path) -> None:
-    _, load = fake_load(FakeMachine(4), tmp_path)
-    found = load(reserve_cores=1, reserve_memory=300)
-    assert found.idle == (0, 1, 2)
-    assert found.free_memory == 700
-    assert load(reserve_cores=1, n_jobs=4).cores == (0, 1, 2)
-    assert load(reserve_cores=9, reserve_memory=9000).cores == (0,)
-    assert load(reserve_memory=9000).free_memory == 0
+    found, load = fake_load(FakeMachine(4), tmp_path, {"reserve_cores": 1, "max_memory": 700})
+    assert (found.max_cores, found.unreserved()) == (3, (0, 1, 2))
+    assert load().idle == (0, 1, 2)
+    assert load({1: 1.0}).idle == (0, 2, 3)
+    assert load().free_memory == 700
+    assert load(n_jobs=4).cores == (0, 1, 2)
+
+
+def test_a_reserve_comes_on_top_of_a_quota_and_leaves_one_core(tmp_path: Path) -> None:
+    found, load = fake_load(
+        FakeMachine(4), tmp_path, {"reserve_cores": 1}, ASYNCKFOLD_CPU_COUNT="3"
+    )
+    assert found.max_cores == len(load().cores) == 2
+    limits = found.describe(n_jobs=7)["cpu"]
+    assert (limits["limit"], limits["allowed"]) == ("reserve_cores", 2)
+    assert limits["limits"] | {"affinity": 4, "ASYNCKFOLD_CPU_COUNT": 3} == limits["limits"]
+    assert limits["limits"]["n_jobs"] == 7
+    assert fake_load(FakeMachine(4), tmp_path, {"reserve_cores": 9})[1]().cores == (0,)
+
+
+@pytest.mark.parametrize(("floor", "blocked"), [(0, False), (1000, False), (1001, True)])
+def test_below_the_floor_of_free_memory_nothing_may_start(
+    tmp_path: Path, floor: int, blocked: bool
+) -> None:
+    fake = FakeMachine()
+    fake.memory = {11: 5000}  # what own workers hold is not free
+    _, load = fake_load(fake, tmp_path, {"min_free_memory": floor})
+    found = load(own={11: ()})
+    assert bool(found.blocked) == blocked
+    assert bool(place([Request("a", 1.0)], [], found)) != blocked
 
 
 def test_memory_of_own_workers_is_added_back(tmp_path: Path) -> None:
