@@ -383,13 +383,15 @@ class LoadSampler:
 
     def _read(self, own: Mapping[int, tuple[int, ...]]) -> _Reading:
         try:
-            cores = dict(self._readers.core_seconds())
+            found = self._readers.core_seconds()
+            cores = {core: float(value) for core, value in found.items() if value >= 0}
         except _UNREADABLE:
             cores = {}
         processes = {}
         for pid in own:
             try:
-                processes[pid] = self._readers.process(pid)
+                seconds, core = self._readers.process(pid)
+                processes[pid] = (float(seconds), int(core))
             except _UNREADABLE:
                 continue  # ended or not ours to look at: unknown in this window
         return _Reading(self._clock(), cores, processes)
@@ -425,7 +427,7 @@ def load_nvml() -> tuple[Any, str]:
         return None, "nvidia-ml-py is not installed: pip install 'asynckfold[gpu]'"
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError as error:
+    except (nvml.NVMLError, *_UNREADABLE) as error:
         return None, f"NVML does not start: {error}"
     return nvml, ""
 
@@ -464,7 +466,7 @@ def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> G
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
         uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    except nvml.NVMLError as error:
+    except (nvml.NVMLError, *_UNREADABLE) as error:
         return GpuReading(reason=f"NVML cannot list the GPUs: {error}")
     order = visible_order(visible, uuids)
     asked = range(len(order)) if isinstance(devices, str) else devices
@@ -476,7 +478,7 @@ def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> G
         try:
             found.append(_read_gpu(nvml, handles[order[index]], index))
             names.append(_text(nvml.nvmlDeviceGetName(handles[order[index]])))
-        except nvml.NVMLError as error:
+        except (nvml.NVMLError, *_UNREADABLE) as error:
             reasons.append(f"GPU {index} cannot be read: {error}")
     if not order:
         reasons.append(_none_visible(len(uuids), visible))
@@ -485,11 +487,14 @@ def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> G
 
 def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    free, total = int(memory.free), int(memory.total)
+    if not 0 <= free <= total:
+        raise ValueError(f"{free} of {total} bytes are free")
     try:
         use = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-    except nvml.NVMLError:
+    except (nvml.NVMLError, *_UNREADABLE):
         use = 0.0  # some GPUs do not count it; memory decides
-    return Gpu(index, int(memory.free), int(memory.total), use)
+    return Gpu(index, free, total, use if 0 <= use <= 1 else 0.0)
 
 
 def _none_visible(count: int, visible: str | None) -> str:
