@@ -8,7 +8,8 @@
     NVML: free memory and use of each visible GPU ────────────┘
 
 A core is busy when *others* use it. What this run uses is subtracted, core by core; what remains is
-smoothed, and a core changes its mind at two different thresholds. Whatever cannot be read is
+smoothed, and a core changes its mind at two different thresholds; the run changes its own at most
+twice a minute (`steady`). Whatever cannot be read is
 unknown, and the unknown is treated as it was, then as busy: the sweep goes on, one job at a time.
 """
 
@@ -35,6 +36,7 @@ from asynckfold.engines.limits import (
     group_memory,
     limits,
 )
+from asynckfold.engines.steady import Mind, reconsider
 from asynckfold.errors import Problem, refuse
 from asynckfold.placement import Gpu, Load, Placement
 
@@ -308,6 +310,11 @@ class LoadSampler:
         for core, share in foreign_shares(busy, uses, window).items():
             self._states[core] = settle(self._states[core], share, window, self._last.at)
         self._usage = self._used(busy, uses, window)
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was read of any core so far."""
+        return any(state.known_at > -math.inf for state in self._states.values())
 
     @property
     def busy(self) -> frozenset[int]:
@@ -629,7 +636,9 @@ class Machine:
             self._nvml, self._nvml_reason = load_nvml()
         self.cores = tuple(sorted(self._host.affinity()))
         self.max_cores = max(1, len(allowed_cores(self._host)) - reserve_cores)
+        self._clock = clock
         self._sampler = LoadSampler(self.cores, self._readers, clock)
+        self._mind: Mind | None = None
 
     def sample(self, own: Mapping[int, tuple[int, ...]] | None = None) -> None:
         """Look at the load; see `LoadSampler.sample`. Call it several times a second."""
@@ -675,7 +684,7 @@ class Machine:
         most = self.max_cores if n_jobs is None else len(self.cores) - self._reserved
         count = max(1, most if n_jobs is None else min(most, n_jobs * threads))
         chosen = self._choose(count, running)
-        busy = self._sampler.busy if n_jobs is None else frozenset[int]()
+        busy = self._left() if n_jobs is None else frozenset[int]()
         idle = tuple(core for core in self._sampler.idlest if core in chosen and core not in busy)
         gpus = tuple(
             Gpu(gpu.index, max(0, gpu.free - reserve_gpu_memory), gpu.total, gpu.use)
@@ -700,6 +709,14 @@ class Machine:
     def unreserved(self) -> tuple[int, ...]:
         """Return the idlest cores, without as many as are reserved: for what needs them all."""
         return self._sampler.idlest[: max(1, len(self.cores) - self._reserved)]
+
+    def _left(self) -> frozenset[int]:
+        """The cores that are left to others."""
+        busy = self._sampler.busy
+        if not self._sampler.known:
+            return busy
+        self._mind = reconsider(self._mind, busy, self._clock())
+        return self._mind.busy
 
     def _choose(self, count: int, running: Sequence[Placement]) -> frozenset[int]:
         """The cores of running jobs, then the idlest, up to `count`."""
