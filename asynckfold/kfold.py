@@ -115,6 +115,9 @@ class AsyncKFold:
         Seconds, an hour by default. One job always runs, however busy the cores are; where not
         even one can start, as below `min_free_memory`, for so long, the call ends with
         `NoRoomError` and can be continued. None waits for ever.
+    yield_to_others : bool
+        Let running jobs make room where others come to their cores: a job moves to idle cores, or
+        pauses between two batches while another job goes on. One job always runs.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
 
@@ -171,6 +174,7 @@ class AsyncKFold:
         nice: int = 0,
         min_free_memory: float | str = Sharing.min_free_memory,
         max_wait: float | None = Sharing.max_wait,
+        yield_to_others: bool = False,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)
@@ -202,7 +206,12 @@ class AsyncKFold:
             None if plan_from is None else Path(plan_from),
             dict(about or {}),
             Sharing(
-                plain(reserve_cores), plain(max_memory), plain(nice), min_free_memory, max_wait
+                plain(reserve_cores),
+                plain(max_memory),
+                plain(nice),
+                min_free_memory,
+                max_wait,
+                yield_to_others,
             ),
         )
         given = {"kfolds": kfolds, "cv": cv, "n_splits": n_splits}

@@ -257,6 +257,7 @@ class Session:
                     self.display,
                     signals=self.signals,
                     max_wait=make.max_wait,
+                    yields=self.settings.sharing.yield_to_others,
                 ).run()
         except KeyboardInterrupt as interrupt:
             with suppress(StorageError):

@@ -32,6 +32,7 @@ class Sharing:
     nice: int = 0
     min_free_memory: float | str = "256MiB"
     max_wait: float | None = 3600.0
+    yield_to_others: bool = False
 
     def machine(self, devices: Any = "auto") -> Machine:
         """Return the machine as far as this run may use it."""
@@ -42,6 +43,7 @@ class Sharing:
             reserve_cores=self.reserve_cores,
             max_memory=None if most is None else in_bytes(most, total),
             min_free_memory=in_bytes(self.min_free_memory, total),
+            yields=self.yield_to_others,
         )
 
     def problems(self, parallelize: bool = True) -> Iterator[Problem]:
@@ -65,6 +67,20 @@ class Sharing:
                 "max_wait must be a number of seconds above 0, or None",
                 repr(self.max_wait),
                 "Pass max_wait=3600, or None to wait for ever.",
+            )
+
+        wanted: object = self.yield_to_others
+        if not isinstance(wanted, bool):
+            yield Problem(
+                "yield_to_others must be True or False",
+                repr(self.yield_to_others),
+                "Pass yield_to_others=True to let running jobs make room for others.",
+            )
+        elif wanted and not parallelize:
+            yield Problem(
+                "yield_to_others moves and pauses workers, and parallelize=False starts none",
+                "yield_to_others=True",
+                "Drop one of them.",
             )
 
     def _core_problems(self) -> Iterator[Problem]:

@@ -47,6 +47,7 @@ from asynckfold.placement import Load, Placement, Request, place
 from asynckfold.result import FAILED, Result, job_by_id
 from asynckfold.retries import decide
 from asynckfold.store import RunStore
+from asynckfold.yielding import Held, yielded
 
 TICK_SECONDS = 0.25
 """Longest wait before the load is looked at again."""
@@ -86,11 +87,20 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class _Start:
-    """A placement that runs, its tasks, and when it started in run seconds."""
+    """A placement that runs, its tasks, and when it started in run seconds.
+
+    It can be moved once a worker has it in hand: that pins itself before it says so.
+    """
 
     placement: Placement
     tasks: list[Task]
     at: float
+    begun: bool = False
+    paused: bool = False
+
+    @property
+    def held(self) -> Held:
+        return Held(self.placement.cores, self.paused)
 
 
 class Sweep:
@@ -116,6 +126,8 @@ class Sweep:
         Looked at between two steps.
     max_wait : float or None
         Seconds for which nothing may be able to start while nothing runs; None: any.
+    yields : bool
+        Whether running jobs make room where others come to their cores.
     """
 
     def __init__(
@@ -129,7 +141,9 @@ class Sweep:
         clock: Callable[[], float] = time.monotonic,
         signals: Interruption | None = None,
         max_wait: float | None = None,
+        yields: bool = False,
     ) -> None:
+        self._yields = yields
         self._patience = Patience(max_wait)
         self._store = store
         self._engine = engine
@@ -215,10 +229,12 @@ class Sweep:
             self._pending[name] = self._requests[name]
 
     def _placements(self) -> list[Placement]:
-        running = [start.placement for start in self._running.values()]
-        load = self._engine.load(running)
+        load = self._engine.load([start.placement for start in self._running.values()])
         self._sampler.look(load)
         self._watch.ticked(load)
+        if self._yields:
+            self._make_room(load)
+        running = [start.placement for start in self._running.values()]
         pending = list(self._pending.values())
         placed = place(pending, running, load)
         stuck = bool(pending) and not (placed or running)
@@ -229,6 +245,24 @@ class Sweep:
         elif not self._told_shortage:
             self._tell_shortage(pending, running, load)
         return placed
+
+    def _make_room(self, load: Load) -> None:
+        """Move, pause and continue running jobs as the load asks for."""
+        movable = {
+            future: start.held
+            for future, start in self._running.items()
+            if start.begun and start.placement.cores
+        }
+        others = [
+            start.placement for future, start in self._running.items() if future not in movable
+        ]
+        fixed = [core for placement in others for core in placement.cores]
+        for future, cores in yielded(movable, load, fixed).items():
+            start = self._running[future]
+            self._engine.shift(future, cores)
+            self._take(Remark(start.placement.jobs[0], *_told(start, cores)))
+            placement = replace(start.placement, cores=cores or start.placement.cores)
+            self._running[future] = replace(start, placement=placement, paused=not cores)
 
     def _tell_shortage(
         self, pending: Sequence[Request], running: Sequence[Placement], load: Load
@@ -298,6 +332,7 @@ class Sweep:
             return
         if isinstance(item, Started):
             self._store.started(item.job_id, item.attempt, item.pid)
+            self._note_begun(item.job_id)
         elif isinstance(item, EpochEnded):
             self._store.epoch(item.job_id, item.attempt, item.epoch)
         elif isinstance(item, CheckpointWritten):
@@ -305,6 +340,12 @@ class Sweep:
         elif isinstance(item, Remark):
             self._store.event(item.kind, item.text, item.job_id)
         self._watch.heard(item)
+
+    def _note_begun(self, job_id: str) -> None:
+        for future, start in self._running.items():
+            if job_id in start.placement.jobs:
+                self._running[future] = replace(start, begun=True)
+                return
 
     def _end(self, future: Future[Answer]) -> None:
         start = self._running.pop(future)
@@ -441,6 +482,17 @@ def room(engine: Engine, max_wait: float | None, signals: Interruption | None = 
 
 def _obstacle(load: Load) -> str:
     return load.blocked or "no GPU that this run may use can be seen"
+
+
+def _told(start: _Start, cores: Sequence[int]) -> tuple[str, str]:
+    """What becomes of a job because of others: the kind of event, and a sentence."""
+    before = ", ".join(map(str, start.placement.cores))
+    if not cores:
+        return "paused", f"paused between two batches: others use its cores ({before})"
+    where = ", ".join(map(str, cores))
+    if start.paused:
+        return "resumed", f"goes on after its pause, on cores {where}"
+    return "moved", f"moved from cores {before} to {where}: others use the former"
 
 
 def _failed(task: Task, line: str, trace: str) -> Result:

@@ -258,6 +258,12 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
         help="level of the workers, 0 to 19: the higher, the more others come first (default 0)",
     )
     group.add_argument(
+        "--yield-to-others",
+        action="store_true",
+        default=None,
+        help="running jobs move to idle cores or pause where others come to theirs",
+    )
+    group.add_argument(
         "--baseline",
         choices=("measure", "estimate", "none"),
         help="the serial loop to compare with" + _default("baseline"),

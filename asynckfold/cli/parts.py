@@ -67,6 +67,7 @@ _SETTINGS = {
     "nice": "nice",
     "min_free_memory": "min_free_memory",
     "max_wait": "max_wait",
+    "yield_to_others": "yield_to_others",
 }
 _TRAINER_PARAMS = ("epochs", "lr_step", "clip_grad_norm", "save_checkpoint_frequency")
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
@@ -511,7 +512,8 @@ def _flagged(text: str) -> str:
     flags |= {"root_dir": "root", **{name: name for name in _TRAINER_PARAMS}}
     names = "|".join(flags)
     text = text.replace("stratify=False", "--no-stratify")
-    text = text.replace("allow_different_software=True", "--allow-different-software")
+    for name in ("allow_different_software", "yield_to_others"):
+        text = text.replace(f"{name}=True", _flag(name))
     text = re.sub(
         rf"\b({names})=('?)([^\s',;]*[^\s',;.])\2",
         lambda found: f"{_flag(flags[found[1]])} {found[3]}",

@@ -602,6 +602,9 @@ class Machine:
         Bytes that all jobs may take.
     min_free_memory : int
         Bytes; while less is free, nothing may start.
+    yields : bool
+        Whether running jobs make room for others: also a given number of jobs then leaves alone the
+        cores that others use, and running ones hold no core to which others came.
 
     Attributes
     ----------
@@ -624,7 +627,9 @@ class Machine:
         reserve_cores: int = 0,
         max_memory: int | None = None,
         min_free_memory: int = 0,
+        yields: bool = False,
     ) -> None:
+        self._yields = yields
         self._reserved = reserve_cores
         self.max_memory = max_memory
         self._min_free_memory = min_free_memory
@@ -683,8 +688,8 @@ class Machine:
         self.sample(own)
         most = self.max_cores if n_jobs is None else len(self.cores) - self._reserved
         count = max(1, most if n_jobs is None else min(most, n_jobs * threads))
-        chosen = self._choose(count, running)
-        busy = self._left() if n_jobs is None else frozenset[int]()
+        busy = self._left() if n_jobs is None or self._yields else frozenset[int]()
+        chosen = self._choose(count, running, busy)
         idle = tuple(core for core in self._sampler.idlest if core in chosen and core not in busy)
         gpus = tuple(
             Gpu(gpu.index, max(0, gpu.free - reserve_gpu_memory), gpu.total, gpu.use)
@@ -718,10 +723,16 @@ class Machine:
         self._mind = reconsider(self._mind, busy, self._clock())
         return self._mind.busy
 
-    def _choose(self, count: int, running: Sequence[Placement]) -> frozenset[int]:
-        """The cores of running jobs, then the idlest, up to `count`."""
-        held = [core for placement in running for core in placement.cores if core in self.cores]
-        others = [core for core in self._sampler.idlest if core not in held]
+    def _choose(
+        self, count: int, running: Sequence[Placement], busy: frozenset[int]
+    ) -> frozenset[int]:
+        """The cores of running jobs, if they do not yield them, then the idlest, up to `count`."""
+        lost = busy if self._yields else frozenset[int]()
+        cores = (core for placement in running for core in placement.cores)
+        held = [core for core in cores if core in self.cores and core not in lost]
+        # How many cores are idle must not change more often than the mind does.
+        order = sorted(self._sampler.idlest, key=busy.__contains__)
+        others = [core for core in order if core not in held]
         return frozenset(dict.fromkeys([*held, *others[: max(0, count - len(set(held)))]]))
 
     def free_memory(self, own: Mapping[int, tuple[int, ...]]) -> int:

@@ -190,6 +190,7 @@ class WorkerPool:
         except OSError as error:
             self._refused.append((work, error.errno or errno.EAGAIN))
             return None
+        worker.pulse.ask(False)
         worker.pulse.aside()
         with self._lock:
             worker.work = work
@@ -217,6 +218,10 @@ class WorkerPool:
     def signal(self, worker: Worker, number: int) -> None:
         """Send a signal through the server, which cannot mistake the process."""
         self._command(("signal", worker.name, number))
+
+    def pin(self, worker: Worker, cores: Sequence[int]) -> None:
+        """Let all threads of a worker run on these cores only, through the server as well."""
+        self._command(("pin", worker.name, tuple(cores)))
 
     def kill(self, worker: Worker, hang: str = "") -> None:
         """Kill a worker and everything that it started; `hang` says why, where it hangs."""

@@ -28,9 +28,10 @@ def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> No
     """Fork and reap workers as the control pipe says, until it closes.
 
     Commands: ``("fork", name)`` followed by a descriptor, ``("signal", name, number)``,
-    ``("kill", name)``; the name is the other side's choice. Answers: ``("serving", None, None)``
-    once, ``("unborn", name, errno)``, ``("killed", name, None)``, ``("exited", name,
-    (status, peak))``, the last in bytes of resident memory since its last task began.
+    ``("pin", name, cores)``, ``("kill", name)``; the name is the other side's choice. Answers:
+    ``("serving", None, None)`` once, ``("unborn", name, errno)``, ``("killed", name, None)``,
+    ``("exited", name, (status, peak))``, the last in bytes of resident memory since its last task
+    began.
 
     Parameters
     ----------
@@ -108,6 +109,9 @@ class _Server:
             if command == "kill":
                 _kill(pid)
                 self.tell("killed", name)
+            elif command == "pin":
+                # Where the kernel refuses, it runs on where it is: less well placed, no worse.
+                proc.pin(pid, arguments[0])
             else:
                 os.kill(pid, arguments[0])
         return True
