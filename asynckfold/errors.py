@@ -8,6 +8,7 @@
      ├─ RunHeldError          another process works on this folder                      exit 3
      ├─ StoreCorruptError     the run on disk is damaged                                exit 4
      ├─ StorageError          the disk refused; the run can be continued                exit 5
+     ├─ NoRoomError           nothing could start for `max_wait`; can be continued      exit 5
      ├─ AllJobsFailedError    not one job succeeded                                     exit 1
      ├─ JobFailedError        a job failed and ``error_score="raise"``                  exit 1
      ├─ UnpackError           a worker could not unpack the sweep's objects (recorded)
@@ -92,6 +93,12 @@ class StoreCorruptError(AsyncKFoldError):
 
 class StorageError(AsyncKFoldError, OSError):
     """The disk is full, read-only or broken; what was recorded stays, the run can be continued."""
+
+    exit_code = 5
+
+
+class NoRoomError(AsyncKFoldError):
+    """Nothing could start for longer than ``max_wait``; the run can be continued."""
 
     exit_code = 5
 

@@ -29,6 +29,7 @@ from asynckfold.session import (
     write_out_of_fold,
 )
 from asynckfold.settings import Settings, alias_problems, plain
+from asynckfold.sharing import Sharing
 from asynckfold.store import RunStore
 
 
@@ -100,6 +101,25 @@ class AsyncKFold:
     allow_different_software : bool
         Continue a run that was begun with another torch, on another kind of processor, or with
         other threads; its bits are then no longer claimed to be those of its plan.
+    reserve_cores : int
+        Cores to leave free, whoever is there. They are not allotted, so that the threads of the
+        models are decided without them.
+    max_memory : float, str or None
+        What all running jobs may take of the memory, as far as it is known beforehand: a share up
+        to 1, bytes, or such as "8GiB".
+    nice : int
+        Level of the workers and of what they start, 0 to 19: the higher, the more others come
+        first.
+    min_free_memory : float or str
+        While less memory is free, nothing starts; a running job is never killed for it. A share up
+        to 1, bytes, or such as "2GiB". 256 MiB by default.
+    max_wait : float or None
+        Seconds, an hour by default. One job always runs, however busy the cores are; where not
+        even one can start, as below `min_free_memory`, for so long, the call ends with
+        `NoRoomError` and can be continued. None waits for ever.
+    yield_to_others : bool
+        Let running jobs make room where others come to their cores: a job moves to idle cores, or
+        pauses between two batches while another job goes on. One job always runs.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
 
@@ -151,6 +171,12 @@ class AsyncKFold:
         verbose: int = 1,
         allow_different_software: bool = False,
         plan_from: str | Path | None = None,
+        reserve_cores: int = 0,
+        max_memory: float | str | None = None,
+        nice: int = 0,
+        min_free_memory: float | str = Sharing.min_free_memory,
+        max_wait: float | None = Sharing.max_wait,
+        yield_to_others: bool = False,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)
@@ -181,6 +207,14 @@ class AsyncKFold:
             bool(allow_different_software),
             None if plan_from is None else Path(plan_from),
             dict(about or {}),
+            Sharing(
+                plain(reserve_cores),
+                plain(max_memory),
+                plain(nice),
+                min_free_memory,
+                max_wait,
+                yield_to_others,
+            ),
         )
         given = {"kfolds": kfolds, "cv": cv, "n_splits": n_splits}
         refuse([*alias_problems(given), *self.settings.problems()])
@@ -219,6 +253,8 @@ class AsyncKFold:
             Another process works in the folder.
         AllJobsFailedError
             Not one job succeeded.
+        NoRoomError
+            Nothing could start for `max_wait` seconds; the same call continues.
         InterruptedRunError
             Ctrl-C; the same call continues. A second one does not wait for jobs to save
             themselves. Elsewhere than in the main thread, or where the host took SIGINT for

@@ -57,6 +57,8 @@ class Load:
         Use of each core of the affinity mask by everyone, 0 to 1; empty when unknown.
     own : float
         Cores' worth of use by this run.
+    blocked : str
+        Why nothing may start now, not even the one job that always runs; empty where it may.
     """
 
     cores: tuple[int, ...]
@@ -65,6 +67,7 @@ class Load:
     gpus: tuple[Gpu, ...] = ()
     use: tuple[float, ...] = ()
     own: float = 0.0
+    blocked: str = ""
 
 
 @dataclass(frozen=True)
@@ -441,7 +444,7 @@ def place(
     not matter. Cores of running jobs are reserved; of the others only idle ones are taken, and
     never more at once than the machine has cores that others leave alone. A request that does not
     fit lets shorter ones pass. One job always runs: with nothing running and nothing that fits, the
-    first request whose device is there starts all the same.
+    first request whose device is there starts all the same, unless the load says that nothing may.
 
     A request that must be alone starts when nothing runs and no other can start, and nothing starts
     beside it: it goes last, so that no core waits for it.
@@ -471,6 +474,8 @@ def place(
     >>> place([Request("a", 2), Request("b", 3)], [], load)[0].jobs
     ('b',)
     """
+    if load.blocked:
+        return []
     bookings = running if isinstance(running, Bookings) else Bookings(running)
     rest = bookings._rest(load)
     placed: list[Placement] = []

@@ -12,7 +12,7 @@ from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.interruption import Interruption
 from asynckfold.placement import Placement
 from asynckfold.plan import Plan
-from asynckfold.sweep import TICK_SECONDS
+from asynckfold.sweep import TICK_SECONDS, room
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,20 +29,23 @@ class Prober:
         Expected bytes of a job by model: no more probes at once than fit.
     signals : Interruption
         Looked at meanwhile.
+    max_wait : float or None
+        Seconds to wait where nothing may start.
     """
 
     engine: Engine
     plan: Plan
     memory: Mapping[str, int]
     signals: Interruption
+    max_wait: float | None = None
 
     def __call__(self, model: str, threads: int, copies: int) -> list[Timing]:
         """Probe a model with `threads`, up to `copies` times at once; idle cores come first."""
         job = next(job for job in self.plan.jobs if job.model == model)
-        load = self.engine.load([])
+        load = room(self.engine, self.max_wait, self.signals)
         order = (*load.idle, *(core for core in load.cores if core not in load.idle))
-        room = load.free_memory // max(1, self.memory.get(model, 0))
-        count = max(1, min(copies, len(order) // threads, room))
+        fitting = load.free_memory // max(1, self.memory.get(model, 0))
+        count = max(1, min(copies, len(order) // threads, fitting))
         placements = [
             Placement((job.id,), order[start : start + threads], threads, trainer="probe")
             for start in range(0, count * threads, threads)

@@ -1,4 +1,4 @@
-"""What Linux lets a process be told: which cores its threads may use, and its peak memory.
+"""What Linux lets a process be told: which cores its threads may use, its niceness, its memory.
 
 Everything here goes through ``/proc`` and works inside a worker, where psutil is not loaded.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,6 +64,36 @@ def _pin_thread(thread: int, cores: frozenset[int]) -> bool:
     except (OSError, ValueError, OverflowError):
         return False
     return True
+
+
+def renice(level: int) -> None:
+    """Be at least so nice, and all that is started from now on with it; call it before any thread.
+
+    A process that is nicer already stays so: only a superuser could take that back.
+    """
+    os.setpriority(os.PRIO_PROCESS, 0, max(level, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+GROUP_TRIES, GROUP_SECONDS = 20, 0.1
+"""The kernel takes one change of a session's level in 0.1 s, of all sessions together."""
+
+
+def renice_session(*, proc: Path = PROC) -> bool:
+    """Give a new session the niceness of this process, which leads it; return whether it has it.
+
+    Where the kernel shares out the CPU among sessions (autogroup, see sched(7)), a level counts
+    only within its session, and a new session begins without one.
+    """
+    level = os.getpriority(os.PRIO_PROCESS, 0)
+    for _ in range(GROUP_TRIES if level > 0 else 0):
+        try:
+            (proc / "self" / "autogroup").write_text(str(level))
+            return True
+        except BlockingIOError:
+            time.sleep(GROUP_SECONDS)
+        except OSError:
+            return False  # a kernel without it, where levels count among all processes
+    return False
 
 
 def peak_memory(*, proc: Path = PROC) -> int:

@@ -24,6 +24,7 @@ from asynckfold.engines.process import ProcessEngine, preloads
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import (
     InterruptedRunError,
+    NoRoomError,
     Problem,
     StorageError,
     WorkerDiedError,
@@ -45,6 +46,7 @@ from asynckfold.report.findings import packing as packing_text
 from asynckfold.result import DIVERGED, DONE, FAILED, CVResults, Result, job_by_id
 from asynckfold.scoring import Score, resolve
 from asynckfold.settings import Settings, one_line
+from asynckfold.sharing import room_problems
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
 from asynckfold.sweep import Inbox, Sampler, Sweep, ask, is_stray
@@ -166,6 +168,8 @@ class Session:
                     finish,
                     self.display,
                     signals=self.signals,
+                    max_wait=make.max_wait,
+                    yields=self.settings.sharing.yield_to_others,
                 ).run()
             achieved = packing_of(self.store)
             if achieved is not None:
@@ -197,8 +201,8 @@ class Session:
         with make(ordinary) as engine:
             placement = make.everything(wanted, torch.get_num_threads())
             try:
-                baseline = ask(engine, placement, sampler, self.signals)
-            except WorkerDiedError as error:
+                baseline = ask(engine, placement, make.max_wait, sampler, self.signals)
+            except (WorkerDiedError, NoRoomError) as error:
                 self.store.event("baseline", f"the serial baseline could not run: {error}")
                 return
             except KeyboardInterrupt as interrupt:
@@ -270,6 +274,7 @@ class Rehearsal:
                     settings.n_jobs,
                     settings.threads or 1,
                     settings.stall_timeout,
+                    settings.sharing.max_wait,
                 )
                 if pool is not None and not data.held:
                     refuse(sending_problems({"dataset": bundle.data}))
@@ -278,6 +283,8 @@ class Rehearsal:
                 gpus = len(machine.gpus().gpus)
                 work = choice.Sweep(draft, folds, facts, make.allotted, _identity(machine), gpus)
                 threads = self._choose(make, bundle, work, before)
+                expected = {name: cost.memory for name, cost in threads.costs.items()}
+                refuse(room_problems(expected, machine.max_memory))
                 yield _Rehearsed(data, used, bundle, make, work, threads)
 
     @contextmanager
@@ -285,7 +292,7 @@ class Rehearsal:
         if not self.settings.parallelize:
             yield None
             return
-        pool = pools.take(preloads())
+        pool = pools.take(preloads(), self.settings.sharing.nice)
         try:
             yield pool
         except BaseException:
@@ -335,7 +342,8 @@ class Rehearsal:
 
     def _checked(self, make: _Engines, bundle: Any) -> Facts:
         with make(bundle) as engine:
-            facts: Facts = ask(engine, make.everything("preflight", 1), signals=self.signals)
+            placement = make.everything("preflight", 1)
+            facts: Facts = ask(engine, placement, make.max_wait, signals=self.signals)
         return facts
 
     def _choose(
@@ -346,7 +354,9 @@ class Rehearsal:
         other = None if settings.plan_from is None else _plan_of(settings.plan_from)
         with make(bundle) as engine:
             prober = (
-                Prober(engine, bundle.plan, work.facts.memory, self.signals) if make.pool else None
+                Prober(engine, bundle.plan, work.facts.memory, self.signals, make.max_wait)
+                if make.pool
+                else None
             )
             self.display.doing("deciding the threads of each model")
             return choice.chosen(work, settings.threads, before, other, prober, cache.folder())
@@ -393,6 +403,7 @@ class _Engines:
     n_jobs: int | str
     threads: int
     stall_timeout: float | str | None
+    max_wait: float | None
 
     @contextmanager
     def __call__(self, bundle: Any) -> Iterator[Engine]:
@@ -429,8 +440,9 @@ class _Engines:
         return most if count is None else min(most, count * self.threads)
 
     def everything(self, trainer: str, threads: int) -> Placement:
-        """A placement on all cores."""
-        return Placement((), self.machine.cores, threads, trainer=trainer)
+        """A placement on all cores that are not reserved."""
+        cores = self.machine.unreserved()
+        return Placement((), cores, min(threads, len(cores)), trainer=trainer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -528,7 +540,7 @@ def prepared(settings: Settings, machine: Machine) -> Iterator[Prepared]:
 
 def make_machine(settings: Settings) -> Machine:
     """Return the machine with the devices that were asked for; refuse those that are not there."""
-    machine = Machine(settings.devices)
+    machine = settings.sharing.machine(settings.devices)
     asked = settings.devices == "cuda" or not isinstance(settings.devices, str)
     found = machine.gpus()
     if asked and (found.reason or not found.gpus):

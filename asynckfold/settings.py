@@ -18,6 +18,7 @@ from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.folds import Fold, make_folds
 from asynckfold.plan import TrainerParams
 from asynckfold.recipe import Recipe, named_lr_schedules, named_models, sending_problems
+from asynckfold.sharing import Sharing
 from asynckfold.store.lock import shared_problems
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Settings:
     allow_different_software: bool = False
     plan_from: Path | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    sharing: Sharing = field(default_factory=Sharing)
 
     @property
     def wants_classes(self) -> bool | None:
@@ -112,6 +114,7 @@ class Settings:
         yield from _criterion_problems(self.criterion)
         yield from _root_problems(self.root_dir)
         yield from self._core_problems()
+        yield from self.sharing.problems(self.parallelize)
         yield from _stall_problems(self.stall_timeout)
         yield from self._plan_from_problems()
 
@@ -146,7 +149,10 @@ class Settings:
             )
 
     def _core_problems(self) -> Iterator[Problem]:
-        cores = len(allowed_cores())
+        cores, left = len(allowed_cores()), ""
+        reserved = self.sharing.reserve_cores
+        if _is_whole(reserved) and 0 < reserved < cores:
+            cores, left = cores - reserved, f", less {reserved} reserved"
         try:
             resolve_n_jobs(self.n_jobs, cores)
         except InputError as error:
@@ -155,7 +161,7 @@ class Settings:
         if isinstance(threads, int) and threads > cores:
             yield Problem(
                 "threads_per_job must not exceed the cores that this process may use",
-                f"{threads} threads on {cores} cores",
+                f"{threads} threads on {cores} {'core' if cores == 1 else 'cores'}{left}",
                 f"Pass threads_per_job={cores} or less: more threads than cores were measured up "
                 "to 80 times slower.",
             )

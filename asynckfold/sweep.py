@@ -25,7 +25,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from asynckfold.engines.engine import Answer, Engine
-from asynckfold.errors import InterruptedRunError, StorageError, UnpackError, WorkerDiedError
+from asynckfold.errors import (
+    InterruptedRunError,
+    NoRoomError,
+    StorageError,
+    UnpackError,
+    WorkerDiedError,
+)
 from asynckfold.files import remove
 from asynckfold.interruption import Interruption
 from asynckfold.messages import (
@@ -42,6 +48,7 @@ from asynckfold.result import FAILED, Result, job_by_id
 from asynckfold.retries import decide
 from asynckfold.store import Placed, RunStore, Waiting
 from asynckfold.waiting import Obstacle, Wait, Waits, gibibytes
+from asynckfold.yielding import Held, yielded
 
 TICK_SECONDS = 0.25
 """Longest wait before the load is looked at again."""
@@ -51,6 +58,9 @@ FLUSH_SECONDS = 1.0
 
 GRACE_SECONDS = 10.0
 """What an interrupted job gets to reach its next batch and save itself."""
+
+GAP_SECONDS = 1.0
+"""Most of the time between two looks that counts as waiting: this process may have been stopped."""
 
 Inbox = queue.SimpleQueue["News | Future[Answer]"]
 Finish = Callable[[Result], Result]
@@ -78,11 +88,20 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class _Start:
-    """A placement that runs, its tasks, and when it started in run seconds."""
+    """A placement that runs, its tasks, and when it started in run seconds.
+
+    It can be moved once a worker has it in hand: that pins itself before it says so.
+    """
 
     placement: Placement
     tasks: list[Task]
     at: float
+    begun: bool = False
+    paused: bool = False
+
+    @property
+    def held(self) -> Held:
+        return Held(self.placement.cores, self.paused)
 
 
 @dataclass(frozen=True)
@@ -115,6 +134,10 @@ class Sweep:
         Seconds that never jump.
     signals : Interruption, optional
         Looked at between two steps.
+    max_wait : float or None
+        Seconds for which nothing may be able to start while nothing runs; None: any.
+    yields : bool
+        Whether running jobs make room where others come to their cores.
     """
 
     def __init__(
@@ -127,7 +150,11 @@ class Sweep:
         watch: Watch,
         clock: Callable[[], float] = time.monotonic,
         signals: Interruption | None = None,
+        max_wait: float | None = None,
+        yields: bool = False,
     ) -> None:
+        self._yields = yields
+        self._patience = Patience(max_wait)
         self._store = store
         self._engine = engine
         self._inbox = inbox
@@ -162,6 +189,8 @@ class Sweep:
         ------
         StorageError
             The disk refused; the run can be continued.
+        NoRoomError
+            Not one job could start for too long; the run can be continued.
         InterruptedRunError
             After the running jobs saved themselves.
         """
@@ -226,7 +255,12 @@ class Sweep:
         load = self._engine.load([start.placement for start in self._running.values()])
         self._sampler.look(load)
         self._watch.ticked(load)
+        if self._yields:
+            self._make_room(load)
         placed = place(self._backlog, self._bookings, load)
+        stuck = bool(self._backlog) and not (placed or self._running)
+        if self._patience.look(self._clock(), _obstacle(load) if stuck else ""):
+            self._take(Remark(None, "waiting", f"nothing can start: {_obstacle(load)}"))
         for placement in placed:
             self._bookings.add(placement)
             for name in placement.jobs:
@@ -249,6 +283,26 @@ class Sweep:
             self._told_shortage = False
         elif not self._told_shortage:
             self._tell_shortage(obstacles)
+
+    def _make_room(self, load: Load) -> None:
+        """Move, pause and continue running jobs as the load asks for."""
+        movable = {
+            future: start.held
+            for future, start in self._running.items()
+            if start.begun and start.placement.cores
+        }
+        others = [
+            start.placement for future, start in self._running.items() if future not in movable
+        ]
+        fixed = [core for placement in others for core in placement.cores]
+        for future, cores in yielded(movable, load, fixed).items():
+            start = self._running[future]
+            self._engine.shift(future, cores)
+            self._take(Remark(start.placement.jobs[0], *_told(start, cores)))
+            placement = replace(start.placement, cores=cores or start.placement.cores)
+            self._bookings.remove(start.placement)
+            self._bookings.add(placement)
+            self._running[future] = replace(start, placement=placement, paused=not cores)
 
     def _tell_shortage(self, obstacles: Iterable[Obstacle]) -> None:
         """Say it, once, where jobs wait for nothing but memory."""
@@ -319,6 +373,7 @@ class Sweep:
             return
         if isinstance(item, Started):
             self._store.started(item.job_id, item.attempt, item.pid)
+            self._note_begun(item.job_id)
         elif isinstance(item, EpochEnded):
             self._store.epoch(item.job_id, item.attempt, item.epoch)
         elif isinstance(item, CheckpointWritten):
@@ -326,6 +381,12 @@ class Sweep:
         elif isinstance(item, Remark):
             self._store.event(item.kind, item.text, item.job_id)
         self._watch.heard(item)
+
+    def _note_begun(self, job_id: str) -> None:
+        for future, start in self._running.items():
+            if job_id in start.placement.jobs:
+                self._running[future] = replace(start, begun=True)
+                return
 
     def _end(self, future: Future[Answer]) -> None:
         start = self._running.pop(future)
@@ -403,6 +464,81 @@ class Sweep:
         self._record(replace(result, error=f"{result.error} ({account})"), start, pid, peak)
 
 
+class Patience:
+    """How long nothing could start at all.
+
+    Parameters
+    ----------
+    max_wait : float or None
+        Seconds after which that is told as an error; None: never.
+    """
+
+    def __init__(self, max_wait: float | None) -> None:
+        self._max_wait = max_wait
+        self._waited: float | None = None
+        self._looked = 0.0
+
+    def look(self, now: float, obstacle: str) -> bool:
+        """Return whether waiting begins now.
+
+        Parameters
+        ----------
+        now : float
+            Seconds of a monotonic clock.
+        obstacle : str
+            Why nothing can start; empty where it can.
+
+        Raises
+        ------
+        NoRoomError
+            It was too long.
+        """
+        passed, self._looked = now - self._looked, now
+        if not obstacle:
+            self._waited = None
+            return False
+        begins = self._waited is None
+        self._waited = 0.0 if self._waited is None else self._waited + min(passed, GAP_SECONDS)
+        if self._max_wait is not None and self._waited >= self._max_wait:
+            raise NoRoomError(
+                f"nothing could start for {self._waited:.0f} s (max_wait): {obstacle}; what was "
+                "finished stays, and the same call continues"
+            )
+        return begins
+
+
+def room(engine: Engine, max_wait: float | None, signals: Interruption | None = None) -> Load:
+    """Wait until something may start, and return the load.
+
+    Raises
+    ------
+    NoRoomError
+        That took too long.
+    """
+    patience = Patience(max_wait)
+    while (load := engine.load([])).blocked:
+        patience.look(time.monotonic(), load.blocked)
+        time.sleep(TICK_SECONDS)
+        if signals is not None:
+            signals.check()
+    return load
+
+
+def _obstacle(load: Load) -> str:
+    return load.blocked or "no GPU that this run may use can be seen"
+
+
+def _told(start: _Start, cores: Sequence[int]) -> tuple[str, str]:
+    """What becomes of a job because of others: the kind of event, and a sentence."""
+    before = ", ".join(map(str, start.placement.cores))
+    if not cores:
+        return "paused", f"paused between two batches: others use its cores ({before})"
+    where = ", ".join(map(str, cores))
+    if start.paused:
+        return "resumed", f"goes on after its pause, on cores {where}"
+    return "moved", f"moved from cores {before} to {where}: others use the former"
+
+
 def _failed(task: Task, line: str, trace: str) -> Result:
     return Result(task.job.id, task.attempt, FAILED, error=line, traceback=trace)
 
@@ -444,6 +580,7 @@ def is_stray(error: BaseException) -> bool:
 def ask(
     engine: Engine,
     placement: Placement,
+    max_wait: float | None = None,
     sampler: Sampler | None = None,
     signals: Interruption | None = None,
 ) -> Any:
@@ -455,6 +592,8 @@ def ask(
         Executes.
     placement : Placement
         With the trainer that answers.
+    max_wait : float or None
+        Seconds to wait where nothing may start.
     sampler : Sampler, optional
         Notes the CPU use meanwhile.
     signals : Interruption, optional
@@ -464,7 +603,10 @@ def ask(
     ------
     WorkerDiedError
         The process ended without an answer.
+    NoRoomError
+        It could not start for too long.
     """
+    room(engine, max_wait, signals)
     future = engine.submit(placement, [])
     while not wait([future], timeout=TICK_SECONDS).done:
         if signals is not None:

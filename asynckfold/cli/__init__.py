@@ -13,8 +13,8 @@
     simulate  place a large random sweep in virtual time
 
 Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is held by
-another process, 4 the run on disk is damaged, 5 an I/O fault and resumable, 130 interrupted by
-Ctrl-C and 143 by SIGTERM or a closed terminal, resumable.
+another process, 4 the run on disk is damaged, 5 an I/O fault or no room to start anything,
+resumable, 130 interrupted by Ctrl-C and 143 by SIGTERM or a closed terminal, resumable.
 """
 
 from __future__ import annotations
@@ -36,7 +36,15 @@ from rich.text import Text
 from asynckfold.cli import doctor as doctors
 from asynckfold.cli import state as states
 from asynckfold.cli.parser import make_parser
-from asynckfold.cli.parts import from_folder, in_flags, make_kfold, names_code, sweep_parts
+from asynckfold.cli.parts import (
+    asked_jobs,
+    from_folder,
+    in_flags,
+    make_kfold,
+    names_code,
+    sharing_of,
+    sweep_parts,
+)
 from asynckfold.cli.tell import Output, partial_report, patience, tell_results
 from asynckfold.compare import Comparison, compare_runs
 from asynckfold.engines import pool
@@ -118,7 +126,7 @@ def _tell_interruption(
 
 def run(parsed: argparse.Namespace, out: Output) -> int:
     """Cross-validate a sweep."""
-    pool.start_early(["torchvision", "sklearn"])
+    pool.start_early(["torchvision", "sklearn"], _level(parsed))
     with patience(parsed, "importing torch"):
         sweep = sweep_parts(parsed)
         kfold = make_kfold(parsed, sweep)
@@ -219,10 +227,14 @@ def _say_differences(found: Comparison, out: Output) -> None:
 
 def doctor(parsed: argparse.Namespace, out: Output) -> int:
     """Say what this machine offers."""
-    from asynckfold.engines.machine import watched
+    from asynckfold.engines.machine import resolve_n_jobs, watched
 
-    machine = watched("auto")
-    found, load = machine.describe(), machine.load()
+    problems: list[Problem] = []
+    sharing = sharing_of(parsed, problems)
+    refuse(problems)
+    machine = watched(sharing.machine())
+    n_jobs = resolve_n_jobs(asked_jobs(parsed), machine.max_cores)
+    found, load = machine.describe(n_jobs), machine.load(n_jobs)
     would = doctors.now(found["cpu"], load)
     out.data({**found, "now": {"jobs": would.jobs, "cores": would.cores, "why": would.why}})
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -280,6 +292,11 @@ VERBS = {
 }
 
 
+def _level(parsed: argparse.Namespace) -> int:
+    """The niceness by flags; what is wrong with it is told later, with all else."""
+    return parsed.nice if parsed.nice in range(20) else 0
+
+
 def _opened(directory: str) -> RunStore:
     root = Path(directory)
     if not (root / "run.db").is_file():
@@ -298,7 +315,7 @@ def _opened(directory: str) -> RunStore:
 
 
 def _by_flags(parsed: argparse.Namespace) -> bool:
-    return bool(getattr(parsed, "data", None)) or parsed.verb == "resume"
+    return bool(getattr(parsed, "data", None)) or parsed.verb in ("resume", "doctor")
 
 
 def _command(parsed: argparse.Namespace) -> str:

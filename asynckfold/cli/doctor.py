@@ -30,6 +30,8 @@ class Now:
     why: str
 
     def __str__(self) -> str:
+        if not self.jobs:
+            return f"nothing would start now: {self.why}"
         many = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
         where = f" on {_cores(self.cores)}" if self.cores else ""
         return f"{many} of one thread would run now{where}: {self.why}"
@@ -56,6 +58,8 @@ def now(cpu: Mapping[str, Any], load: Load) -> Now:
     busy = [f"core {core} ({cpu['foreign_load'][str(core)]:.0%})" for core in cpu["busy"]]
     # A percent sign stands apart from its number.
     used = ", ".join(busy).replace("%", " %")
+    if load.blocked:
+        return Now(0, (), load.blocked)
     if not load.idle:
         why = f"{allowed}; others use {used or 'all of them'}, and one job always runs"
         return Now(1, load.cores[:1], why)
@@ -71,6 +75,7 @@ def lines(found: Mapping[str, Any], load: Load) -> Iterator[tuple[str, str]]:
     yield "now", str(now(cpu, load))
     yield "cores", f"{cpu['allowed']} of {cpu['cores']} may be used, {cpu['model']}"
     yield "limits", _limits(cpu)
+    yield "OpenMP", _threads(found.get("environment", {}))
     shares = [f"{core}: {share:.0%}" for core, share in cpu["foreign_load"].items()]
     yield "others use", ", ".join(shares).replace("%", " %")
     yield "memory", _memory(memory)
@@ -92,10 +97,24 @@ def _limits(cpu: Mapping[str, Any]) -> str:
     return f"{text}; not set: {', '.join(unset)}" if unset else text
 
 
+_OF_THREADS = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT")
+
+
+def _threads(environment: Mapping[str, str]) -> str:
+    """OpenMP's variables, which are often taken for limits of the cores."""
+    found = [f"{name} {environment[name]}" for name in _OF_THREADS if name in environment]
+    text = ", ".join(found) or f"{' and '.join(_OF_THREADS)} are not set"
+    return f"{text}; they limit the threads of one process, and no cores"
+
+
 def _memory(memory: Mapping[str, int | None]) -> str:
-    limit = memory["cgroup_limit"]
+    limit, most = memory["cgroup_limit"], memory["max_memory"]
     group = f"control group allows {_gib(limit)}" if limit else "no control group limit"
-    return f"{_gib(memory['available'])} of {_gib(memory['total'])} available, {group}"
+    jobs = "no max_memory" if most is None else f"max_memory {_gib(most)}"
+    return (
+        f"{_gib(memory['available'])} of {_gib(memory['total'])} available, {group}, {jobs}; "
+        f"nothing starts below {_gib(memory['min_free_memory'])} (min_free_memory)"
+    )
 
 
 def _gpu(gpu: Mapping[str, Any]) -> str:
@@ -106,7 +125,9 @@ def _gpu(gpu: Mapping[str, Any]) -> str:
 
 
 def _gib(size: int | None) -> str:
-    return "?" if size is None else f"{size / GIB:.1f} GiB"
+    if size is None:
+        return "?"
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size >> 20} MiB"
 
 
 def _number(value: float) -> str:

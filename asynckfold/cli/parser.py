@@ -9,8 +9,9 @@ from asynckfold.cli.parts import DEFAULTS
 
 EXIT_CODES = (
     "Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is "
-    "held by another process, 4 the run on disk is damaged, 5 an I/O fault and resumable, "
-    "130 interrupted by Ctrl-C and 143 by SIGTERM or a closed terminal, resumable."
+    "held by another process, 4 the run on disk is damaged, 5 an I/O fault or no room to start "
+    "anything, resumable, 130 interrupted by Ctrl-C and 143 by SIGTERM or a closed terminal, "
+    "resumable."
 )
 
 RUN_HELP = (
@@ -79,6 +80,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_output_flags(verb)
     text = "say what this machine offers, and what would be used and why"
     verb = verbs.add_parser("doctor", help=text, description=_sentence(text), epilog=EXIT_CODES)
+    _add_jobs_flag(verb)
+    _add_sharing_flags(verb)
     _add_output_flags(verb)
     text = "measure asynckfold on this machine, and print the table"
     verb = verbs.add_parser("bench", help=text, description=_sentence(text), epilog=EXIT_CODES)
@@ -224,12 +227,7 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
         default=None if root_required else "runs/plan",
         help="folder of the run",
     )
-    group.add_argument(
-        "--n-jobs",
-        type=_jobs,
-        metavar="N",
-        help="jobs at a time; -1 all cores, auto what is idle" + _default("n_jobs"),
-    )
+    _add_jobs_flag(group)
     group.add_argument(
         "--threads-per-job",
         type=_jobs,
@@ -253,6 +251,26 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
         help="seconds without a finished batch after which a worker is killed and its job tried "
         "again; auto, off" + _default("stall_timeout"),
     )
+    _add_sharing_flags(group)
+    group.add_argument(
+        "--max-wait",
+        type=_seconds,
+        metavar="S",
+        help="end, to be continued, when not even one job could start for so many seconds; off: "
+        "never (default 3600)",
+    )
+    group.add_argument(
+        "--nice",
+        type=int,
+        metavar="N",
+        help="level of the workers, 0 to 19: the higher, the more others come first (default 0)",
+    )
+    group.add_argument(
+        "--yield-to-others",
+        action="store_true",
+        default=None,
+        help="running jobs move to idle cores or pause where others come to theirs",
+    )
     group.add_argument(
         "--baseline",
         choices=("measure", "estimate", "none"),
@@ -268,6 +286,31 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
     )
     _add_software_flag(group)
     group.add_argument("--no-report", action="store_true", help="do not build the HTML report")
+
+
+def _add_jobs_flag(verb: argparse._ActionsContainer) -> None:
+    verb.add_argument(
+        "--n-jobs",
+        type=_jobs,
+        metavar="N",
+        help="jobs at a time; -1 all cores, auto what is idle" + _default("n_jobs"),
+    )
+
+
+def _add_sharing_flags(verb: argparse._ActionsContainer) -> None:
+    verb.add_argument(
+        "--reserve-cores", type=int, metavar="N", help="leave N cores free (default 0)"
+    )
+    verb.add_argument(
+        "--max-memory",
+        metavar="M",
+        help="what all running jobs may take: a share such as 0.5 or 50%%, or 8GiB (default: all)",
+    )
+    verb.add_argument(
+        "--min-free-memory",
+        metavar="M",
+        help="start nothing while less memory is free: a share, or 2GiB (default 256MiB)",
+    )
 
 
 def _add_software_flag(verb: argparse._ActionsContainer) -> None:

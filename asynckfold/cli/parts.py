@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module, util
 from inspect import signature
 from pathlib import Path
@@ -19,6 +19,7 @@ from asynckfold.errors import InputError, Problem, nearest, refuse
 
 if TYPE_CHECKING:
     from asynckfold.kfold import AsyncKFold
+    from asynckfold.sharing import Sharing
     from asynckfold.sources import Source
 
 FILE_NAMES = ("dataset", "criterion", "models", "schedulers", "opt_fn")
@@ -61,6 +62,12 @@ _SETTINGS = {
     "resume": "resume",
     "allow_different_software": "allow_different_software",
     "plan_from": "plan_from",
+    "reserve_cores": "reserve_cores",
+    "max_memory": "max_memory",
+    "nice": "nice",
+    "min_free_memory": "min_free_memory",
+    "max_wait": "max_wait",
+    "yield_to_others": "yield_to_others",
 }
 _TRAINER_PARAMS = ("epochs", "lr_step", "clip_grad_norm", "save_checkpoint_frequency")
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
@@ -448,13 +455,34 @@ def _given_settings(parsed: argparse.Namespace) -> dict[str, Any]:
     }
     if found.get("baseline") == "none":
         found["baseline"] = None
-    if found.get("stall_timeout") == "off":
-        found["stall_timeout"] = None
+    for name in ("stall_timeout", "max_wait"):
+        if found.get(name) == "off":
+            found[name] = None
     if "scoring" in found:
         found["scoring"] = _words(found["scoring"])
     if parsed.no_stratify:
         found["stratify"] = False
     return found
+
+
+def asked_jobs(parsed: argparse.Namespace) -> int | str:
+    """Return how many jobs the flags ask for."""
+    found: int | str = DEFAULTS["n_jobs"] if parsed.n_jobs is None else parsed.n_jobs
+    return found
+
+
+def sharing_of(parsed: argparse.Namespace, problems: list[Problem]) -> Sharing:
+    """Return what the flags leave to others, and add what is wrong with them, n_jobs included."""
+    from asynckfold.engines.machine import resolve_n_jobs
+    from asynckfold.sharing import Sharing
+
+    names = {field.name for field in fields(Sharing)} & set(vars(parsed))
+    given = {name: value for name in names if (value := getattr(parsed, name)) is not None}
+    sharing = Sharing(**given)
+    problems += sharing.problems()
+    with _gathered(problems):
+        resolve_n_jobs(asked_jobs(parsed), 1)
+    return sharing
 
 
 def _given_trainer_params(parsed: argparse.Namespace) -> dict[str, Any]:
@@ -484,7 +512,8 @@ def _flagged(text: str) -> str:
     flags |= {"root_dir": "root", **{name: name for name in _TRAINER_PARAMS}}
     names = "|".join(flags)
     text = text.replace("stratify=False", "--no-stratify")
-    text = text.replace("allow_different_software=True", "--allow-different-software")
+    for name in ("allow_different_software", "yield_to_others"):
+        text = text.replace(f"{name}=True", _flag(name))
     text = re.sub(
         rf"\b({names})=('?)([^\s',;]*[^\s',;.])\2",
         lambda found: f"{_flag(flags[found[1]])} {found[3]}",

@@ -51,6 +51,7 @@ class Engine(Protocol):
       exceptions are results, not exceptions.
     - News of a task arrive through the ``tell`` that the engine was made with, before its future
       ends, from any thread.
+    - `shift` returns at once; it changes neither what a placement computes nor how it ends.
     - `close` asks running tasks to save themselves, waits up to `grace_s` for their futures, then
       ends everything that the engine started. It may be called twice.
     """
@@ -61,6 +62,10 @@ class Engine(Protocol):
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Start a placement."""
+        ...
+
+    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
+        """Let a placement go on with other cores; without any, pause it until it gets some."""
         ...
 
     def close(self, grace_s: float = 0.0) -> None:

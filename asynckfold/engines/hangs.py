@@ -45,7 +45,9 @@ class Hangs:
         }
         # A server that still imports torch starts nobody: its workers are not quiet yet.
         pulses = {key: worker.pulse.value for key, worker in watched.items()}
-        for verdict in self._stalls.look(time.monotonic(), pulses if self._pool.serving else {}):
+        paused = {key for key, worker in watched.items() if worker.pulse.paused}
+        looked = pulses if self._pool.serving else {}
+        for verdict in self._stalls.look(time.monotonic(), looked, paused):
             worker = watched[verdict.key]
             if verdict.step is Step.STACKS:
                 self._logged[verdict.key] = self._log(worker)[1]

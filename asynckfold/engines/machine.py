@@ -8,7 +8,8 @@
     NVML: free memory and use of each visible GPU ────────────┘
 
 A core is busy when *others* use it. What this run uses is subtracted, core by core; what remains is
-smoothed, and a core changes its mind at two different thresholds. Whatever cannot be read is
+smoothed, and a core changes its mind at two different thresholds; the run changes its own at most
+twice a minute (`steady`). Whatever cannot be read is
 unknown, and the unknown is treated as it was, then as busy: the sweep goes on, one job at a time.
 """
 
@@ -29,11 +30,13 @@ import psutil
 
 from asynckfold.engines.limits import (
     Host,
+    Limit,
     allowed_cores,
     binding_limit,
     group_memory,
     limits,
 )
+from asynckfold.engines.steady import Mind, reconsider
 from asynckfold.errors import Problem, refuse
 from asynckfold.placement import Gpu, Load, Placement
 
@@ -54,7 +57,17 @@ CHILDREN_SECONDS = 2.0
 _EQUAL_SHARE = 0.1
 
 # What psutil and the files below it raise when a reading fails.
-_UNREADABLE = (psutil.Error, OSError, ValueError, LookupError, RuntimeError, AttributeError)
+_UNREADABLE = (
+    psutil.Error,
+    OSError,
+    ValueError,
+    LookupError,
+    RuntimeError,
+    AttributeError,
+    TypeError,
+    ArithmeticError,
+    ImportError,
+)
 
 
 def read_core_seconds() -> dict[int, float]:
@@ -112,6 +125,11 @@ def read_private_memory(pid: int) -> int:
     return max(0, int(memory.rss) - int(getattr(memory, "shared", 0)))
 
 
+def read_total_memory() -> int:
+    """Return the bytes of memory that the machine has."""
+    return int(psutil.virtual_memory().total)
+
+
 def read_available_memory() -> int:
     """Return the bytes that can be taken without swapping."""
     return int(psutil.virtual_memory().available)
@@ -126,6 +144,7 @@ class Readers:
     descendants: Callable[[], Mapping[int, int]] = read_descendants
     private_memory: Callable[[int], int] = read_private_memory
     available_memory: Callable[[], int] = read_available_memory
+    total_memory: Callable[[], int] = read_total_memory
 
 
 # CPU: what others use
@@ -293,6 +312,11 @@ class LoadSampler:
         self._usage = self._used(busy, uses, window)
 
     @property
+    def known(self) -> bool:
+        """Whether anything was read of any core so far."""
+        return any(state.known_at > -math.inf for state in self._states.values())
+
+    @property
     def busy(self) -> frozenset[int]:
         """Cores that others use."""
         return frozenset(core for core, state in self._states.items() if state.busy)
@@ -366,16 +390,27 @@ class LoadSampler:
 
     def _read(self, own: Mapping[int, tuple[int, ...]]) -> _Reading:
         try:
-            cores = dict(self._readers.core_seconds())
+            found = self._readers.core_seconds()
+            cores = {core: float(value) for core, value in found.items() if value >= 0}
         except _UNREADABLE:
             cores = {}
         processes = {}
         for pid in own:
             try:
-                processes[pid] = self._readers.process(pid)
+                seconds, core = self._readers.process(pid)
+                processes[pid] = (float(seconds), int(core))
             except _UNREADABLE:
                 continue  # ended or not ours to look at: unknown in this window
         return _Reading(self._clock(), cores, processes)
+
+
+def _size(read: Callable[[], float]) -> int | None:
+    """Read a number of bytes; None where that fails or makes no sense."""
+    try:
+        size = read()
+        return int(size) if 0 <= size < math.inf else None
+    except _UNREADABLE:
+        return None
 
 
 def _delta(before: Mapping[int, float], after: Mapping[int, float], key: int) -> float:
@@ -399,7 +434,7 @@ def load_nvml() -> tuple[Any, str]:
         return None, "nvidia-ml-py is not installed: pip install 'asynckfold[gpu]'"
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError as error:
+    except (nvml.NVMLError, *_UNREADABLE) as error:
         return None, f"NVML does not start: {error}"
     return nvml, ""
 
@@ -438,7 +473,7 @@ def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> G
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
         uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    except nvml.NVMLError as error:
+    except (nvml.NVMLError, *_UNREADABLE) as error:
         return GpuReading(reason=f"NVML cannot list the GPUs: {error}")
     order = visible_order(visible, uuids)
     asked = range(len(order)) if isinstance(devices, str) else devices
@@ -450,7 +485,7 @@ def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> G
         try:
             found.append(_read_gpu(nvml, handles[order[index]], index))
             names.append(_text(nvml.nvmlDeviceGetName(handles[order[index]])))
-        except nvml.NVMLError as error:
+        except (nvml.NVMLError, *_UNREADABLE) as error:
             reasons.append(f"GPU {index} cannot be read: {error}")
     if not order:
         reasons.append(_none_visible(len(uuids), visible))
@@ -459,11 +494,14 @@ def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> G
 
 def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    free, total = int(memory.free), int(memory.total)
+    if not 0 <= free <= total:
+        raise ValueError(f"{free} of {total} bytes are free")
     try:
         use = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-    except nvml.NVMLError:
+    except (nvml.NVMLError, *_UNREADABLE):
         use = 0.0  # some GPUs do not count it; memory decides
-    return Gpu(index, int(memory.free), int(memory.total), use)
+    return Gpu(index, free, total, use if 0 <= use <= 1 else 0.0)
 
 
 def _none_visible(count: int, visible: str | None) -> str:
@@ -538,6 +576,13 @@ def resolve_n_jobs(n_jobs: int | str, cores: int) -> int | None:
     return count if count > 0 else max(1, cores + 1 + count)
 
 
+def total_memory(host: Host | None = None, readers: Readers | None = None) -> int:
+    """Return the bytes of memory that this process may use in all; 0 where unknown."""
+    total = _size((readers or Readers()).total_memory) or 0
+    group = group_memory(host)
+    return min(total or group.limit, group.limit) if group else total
+
+
 class Machine:
     """This machine as the placement sees it: idle cores, free memory, GPUs.
 
@@ -551,13 +596,24 @@ class Machine:
         Where limits, counters and time come from.
     nvml : module, optional
         A started NVML; by default it is looked for unless `devices` is ``"cpu"``.
+    reserve_cores : int
+        Cores that are left free whoever is there; at least one stays.
+    max_memory : int or None
+        Bytes that all jobs may take.
+    min_free_memory : int
+        Bytes; while less is free, nothing may start.
+    yields : bool
+        Whether running jobs make room for others: also a given number of jobs then leaves alone the
+        cores that others use, and running ones hold no core to which others came.
 
     Attributes
     ----------
     cores : tuple of int
         The cores of the affinity mask at construction; `usage` reports these.
     max_cores : int
-        How many of them may be used at once: the smallest limit.
+        How many of them may be used at once: the smallest limit, less those that are reserved.
+    max_memory : int or None
+        As given.
     """
 
     def __init__(
@@ -568,7 +624,15 @@ class Machine:
         readers: Readers | None = None,
         clock: Callable[[], float] = time.monotonic,
         nvml: Any = None,
+        reserve_cores: int = 0,
+        max_memory: int | None = None,
+        min_free_memory: int = 0,
+        yields: bool = False,
     ) -> None:
+        self._yields = yields
+        self._reserved = reserve_cores
+        self.max_memory = max_memory
+        self._min_free_memory = min_free_memory
         self._host = host or Host()
         self._readers = readers or Readers()
         self._devices = devices
@@ -576,8 +640,10 @@ class Machine:
         if nvml is None and devices != "cpu":
             self._nvml, self._nvml_reason = load_nvml()
         self.cores = tuple(sorted(self._host.affinity()))
-        self.max_cores = len(allowed_cores(self._host))
+        self.max_cores = max(1, len(allowed_cores(self._host)) - reserve_cores)
+        self._clock = clock
         self._sampler = LoadSampler(self.cores, self._readers, clock)
+        self._mind: Mind | None = None
 
     def sample(self, own: Mapping[int, tuple[int, ...]] | None = None) -> None:
         """Look at the load; see `LoadSampler.sample`. Call it several times a second."""
@@ -594,8 +660,6 @@ class Machine:
         own: Mapping[int, tuple[int, ...]] | None = None,
         *,
         threads: int = 1,
-        reserve_cores: int = 0,
-        reserve_memory: int = 0,
         reserve_gpu_memory: int = 0,
     ) -> Load:
         """Return what this run may use now.
@@ -612,8 +676,8 @@ class Machine:
             Own processes and the cores each is pinned to.
         threads : int
             Threads of a job, for a number of jobs.
-        reserve_cores, reserve_memory, reserve_gpu_memory : int
-            What is not to be touched: cores, bytes, bytes on each GPU.
+        reserve_gpu_memory : int
+            Bytes on each GPU that are not to be touched.
 
         Returns
         -------
@@ -622,41 +686,70 @@ class Machine:
             the idlest others: containers on one host do not all take the first ones.
         """
         self.sample(own)
-        most = (self.max_cores if n_jobs is None else len(self.cores)) - reserve_cores
+        most = self.max_cores if n_jobs is None else len(self.cores) - self._reserved
         count = max(1, most if n_jobs is None else min(most, n_jobs * threads))
-        chosen = self._choose(count, running)
-        busy = self._sampler.busy if n_jobs is None else frozenset[int]()
+        busy = self._left() if n_jobs is None or self._yields else frozenset[int]()
+        chosen = self._choose(count, running, busy)
         idle = tuple(core for core in self._sampler.idlest if core in chosen and core not in busy)
         gpus = tuple(
             Gpu(gpu.index, max(0, gpu.free - reserve_gpu_memory), gpu.total, gpu.use)
             for gpu in self.gpus().gpus
         )
-        memory = max(0, self.free_memory(own or {}) - reserve_memory)
+        memory = self.free_memory(own or {})
+        if self.max_memory is not None:
+            memory = min(memory, self.max_memory)
         _, mine, use = self.usage()
-        return Load(tuple(sorted(chosen)), idle, memory, gpus, use, mine)
+        return Load(tuple(sorted(chosen)), idle, memory, gpus, use, mine, self._blocked())
 
-    def _choose(self, count: int, running: Sequence[Placement]) -> frozenset[int]:
-        """The cores of running jobs, then the idlest, up to `count`."""
-        held = [core for placement in running for core in placement.cores if core in self.cores]
-        others = [core for core in self._sampler.idlest if core not in held]
+    def _blocked(self) -> str:
+        """What is unknown cannot be watched: then it is one job at a time that spares memory."""
+        free = self._available_memory()
+        if free is None or free >= self._min_free_memory:
+            return ""
+        return (
+            f"{free >> 20} MiB of memory are free, and min_free_memory leaves "
+            f"{self._min_free_memory >> 20} MiB to others"
+        )
+
+    def unreserved(self) -> tuple[int, ...]:
+        """Return the idlest cores, without as many as are reserved: for what needs them all."""
+        return self._sampler.idlest[: max(1, len(self.cores) - self._reserved)]
+
+    def _left(self) -> frozenset[int]:
+        """The cores that are left to others."""
+        busy = self._sampler.busy
+        if not self._sampler.known:
+            return busy
+        self._mind = reconsider(self._mind, busy, self._clock())
+        return self._mind.busy
+
+    def _choose(
+        self, count: int, running: Sequence[Placement], busy: frozenset[int]
+    ) -> frozenset[int]:
+        """The cores of running jobs, if they do not yield them, then the idlest, up to `count`."""
+        lost = busy if self._yields else frozenset[int]()
+        cores = (core for placement in running for core in placement.cores)
+        held = [core for core in cores if core in self.cores and core not in lost]
+        # How many cores are idle must not change more often than the mind does.
+        order = sorted(self._sampler.idlest, key=busy.__contains__)
+        others = [core for core in order if core not in held]
         return frozenset(dict.fromkeys([*held, *others[: max(0, count - len(set(held)))]]))
 
     def free_memory(self, own: Mapping[int, tuple[int, ...]]) -> int:
         """Return bytes that jobs may take in all: what is available, and what own workers hold."""
-        try:
-            available = self._readers.available_memory()
-        except _UNREADABLE:
-            available = 0  # unknown: one job at a time
-        group = group_memory(self._host)
-        if group is not None:
-            available = min(available, group.free)
+        available = self._available_memory() or 0  # unknown: one job at a time
         return available + sum(self._private_memory(pid) for pid in own)
 
+    def _available_memory(self) -> int | None:
+        available = _size(self._readers.available_memory)
+        group = group_memory(self._host)
+        if group is None or available is None:
+            return available
+        return min(available, group.free)
+
     def _private_memory(self, pid: int) -> int:
-        try:
-            return self._readers.private_memory(pid)
-        except _UNREADABLE:
-            return 0  # it ended, so its memory is available by now
+        # Unknown where it ended: then its memory is available by now.
+        return _size(lambda: self._readers.private_memory(pid)) or 0
 
     def gpus(self) -> GpuReading:
         """Return the GPUs that may be used, and why there are none."""
@@ -665,12 +758,23 @@ class Machine:
         visible = self._host.environ.get("CUDA_VISIBLE_DEVICES")
         return read_gpus(self._nvml, self._devices, visible)
 
-    def describe(self) -> dict[str, Any]:
+    def limits(self, n_jobs: int | None = None) -> tuple[Limit, ...]:
+        """Return every limit of the cores, what was asked for among them."""
+        reserve = self.max_cores if self._reserved else None
+        asked = (Limit("reserve_cores", reserve), Limit("n_jobs", n_jobs))
+        return (*limits(self._host), *asked)
+
+    def describe(self, n_jobs: int | None = None) -> dict[str, Any]:
         """Return what ``asynckfold doctor`` shows and a run remembers of its machine: plain data.
 
         Of the environment only variables that steer cores and devices are told.
+
+        Parameters
+        ----------
+        n_jobs : int or None
+            How many jobs were asked for, of one thread each.
         """
-        found, shares = limits(self._host), self._sampler.shares
+        found, shares = self.limits(n_jobs), self._sampler.shares
         return {
             "platform": platform.platform(),
             "python": platform.python_version(),
@@ -679,7 +783,7 @@ class Machine:
                 "model": _cpu_model(self._host),
                 "cores": os.cpu_count(),
                 "affinity": list(self.cores),
-                "allowed": self.max_cores,
+                "allowed": binding_limit(found).cores,
                 "limit": binding_limit(found).name,
                 "limits": {limit.name: limit.cores for limit in found},
                 "foreign_load": {str(core): round(shares[core], 3) for core in self.cores},
@@ -698,9 +802,11 @@ class Machine:
     def _describe_memory(self) -> dict[str, int | None]:
         group = group_memory(self._host)
         return {
-            "total": int(psutil.virtual_memory().total),
-            "available": self.free_memory({}),
+            "total": _size(self._readers.total_memory),
+            "available": self._available_memory(),
             "cgroup_limit": None if group is None else group.limit,
+            "max_memory": self.max_memory,
+            "min_free_memory": self._min_free_memory,
         }
 
     def _describe_gpus(self) -> list[dict[str, Any]]:
@@ -711,9 +817,8 @@ class Machine:
         ]
 
 
-def watched(devices: str | Sequence[int]) -> Machine:
+def watched(machine: Machine) -> Machine:
     """Return the machine after two windows: one primes the sampler, one is smoothed with it."""
-    machine = Machine(devices)
     for _ in range(2):
         time.sleep(WINDOW_SECONDS)
         machine.sample()

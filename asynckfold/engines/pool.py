@@ -103,14 +103,22 @@ class Worker:
 class WorkerPool:
     """A server and its workers.
 
+    Parameters
+    ----------
+    preload : sequence of str
+        What the server imports besides torch.
+    nice : int
+        Least level of the workers and of what they start.
+
     Raises
     ------
     StorageError
         The machine refuses a further process, thread or open file.
     """
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
+    def __init__(self, preload: Sequence[str] = (), nice: int = 0) -> None:
         self.owner = os.getpid()
+        self.nice = nice
         self.workers: list[Worker] = []
         self._refused: list[tuple[Work, int]] = []
         self._preload = list(preload)
@@ -125,7 +133,7 @@ class WorkerPool:
             self._wake_read, self._wake_write = multiprocessing.Pipe(duplex=False)
             file = descriptors.nameless_file(size=Pulses.SIZE)
             self._pulses = Pulses(file)
-            self._server, self._control = _start_server(file, self._preload)
+            self._server, self._control = _start_server(file, self._preload, self.nice)
             os.close(file)
             self._listener = threading.Thread(
                 target=self._listen, name="asynckfold-listener", daemon=True
@@ -182,6 +190,7 @@ class WorkerPool:
         except OSError as error:
             self._refused.append((work, error.errno or errno.EAGAIN))
             return None
+        worker.pulse.ask(False)
         worker.pulse.aside()
         with self._lock:
             worker.work = work
@@ -209,6 +218,10 @@ class WorkerPool:
     def signal(self, worker: Worker, number: int) -> None:
         """Send a signal through the server, which cannot mistake the process."""
         self._command(("signal", worker.name, number))
+
+    def pin(self, worker: Worker, cores: Sequence[int]) -> None:
+        """Let all threads of a worker run on these cores only, through the server as well."""
+        self._command(("pin", worker.name, tuple(cores)))
 
     def kill(self, worker: Worker, hang: str = "") -> None:
         """Kill a worker and everything that it started; `hang` says why, where it hangs."""
@@ -437,13 +450,13 @@ def _cause(status: int | None) -> str:
 
 
 def _start_server(
-    pulses: int, preload: Sequence[str]
+    pulses: int, preload: Sequence[str], nice: int
 ) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
     here, there = multiprocessing.Pipe()
     code = (
         f"import sys; sys.path[:] = {json.dumps(sys.path)}; "
         f"from asynckfold.training.server import serve; "
-        f"serve({there.fileno()}, {pulses}, {json.dumps(list(preload))})"
+        f"serve({there.fileno()}, {pulses}, {json.dumps(list(preload))}, {nice})"
     )
     with there:
         server = subprocess.Popen(
@@ -473,21 +486,23 @@ class _Warm:
 _warm = _Warm()
 
 
-def take(preload: Sequence[str] = ()) -> WorkerPool:
-    """Return the warm pool of this process, or start one."""
+def take(preload: Sequence[str] = (), nice: int = 0) -> WorkerPool:
+    """Return the warm pool of this process, or start one: its level can only be raised."""
     with _warm.lock:
         pool, _warm.pool = _warm.pool, None
         if _warm.timer is not None:
             _warm.timer.cancel()
             _warm.timer = None
     if pool is not None and pool.owner == os.getpid() and pool.healthy:
-        return pool
-    return WorkerPool(preload)
+        if pool.nice == nice:
+            return pool
+        pool.close()
+    return WorkerPool(preload, nice)
 
 
-def start_early(preload: Sequence[str] = ()) -> None:
+def start_early(preload: Sequence[str] = (), nice: int = 0) -> None:
     """Let the server import torch while this process does, for a sweep that comes soon."""
-    give_back(take(preload))
+    give_back(take(preload, nice))
 
 
 def give_back(pool: WorkerPool, idle_s: float = IDLE_SECONDS) -> None:

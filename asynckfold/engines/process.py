@@ -69,6 +69,7 @@ class ProcessEngine:
         self._pool = pool
         self._signals = signals or Interruption()
         self._running: dict[Future[Answer], tuple[pools.Worker | None, pools.Work]] = {}
+        self._cores: dict[Future[Answer], tuple[int, ...]] = {}
         self._waiting: list[tuple[pools.Work, int]] = []
         self._told = False
         self._hangs = Hangs(pool, bundle.root, stall_timeout)
@@ -81,11 +82,18 @@ class ProcessEngine:
         own: dict[int, tuple[int, ...]] = {
             worker.pid: () for worker in self._pool.workers if worker.pid
         }
-        own |= {worker.pid: work.placement.cores for worker, work in self._working() if worker.pid}
+        own |= {
+            worker.pid: self._cores.get(work.future, work.placement.cores)
+            for worker, work in self._working()
+            if worker.pid
+        }
         own[self._pool.server_pid] = ()
         load = self._look(running, own)
-        # What waits for a worker comes first.
-        return replace(load, idle=()) if self._waiting else load
+        if not self._waiting:
+            return load
+        # What waits for a worker comes first: no core is left for anything new.
+        held = {core for placement in running for core in placement.cores}
+        return replace(load, idle=tuple(core for core in load.idle if core in held))
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Send the placement to an idle worker, starting one if there is none."""
@@ -95,6 +103,16 @@ class ProcessEngine:
         work.future.set_running_or_notify_cancel()
         self._run(work)
         return work.future
+
+    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
+        """Pin the worker of a placement anew and let it go on, or ask it to pause."""
+        worker, work = self._running.get(future, (None, None))
+        if worker is None or worker.work is not work:
+            return  # it ended just now
+        if cores:
+            self._pool.pin(worker, cores)
+            self._cores[future] = tuple(cores)
+        worker.pulse.ask(not cores)
 
     def _run(self, work: pools.Work) -> None:
         self._running[work.future] = (self._pool.run(work, self._key, self._files), work)
@@ -154,6 +172,7 @@ class ProcessEngine:
         self._running = {
             future: entry for future, entry in self._running.items() if not future.done()
         }
+        self._cores = {future: self._cores[future] for future in self._cores if not future.done()}
 
 
 def preloads() -> list[str]:

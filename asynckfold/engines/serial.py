@@ -73,5 +73,8 @@ class SerialEngine:
             future.set_exception(error)
         return future
 
+    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
+        """Nothing runs outside `submit`."""
+
     def close(self, grace_s: float = 0.0) -> None:
         """Nothing runs outside `submit`."""

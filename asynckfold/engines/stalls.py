@@ -4,7 +4,8 @@
 
     quiet for its limit ─► STACKS ── 0.25 s ─► KILL ── 5 s, still there ─► LOST
             ▲                 │
-            └── a sign of life, or this process itself slept: all are given time anew
+            └── a sign of life; a pause that it was asked for; or this process itself slept:
+                all are given time anew
 
 A worker is quiet while its pulse does not change. Its limit is the given `stall_timeout`, ten times
 as much while it is aside (a start, the first batch, which may compile, a checkpoint). ``"auto"``
@@ -17,7 +18,7 @@ of what is seen at each look it is exact where batches are shorter than the time
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
@@ -82,7 +83,7 @@ class _Seen:
             self.step = None
 
     def wait_anew(self, passed: float, now: float) -> None:
-        """Leave out the time in which this process slept: nothing was seen of the worker."""
+        """Leave out the time in which this process slept, or the worker was asked to."""
         self.began += passed
         self.stepped = now
         if self.step in (None, Step.STACKS):
@@ -108,7 +109,9 @@ class Stalls(Generic[Key]):
         self._seen: dict[Key, _Seen] = {}
         self._looked: float | None = None
 
-    def look(self, now: float, pulses: Mapping[Key, int]) -> list[Verdict[Key]]:
+    def look(
+        self, now: float, pulses: Mapping[Key, int], paused: Collection[Key] = ()
+    ) -> list[Verdict[Key]]:
         """Return what is to be done now, each step against a worker once.
 
         Parameters
@@ -117,6 +120,8 @@ class Stalls(Generic[Key]):
             Seconds of a monotonic clock.
         pulses : Mapping
             The value of the pulse of each worker that works; those left out are forgotten.
+        paused : collection
+            Those that pause because they were asked to: that time does not count.
         """
         if self._timeout is None:
             return []
@@ -125,7 +130,7 @@ class Stalls(Generic[Key]):
         verdicts = []
         for key, pulse in pulses.items():
             seen = self._seen.setdefault(key, _Seen(pulse, pulse, now, now))
-            if passed > max(GAP_SECONDS, GAP_SHARE * self.limit(key)):
+            if key in paused or passed > max(GAP_SECONDS, GAP_SHARE * self.limit(key)):
                 seen.wait_anew(passed, now)
             if pulse != seen.pulse:
                 seen.moved(pulse, now)

@@ -19,18 +19,19 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from asynckfold import descriptors
+from asynckfold import descriptors, proc
 from asynckfold.pulse import Pulses
 from asynckfold.training.lifeline import lifeline
 
 
-def serve(descriptor: int, pulses: int, preload: list[str]) -> None:
+def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> None:
     """Fork and reap workers as the control pipe says, until it closes.
 
     Commands: ``("fork", name)`` followed by a descriptor, ``("signal", name, number)``,
-    ``("kill", name)``; the name is the other side's choice. Answers: ``("serving", None, None)``
-    once, ``("unborn", name, errno)``, ``("killed", name, None)``, ``("exited", name,
-    (status, peak))``, the last in bytes of resident memory since its last task began.
+    ``("pin", name, cores)``, ``("kill", name)``; the name is the other side's choice. Answers:
+    ``("serving", None, None)`` once, ``("unborn", name, errno)``, ``("killed", name, None)``,
+    ``("exited", name, (status, peak))``, the last in bytes of resident memory since its last task
+    began.
 
     Parameters
     ----------
@@ -40,7 +41,11 @@ def serve(descriptor: int, pulses: int, preload: list[str]) -> None:
         Descriptor of the workers' signs of life.
     preload : list of str
         Modules to import besides torch.
+    nice : int
+        Least level of all workers and what they start.
     """
+    if nice:
+        proc.renice(nice)
     # Blocked signals are inherited too, and without SIGCHLD no end of a worker would be seen.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     # A terminal or a batch system may send these to every process; the sweep decides what follows.
@@ -104,6 +109,9 @@ class _Server:
             if command == "kill":
                 _kill(pid)
                 self.tell("killed", name)
+            elif command == "pin":
+                # Where the kernel refuses, it runs on where it is: less well placed, no worse.
+                proc.pin(pid, arguments[0])
             else:
                 os.kill(pid, arguments[0])
         return True

@@ -7,7 +7,8 @@
                                                   run     → pin, set threads, train, answer
                                                   exit    → gone
 
-News go up the same pipe while a task runs. SIGTERM asks for a checkpoint at the next batch; SIGINT,
+News go up the same pipe while a task runs. Between two batches a job pauses where the sweep asks it
+to. SIGTERM asks for a checkpoint at the next batch; SIGINT,
 which a terminal sends to everyone, is the sweep's business.
 """
 
@@ -172,6 +173,7 @@ def main(descriptor: int, pulse: Pulse) -> None:
     server = os.getppid()
     os.setsid()
     _die_with_parent(server)
+    proc.renice_session()
     stopping = False
 
     def ask_to_stop(number: int, frame: object) -> None:
@@ -193,7 +195,12 @@ def main(descriptor: int, pulse: Pulse) -> None:
     # A process that user code forks must neither answer in our place nor keep the pipe open.
     os.register_at_fork(after_in_child=pipe.close)
     pipe.send(("ready", os.getpid()))
-    worker = _Worker(pipe, lambda: stopping, pulse)
+
+    def stop() -> bool:
+        pulse.rest(lambda: stopping)
+        return stopping
+
+    worker = _Worker(pipe, stop, pulse)
     while True:
         try:
             command, *arguments = pipe.recv()

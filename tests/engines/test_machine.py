@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import psutil
@@ -32,7 +33,7 @@ from asynckfold.engines.machine import (
     visible_order,
 )
 from asynckfold.errors import InputError
-from asynckfold.placement import Gpu, Placement
+from asynckfold.placement import Gpu, Placement, Request, place
 
 ME = os.getpid()
 
@@ -82,6 +83,7 @@ class FakeMachine:
             lambda: dict(self.parents),
             lambda pid: self.memory[pid],
             lambda: 1000,
+            lambda: 4000,
         )
 
     def sampler(self) -> LoadSampler:
@@ -341,10 +343,13 @@ def fake_host(tmp_path: Path, cores: Iterable[int] = (0, 1, 2, 3), **environ: st
 
 
 def fake_load(
-    fake: FakeMachine, tmp_path: Path, **environ: str
+    fake: FakeMachine,
+    tmp_path: Path,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    **environ: str,
 ) -> tuple[Machine, Callable[..., Any]]:
     host = fake_host(tmp_path, range(len(fake.cores)), **environ)
-    found = Machine("cpu", host=host, readers=fake.readers(), clock=fake.clock)
+    found = Machine("cpu", host=host, readers=fake.readers(), clock=fake.clock, **settings)
 
     def load(foreign: Mapping[int, float] | None = None, **arguments: Any) -> Any:
         for _ in range(12):
@@ -380,13 +385,36 @@ def test_a_quota_leaves_the_choice_of_cores_to_the_load(tmp_path: Path) -> None:
 
 
 def test_reserved_cores_and_memory_are_not_touched(tmp_path: Path) -> None:
-    _, load = fake_load(FakeMachine(4), tmp_path)
-    found = load(reserve_cores=1, reserve_memory=300)
-    assert found.idle == (0, 1, 2)
-    assert found.free_memory == 700
-    assert load(reserve_cores=1, n_jobs=4).cores == (0, 1, 2)
-    assert load(reserve_cores=9, reserve_memory=9000).cores == (0,)
-    assert load(reserve_memory=9000).free_memory == 0
+    found, load = fake_load(FakeMachine(4), tmp_path, {"reserve_cores": 1, "max_memory": 700})
+    assert (found.max_cores, found.unreserved()) == (3, (0, 1, 2))
+    assert load().idle == (0, 1, 2)
+    assert load({1: 1.0}).idle == (0, 2, 3)
+    assert load().free_memory == 700
+    assert load(n_jobs=4).cores == (0, 1, 2)
+
+
+def test_a_reserve_comes_on_top_of_a_quota_and_leaves_one_core(tmp_path: Path) -> None:
+    found, load = fake_load(
+        FakeMachine(4), tmp_path, {"reserve_cores": 1}, ASYNCKFOLD_CPU_COUNT="3"
+    )
+    assert found.max_cores == len(load().cores) == 2
+    limits = found.describe(n_jobs=7)["cpu"]
+    assert (limits["limit"], limits["allowed"]) == ("reserve_cores", 2)
+    assert limits["limits"] | {"affinity": 4, "ASYNCKFOLD_CPU_COUNT": 3} == limits["limits"]
+    assert limits["limits"]["n_jobs"] == 7
+    assert fake_load(FakeMachine(4), tmp_path, {"reserve_cores": 9})[1]().cores == (0,)
+
+
+@pytest.mark.parametrize(("floor", "blocked"), [(0, False), (1000, False), (1001, True)])
+def test_below_the_floor_of_free_memory_nothing_may_start(
+    tmp_path: Path, floor: int, blocked: bool
+) -> None:
+    fake = FakeMachine()
+    fake.memory = {11: 5000}  # what own workers hold is not free
+    _, load = fake_load(fake, tmp_path, {"min_free_memory": floor})
+    found = load(own={11: ()})
+    assert bool(found.blocked) == blocked
+    assert bool(place([Request("a", 1.0)], [], found)) != blocked
 
 
 def test_memory_of_own_workers_is_added_back(tmp_path: Path) -> None:
@@ -557,6 +585,126 @@ def test_visible_gpus_exist_and_are_named_once(entries: list[str]) -> None:
     order = visible_order(",".join(entries), ["GPU-aa", "GPU-bb"])
     assert len(set(order)) == len(order) <= 2
     assert set(order) <= {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("free", "total"), [(-1, 10), (11, 10), (math.nan, 10), (5, math.inf), (None, 10), ("5", None)]
+)
+def test_a_gpu_whose_memory_makes_no_sense_is_not_used_and_hides_no_other(
+    tmp_path: Path, free: Any, total: Any
+) -> None:
+    found = gpu_machine(tmp_path, FakeNvml((free, total, 0), (2, 10, 0))).gpus()
+    assert [gpu.index for gpu in found.gpus] == [1]
+    assert found.reason.startswith("GPU 0 cannot be read")
+
+
+@pytest.mark.parametrize("use", [math.nan, 101, 1e9, "busy", None])
+def test_the_use_of_a_gpu_that_makes_no_sense_is_unknown(tmp_path: Path, use: Any) -> None:
+    class Odd(FakeNvml):
+        def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+            return SimpleNamespace(gpu=use)
+
+    assert [gpu.use for gpu in gpu_machine(tmp_path, Odd((2, 10, 0))).gpus().gpus] == [0.0]
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), AttributeError("old"), TypeError("odd")])
+@pytest.mark.parametrize("call", ["nvmlDeviceGetCount", "nvmlDeviceGetUUID"])
+def test_nvml_that_disappears_is_no_gpu_with_a_reason(
+    tmp_path: Path, call: str, error: Exception
+) -> None:
+    found = gpu_machine(tmp_path, FakeNvml((2, 10, 0)))
+    assert len(found.load().gpus) == 1
+
+    def broken(*arguments: Any) -> Any:
+        raise error
+
+    setattr(found._nvml, call, broken)
+    assert found.load().gpus == ()
+    assert str(error) in found.gpus().reason
+
+
+# Readings that make no sense
+
+
+def raises(*arguments: Any) -> Any:
+    raise ModuleNotFoundError("psutil disappeared")
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        raises,
+        lambda: None,
+        dict,
+        lambda: {0: 1.0},
+        lambda: {7: 1.0, 8: 1.0, 9: 1.0},
+        lambda: dict.fromkeys(range(4), math.nan),
+        lambda: dict.fromkeys(range(4), -1.0),
+        lambda: dict.fromkeys(range(4), "busy"),
+        lambda: {core: 1e6 * time.monotonic() for core in range(4)},
+    ],
+)
+def test_cores_of_which_nothing_sensible_is_read_are_busy_and_one_job_runs(
+    tmp_path: Path, returned: Callable[[], Any]
+) -> None:
+    fake = FakeMachine(4)
+    found = Machine(
+        "cpu",
+        host=fake_host(tmp_path),
+        readers=replace(
+            fake.readers(),
+            core_seconds=lambda: returned() if fake.broken else fake.core_seconds(),
+        ),
+        clock=fake.clock,
+    )
+    for _ in range(12):
+        fake.run(0.25)
+        found.sample()
+    fake.broken = OSError()
+    for _ in range(40):
+        fake.run(0.25)
+        load = found.load()
+    assert not {1, 2, 3} & set(load.idle)
+    assert len(place([Request(name, 1.0) for name in "abc"], [], load)) == 1
+    found.describe()
+
+
+@pytest.mark.parametrize("value", [raises, math.nan, math.inf, -1, None, "much"])
+@pytest.mark.parametrize("reader", ["available_memory", "private_memory", "total_memory"])
+def test_memory_of_which_nothing_sensible_is_read_is_none_and_one_job_runs(
+    tmp_path: Path, reader: str, value: Any
+) -> None:
+    fake = FakeMachine()
+    fake.memory = {11: 50}
+    read = value if value is raises else lambda *arguments: value
+    readers = replace(fake.readers(), **{reader: read})
+    found = Machine(
+        "cpu", host=fake_host(tmp_path), readers=readers, clock=fake.clock, min_free_memory=10
+    )
+    fake.run(0.25)
+    free = {"available_memory": 50, "private_memory": 1000, "total_memory": 1050}[reader]
+    load = found.load(own={11: ()})
+    assert load.free_memory == free
+    assert not load.blocked
+    assert len(place([Request("a", 1.0, memory=5000)], [], load)) == 1
+    assert found.describe()["memory"]["total"] == (None if reader == "total_memory" else 4000)
+
+
+@pytest.mark.parametrize(
+    "process", [raises, lambda pid: None, lambda pid: (math.nan, 0), lambda pid: (-1.0, -7),
+                lambda pid: (1e9 * time.monotonic(), 99), lambda pid: ("x", "y")]
+)  # fmt: skip
+def test_own_processes_of_which_nothing_sensible_is_read_crash_nothing(
+    tmp_path: Path, process: Callable[[int], Any]
+) -> None:
+    fake = FakeMachine()
+    readers = replace(fake.readers(), process=process, descendants=raises)
+    found = Machine("cpu", host=fake_host(tmp_path), readers=readers, clock=fake.clock)
+    for _ in range(40):
+        fake.run(0.25, foreign={0: 1.0})
+        load = found.load(own={11: (0,)})
+    assert load.cores
+    assert all(0 <= share <= 1 for share in load.use)
 
 
 # The real machine

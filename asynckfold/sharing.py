@@ -1,0 +1,209 @@
+"""What a run leaves to others, checked against the machine before anything starts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asynckfold.engines.limits import allowed_cores
+from asynckfold.engines.machine import Machine, total_memory
+from asynckfold.errors import Problem
+
+UNITS = {
+    "%": 0.01,
+    "b": 1,
+    **{f"{name}b": 1000**power for power, name in enumerate("kmgt", 1)},
+    **{f"{name}ib": 1024**power for power, name in enumerate("kmgt", 1)},
+}
+"""What a size may end with, in small letters."""
+
+NICEST = 19
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The arguments of `AsyncKFold` of the same names, which documents them."""
+
+    reserve_cores: int = 0
+    max_memory: float | str | None = None
+    nice: int = 0
+    min_free_memory: float | str = "256MiB"
+    max_wait: float | None = 3600.0
+    yield_to_others: bool = False
+
+    def machine(self, devices: Any = "auto") -> Machine:
+        """Return the machine as far as this run may use it."""
+        total = total_memory()
+        most = self.max_memory
+        return Machine(
+            devices,
+            reserve_cores=self.reserve_cores,
+            max_memory=None if most is None else in_bytes(most, total),
+            min_free_memory=in_bytes(self.min_free_memory, total),
+            yields=self.yield_to_others,
+        )
+
+    def problems(self, parallelize: bool = True) -> Iterator[Problem]:
+        """Yield all that is wrong with these settings on this machine."""
+        yield from self._core_problems()
+        yield from self._memory_problems()
+        if not _is_whole(self.nice) or not 0 <= self.nice <= NICEST:
+            yield Problem(
+                f"nice must be a whole number from 0 to {NICEST}",
+                repr(self.nice),
+                "Pass nice=10 to let others come first.",
+            )
+        elif self.nice and not parallelize:
+            yield Problem(
+                "nice is for worker processes, and parallelize=False starts none",
+                f"nice={self.nice}",
+                "Drop one of them.",
+            )
+        if self.max_wait is not None and not _is_positive(self.max_wait):
+            yield Problem(
+                "max_wait must be a number of seconds above 0, or None",
+                repr(self.max_wait),
+                "Pass max_wait=3600, or None to wait for ever.",
+            )
+
+        wanted: object = self.yield_to_others
+        if not isinstance(wanted, bool):
+            yield Problem(
+                "yield_to_others must be True or False",
+                repr(self.yield_to_others),
+                "Pass yield_to_others=True to let running jobs make room for others.",
+            )
+        elif wanted and not parallelize:
+            yield Problem(
+                "yield_to_others moves and pauses workers, and parallelize=False starts none",
+                "yield_to_others=True",
+                "Drop one of them.",
+            )
+
+    def _core_problems(self) -> Iterator[Problem]:
+        cores, reserved = len(allowed_cores()), self.reserve_cores
+        if not _is_whole(reserved) or reserved < 0:
+            yield Problem(
+                "reserve_cores must be a whole number of at least 0",
+                repr(reserved),
+                "Pass reserve_cores=1 to leave one core free.",
+            )
+        elif reserved >= cores:
+            yield Problem(
+                "reserve_cores must leave at least one core to the run",
+                f"{reserved} of the {cores} that this process may use",
+                f"Pass reserve_cores={cores - 1} or less.",
+            )
+
+    def _memory_problems(self) -> Iterator[Problem]:
+        total = total_memory()
+        for name, value in (
+            ("max_memory", self.max_memory),
+            ("min_free_memory", self.min_free_memory),
+        ):
+            if value is None and name == "max_memory":
+                continue
+            try:
+                size = in_bytes(value, total)
+            except ValueError:
+                yield Problem(
+                    f"{name} must be a share of the memory up to 1, or bytes such as '2GiB'",
+                    repr(value),
+                    f"Pass {name}=0.1, '10%' or '2GiB'.",
+                )
+                continue
+            if name == "max_memory" and not size:
+                yield Problem(
+                    "max_memory must leave some memory to the run",
+                    f"{value!r} of {gibibytes(total)}",
+                    "Pass max_memory='8GiB', or leave it out.",
+                )
+            if name == "min_free_memory" and 0 < total <= size:
+                yield Problem(
+                    "min_free_memory must be less than the memory that this process may use",
+                    f"{value!r}, which is {gibibytes(size)} of {gibibytes(total)}",
+                    "Pass min_free_memory=0.1 or less.",
+                )
+
+
+def room_problems(expected: Mapping[str, int], most: int | None) -> Iterator[Problem]:
+    """Yield which models no memory is allowed for.
+
+    Parameters
+    ----------
+    expected : Mapping of str to int
+        Bytes that a job is expected to take, by model.
+    most : int or None
+        Bytes that all running jobs may take.
+    """
+    if most is None:
+        return
+    for model, size in expected.items():
+        if size > most:
+            yield Problem(
+                "max_memory must be enough for one job of each model",
+                f"{gibibytes(most)}, and {gibibytes(size)} expected for a job of {model}",
+                f"Pass max_memory='{math.ceil(size / 2**20)}MiB' or more, or leave {model} out.",
+            )
+
+
+def in_bytes(value: float | str | None, total: int) -> int:
+    """Return a size in bytes.
+
+    Parameters
+    ----------
+    value : float or str
+        Up to 1 a share of `total`, else bytes; or a number and a unit: %, B, KB … TB, KiB … TiB.
+    total : int
+        What a share is of, in bytes.
+
+    Raises
+    ------
+    ValueError
+        Anything else.
+
+    Examples
+    --------
+    >>> in_bytes(0.25, 1000), in_bytes(2048, 1000), in_bytes("50 %", 1000), in_bytes("2KiB", 1000)
+    (250, 2048, 500, 2048)
+    """
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z%]*)\s*", value)
+        unit = found[2].lower() if found else "?"
+        if found is None or (unit and unit not in UNITS):
+            raise ValueError(f"no size: {value!r}")
+        number = float(found[1]) * UNITS.get(unit, 1)
+        share = unit == "%" or (not unit and number <= 1)
+        if share and number > 1:
+            raise ValueError(f"no share: {value!r}")
+        return int(number * total) if share else int(number)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(f"no size: {value!r}")
+    return int(value * total) if _is_share(value) else int(value)
+
+
+def _is_share(value: float | str) -> bool:
+    return isinstance(value, str) or value <= 1
+
+
+def gibibytes(size: int) -> str:
+    """Return a size for people, precise enough to compare small ones.
+
+    >>> gibibytes(3 << 30), gibibytes(5 << 20), gibibytes(7)
+    ('3.00 GiB', '5.0 MiB', '7 bytes')
+    """
+    if size >= 1 << 30:
+        return f"{size / 2**30:.2f} GiB"
+    return f"{size / 2**20:.1f} MiB" if size >= 1 << 20 else f"{size} bytes"
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_positive(value: object) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 < value < math.inf  # type: ignore[operator]

@@ -1,0 +1,242 @@
+"""What a run leaves to others: what is refused before it starts, and what holds while it runs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from asynckfold import AsyncKFold, InputError, NoRoomError
+from asynckfold.cli import main
+from asynckfold.engines import pool as pools
+from asynckfold.engines.limits import allowed_cores
+from asynckfold.sharing import Sharing, in_bytes, room_problems
+from asynckfold.store import RunStore
+from asynckfold.sweep import Patience
+from tests.toy import Tiny, adam, samples
+
+CORES = len(allowed_cores())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_stays() -> Iterator[None]:
+    yield
+    pools.close_warm()
+
+
+def kfold(root: Path, **settings: Any) -> AsyncKFold:
+    settings = {"verbose": 0, "baseline": None, **settings}
+    return AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, **settings)
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        (0, 0),
+        (0.5, 500),
+        (1, 1000),
+        (1.0, 1000),
+        (2, 2),
+        (3000, 3000),
+        ("0.5", 500),
+        ("50%", 500),
+        ("100 %", 1000),
+        ("7", 7),
+        ("1B", 1),
+        ("2kb", 2000),
+        ("2 KiB", 2048),
+        ("1.5MiB", 3 << 19),
+        ("8GiB", 8 << 30),
+        ("1TB", 10**12),
+    ],
+)
+def test_a_size_is_a_share_or_bytes(value: Any, size: int) -> None:
+    assert in_bytes(value, 1000) == size
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "x", "GiB", "-1", "1e9", "101%", "8 gigs", "nan", -1, -0.5, float("nan"), float("inf"),
+     True, None, [1]],
+)  # fmt: skip
+def test_what_is_no_size(value: Any) -> None:
+    with pytest.raises(ValueError, match="no s"):
+        in_bytes(value, 1000)
+
+
+# What is refused
+
+
+def rules(**settings: Any) -> list[str]:
+    return [str(problem) for problem in Sharing(**settings).problems()]
+
+
+def test_the_defaults_fit_every_machine() -> None:
+    assert rules() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"reserve_cores": -1}, "at least 0: received -1"),
+        ({"reserve_cores": 0.5}, "at least 0: received 0.5"),
+        ({"reserve_cores": True}, "at least 0: received True"),
+        ({"reserve_cores": CORES}, f"at least one core to the run: received {CORES} of the"),
+        ({"max_memory": 0}, "max_memory must leave some memory to the run: received 0 of"),
+        ({"max_memory": "much"}, "max_memory must be a share of the memory up to 1, or bytes"),
+        ({"min_free_memory": None}, "min_free_memory must be a share"),
+        ({"min_free_memory": 1}, "min_free_memory must be less than the memory"),
+        ({"min_free_memory": "900TiB"}, "which is 921600.00 GiB of"),
+        ({"nice": 20}, "from 0 to 19: received 20"),
+        ({"nice": "low"}, "from 0 to 19: received 'low'"),
+        ({"max_wait": 0}, "max_wait must be a number of seconds above 0, or None: received 0"),
+        ({"max_wait": float("nan")}, "max_wait must be"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_with_its_numbers(
+    settings: dict[str, Any], told: str
+) -> None:
+    (rule,) = rules(**settings)
+    assert told in rule
+
+
+def test_all_that_contradicts_is_told_at_once_and_nothing_starts(root: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        kfold(
+            root, reserve_cores=CORES, max_memory=0, min_free_memory=1, nice=-1, max_wait=-1,
+            threads_per_job=CORES + 1,
+        )  # fmt: skip
+    assert len(caught.value.problems) == 6
+    assert not root.exists()
+
+
+def test_reserved_cores_are_no_threads_of_a_job_either(root: Path) -> None:
+    if CORES < 2:
+        pytest.skip("needs two cores, one to reserve")
+    with pytest.raises(InputError, match=f"{CORES} threads on .* less 1 reserved"):
+        kfold(root, reserve_cores=1, threads_per_job=CORES)
+
+
+def test_a_level_without_workers_is_refused(root: Path) -> None:
+    with pytest.raises(InputError, match="parallelize=False starts none"):
+        kfold(root, parallelize=False, nice=5)
+
+
+def test_max_memory_must_be_enough_for_a_job_of_each_model(root: Path) -> None:
+    with pytest.raises(InputError, match=r"received 1 bytes, and .* expected for a job of Tiny"):
+        kfold(root, max_memory="1B")([Tiny], ["step"], adam, {"epochs": 1})
+    assert not root.exists()
+    assert list(room_problems({"A": 7}, None)) == []
+    assert len(list(room_problems({"A": 7, "B": 8, "C": 9}, 7))) == 2
+
+
+# While it runs
+
+
+def test_patience_counts_only_the_time_in_which_it_looked() -> None:
+    patience = Patience(2.0)
+    assert not patience.look(0.0, "")
+    assert patience.look(10.0, "no memory")
+    assert not patience.look(10.5, "no memory")
+    assert not patience.look(5000.0, "no memory")  # this process was stopped
+    assert not patience.look(5000.4, "no memory")
+    assert not patience.look(5001.0, "")
+    assert patience.look(5002.0, "no memory")
+    for now in (5003.0, 5003.9):
+        assert not patience.look(now, "no memory")
+    with pytest.raises(NoRoomError, match=r"nothing could start for 2 s \(max_wait\): no memory"):
+        patience.look(5004.0, "no memory")
+    assert Patience(None).look(1.0, "no memory")
+
+
+class Floor:
+    """A machine that has no room from a moment on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+        from asynckfold.engines import machine
+
+        self.looks, self.after = 0, after
+        monkeypatch.setattr(machine.Machine, "_blocked", self.blocked)
+
+    def blocked(self) -> str:
+        self.looks += 1
+        return "the floor is near" if self.looks > self.after else ""
+
+
+@pytest.mark.parametrize("parallelize", [True, False])
+def test_a_run_without_room_ends_and_is_continued(
+    root: Path, monkeypatch: pytest.MonkeyPatch, parallelize: bool
+) -> None:
+    with monkeypatch.context() as patch:
+        Floor(patch, 2)
+        with pytest.raises(NoRoomError, match="the floor is near"):
+            kfold(root, max_wait=0.3, parallelize=parallelize)(
+                [Tiny], ["step"], adam, {"epochs": 1}
+            )
+    results = kfold(root, parallelize=parallelize)([Tiny], ["step"], adam, {"epochs": 1})
+    assert results.counts["done"] == 2
+
+
+def test_the_command_says_for_what_it_waited_and_how_to_continue(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Floor(monkeypatch, 0)
+    line = ["run", "--data", "digits", "--folds", "2", "--epochs", "1", "--root", str(root)]
+    assert main([*line, "--max-wait", "0.3"]) == NoRoomError.exit_code == 5
+    told = capsys.readouterr().err
+    assert re.search(r"nothing could start for \d s \(max_wait\): the floor is near", told)
+    assert "continue with: asynckfold run --data digits" in told
+
+
+@pytest.mark.skipif(CORES < 2, reason="needs two cores, one to reserve")
+def test_a_run_that_leaves_something_to_others_has_the_same_bits(tmp_path: Path) -> None:
+    train = ([Tiny], ["step", "cosine"], adam, {"epochs": 2})
+    usual = kfold(tmp_path / "usual", threads_per_job=1)(*train)
+    polite = kfold(
+        tmp_path / "polite", threads_per_job=1, reserve_cores=CORES - 1, nice=3, max_memory=0.5
+    )(*train)
+    assert polite.fingerprint == usual.fingerprint
+    with RunStore.read(tmp_path / "polite") as store:
+        spans = sorted((item.started, item.ended) for item in store.attempts())
+    # One core is left: one job after another.
+    assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
+
+
+def test_workers_and_their_sessions_have_the_level_that_was_asked_for() -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    level = min(own + 3, 19)
+    pool = pools.WorkerPool(nice=level)
+    try:
+        worker = pool._start_worker()
+        while not worker.pid:
+            time.sleep(0.01)
+        found = {os.getpriority(os.PRIO_PROCESS, pid) for pid in (pool.server_pid, worker.pid)}
+        group = Path(f"/proc/{worker.pid}/autogroup")
+        sessions = group.read_text().split()[-1] if group.exists() else str(level)
+    finally:
+        pool.close()
+    assert found == {level}
+    assert sessions == str(level)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
+
+
+def test_a_warm_pool_of_another_level_is_not_taken() -> None:
+    pool = pools.take(nice=0)
+    pools.give_back(pool)
+    other = pools.take(nice=19)
+    try:
+        assert other is not pool
+        assert not pool.healthy
+        assert other.nice == 19
+    finally:
+        other.close()
