@@ -236,6 +236,7 @@ class Sweep:
                 if not isinstance(item, Future) or item in self._running:
                     self._take(item)
         with contextlib.suppress(StorageError):
+            self._store.note_waiting(None)
             self._store.interrupt()
             self._acknowledge()
 

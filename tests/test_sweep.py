@@ -394,6 +394,7 @@ def test_ctrl_c_lets_running_jobs_save_themselves(store: RunStore) -> None:
     outcomes = [attempt.outcome for attempt in store.attempts()]
     assert outcomes.count("ok") == 3
     assert outcomes.count("interrupted") >= 1
+    assert store.waiting is None
 
 
 def test_our_own_kill_at_the_end_is_no_verdict_on_a_job(store: RunStore) -> None:

@@ -110,8 +110,9 @@ def make_parser() -> argparse.ArgumentParser:
 def _usage(verb: str) -> str:
     """One line: with all flags, an error message would be lost below its usage."""
     root = "--root DIR" if verb == "run" else "[--root DIR]"
+    what = "--data SOURCE | SWEEP.py" if verb == "run" else "--data SOURCE | SWEEP.py | DIR"
     return (
-        f"asynckfold {verb} (--data SOURCE | SWEEP.py) {root} [--models A,B] [--schedulers A,B] "
+        f"asynckfold {verb} ({what}) {root} [--models A,B] [--schedulers A,B] "
         f"[--folds K] [--epochs N] …\nall flags: asynckfold {verb} --help"
     )
 

@@ -21,14 +21,14 @@ from asynckfold.forecast import Forecast, forecast_of
 from asynckfold.placement import place
 from asynckfold.progress import clock
 from asynckfold.store import RunStore
+from asynckfold.store.layout import DATABASE
 from asynckfold.waiting import gibibytes
 
 
 def plan(parsed: argparse.Namespace, out: Output) -> int:
     """Print what a run would do, after a dry run and probes; or what was decided for one."""
-    folder = Path(parsed.file or "")
-    if parsed.file and folder.is_dir():
-        out_of_run(folder, out)
+    if parsed.file and (Path(parsed.file) / DATABASE).is_file():
+        _of_run(Path(parsed.file), out)
         return 0
     from asynckfold.engines.machine import resolve_n_jobs, watched
 
@@ -54,7 +54,7 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def out_of_run(folder: Path, out: Output) -> None:
+def _of_run(folder: Path, out: Output) -> None:
     """Print what was decided for a run, from its folder alone."""
     with RunStore.read(folder) as store:
         found = forecast_of(store)
