@@ -242,7 +242,7 @@ class Sweep:
             self._take(Remark(None, "waiting", f"nothing can start: {_obstacle(load)}"))
         if placed:
             self._told_shortage = False
-        elif not self._told_shortage:
+        elif running and not self._told_shortage:
             self._tell_shortage(pending, running, load)
         return placed
 
@@ -271,9 +271,8 @@ class Sweep:
         if place(pending, running, replace(load, free_memory=sys.maxsize, blocked="")):
             left = load.free_memory - sum(placement.memory for placement in running)
             self._told_shortage = True
-            self._take(
-                Remark(None, "memory", f"jobs wait for memory: {_mebibytes(left)} are left to them")
-            )
+            text = load.blocked or f"{_mebibytes(left)} are left to them"
+            self._take(Remark(None, "memory", f"jobs wait for memory: {text}"))
 
     def _attempt(self, placement: Placement) -> tuple[Placement, list[Task]]:
         """Number the attempts: durable before a worker hears of them."""
