@@ -64,8 +64,8 @@ class Pulse:
 
     @property
     def paused(self) -> bool:
-        """Whether the worker pauses."""
-        return bool(self._word[_PAUSED])
+        """Whether the worker pauses as it is asked to; no longer once it is asked to go on."""
+        return bool(self._word[_ASKED] and self._word[_PAUSED])
 
     def rest(self, stop: Callable[[], bool]) -> None:
         """Pause, in the worker, for as long as that is asked for and it is not asked to stop."""

@@ -282,7 +282,7 @@ class Sweep:
             self._store.note_waiting(waiting)
         if placed:
             self._told_shortage = False
-        elif not self._told_shortage:
+        elif self._running and not self._told_shortage:
             self._tell_shortage(obstacles)
 
     def _make_room(self, load: Load) -> None:

@@ -83,6 +83,8 @@ def obstacle(request: Request, running: Bookings, load: Load) -> Obstacle:
     >>> obstacle(Request("c", 1.0), Bookings(running), Load((0, 1, 2), (0, 1), 1)).text
     'neighbours on core 2'
     """
+    if load.blocked:
+        return Obstacle("memory", f"memory: {load.blocked}")
     if running.alone:
         return Obstacle("alone", "the end of a job that runs alone")
     if request.alone:

@@ -44,7 +44,8 @@ def yielded(
     load : Load
         The machine now.
     fixed : collection of int
-        Cores of what cannot be moved now, because it is just about to start.
+        Cores of what cannot be moved now, because it is just about to start; it may still fail to,
+        so that it does not count as going on.
 
     Examples
     --------
@@ -73,7 +74,7 @@ def yielded(
             continue
         found[key] = tuple(wanted)
         free = [core for core in free if core not in wanted]
-    if not (calm or fixed or found) and left:
+    if not (calm or found) and left:
         first = left.pop(0)
         found |= {first: running[first].cores} if running[first].paused else {}
     return found | {key: () for key in left if not running[key].paused}

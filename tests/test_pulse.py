@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import timeit
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,6 +39,28 @@ def test_another_mapping_sees_the_word_of_its_worker_only() -> None:
     here[7].beat()
     assert [there[worker].value for worker in (6, 7, 8)] == [0, 4, 0]
     assert there[7 + Pulses.COUNT].value == 4
+
+
+def test_a_worker_rests_while_it_is_asked_to_and_not_when_it_is_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pulse, seen = Pulse(), list[bool]()
+    pulse.rest(lambda: False)
+
+    def sleep(seconds: float) -> None:
+        seen.append(pulse.paused)
+        pulse.ask(len(seen) < 3)
+        assert pulse.paused is (len(seen) < 3)
+
+    monkeypatch.setattr("asynckfold.pulse.time.sleep", sleep)
+    pulse.ask(True)
+    pulse.rest(lambda: False)
+    assert seen == [True] * 3
+    pulse.ask(True)
+    pulse.rest(lambda: True)
+    assert len(seen) == 3
+    assert not pulse.paused
+    assert pulse.value == 0  # no sign of life is made up
 
 
 def test_a_forked_process_is_seen() -> None:

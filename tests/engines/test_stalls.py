@@ -53,6 +53,17 @@ def test_one_that_makes_progress_in_time_is_never_touched(
         assert rule.look(now, {"a": pulse.value}) == []
 
 
+@given(Timeouts, st.floats(0, 5000))
+def test_the_time_of_a_pause_does_not_count(timeout: float, pause: float) -> None:
+    rule, now = Stalls[str](timeout), 0.0
+    assert rule.look(now, {"a": 2}) == []
+    while now < pause:
+        now += 1.0
+        assert rule.look(now, {"a": 2}, {"a"}) == []
+    (first, _), *_ = looks(rule, {"a": 2}, now + TICK, now + timeout + 2)
+    assert timeout <= first - now <= timeout + 2 * TICK
+
+
 @given(Timeouts)
 def test_aside_it_has_ten_times_as_long(timeout: float) -> None:
     rule = Stalls[str](timeout)
