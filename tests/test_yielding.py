@@ -335,10 +335,24 @@ def test_a_run_that_cannot_yield_is_refused(root: Path) -> None:
             AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, **given_settings)
 
 
+class Waits(Tiny):
+    """Goes on after its fourth batch once somebody was asked to pause; a dry run takes two."""
+
+    def __init__(self, marker: Path) -> None:
+        super().__init__()
+        self.marker, self.steps = marker, 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.steps += self.training
+        if self.steps > 4:
+            wait_for(self.marker.exists)
+        return super().forward(inputs)
+
+
 class Visitor:
     """Comes to the last core when two jobs run, and leaves when one of them paused for a while."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, marker: Path) -> None:
         self.looks_beside, self.came, self.paused = 0, False, False
         load, shift = Machine.load, ProcessEngine.shift
 
@@ -348,8 +362,9 @@ class Visitor:
             return load(machine, n_jobs, running, own, **rest)
 
         def shifted(engine: ProcessEngine, future: Any, cores: Sequence[int]) -> None:
-            self.paused = self.paused or not cores
             shift(engine, future, cores)
+            self.paused = self.paused or not cores
+            marker.touch()
 
         monkeypatch.setattr(Machine, "load", seen)
         monkeypatch.setattr(Machine, "_left", lambda machine: self.cores())
@@ -390,10 +405,13 @@ needs_two_cores = pytest.mark.skipif(
 def test_a_run_in_which_a_job_paused_has_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    marker = tmp_path / "paused"
     with monkeypatch.context() as patch:
-        Visitor(patch)
-        polite = train(tmp_path / "polite", Slow, 25, yield_to_others=True, n_jobs=2)
-    usual = train(tmp_path / "usual", Slow, 25, n_jobs=2)
+        Visitor(patch, marker)
+        polite = train(
+            tmp_path / "polite", lambda: Waits(marker), 3, yield_to_others=True, n_jobs=2
+        )
+    usual = train(tmp_path / "usual", lambda: Waits(marker), 3, n_jobs=2)
     assert shifts_in(tmp_path / "polite") == ["paused", "resumed"]
     assert shifts_in(tmp_path / "usual") == []
     assert polite.fingerprint == usual.fingerprint
