@@ -10,7 +10,7 @@ from itertools import cycle
 from tests.leftovers import descendants, is_server, parent_of
 
 MOMENTS = ("spawn", "train", "checkpoint", "commit", "report", "shutdown")
-"""Phases that are short beside the start: a kill at any time hits them seldom, so most are aimed."""
+"""Phases that are short beside the start: a kill at any time hits them seldom."""
 
 AIMED, OF = 3, 5
 """So many of so many kills are aimed at moments."""
