@@ -80,11 +80,16 @@ class Session:
         with rehearsal.hall(self._software, self._before()) as found:
             known = len(self.store.plan.jobs) if self.store.has_plan else 0
             draft, facts, threads = found.work.plan, found.work.facts, found.choice
+            given = self.settings.about
             self.store.begin(
                 replace(draft, recipe=facts.recipe).with_threads(threads.threads),
                 found.work.folds,
                 found.data.targets,
-                {**_about(self.machine), **self.settings.about, "decision": threads.to_dict()},
+                {
+                    **_about(self.machine, given.get("cli", ())),
+                    **given,
+                    "decision": threads.to_dict(),
+                },
                 free=("threads_per_job", "threads")
                 if self.settings.allow_different_software
                 else (),
@@ -635,10 +640,12 @@ def _joined(parts: list[Facts]) -> Facts:
     )
 
 
-def _about(machine: Machine) -> dict[str, Any]:
+def _about(machine: Machine, words: Sequence[str]) -> dict[str, Any]:
+    """What is recorded of machine and command; a script's own arguments may be secrets."""
+    script = [Path(name).name for name in sys.argv[:1]] + ["..."] * bool(sys.argv[1:])
     return {
         "machine": machine.describe(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
+        "command": ["asynckfold", *words] if words else script,
     }
 
 

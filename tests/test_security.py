@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -178,9 +179,13 @@ DOCUMENTED = re.compile(
 )
 
 
-def test_a_run_listens_nowhere_and_leaves_only_what_is_documented(root: Path) -> None:
+def test_a_run_listens_nowhere_leaves_only_what_is_documented_and_tells_no_secret(
+    root: Path,
+) -> None:
     looks = 0
-    with subprocess.Popen([sys.executable, "-c", RUN, root], cwd=PACKAGE.parent) as script:
+    command = [sys.executable, "-c", RUN, root, "--token=canary-argument"]
+    secret = {**os.environ, "X_TOKEN": "canary-variable"}
+    with subprocess.Popen(command, cwd=PACKAGE.parent, env=secret) as script:
         while script.poll() is None:
             open_ports = listening()
             for pid in [script.pid, *descendants(script.pid)]:
@@ -191,5 +196,8 @@ def test_a_run_listens_nowhere_and_leaves_only_what_is_documented(root: Path) ->
     assert looks > 5
     names = {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
     assert {name for name in names if not DOCUMENTED.fullmatch(name)} == set()
+    files = [path for path in root.rglob("*") if path.is_file()]
+    assert [path for path in files if b"canary" in path.read_bytes()] == []
     with RunStore.read(root) as store:
+        assert store.about["command"] == ["-c", "..."]
         assert store.counts()["done"] == 2
