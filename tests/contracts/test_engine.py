@@ -109,7 +109,7 @@ def test_what_user_code_raises_is_a_result(make: Make) -> None:
         answer = engine.submit(place(bundle), [task(bundle.plan.jobs[0])]).result(60)
     (result,) = answer.results
     assert result.status == FAILED
-    assert result.error == "ZeroDivisionError: on purpose"
+    assert result.error == "ZeroDivisionError: on purpose (epoch 1, batch 1 of 4)"
     assert "in forward" in result.traceback
 
 
