@@ -17,7 +17,7 @@ from asynckfold.interruption import listening
 from asynckfold.plan import Plan
 from asynckfold.progress import Display
 from asynckfold.report.summary import read_results
-from asynckfold.result import DONE, CVResults
+from asynckfold.result import DONE, CVResults, cause
 from asynckfold.session import (
     Session,
     folds_of,
@@ -360,7 +360,7 @@ def failure_lines(results: CVResults) -> Iterator[str]:
     grouped: dict[str, list[str]] = {}
     for item in results.results.values():
         if item.status != DONE:
-            grouped.setdefault(item.error, []).append(item.job_id)
+            grouped.setdefault(cause(item.error), []).append(item.job_id)
     for error, names in grouped.items():
         more = ", …" if len(names) > 3 else ""
         yield f"  {len(names)} × {error} ({', '.join(names[:3])}{more})"

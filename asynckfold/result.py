@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -133,6 +134,18 @@ def _array_digest(array: npt.NDArray[Any]) -> str:
 def fingerprint(digests: Mapping[str, str]) -> str:
     """Return one hash for all jobs' canonical results; `digests` maps job id to `Result.digest`."""
     return hashlib.sha256(json.dumps(dict(sorted(digests.items()))).encode()).hexdigest()
+
+
+_PLACE = re.compile(r" \(epoch \d+, (batch \d+ of \d+|end of the epoch)\)")
+
+
+def cause(error: str) -> str:
+    """Return an error without the epoch and batch in which it was raised: equal ones are one.
+
+    >>> cause("ValueError: bad (epoch 2, batch 1 of 4)")
+    'ValueError: bad'
+    """
+    return _PLACE.sub("", error)
 
 
 NEIGHBOUR_CORES = 0.2

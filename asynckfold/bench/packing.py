@@ -14,13 +14,14 @@ promises: checkpoints and results on the disk.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -201,21 +202,19 @@ class _Sweep:
 
     def at_once(self, threads: int) -> Outcome:
         """Train each fold in a process of its own, all at the same time."""
-        context = multiprocessing.get_context("spawn")
-        barrier = context.Barrier(len(self.folds) + 1)
-        answers = context.SimpleQueue()
-        processes = [
-            context.Process(target=_alone, args=(self.work, index, threads, barrier, answers))
-            for index in range(len(self.folds))
-        ]
-        for process in processes:
-            process.start()
-        barrier.wait()
-        started = time.perf_counter()
-        found = [answers.get() for _ in processes]
-        seconds = time.perf_counter() - started
-        for process in processes:
-            process.join()
+        with ExitStack() as stack:
+            processes = [
+                stack.enter_context(_started(self.work, fold, threads))
+                for fold in range(len(self.folds))
+            ]
+            for process in processes:
+                process.stdout.readline()
+            started = time.perf_counter()
+            for process in processes:
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            found = [float(process.stdout.readline()) for process in processes]
+            seconds = time.perf_counter() - started
         return Outcome(seconds, float(np.mean(found)))
 
     def asynckfold(self) -> Outcome:
@@ -285,9 +284,30 @@ def _from_loader(
     return DataLoader(subset, size, shuffle=shuffle)
 
 
-def _alone(work: Work, index: int, threads: int, barrier: Barrier, answers: Any) -> None:
-    """One fold in a process of its own."""
+def _started(work: Work, fold: int, threads: int) -> Any:
+    """Start a process that trains one fold as soon as it is told to."""
+    maker = work.model
+    lines = (
+        f"from {__name__} import Work, alone",
+        f"from {maker.__module__} import {maker.__qualname__} as model",
+        f"work = Work({work.name!r}, model, {work.shape}, {work.samples}, {work.epochs})",
+        f"alone(work, {fold}, {threads})",
+    )
+    command = [sys.executable, "-c", "\n".join(lines)]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="ascii"
+    )
+
+
+def alone(work: Work, fold: int, threads: int) -> None:
+    """Train one fold, in a process of its own: ready, wait, train, tell the accuracy."""
     torch.set_num_threads(threads)
     sweep = _Sweep(work)
-    barrier.wait()
-    answers.put(sweep.train(sweep.folds[index], _from_memory))
+    _tell("ready")
+    sys.stdin.readline()
+    _tell(str(sweep.train(sweep.folds[fold], _from_memory)))
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

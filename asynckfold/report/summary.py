@@ -22,7 +22,7 @@ from asynckfold.packing import Packing, packing_of
 from asynckfold.paired import Lead, confidence_interval, train_valid_ratio
 from asynckfold.plan import Job, Plan
 from asynckfold.report.text import TEXT_LIMIT, clean, flat, plain_data
-from asynckfold.result import DONE, Candidate, CVResults, Epoch, Result, job_by_id, rank
+from asynckfold.result import DONE, Candidate, CVResults, Epoch, Result, cause, job_by_id, rank
 from asynckfold.store import Attempt, Placed, RunStore, Sample
 
 USE_POINTS = 400
@@ -584,7 +584,7 @@ def _failures(plan: Plan, results: Mapping[str, Result]) -> tuple[FailureGroup, 
     for job in plan.jobs:
         result = results.get(job.id)
         if result is not None and result.status != DONE:
-            groups.setdefault((result.status, result.error), []).append((job, result))
+            groups.setdefault((result.status, cause(result.error)), []).append((job, result))
     found = [
         FailureGroup(
             status,
