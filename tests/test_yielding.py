@@ -421,7 +421,12 @@ def test_a_run_in_which_a_job_paused_has_the_same_bits(
 @pytest.mark.usefixtures("quiet_machine", "no_worker_stays")
 def test_a_job_pauses_for_a_busy_process_and_goes_on_when_it_ends(tmp_path: Path) -> None:
     core = max(os.sched_getaffinity(0))
-    code = f"import time\ntime.sleep(4)\nend = time.monotonic() + 4\n{HOG % core}"
+    # Others come when both jobs have trained for two seconds: how long a start takes, nobody knows.
+    logs = str(tmp_path / "polite" / "model" / "constant" / "fold-*" / "log.txt")
+    code = (
+        f"import glob, time\nwhile len(glob.glob({logs!r})) < 2: time.sleep(0.1)\n"
+        f"time.sleep(2)\nend = time.monotonic() + 6\n{HOG % core}"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code.replace("while True", "while time.monotonic() < end")],
         stdout=subprocess.DEVNULL,

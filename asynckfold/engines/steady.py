@@ -2,31 +2,30 @@
 
 ::
 
-    others come to some cores ──► left to them at once ┐ each once a minute: whoever comes and
+    others come to some cores ──► left to them at once ┐ two changes a minute: whoever comes and
     others go from some cores ──► taken back at once ──┘ goes moves nothing more often than that
 
-Load that comes and goes would otherwise start, hold, move and pause jobs at its own pace. Between
-two changes of one kind the cores stay as they are, all of them: others who wander from core to core
-find the core that was left to them.
+Load that comes and goes would otherwise start, hold, move and pause jobs at its own pace. After the
+second change the cores stay as they are, all of them, until the first is a minute old.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-LEAST_SECONDS = 60.0
-"""Between two changes of one kind. A neighbour who stays is heeded for all the time that follows;
-one who comes again and again costs no more than two changes a minute."""
+WINDOW_SECONDS = 60.0
+"""A neighbour who stays is heeded for all the time that follows; one who comes again and again
+costs no more than `MOST_CHANGES` in so many seconds."""
+
+MOST_CHANGES = 2
 
 
 @dataclass(frozen=True)
 class Mind:
-    """Which cores are left to others, and when some were last left to them and taken back."""
+    """Which cores are left to others, and when that was changed lately."""
 
     busy: frozenset[int]
-    left_at: float = -math.inf
-    taken_at: float = -math.inf
+    changes: tuple[float, ...] = ()
 
 
 def reconsider(mind: Mind | None, busy: frozenset[int], now: float) -> Mind:
@@ -53,9 +52,7 @@ def reconsider(mind: Mind | None, busy: frozenset[int], now: float) -> Mind:
     """
     if mind is None:
         return Mind(busy)
-    cores, left_at, taken_at = mind.busy, mind.left_at, mind.taken_at
-    if not busy <= cores and now - left_at >= LEAST_SECONDS:
-        cores, left_at = cores | busy, now
-    if not cores <= busy and now - taken_at >= LEAST_SECONDS:
-        cores, taken_at = cores & busy, now
-    return Mind(cores, left_at, taken_at)
+    lately = tuple(moment for moment in mind.changes if now - moment < WINDOW_SECONDS)
+    if busy == mind.busy or len(lately) == MOST_CHANGES:
+        return Mind(mind.busy, lately)
+    return Mind(busy, (*lately, now))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asynckfold.engines.limits import Host
 from asynckfold.engines.machine import Machine
-from asynckfold.engines.steady import LEAST_SECONDS, Mind, reconsider
+from asynckfold.engines.steady import WINDOW_SECONDS, Mind, reconsider
 from tests.engines.test_machine import FakeMachine
 
 CORES = 3
@@ -52,7 +52,7 @@ waves = st.lists(
 
 def most_in_a_minute(moments: list[float]) -> int:
     return max(
-        (sum(first <= moment < first + LEAST_SECONDS for moment in moments) for first in moments),
+        (sum(first <= moment < first + WINDOW_SECONDS for moment in moments) for first in moments),
         default=0,
     )
 
