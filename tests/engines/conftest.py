@@ -1,3 +1,3 @@
-"""The servers here break os.fork and more when they are imported: no doctest is looked for there."""
+"""The servers here break os.fork when they are imported: no doctest is looked for there."""
 
 collect_ignore = ["servers"]
