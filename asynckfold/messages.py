@@ -68,6 +68,13 @@ class CheckpointWritten:
 
 
 @dataclass(frozen=True)
+class JobEnded:
+    """One of several jobs that are trained as one has its result before the others."""
+
+    result: Result
+
+
+@dataclass(frozen=True)
 class Remark:
     """Something for the log of the run."""
 
@@ -76,7 +83,7 @@ class Remark:
     text: str
 
 
-News = Started | Progress | EpochEnded | CheckpointWritten | Remark
+News = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Remark
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from asynckfold.engines.engine import Answer, Engine
@@ -31,6 +31,7 @@ from asynckfold.interruption import Interruption
 from asynckfold.messages import (
     CheckpointWritten,
     EpochEnded,
+    JobEnded,
     News,
     Remark,
     Setback,
@@ -77,11 +78,12 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class _Start:
-    """A placement that runs, its tasks, and when it started in run seconds."""
+    """A placement that runs, its tasks, when it started in run seconds, and jobs that ended."""
 
     placement: Placement
     tasks: list[Task]
     at: float
+    ended: set[str] = field(default_factory=set)
 
 
 class Sweep:
@@ -284,6 +286,8 @@ class Sweep:
             self._store.epoch(item.job_id, item.attempt, item.epoch)
         elif isinstance(item, CheckpointWritten):
             self._outdated += self._store.checkpoint(item.ref)
+        elif isinstance(item, JobEnded):
+            self._end_early(item.result)
         elif isinstance(item, Remark):
             self._store.event(item.kind, item.text, item.job_id)
         self._watch.heard(item)
@@ -294,9 +298,10 @@ class Sweep:
         if error is None:
             answer = future.result()
             for task, found in zip(start.tasks, answer.results, strict=True):
-                self._take_result(task, found, start, answer)
+                if task.job.id not in start.ended:
+                    self._take_result(task, found, start, answer)
             return
-        for task in start.tasks:
+        for task in (task for task in start.tasks if task.job.id not in start.ended):
             if isinstance(error, WorkerDiedError):
                 result = _failed(task, str(error), str(error))
                 self._set_back(task, error.outcome, result, start, error.pid, error.peak_memory)
@@ -307,6 +312,14 @@ class Sweep:
                     self._store.end_attempt(task.job.id, task.attempt, "io", error=str(error))
         if not isinstance(error, (WorkerDiedError, UnpackError)):
             raise error
+
+    def _end_early(self, result: Result) -> None:
+        """Record what one of several jobs came to that are trained as one; the others go on."""
+        for start in self._running.values():
+            ended = [task for task in start.tasks if task.job.id == result.job_id]
+            if ended:
+                self._record(result, start, result.pid, result.peak_memory)
+                start.ended.add(result.job_id)
 
     def _take_result(self, task: Task, found: Any, start: _Start, answer: Answer) -> None:
         if found is None:

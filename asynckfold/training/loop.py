@@ -299,13 +299,12 @@ class Training:
         """Return the state of the generators."""
         return seeding.state()
 
-    def continue_from(self, tree: dict[str, Any]) -> None:
-        """Take up a tree that `tree` returned."""
+    def check(self, tree: dict[str, Any]) -> None:
+        """Refuse a tree that `tree` returned for another job or plan."""
         if tree["job"] != self.task.job.id:
             raise StoreCorruptError(f"a checkpoint of {tree['job']} stands for {self.task.job.id}")
         if tree["plan"] != self.bundle.plan.fingerprint:
             raise StoreCorruptError(f"a checkpoint of {tree['job']} comes from another plan")
-        self.take_up(tree)
 
     def take_up(self, tree: dict[str, Any]) -> None:
         """Put everything where a tree says it was."""
@@ -374,9 +373,7 @@ def build(
     """Seed everything and make the live objects of a job, before its first step."""
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
     fold = bundle.fold_of(job)
-    seeding.seed_all(job.seed)
-    model = recipe.models[job.model]().to(device)
-    optimizer = recipe.opt_fn(model)
+    model, optimizer = begun(bundle, job, device)
     schedule, train_part, steer = schedule_of(bundle, job, model, optimizer, fold.train)
     criterion = copy.deepcopy(recipe.criterion)
     if isinstance(criterion, nn.Module):
@@ -398,6 +395,15 @@ def build(
         pulse,
         plan.params.clip_grad_norm,
     )
+
+
+def begun(
+    bundle: Bundle, job: Job, device: torch.device
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Seed everything, and return the model and the optimizer of a job."""
+    seeding.seed_all(job.seed)
+    model = bundle.recipe.models[job.model]().to(device)
+    return model, bundle.recipe.opt_fn(model)
 
 
 def schedule_of(
@@ -454,7 +460,9 @@ def _restore(training: Training, report: Report) -> None:
     for position, ref in enumerate(refs, 1):
         try:
             root = training.bundle.root
-            training.continue_from(checkpoint.load(root / ref.file, ref.sha256, root))
+            tree = checkpoint.load(root / ref.file, ref.sha256, root)
+            training.check(tree)
+            training.take_up(tree)
         except StoreCorruptError as error:
             instead = "an older one is used" if position < len(refs) else "the job starts anew"
             report(Remark(training.task.job.id, "damage", f"{error}; {instead}"))
