@@ -5,7 +5,8 @@ turns; nothing here asserts a speed.
 """
 
 from asynckfold.bench.checkpoints import checkpoint_table
+from asynckfold.bench.fusion import fusion_table
 from asynckfold.bench.place import place_table
 from asynckfold.bench.table import BenchTable
 
-__all__ = ["BenchTable", "checkpoint_table", "place_table"]
+__all__ = ["BenchTable", "checkpoint_table", "fusion_table", "place_table"]

@@ -287,6 +287,8 @@ def _bench_table(subject: str, quick: bool) -> BenchTable:
 
     if subject == "place":
         return bench.place_table((100, 1_000, 10_000)) if quick else bench.place_table()
+    if subject == "fusion":
+        return bench.fusion_table(seconds=1.0) if quick else bench.fusion_table()
     return bench.checkpoint_table(epoch_seconds=0.5) if quick else bench.checkpoint_table()
 
 

@@ -77,9 +77,9 @@ def make_parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("bench", help=text, description=_sentence(text), epilog=EXIT_CODES)
     verb.add_argument(
         "subject",
-        choices=("checkpoints", "place"),
-        help="checkpoints: their share of a run's time; place: the time of a decision, by the "
-        "number of pending jobs",
+        choices=("checkpoints", "fusion", "place"),
+        help="checkpoints: their share of a run's time; fusion: a step of several jobs as one "
+        "against one after another; place: the time of a decision, by the number of pending jobs",
     )
     verb.add_argument("--quick", action="store_true", help="seconds instead of minutes; rough")
     verb.add_argument("--save", metavar="FILE.md", help="write the table as a page, too")
