@@ -7,9 +7,10 @@ placements, and a simulator can drive the very same function.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -90,6 +91,10 @@ class Request:
     jobs_per_gpu : int
         How many jobs may be on its GPU at once, itself included. One by default: several processes
         on one GPU were measured slower than one after another.
+    jobs : tuple of str
+        All jobs that it asks a place for, where that is not just one; `job_id` then only names it.
+    trainer : str
+        Which trainer runs them.
     """
 
     job_id: str
@@ -100,6 +105,8 @@ class Request:
     alone: bool = False
     gpu_memory: int = 0
     jobs_per_gpu: int = 1
+    jobs: tuple[str, ...] = ()
+    trainer: str = "plain"
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,26 @@ _Key = TypeVar("_Key")
 
 _Rank = tuple[float, str]
 """Where a request stands in its queue: -seconds, job id."""
+
+
+def fused(name: str, requests: Sequence[Request]) -> Request:
+    """Return the request of jobs that are trained as one: the seconds and the memory of all.
+
+    Examples
+    --------
+    >>> found = fused("a", [Request("a", 2.0, memory=3), Request("b", 1.0, memory=4)])
+    >>> found.jobs, found.seconds, found.memory, found.trainer
+    (('a', 'b'), 3.0, 7, 'fused')
+    """
+    return replace(
+        requests[0],
+        job_id=name,
+        seconds=math.fsum(request.seconds for request in requests),
+        memory=sum(request.memory for request in requests),
+        alone=any(request.alone for request in requests),
+        jobs=tuple(request.job_id for request in requests),
+        trainer="fused",
+    )
 
 
 class _Queue:
@@ -539,11 +566,12 @@ def _force(backlog: Backlog, load: Load) -> list[Placement]:
 
 def _placed(request: Request, cores: Sequence[int], gpu: Gpu | None) -> Placement:
     return Placement(
-        (request.job_id,),
+        request.jobs or (request.job_id,),
         tuple(cores[: request.threads]),
         request.threads,
         None if gpu is None else gpu.index,
         request.memory,
+        request.trainer,
         alone=request.alone,
         gpu_memory=request.gpu_memory,
         jobs_per_gpu=request.jobs_per_gpu,

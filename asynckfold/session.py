@@ -31,6 +31,7 @@ from asynckfold.errors import (
 )
 from asynckfold.files import make_folders, slug, write_whole
 from asynckfold.folds import Fold
+from asynckfold.fusing import Grouping, grouped
 from asynckfold.identity import THREADS, differences
 from asynckfold.interruption import Interruption
 from asynckfold.messages import Facts
@@ -94,8 +95,10 @@ class Session:
                 known = len(self.store.plan.jobs) if self.store.has_plan else 0
                 work = choice.Sweep(draft, folds, facts, make.allotted, _identity(machine))
                 threads = self._choose(make, bundle, work)
+                plan = replace(draft, recipe=facts.recipe).with_threads(threads.threads)
+                groups = self._group(plan, facts, make.allotted)
                 self.store.begin(
-                    replace(draft, recipe=facts.recipe).with_threads(threads.threads),
+                    replace(plan, groups=groups.groups),
                     folds,
                     data.targets,
                     {**_about(machine), **settings.about, "decision": threads.to_dict()},
@@ -103,7 +106,7 @@ class Session:
                     if settings.allow_different_software
                     else (),
                 )
-                self._log(data, facts, threads)
+                self._log(data, facts, threads, groups)
                 if known and len(draft.jobs) > known:
                     text = f"{len(draft.jobs) - known} jobs were added to the plan"
                     self.store.event("plan", text)
@@ -160,6 +163,7 @@ class Session:
             root,
             default_dtype=dtype.removeprefix("torch."),
             deterministic=torch.get_deterministic_debug_mode(),
+            fuse=self.settings.fuse,
         )
 
     def _preflight(self, make: _Engines, bundle: Any) -> Facts:
@@ -204,7 +208,15 @@ class Session:
             self.display.doing("deciding the threads of each model")
             return choice.chosen(work, settings.threads, before, other, prober, cache.folder())
 
-    def _log(self, data: Prepared, facts: Facts, threads: Choice) -> None:
+    def _group(self, plan: Plan, facts: Facts, cores: int) -> Grouping:
+        """Decide which jobs are trained as one; a run that has a plan keeps its groups."""
+        settings = self.settings
+        before = self.store.plan if self.store.has_plan else None
+        if before is None and settings.plan_from is not None:
+            before = _plan_of(settings.plan_from)
+        return grouped(plan, settings.fuse, facts.fusible, cores, before)
+
+    def _log(self, data: Prepared, facts: Facts, threads: Choice, groups: Grouping) -> None:
         for note in (*self.store.notes, *data.notes, *self.notes):
             self.store.event("note", note)
             self.display.note(note)
@@ -214,7 +226,8 @@ class Session:
         failed = {
             model: trace.strip().splitlines()[-1] for model, trace in threads.failures.items()
         }
-        for kind, texts in (("probe", failed), ("decision", threads.why)):
+        why = {model: f"{text}; {groups.why[model]}" for model, text in threads.why.items()}
+        for kind, texts in (("probe", failed), ("decision", why)):
             for text in (f"{model}: {sentence}" for model, sentence in texts.items()):
                 if text not in told:
                     self.store.event(kind, text)
@@ -540,6 +553,7 @@ def _joined(parts: list[Facts]) -> Facts:
         tuple(problem for part in parts for problem in part.problems),
         {name: value for part in parts for name, value in part.failures.items()},
         {name: value for part in parts for name, value in part.flops.items()},
+        {name: value for part in parts for name, value in part.fusible.items()},
     )
 
 

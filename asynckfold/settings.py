@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asynckfold import fusing
 from asynckfold.engines.limits import allowed_cores
 from asynckfold.engines.machine import resolve_n_jobs
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.folds import Fold, make_folds
+from asynckfold.fusing import Fuse
 from asynckfold.plan import TrainerParams
 from asynckfold.recipe import Recipe, named_lr_schedules, named_models, sending_problems
 from asynckfold.store.lock import shared_problems
@@ -70,6 +72,7 @@ class Settings:
     allow_different_software: bool = False
     plan_from: Path | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    fuse: Fuse = False
 
     @property
     def wants_classes(self) -> bool | None:
@@ -114,6 +117,7 @@ class Settings:
         yield from self._core_problems()
         yield from _stall_problems(self.stall_timeout)
         yield from self._plan_from_problems()
+        yield from (Problem(*problem) for problem in fusing.problems(self.fuse))
 
     def _word_problems(self) -> Iterator[Problem]:
         choices = {"baseline": BASELINES, "resume": RESUMES}

@@ -38,7 +38,7 @@ from asynckfold.messages import (
     Started,
     Task,
 )
-from asynckfold.placement import Load, Placement, Request, place
+from asynckfold.placement import Load, Placement, Request, fused, place
 from asynckfold.result import FAILED, Result, job_by_id
 from asynckfold.retries import decide
 from asynckfold.store import RunStore
@@ -128,9 +128,11 @@ class Sweep:
         self._signals = signals or Interruption()
         self._clock = clock
         self._jobs = job_by_id(store.plan)
-        self._requests = dict(requests)
         finished = store.finished()
-        self._pending = {name: requests[name] for name in self._jobs if name not in finished}
+        self._requests = dict(requests)
+        self._groups = {name: group for group in store.plan.groups for name in group}
+        self._left = {name: None for name in self._jobs if name not in finished}
+        self._pending = {unit: self._request(unit) for unit in map(self._unit, self._left)}
         self._waiting: dict[str, float] = {}
         self._running: dict[Future[Answer], _Start] = {}
         self._history: dict[str, list[str]] = {}
@@ -199,7 +201,18 @@ class Sweep:
         now = self._clock()
         for name in [name for name, due in self._waiting.items() if due <= now]:
             del self._waiting[name]
-            self._pending[name] = self._requests[name]
+            self._pending[name] = self._request(name)
+
+    def _unit(self, job_id: str) -> str:
+        """Name what is placed as one: a group by its first job."""
+        return self._groups.get(job_id, (job_id,))[0]
+
+    def _request(self, unit: str) -> Request:
+        """Ask a place for a job, or for those of a group that have no result yet."""
+        if unit not in self._groups:
+            return self._requests[unit]
+        left = [name for name in self._groups[unit] if name in self._left]
+        return fused(unit, [self._requests[name] for name in left])
 
     def _placements(self) -> list[Placement]:
         running = [start.placement for start in self._running.values()]
@@ -228,8 +241,8 @@ class Sweep:
     def _attempt(self, placement: Placement) -> tuple[Placement, list[Task]]:
         """Number the attempts: durable before a worker hears of them."""
         tasks = []
+        request = self._pending.pop(self._unit(placement.jobs[0]))
         for name in placement.jobs:
-            request = self._pending.pop(name)
             number = self._store.start_attempt(
                 name, placement.cores, placement.threads, _device(placement), request.seconds
             )
@@ -326,7 +339,8 @@ class Sweep:
             self._store.end_attempt(task.job.id, task.attempt, "interrupted", pid=answer.pid)
             if not self._leaving:
                 # Somebody else's SIGTERM: nothing failed, and the job goes on from where it is.
-                self._pending[task.job.id] = self._requests[task.job.id]
+                unit = self._unit(task.job.id)
+                self._pending[unit] = self._request(unit)
         elif isinstance(found, Setback):
             self._set_back(task, found.outcome, found.result, start, answer.pid, answer.peak_memory)
         else:
@@ -343,6 +357,7 @@ class Sweep:
             started=start.at,
             ended=self._store.now(),
         )
+        self._left.pop(result.job_id, None)
         if self._store.record(complete):
             self._recorded.append(complete)
 
@@ -362,7 +377,7 @@ class Sweep:
         if retry is not None:
             self._store.end_attempt(name, number, outcome, pid=pid, error=result.error)
             self._requests[name] = replace(self._requests[name], alone=retry.alone)
-            self._waiting[name] = self._clock() + retry.after_s
+            self._waiting[self._unit(name)] = self._clock() + retry.after_s
             when = "alone on the machine" if retry.alone else f"in {retry.after_s:g} s"
             kind = "oom_retry" if outcome == "oom" else outcome
             self._take(Remark(name, kind, f"{told}; tried again {when}"))

@@ -230,7 +230,16 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
         + _default("threads_per_job"),
     )
     group.add_argument(
-        "--plan-from", metavar="DIR", help="take the threads of each model from another run"
+        "--fuse",
+        type=_fuse,
+        metavar="F",
+        help="train jobs of one model as one: auto, yes, no, or how many; changes bits, so part of "
+        "the plan" + _default("fuse"),
+    )
+    group.add_argument(
+        "--plan-from",
+        metavar="DIR",
+        help="take the threads of each model and the groups of jobs from another run",
     )
     group.add_argument(
         "--devices",
@@ -308,6 +317,18 @@ def _jobs(text: str) -> int | str:
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"must be auto or a whole number, received {text!r}"
+        ) from None
+
+
+def _fuse(text: str) -> bool | int | str:
+    words: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False}
+    if text in words:
+        return words[text]
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be auto, yes, no or a whole number, received {text!r}"
         ) from None
 
 
