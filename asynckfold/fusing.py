@@ -47,7 +47,10 @@ MOST_JOBS = 10
 """Jobs of a group at most: ten were little faster a job than five, and lose more together."""
 
 LEAST_JOBS = 3
-"""Where no group would have so many, too little is gained, and "auto" fuses none."""
+"""Where no group would have so many, too little is gained, and "auto" fuses none.
+
+Measured like the table above: 2 jobs 1.27 to 1.59 times faster, 3 jobs 1.38 to 2.04 times, over the
+models up to LeNet5."""
 
 LEAST_SECONDS = 5.0
 """Seconds of a model's jobs, one after another by the rule of `decide`, below which its check in

@@ -31,7 +31,7 @@ from asynckfold.errors import (
 )
 from asynckfold.files import make_folders, slug, write_whole
 from asynckfold.folds import Fold
-from asynckfold.fusing import Grouping, grouped
+from asynckfold.fusing import Fuse, Grouping, grouped
 from asynckfold.identity import THREADS, differences
 from asynckfold.interruption import Interruption
 from asynckfold.messages import Facts
@@ -163,8 +163,14 @@ class Session:
             root,
             default_dtype=dtype.removeprefix("torch."),
             deterministic=torch.get_deterministic_debug_mode(),
-            fuse=self.settings.fuse,
+            fuse=self._asked_to_fuse(plan),
         )
+
+    def _asked_to_fuse(self, plan: Plan) -> Fuse:
+        """What is asked for the jobs that are not in the plan yet, and False where all are."""
+        known = set(self.store.plan.jobs) if self.store.has_plan else set()
+        taken_over = not known and self.settings.plan_from is not None
+        return False if taken_over or known.issuperset(plan.jobs) else self.settings.fuse
 
     def _preflight(self, make: _Engines, bundle: Any) -> Facts:
         """Check all candidates at once, or one by one where one of them kills its process."""

@@ -234,7 +234,7 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
         type=_fuse,
         metavar="F",
         help="train jobs of one model as one: auto, yes, no, or how many; changes bits, so part of "
-        "the plan" + _default("fuse"),
+        "the plan (default no)",
     )
     group.add_argument(
         "--plan-from",

@@ -38,7 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "repeats": 1,
     "n_jobs": "auto",
     "threads_per_job": "auto",
-    "fuse": "no",
+    "fuse": False,
     "devices": "auto",
     "stall_timeout": "auto",
     "baseline": "estimate",

@@ -30,7 +30,7 @@ from torch import nn
 from asynckfold import proc
 from asynckfold.data import Batches
 from asynckfold.errors import StoreCorruptError
-from asynckfold.messages import JobEnded, Remark, Task
+from asynckfold.messages import JobEnded, News, Remark, Task
 from asynckfold.plan import Job
 from asynckfold.pulse import Pulse
 from asynckfold.result import Result
@@ -222,9 +222,15 @@ class Group:
             return None
 
     def save(self, report: Report) -> None:
-        """Write a checkpoint of each job, as the plain loop would."""
+        """Write a checkpoint of each job, as the plain loop would.
+
+        They are told together, so that hardly a kill leaves some jobs with newer ones than others.
+        """
+        written: list[News] = []
         for row in self.live:
-            row.save(report)
+            row.save(written.append)
+        for item in written:
+            report(item)
 
     def restore(self, report: Report) -> None:
         """Go on from the newest position that all jobs have a checkpoint of."""
@@ -355,8 +361,13 @@ def build(
     by_id = {job.id: job for job in bundle.plan.jobs}
     jobs = [by_id[name] for name in ids]
     begun = [loop.begun(bundle, job, device) for job in jobs]
+    seen = {
+        fold.key: loop.fitted(data, bundle.recipe.preprocess, fold.train).to(device)
+        for fold in {bundle.fold_of(job).key: bundle.fold_of(job) for job in jobs}.values()
+    }
     divided = [
-        _Division.of(bundle, job, *pair, data) for job, pair in zip(jobs, begun, strict=True)
+        _Division.of(bundle, job, *pair, seen[job.repeat, job.fold])
+        for job, pair in zip(jobs, begun, strict=True)
     ]
     inputs, targets = divided[0].first_batch(bundle)
     models, optimizers = [pair[0] for pair in begun], [pair[1] for pair in begun]
@@ -427,7 +438,7 @@ class _Division:
         spare.param_groups = [dict(group) for group in optimizer.param_groups]
         schedule, train, steer = loop.schedule_of(bundle, job, model, spare, fold.train)
         return cls(
-            loop.fitted(data, bundle.recipe.preprocess, fold.train).to(data.targets.device),
+            data,
             train,
             list(loop.batch_bounds(len(train), plan.batch_size, model)),
             steer,
