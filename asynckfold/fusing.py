@@ -25,23 +25,23 @@ from asynckfold.plan import Plan
 MOST_FLOPS = 9e7
 """Operations of a training step above which fusing is not sure to pay.
 
-From `asynckfold bench fusion` (2 cores of an AMD EPYC, busy with others; torch 2.15; batches of 32
-unless said): seconds of plain steps / seconds of a fused step, for 5 and for 10 jobs.
+From `asynckfold bench fusion` (1 core of an AMD EPYC, 2 cores shared with others; torch 2.15;
+batches of 32 unless said): seconds of plain steps / seconds of a fused step, of 5 and of 10 jobs.
 
-=========================  =====  ====  =====
-model                      MFLOP     5     10
-=========================  =====  ====  =====
-MLP 64-128-10                1.3  2.96   3.77
-MLP 784-128-10              13.1  1.87   2.11
-MLP 784-128-10, batch 128   52.4  1.50   1.54
-LeNet5                      72.4  1.97   2.11
-LeNet CIFAR                  103  1.00   1.00
-LeNet5, batch 128            290  1.31   1.10
-VGG11, quarter width        1869  1.33   1.17
-=========================  =====  ====  =====
+=========================  =====  =====  =====
+model                      MFLOP      5     10
+=========================  =====  =====  =====
+MLP 64-128-10                1.3   2.76   3.34
+MLP 784-128-10              13.1   1.67   1.78
+MLP 784-128-10, batch 128   52.4   1.44   1.42
+LeNet5                      72.4   1.87   1.74
+LeNet CIFAR                  103   0.94   0.91
+LeNet5, batch 128            290   1.28   1.28
+VGG11, quarter width        1869   1.21   1.16
+=========================  =====  =====  =====
 
-Up to LeNet5 each was 1.5 times faster at least, in each of several runs; above, LeNet CIFAR came
-out between 0.85 and 1.0, the others differently each time."""
+Up to LeNet5 each was 1.4 times faster at least, in each of three runs; LeNet CIFAR came out between
+0.85 and 1.0, and those above it differed from run to run (VGG11 0.97 to 1.42)."""
 
 MOST_JOBS = 10
 """Jobs of a group at most: ten were little faster a job than five, and lose more together."""
@@ -49,8 +49,8 @@ MOST_JOBS = 10
 LEAST_JOBS = 3
 """Where no group would have so many, too little is gained, and "auto" fuses none.
 
-Measured like the table above: 2 jobs 1.27 to 1.59 times faster, 3 jobs 1.38 to 2.04 times, over the
-models up to LeNet5."""
+Measured like the table above, on a busier machine: 2 jobs 1.27 to 1.59 times faster, 3 jobs 1.38 to
+2.04 times, over the models up to LeNet5."""
 
 LEAST_SECONDS = 5.0
 """Seconds of a model's jobs, one after another by the rule of `decide`, below which its check in
