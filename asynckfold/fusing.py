@@ -54,7 +54,7 @@ Measured like the table above, on a busier machine: 2 jobs 1.27 to 1.59 times fa
 
 LEAST_SECONDS = 5.0
 """Seconds of a model's jobs, one after another by the rule of `decide`, below which its check in
-both precisions and the tracing in each worker (some 0.1 s to 1 s) would eat up what is gained."""
+both precisions (0.2 s for an MLP, 0.6 s for LeNet5) and tracing would eat up what is gained."""
 
 Fuse = bool | int | str
 """``"auto"``, True for every model that can be, False, or how many jobs are trained as one."""
