@@ -24,7 +24,7 @@ from tests.durability.work import PLAN, work
 
 EXHAUSTIVE = bool(os.environ.get("ASYNCKFOLD_EXHAUSTIVE"))
 SEED = 20
-pytestmark = pytest.mark.timeout(1200 if EXHAUSTIVE else 120)
+pytestmark = pytest.mark.timeout(1200 if EXHAUSTIVE else 300)
 
 DOCUMENTED = re.compile(
     r"run\.lock|run\.db|splits\.npz|A/cosine/fold-\d/checkpoint-\d{4}-\d{6}-\d+\.safetensors"
@@ -32,12 +32,13 @@ DOCUMENTED = re.compile(
 
 
 def chosen(points: list[Point], count: int) -> list[Point]:
-    """Return all points, or a sample in which each kind of call is."""
+    """Return all points, or a sample in which each kind of call on each kind of file is."""
     if EXHAUSTIVE or len(points) <= count:
         return points
     shuffled = random.Random(SEED).sample(points, len(points))
-    first = {point.call: point for point in shuffled}.values()
-    return [*first, *(point for point in shuffled if point not in first)][:count]
+    first = list({(point.call, point.subject): point for point in shuffled}.values())
+    rest = [point for point in shuffled if point not in first]
+    return [*first, *rest[: max(0, count - len(first))]]
 
 
 def acknowledged(root: Path) -> list[list[str]]:

@@ -23,11 +23,15 @@ WRITING += ["rename", "renameat", "renameat2", "unlink", "unlinkat"]
 
 @dataclass(frozen=True)
 class Point:
-    """The moment before the `number`-th call of one kind, and whether it is about the run."""
+    """The moment before the `number`-th call of one kind, and whether it is about the run.
+
+    `subject` is the kind of file that it is about, such as a checkpoint.
+    """
 
     call: str
     number: int
     ours: bool = True
+    subject: str = ""
 
     def __str__(self) -> str:
         return f"{self.call} {self.number}"
@@ -87,7 +91,9 @@ class Nursery:
             if match := re.match(r"(\w+)\(", line):
                 seen[match[1]] += 1
                 ours = re.search(rf"{re.escape(str(root))}[/>\"]", line) is not None
-                found.append(Point(match[1], seen[match[1]], ours))
+                subject = re.search(r"checkpoint|run\.db-journal|run\.db|splits|run\.lock", line)
+                kind = subject[0] if subject else ""
+                found.append(Point(match[1], seen[match[1]], ours, kind))
         return found
 
 
