@@ -32,8 +32,8 @@ from asynckfold.transforms import describe
 
 _Problem = tuple[str, str, str]
 
-MOST_STEPS, MOST_SECONDS = 4, 2.0
-"""How often a model is timed in its dry run, and for how long at most."""
+SHORT_SECONDS = 2.0
+"""A step that took no longer is timed again."""
 
 
 class _Refused(Exception):  # noqa: N818
@@ -126,15 +126,10 @@ class _DryRun:
         self.inputs, self.targets = seen.train(rows, 0, 0)
 
     def step_seconds(self) -> float:
-        """Seconds of the fastest of some steps, unless one takes too long to be repeated.
-
-        The first one warms up, while its operations are counted; any may be disturbed by others.
-        """
+        """Seconds of the faster of two steps; the first warms up, its operations are counted."""
         with self.counter:
-            found = [self._step()]
-        while len(found) < MOST_STEPS and sum(found) < MOST_SECONDS:
-            found.append(self._step())
-        return min(found)
+            first = self._step()
+        return first if first > SHORT_SECONDS else min(first, self._step())
 
     def _step(self) -> float:
         started = time.perf_counter()
