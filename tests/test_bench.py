@@ -23,8 +23,9 @@ def test_checkpoints_are_timed_in_real_runs(
     (row,) = table.to_json()["rows"]
     parameters = 8 * 10 + 10
     assert row["model"] == "linear"
-    # Weights and Adam's two moments, as float32, and a header.
-    assert 3 * 4 * parameters < row["checkpoint MB"] * 1e6 < 3 * 4 * parameters + 50_000
+    # Weights and Adam's two moments, as float32; what grows with the number of samples, and so with
+    # the speed of this machine, stays far below a million bytes.
+    assert 3 * 4 * parameters < row["checkpoint MB"] * 1e6 < 3 * 4 * parameters + 1_000_000
     assert row["checkpoint ms"] > 0
     assert 0 < row["share of the run %"] < 100
     assert table.machine["cores"] >= 1

@@ -115,7 +115,7 @@ def test_kill_9_in_the_middle_and_again_the_same_command(
     assert len(kept) >= 2
     assert state["holder"] is None
     assert re.fullmatch(r"killed while (1 job was|2 jobs were) running", state["ended"])
-    assert state["continue_with"] == f"the same call (-c {root})"
+    assert state["continue_with"] == "the same call (-c ...)"
     again = start(root)
     out, err = again.communicate(timeout=100)
     assert again.returncode == 0, err

@@ -16,6 +16,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -546,6 +547,8 @@ def test_it_works_in_a_thread_in_a_loop_and_in_a_daemon(root: Path) -> None:
     found.append(pipe.recv())
     daemon.join(timeout=GUARD)
     assert daemon.exitcode == 0
+    # Python's own helper, which `spawn` started here and would keep until this process ends.
+    resource_tracker._resource_tracker._stop()
     assert len(found) == 4
     assert len(set(found)) == 1
 
