@@ -99,6 +99,12 @@ class Prediction:
     lower_bound: float
     longest: float
 
+    @classmethod
+    def of(cls, found: Simulation) -> Prediction:
+        """Read it from the sweep in virtual time."""
+        longest = max((span.end - span.start for span in found.spans), default=0.0)
+        return cls(found.makespan, found.lower_bound, longest)
+
 
 def rule_cost(flops: int, cores: int, eval_ratio: float = 1.0) -> Cost:
     """Return what a model costs by the rule.
@@ -213,9 +219,7 @@ def predict(
     """
     ways = _Ways(models, cores, gpus)
     counts = tuple(threads[name] for name in ways.names)
-    found = ways.simulation(counts)
-    longest = max((span.end - span.start for span in found.spans), default=0.0)
-    return Prediction(found.makespan, found.lower_bound, longest)
+    return Prediction.of(ways.simulation(counts))
 
 
 _Counts = tuple[int, ...]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from asynckfold.choice import Choice, Sweep, requests
+from asynckfold.decide import Prediction
 from asynckfold.folds import Fold
+from asynckfold.fusing import Grouping, grouped
 from asynckfold.messages import Facts
 from asynckfold.packing import choice_of
-from asynckfold.placement import Request
+from asynckfold.placement import Request, units
 from asynckfold.plan import Plan
 from asynckfold.simulate import Simulation, VirtualMachine, simulate
 from asynckfold.store import RunStore
@@ -22,13 +24,18 @@ class Forecast:
     Parameters
     ----------
     plan : Plan
-        Its jobs, with their threads.
+        Its jobs, with their threads and groups.
     folds : tuple of Fold
         Who would be held out when.
     choice : Choice
         The threads of each model, why, and the seconds that the sweep should take.
     requests : Mapping of str to Request
         By job id: expected seconds, threads and bytes of memory.
+    units : Mapping of str to Request
+        The same of what is placed as one: of each group by its first job, which counts as if its
+        jobs ran one after another, and of each job in none.
+    fusing : Mapping of str to str
+        By model which jobs are trained as one, or why none; empty where that was not asked for.
     simulation : Simulation
         The sweep with all allotted cores and as much memory as it wants, nobody else being there.
     failures : Mapping of str to str
@@ -39,11 +46,13 @@ class Forecast:
     folds: tuple[Fold, ...]
     choice: Choice
     requests: Mapping[str, Request]
+    units: Mapping[str, Request]
+    fusing: Mapping[str, str]
     simulation: Simulation
     failures: Mapping[str, str] = field(default_factory=dict)
 
 
-def forecast(work: Sweep, choice: Choice) -> Forecast:
+def forecast(work: Sweep, choice: Choice, grouping: Grouping | None = None) -> Forecast:
     """Return what a sweep will do by a choice.
 
     Parameters
@@ -52,16 +61,30 @@ def forecast(work: Sweep, choice: Choice) -> Forecast:
         The sweep.
     choice : Choice
         What was decided for it.
+    grouping : Grouping, optional
+        Which jobs are trained as one.
     """
+    grouping = grouping or Grouping()
     asked = requests(choice, work)
+    placed = units(asked, grouping.groups)
+    simulation = simulate(list(placed.values()), VirtualMachine(choice.cores, work.gpus))
     return Forecast(
-        work.plan.with_threads(choice.threads),
+        replace(work.plan.with_threads(choice.threads), groups=grouping.groups),
         tuple(work.folds),
         choice,
         asked,
-        simulate(list(asked.values()), VirtualMachine(choice.cores, work.gpus)),
+        placed,
+        grouping.why,
+        simulation,
         {name: _last_line(trace) for name, trace in work.facts.failures.items()},
     )
+
+
+def foreseen(work: Sweep, choice: Choice, grouping: Grouping) -> Choice:
+    """Return a choice with what is predicted of the sweep in groups, of which it knew nothing."""
+    if not grouping.groups:
+        return choice
+    return replace(choice, prediction=Prediction.of(forecast(work, choice, grouping).simulation))
 
 
 def forecast_of(store: RunStore) -> Forecast | None:
@@ -71,8 +94,10 @@ def forecast_of(store: RunStore) -> Forecast | None:
         return None
     folds: Sequence[Fold] = store.splits()[0]
     nothing = Facts({}, {}, {})
-    gpus = len(store.about["machine"]["gpus"]) if store.plan.device == "cuda" else 0
-    return forecast(Sweep(store.plan, folds, nothing, decided.cores, {}, gpus), decided)
+    plan = store.plan
+    gpus = len(store.about["machine"]["gpus"]) if plan.device == "cuda" else 0
+    kept = grouped(plan, False, {}, decided.cores, plan) if plan.groups else None
+    return forecast(Sweep(plan, folds, nothing, decided.cores, {}, gpus), decided, kept)
 
 
 def _last_line(trace: str) -> str:

@@ -95,12 +95,18 @@ class AsyncKFold:
     baseline : {"estimate", "measure", None}
         The ordinary serial loop to compare with: timed for some batches, run whole, or left out.
     plan_from : str or Path, optional
-        Folder of another run, whose threads of each model are taken over.
+        Folder of another run, whose threads of each model and groups of jobs are taken over.
     verbose : int
         0 silent, 1 live table, 2 a line for each job, 3 a line for each epoch.
     allow_different_software : bool
         Continue a run that was begun with another torch, on another kind of processor, or with
         other threads; its bits are then no longer claimed to be those of its plan.
+    fuse : bool, int or "auto"
+        Train jobs of one model as one, which is faster for small models on CPUs: each keeps its
+        own samples, learning rates, checkpoints and results, close to those of a job by itself;
+        their bits depend on how many are trained as one, which the plan holds and a continued run
+        keeps. "auto" decides it by a rule over operations, jobs and allotted cores; True fuses
+        every model that can be; a number says how many jobs are trained as one.
     reserve_cores : int
         Cores to leave free, whoever is there. They are not allotted, so that the threads of the
         models are decided without them.
@@ -178,6 +184,7 @@ class AsyncKFold:
         max_wait: float | None = Sharing.max_wait,
         yield_to_others: bool = False,
         about: Mapping[str, Any] | None = None,
+        fuse: bool | int | str = False,
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)
         self.settings = Settings(
@@ -215,6 +222,7 @@ class AsyncKFold:
                 max_wait,
                 yield_to_others,
             ),
+            plain(fuse),
         )
         given = {"kfolds": kfolds, "cv": cv, "n_splits": n_splits}
         refuse([*alias_problems(given), *self.settings.problems()])

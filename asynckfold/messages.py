@@ -68,6 +68,13 @@ class CheckpointWritten:
 
 
 @dataclass(frozen=True)
+class JobEnded:
+    """One of several jobs that are trained as one has its result before the others."""
+
+    result: Result
+
+
+@dataclass(frozen=True)
 class Remark:
     """Something for the log of the run."""
 
@@ -76,7 +83,7 @@ class Remark:
     text: str
 
 
-News = Started | Progress | EpochEnded | CheckpointWritten | Remark
+News = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Remark
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,9 @@ class Facts:
         Traceback by candidate whose own code raised; its jobs will fail by themselves.
     flops : dict of str to int
         Floating-point operations of one training step by model name.
+    fusible : dict of str to str
+        By model name why its jobs are not to be trained as one; empty where they can be. Models
+        that could not be checked are not in it.
     """
 
     recipe: dict[str, Any]
@@ -121,3 +131,4 @@ class Facts:
     problems: tuple[tuple[str, str, str], ...] = ()
     failures: dict[str, str] = field(default_factory=dict)
     flops: dict[str, int] = field(default_factory=dict)
+    fusible: dict[str, str] = field(default_factory=dict)

@@ -14,6 +14,9 @@ from asynckfold.plan import Plan
 from asynckfold.result import Result, job_by_id
 from asynckfold.store import Attempt, RunStore
 
+_Group = tuple[str, ...]
+"""Ids of the jobs that are trained as one, or of one job."""
+
 
 @dataclass(frozen=True)
 class ModelAccount:
@@ -31,9 +34,11 @@ class ModelAccount:
         Jobs that have ended, over which the means are.
     predicted_seconds, seconds : float
         Mean seconds of a job, those of its failed attempts included; NaN where none has ended.
+        Jobs that are trained as one have equal parts of their seconds.
     memory, peak_memory : int
-        Bytes that were reserved for a job beyond its process, and the most that a process held in
-        all, torch included: so the second is the greater.
+        Bytes that were reserved for a job, or for the most that are trained as one, beyond their
+        process, and the most that a process held in all, torch included: so the second is the
+        greater.
     """
 
     model: str
@@ -63,7 +68,8 @@ class Packing:
     core_seconds : float
         Cores that attempts held × seconds for which they held them, also those that were lost.
     longest : float
-        Seconds of the longest job, all its attempts together.
+        Seconds of the longest job, or of the longest jobs that are trained as one, all attempts
+        together.
     lower_bound : float or None
         Seconds below which no order of these attempts can stay: core-seconds / cores, or the
         longest job.
@@ -91,13 +97,16 @@ def packing_of(store: RunStore) -> Packing | None:
     if not attempts:
         return None
     ends = _ends(attempts, store.session_ends())
-    seconds: dict[str, float] = {}
-    for attempt, end in zip(attempts, ends, strict=True):
-        seconds[attempt.job_id] = seconds.get(attempt.job_id, 0.0) + end - attempt.started
+    groups = _groups(store.plan)
+    held = _held(attempts, ends, groups)
+    seconds: dict[_Group, float] = {}
+    for attempt, length in held:
+        group = groups[attempt.job_id]
+        seconds[group] = seconds.get(group, 0.0) + length
     core_seconds = math.fsum(
         # A worker that is not pinned holds as many cores as it has threads.
-        (len(attempt.cores) or attempt.threads) * (end - attempt.started)
-        for attempt, end in zip(attempts, ends, strict=True)
+        (len(attempt.cores) or attempt.threads) * length
+        for attempt, length in held
     )
     decided = choice_of(store.about)
     cores = decided.cores if decided else None
@@ -110,7 +119,7 @@ def packing_of(store: RunStore) -> Packing | None:
         longest,
         max(core_seconds / cores, longest) if cores else None,
         core_seconds / (cores * makespan) if cores and makespan else None,
-        _models(store.plan, store.results(), attempts, seconds, decided),
+        _models(store.plan, groups, store.results(), attempts, seconds, decided),
     )
 
 
@@ -130,6 +139,26 @@ def _ends(attempts: Sequence[Attempt], sessions: Mapping[int, float]) -> list[fl
     ]
 
 
+def _groups(plan: Plan) -> dict[str, _Group]:
+    """With whom each job is trained as one; by itself where it is alone."""
+    groups = {job.id: (job.id,) for job in plan.jobs}
+    return groups | {name: group for group in plan.groups for name in group}
+
+
+def _held(
+    attempts: Sequence[Attempt], ends: Sequence[float], groups: Mapping[str, _Group]
+) -> list[tuple[Attempt, float]]:
+    """How long each attempt held its cores; of those of a group at once, only the first did."""
+    until: dict[_Group, float] = {}
+    found = []
+    for attempt, end in zip(attempts, ends, strict=True):
+        group = groups[attempt.job_id]
+        before = until.get(group, attempt.started)
+        found.append((attempt, max(0.0, end - max(attempt.started, before))))
+        until[group] = max(end, before)
+    return found
+
+
 def _makespan(attempts: Sequence[Attempt], ends: Sequence[float]) -> float:
     def session(pair: tuple[Attempt, float]) -> int:
         return pair[0].session
@@ -143,15 +172,17 @@ def _makespan(attempts: Sequence[Attempt], ends: Sequence[float]) -> float:
 
 def _models(
     plan: Plan,
+    groups: Mapping[str, _Group],
     results: Mapping[str, Result],
     attempts: Sequence[Attempt],
-    seconds: Mapping[str, float],
+    seconds: Mapping[_Group, float],
     decided: Choice | None,
 ) -> tuple[ModelAccount, ...]:
     jobs = job_by_id(plan)
     newest = {item.job_id: item for item in attempts}
     accounts = []
     for model in dict.fromkeys(job.model for job in plan.jobs):
+        mine = [groups[job.id] for job in plan.jobs if job.model == model]
         ended = [name for name in results if jobs[name].model == model and name in newest]
         cost = decided.costs.get(model) if decided else None
         accounts.append(
@@ -160,9 +191,9 @@ def _models(
                 plan.threads_of(model),
                 decided.why.get(model, "") if decided else "",
                 len(ended),
-                _mean([newest[name].expected for name in ended]),
-                _mean([seconds[name] for name in ended]),
-                cost.memory if cost else 0,
+                _mean([newest[name].expected / len(groups[name]) for name in ended]),
+                _mean([seconds[groups[name]] / len(groups[name]) for name in ended]),
+                cost.memory * max(map(len, mine)) if cost else 0,
                 max((results[name].peak_memory for name in ended), default=0),
             )
         )

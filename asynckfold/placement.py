@@ -7,9 +7,10 @@ placements, and a simulator can drive the very same function.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -93,6 +94,10 @@ class Request:
     jobs_per_gpu : int
         How many jobs may be on its GPU at once, itself included. One by default: several processes
         on one GPU were measured slower than one after another.
+    jobs : tuple of str
+        All jobs that it asks a place for, where that is not just one; `job_id` then only names it.
+    trainer : str
+        Which trainer runs them.
     """
 
     job_id: str
@@ -103,6 +108,13 @@ class Request:
     alone: bool = False
     gpu_memory: int = 0
     jobs_per_gpu: int = 1
+    jobs: tuple[str, ...] = ()
+    trainer: str = "plain"
+
+    @property
+    def width(self) -> int:
+        """For how many jobs it asks."""
+        return len(self.jobs) or 1
 
 
 @dataclass(frozen=True)
@@ -153,6 +165,51 @@ _Key = TypeVar("_Key")
 
 _Rank = tuple[float, str]
 """Where a request stands in its queue: -seconds, job id."""
+
+
+def fused(requests: Sequence[Request], left: Sequence[str]) -> Request:
+    """Return the request of jobs that are trained as one: the seconds and the memory of all.
+
+    It is named by the first job. Those that have a result go along, so that they count, too.
+
+    Parameters
+    ----------
+    requests : sequence of Request
+        Of all jobs of the group.
+    left : sequence of str
+        The jobs that have no result yet.
+
+    Examples
+    --------
+    >>> found = fused([Request("a", 2.0, memory=3), Request("b", 1.0, memory=4)], ["b"])
+    >>> found.job_id, found.jobs, found.seconds, found.memory, found.trainer
+    ('a', ('b',), 3.0, 7, 'fused')
+    """
+    return replace(
+        requests[0],
+        seconds=math.fsum(request.seconds for request in requests),
+        memory=sum(request.memory for request in requests),
+        alone=any(request.alone for request in requests if request.job_id in left),
+        jobs=tuple(left),
+        trainer="fused",
+    )
+
+
+def units(requests: Mapping[str, Request], groups: Iterable[tuple[str, ...]]) -> dict[str, Request]:
+    """Return what is placed as one, by name: each group, and each job that is in none.
+
+    Examples
+    --------
+    >>> asked = {name: Request(name, 1.0) for name in "abc"}
+    >>> [(name, unit.seconds) for name, unit in units(asked, [("a", "c")]).items()]
+    [('a', 2.0), ('b', 1.0)]
+    """
+    found = dict(requests)
+    for group in groups:
+        found[group[0]] = fused([requests[name] for name in group], group)
+        for name in group[1:]:
+            del found[name]
+    return found
 
 
 class _Queue:
@@ -225,6 +282,7 @@ class Backlog:
     def __init__(self, requests: Iterable[Request] = ()) -> None:
         self._requests: dict[str, Request] = {}
         self._queues: dict[_Shape, _Queue] = {}
+        self._jobs: Counter[_Shape] = Counter()
         for request in requests:
             self.add(request)
 
@@ -254,6 +312,7 @@ class Backlog:
         if queue is None:
             queue = self._queues[shape] = _Queue(request)
         queue.add((-request.seconds, request.job_id))
+        self._jobs[shape] += request.width
 
     def remove(self, job_id: str) -> Request:
         """Take the request of a job away and return it; O(log n), amortized.
@@ -267,13 +326,14 @@ class Backlog:
         shape = _shape(request)
         queue = self._queues[shape]
         queue.remove(job_id)
+        self._jobs[shape] -= request.width
         if not queue:
-            del self._queues[shape]
+            del self._queues[shape], self._jobs[shape]
         return request
 
     def kinds(self) -> Iterator[tuple[Request, int]]:
-        """Return a request of each kind, and how many ask for the same: but for their seconds."""
-        return ((queue.like, len(queue)) for queue in self._queues.values())
+        """Return a request of each kind, and how many jobs ask for it: all the same but seconds."""
+        return ((queue.like, self._jobs[shape]) for shape, queue in self._queues.items())
 
     def _in_turn(self, rest: _Rest) -> Iterator[Request]:
         """Requests that fit into the `rest`, the longest first.
@@ -560,11 +620,12 @@ def _force(backlog: Backlog, load: Load) -> list[Placement]:
 
 def _placed(request: Request, cores: Sequence[int], gpu: Gpu | None) -> Placement:
     return Placement(
-        (request.job_id,),
+        request.jobs or (request.job_id,),
         tuple(cores[: request.threads]),
         request.threads,
         None if gpu is None else gpu.index,
         request.memory,
+        request.trainer,
         alone=request.alone,
         gpu_memory=request.gpu_memory,
         jobs_per_gpu=request.jobs_per_gpu,

@@ -186,6 +186,9 @@ class Plan:
         What is known about the live objects: architecture of each model, optimizer settings.
     threads : Mapping of str to int
         Threads by model, of those models only that have others than `threads_per_job`.
+    groups : tuple of tuple of str
+        Ids of jobs that are trained as one, two or more each; all other jobs are trained by
+        themselves. How many are trained as one touches their bits.
     """
 
     jobs: tuple[Job, ...]
@@ -200,6 +203,11 @@ class Plan:
     classes: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
     threads: Mapping[str, int] = field(default_factory=dict)
+    groups: tuple[tuple[str, ...], ...] = ()
+
+    def group_of(self, job_id: str) -> tuple[str, ...]:
+        """Return the ids of all jobs that are trained as one with a job, itself included."""
+        return next((group for group in self.groups if job_id in group), (job_id,))
 
     def threads_of(self, model: str) -> int:
         """Return the threads inside each job of a model."""
@@ -245,6 +253,7 @@ class Plan:
         raw = json.loads(text)
         raw["jobs"] = tuple(Job(**job) for job in raw["jobs"])
         raw["params"] = TrainerParams(**raw["params"])
+        raw["groups"] = tuple(tuple(group) for group in raw.get("groups", ()))
         for name in ("scoring", "classes"):
             raw[name] = tuple(raw[name])
         return cls(**raw)
@@ -292,6 +301,7 @@ class Plan:
         """
         if not set(self.jobs) <= set(other.jobs):
             return self.first_difference(other)
+        mine = {job.id for job in self.jobs}
         common = replace(
             other,
             jobs=self.jobs,
@@ -299,6 +309,7 @@ class Plan:
                 name: _common(name, self.recipe.get(name), other.recipe[name])
                 for name in other.recipe
             },
+            groups=tuple(group for group in other.groups if mine.intersection(group)),
         ).with_threads({job.model: other.threads_of(job.model) for job in self.jobs})
         return self.first_difference(
             replace(common, **{name: getattr(self, name) for name in free})
@@ -326,6 +337,8 @@ def _difference(path: str, there: Any, here: Any) -> str | None:
                 return found
     if path == "jobs":
         return _jobs_difference(there, here)
+    if path == "groups":
+        return f"jobs trained as one: {_widths(there)} there, {_widths(here)} here"
     return f"{path}: {_short(there)} there, {_short(here)} here"
 
 
@@ -337,6 +350,10 @@ def _jobs_difference(there: list[dict[str, Any]], here: list[dict[str, Any]]) ->
             label = {"model": "models", "lr_schedule": "schedulers"}.get(name, f"{name}s")
             return f"{label}: {', '.join(old)} there, {', '.join(new)} here"
     return "jobs: other seeds or another order"
+
+
+def _widths(groups: list[list[str]]) -> str:
+    return " + ".join(str(len(group)) for group in groups) or "none"
 
 
 def _short(value: Any) -> str:

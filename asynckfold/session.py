@@ -32,7 +32,8 @@ from asynckfold.errors import (
 )
 from asynckfold.files import make_folders, slug, write_whole
 from asynckfold.folds import Fold
-from asynckfold.forecast import Forecast, forecast
+from asynckfold.forecast import Forecast, forecast, foreseen
+from asynckfold.fusing import Fuse, Grouping, grouped
 from asynckfold.identity import THREADS, differences
 from asynckfold.interruption import Interruption
 from asynckfold.messages import Facts
@@ -77,12 +78,12 @@ class Session:
         rehearsal = Rehearsal(
             self.settings, self.recipe, self.params, self.machine, self.signals, self.display
         )
-        with rehearsal.hall(self._software, self._before()) as found:
-            known = len(self.store.plan.jobs) if self.store.has_plan else 0
-            draft, facts, threads = found.work.plan, found.work.facts, found.choice
+        stored = self.store.plan if self.store.has_plan else None
+        with rehearsal.hall(self._software, self._before(), stored) as found:
+            draft, threads = found.work.plan, found.choice
             given = self.settings.about
             self.store.begin(
-                replace(draft, recipe=facts.recipe).with_threads(threads.threads),
+                found.plan,
                 found.work.folds,
                 found.data.targets,
                 {
@@ -94,9 +95,9 @@ class Session:
                 if self.settings.allow_different_software
                 else (),
             )
-            self._log(found.data, facts, threads)
-            if known and len(draft.jobs) > known:
-                text = f"{len(draft.jobs) - known} jobs were added to the plan"
+            self._log(found)
+            if stored is not None and len(draft.jobs) > len(stored.jobs):
+                text = f"{len(draft.jobs) - len(stored.jobs)} jobs were added to the plan"
                 self.store.event("plan", text)
             bundle = replace(found.bundle, plan=self.store.plan)
             software = {THREADS: self.store.plan.threads_text, **found.software}
@@ -129,21 +130,23 @@ class Session:
         ended = self.store.finished()
         return any(ended.get(job.id) not in (DONE, DIVERGED) for job in draft.jobs)
 
-    def _log(self, data: Prepared, facts: Facts, threads: Choice) -> None:
-        for note in (*self.store.notes, *data.notes, *self.notes):
+    def _log(self, found: _Rehearsed) -> None:
+        threads = found.choice
+        for note in (*self.store.notes, *found.data.notes, *self.notes):
             self.store.event("note", note)
             self.display.note(note)
-        for candidate, trace in facts.failures.items():
+        for candidate, trace in found.work.facts.failures.items():
             self.store.event("dry-run", trace.strip().splitlines()[-1], candidate)
         told = {event.text for event in self.store.events()}
         failed = {
             model: trace.strip().splitlines()[-1] for model, trace in threads.failures.items()
         }
-        for kind, texts in (("probe", failed), ("decision", threads.why)):
+        fusing = found.groups.why
+        for kind, texts in (("probe", failed), ("decision", threads.why), ("fusing", fusing)):
             for text in (f"{model}: {sentence}" for model, sentence in texts.items()):
                 if text not in told:
                     self.store.event(kind, text)
-                if kind == "probe" or threads.overturned:
+                if kind != "decision" or threads.overturned:
                     self.display.note(text)
 
     def _sweep(
@@ -235,6 +238,13 @@ class _Rehearsed:
     make: _Engines
     work: choice.Sweep
     choice: Choice
+    groups: Grouping
+
+    @property
+    def plan(self) -> Plan:
+        """What is to be written."""
+        plan = replace(self.work.plan, recipe=self.work.facts.recipe, groups=self.groups.groups)
+        return plan.with_threads(self.choice.threads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,9 +260,9 @@ class Rehearsal:
 
     @contextmanager
     def hall(
-        self, software: Callable[[Plan], dict[str, str]], before: Choice | None
+        self, software: Callable[[Plan], dict[str, str]], before: Choice | None, stored: Plan | None
     ) -> Iterator[_Rehearsed]:
-        """Read the data, check the candidates, choose the threads; all stands as long as this.
+        """Read the data, check the candidates, choose threads and groups; all stands as long.
 
         Parameters
         ----------
@@ -260,6 +270,8 @@ class Rehearsal:
             With what the jobs of a draft would be trained; may refuse it.
         before : Choice or None
             What the run chose in an earlier session.
+        stored : Plan or None
+            Of the run so far, whose groups stay.
         """
         with self._pool() as pool:
             self.display.doing("reading the data")
@@ -269,7 +281,7 @@ class Rehearsal:
                 inbox: Inbox = queue.SimpleQueue()
                 draft = make_draft(settings, self.recipe, self.params, data, folds, machine)
                 used = software(draft)
-                bundle = self._bundle(draft, folds, data)
+                bundle = self._bundle(draft, folds, data, self._asked_to_fuse(draft, stored))
                 make = _Engines(
                     pool,
                     data,
@@ -287,10 +299,13 @@ class Rehearsal:
                 facts = self._preflight(make, bundle)
                 gpus = len(machine.gpus().gpus)
                 work = choice.Sweep(draft, folds, facts, make.allotted, _identity(machine), gpus)
-                threads = self._choose(make, bundle, work, before)
+                other = None if settings.plan_from is None else _plan_of(settings.plan_from)
+                threads = self._choose(make, bundle, work, before, other)
+                groups = self._group(work, threads, stored or other)
+                threads = foreseen(work, threads, groups)
                 expected = {name: cost.memory for name, cost in threads.costs.items()}
-                refuse(room_problems(expected, machine.max_memory))
-                yield _Rehearsed(data, used, bundle, make, work, threads)
+                refuse(room_problems(expected, machine.max_memory, groups.widths))
+                yield _Rehearsed(data, used, bundle, make, work, threads, groups)
 
     @contextmanager
     def _pool(self) -> Iterator[pools.WorkerPool | None]:
@@ -305,7 +320,19 @@ class Rehearsal:
             raise
         pools.give_back(pool)
 
-    def _bundle(self, plan: Plan, folds: tuple[Fold, ...], data: Prepared) -> Any:
+    def _asked_to_fuse(self, plan: Plan, stored: Plan | None) -> Fuse:
+        """What is asked for the jobs that are not in the plan yet, and False where all are."""
+        known = set() if stored is None else set(stored.jobs)
+        taken_over = stored is None and self.settings.plan_from is not None
+        return False if taken_over or known.issuperset(plan.jobs) else self.settings.fuse
+
+    def _group(self, work: choice.Sweep, threads: Choice, before: Plan | None) -> Grouping:
+        """Decide which jobs are trained as one; a run that has a plan keeps its groups."""
+        fuse, plan = self.settings.fuse, work.plan.with_threads(threads.threads)
+        found = grouped(plan, fuse, work.facts.fusible, work.cores, before)
+        return found if found.groups or fuse is not False else Grouping()
+
+    def _bundle(self, plan: Plan, folds: tuple[Fold, ...], data: Prepared, fuse: Fuse) -> Any:
         import torch
 
         from asynckfold.training.bundle import Bundle
@@ -319,6 +346,7 @@ class Rehearsal:
             root,
             default_dtype=dtype.removeprefix("torch."),
             deterministic=torch.get_deterministic_debug_mode(),
+            fuse=fuse,
         )
 
     def _preflight(self, make: _Engines, bundle: Any) -> Facts:
@@ -352,11 +380,14 @@ class Rehearsal:
         return facts
 
     def _choose(
-        self, make: _Engines, bundle: Any, work: choice.Sweep, before: Choice | None
+        self,
+        make: _Engines,
+        bundle: Any,
+        work: choice.Sweep,
+        before: Choice | None,
+        other: Plan | None,
     ) -> Choice:
         """Choose the threads of each model; a run that has a plan keeps its own."""
-        settings = self.settings
-        other = None if settings.plan_from is None else _plan_of(settings.plan_from)
         with make(bundle) as engine:
             prober = (
                 Prober(engine, bundle.plan, work.facts.memory, self.signals, make.max_wait)
@@ -364,7 +395,7 @@ class Rehearsal:
                 else None
             )
             self.display.doing("deciding the threads of each model")
-            return choice.chosen(work, settings.threads, before, other, prober, cache.folder())
+            return choice.chosen(work, self.settings.threads, before, other, prober, cache.folder())
 
 
 def look_ahead(
@@ -381,12 +412,11 @@ def look_ahead(
         with RunStore.read(settings.root_dir) as store:
             before, stored = choice_of(store.about), store.plan
     rehearsal = Rehearsal(settings, recipe, params, machine, signals, display)
-    with rehearsal.hall(lambda draft: {}, before) as found:
-        made = forecast(found.work, found.choice)
+    with rehearsal.hall(lambda draft: {}, before, stored) as found:
+        made = forecast(found.work, found.choice, found.groups)
         if stored is not None:
-            plan = replace(made.plan, recipe=found.work.facts.recipe)
             free = ("threads_per_job", "threads") if settings.allow_different_software else ()
-            refuse_other(settings.root_dir, stored, plan, free)
+            refuse_other(settings.root_dir, stored, found.plan, free)
         return made
 
 
@@ -637,6 +667,7 @@ def _joined(parts: list[Facts]) -> Facts:
         tuple(problem for part in parts for problem in part.problems),
         {name: value for part in parts for name, value in part.failures.items()},
         {name: value for part in parts for name, value in part.flops.items()},
+        {name: value for part in parts for name, value in part.fusible.items()},
     )
 
 

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asynckfold import fusing
 from asynckfold.engines.limits import allowed_cores
 from asynckfold.engines.machine import resolve_n_jobs
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.folds import Fold, make_folds
+from asynckfold.fusing import Fuse
 from asynckfold.plan import TrainerParams
 from asynckfold.recipe import Recipe, named_lr_schedules, named_models, sending_problems
 from asynckfold.sharing import Sharing
@@ -72,6 +74,7 @@ class Settings:
     plan_from: Path | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     sharing: Sharing = field(default_factory=Sharing)
+    fuse: Fuse = False
 
     @property
     def wants_classes(self) -> bool | None:
@@ -117,6 +120,7 @@ class Settings:
         yield from self.sharing.problems(self.parallelize)
         yield from _stall_problems(self.stall_timeout)
         yield from self._plan_from_problems()
+        yield from (Problem(*problem) for problem in fusing.problems(self.fuse))
 
     def _word_problems(self) -> Iterator[Problem]:
         choices = {"baseline": BASELINES, "resume": RESUMES}

@@ -129,7 +129,9 @@ class Sharing:
                 )
 
 
-def room_problems(expected: Mapping[str, int], most: int | None) -> Iterator[Problem]:
+def room_problems(
+    expected: Mapping[str, int], most: int | None, together: Mapping[str, int] | None = None
+) -> Iterator[Problem]:
     """Yield which models no memory is allowed for.
 
     Parameters
@@ -138,9 +140,19 @@ def room_problems(expected: Mapping[str, int], most: int | None) -> Iterator[Pro
         Bytes that a job is expected to take, by model.
     most : int or None
         Bytes that all running jobs may take.
+    together : Mapping of str to int, optional
+        How many jobs of a model are trained as one at most, by model, where that is not just one.
     """
     if most is None:
         return
+    for model, count in (together or {}).items():
+        size = count * expected[model]
+        if expected[model] <= most < size:
+            yield Problem(
+                "max_memory must be enough for jobs that are trained as one",
+                f"{gibibytes(most)}, and {gibibytes(size)} expected for {count} jobs of {model}",
+                f"Pass max_memory='{math.ceil(size / 2**20)}MiB' or more, or fuse fewer.",
+            )
     for model, size in expected.items():
         if size > most:
             yield Problem(

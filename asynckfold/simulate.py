@@ -275,6 +275,8 @@ class _Run:
         self.spans: list[Span] = []
         self.place_seconds = 0.0
         self._machine = machine
+        # Jobs that are trained as one are one job here.
+        requests = [replace(item, jobs=()) if item.jobs else item for item in requests]
         self._seconds = {item.job_id: item.seconds for item in requests} | dict(seconds)
         self._failures = failures
         self._requests = {request.job_id: request for request in requests}

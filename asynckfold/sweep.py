@@ -18,10 +18,9 @@ import contextlib
 import math
 import queue
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from asynckfold.engines.engine import Answer, Engine
@@ -37,13 +36,14 @@ from asynckfold.interruption import Interruption
 from asynckfold.messages import (
     CheckpointWritten,
     EpochEnded,
+    JobEnded,
     News,
     Remark,
     Setback,
     Started,
     Task,
 )
-from asynckfold.placement import Backlog, Bookings, Load, Placement, Request, place
+from asynckfold.placement import Backlog, Bookings, Load, Placement, Request, fused, place
 from asynckfold.result import FAILED, Result, job_by_id
 from asynckfold.retries import decide
 from asynckfold.store import Placed, RunStore, Waiting
@@ -88,7 +88,7 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class _Start:
-    """A placement that runs, its tasks, and when it started in run seconds.
+    """A placement that runs, its tasks, when it started in run seconds, and jobs that ended.
 
     It can be moved once a worker has it in hand: that pins itself before it says so.
     """
@@ -96,6 +96,7 @@ class _Start:
     placement: Placement
     tasks: list[Task]
     at: float
+    ended: set[str] = field(default_factory=set)
     begun: bool = False
     paused: bool = False
 
@@ -163,8 +164,10 @@ class Sweep:
         self._signals = signals or Interruption()
         self._clock = clock
         self._jobs = job_by_id(store.plan)
-        self._requests = dict(requests)
         finished = store.finished()
+        self._requests = dict(requests)
+        self._groups = {name: group for group in store.plan.groups for name in group}
+        self._left = {name: None for name in self._jobs if name not in finished}
         self._backlog = Backlog()
         self._bookings = Bookings()
         self._waits = Waits()
@@ -178,9 +181,8 @@ class Sweep:
         self._flushed = clock()
         self._told_shortage = False
         self._leaving = False
-        for name in self._jobs:
-            if name not in finished:
-                self._add(name)
+        for unit in dict.fromkeys(map(self._unit, self._left)):
+            self._add(unit)
 
     def run(self) -> None:
         """Work until every job has a result.
@@ -242,13 +244,27 @@ class Sweep:
 
     def _end_pauses(self) -> None:
         now = self._clock()
-        for name in [name for name, pause in self._pauses.items() if pause.due <= now]:
-            pause = self._pauses.pop(name)
-            self._add(name, Wait(now - pause.since, "pause", pause.text))
+        for unit in [unit for unit, pause in self._pauses.items() if pause.due <= now]:
+            pause = self._pauses.pop(unit)
+            self._add(unit, Wait(now - pause.since, "pause", pause.text))
 
-    def _add(self, name: str, *before: Wait) -> None:
-        """Let a job be pending; `before` is what it waited for until now."""
-        request = self._requests[name]
+    def _unit(self, job_id: str) -> str:
+        """Name what is placed as one: a group by its first job."""
+        return self._groups.get(job_id, (job_id,))[0]
+
+    def _left_of(self, unit: str) -> tuple[str, ...]:
+        """Return the jobs of a unit that have no result yet."""
+        return tuple(name for name in self._groups.get(unit, (unit,)) if name in self._left)
+
+    def _request(self, unit: str) -> Request:
+        """Ask a place for a job, or for those of a group that have no result yet."""
+        if unit not in self._groups:
+            return self._requests[unit]
+        return fused([self._requests[name] for name in self._groups[unit]], self._left_of(unit))
+
+    def _add(self, unit: str, *before: Wait) -> None:
+        """Let a unit be pending; `before` is what it waited for until now."""
+        request = self._request(unit)
         self._backlog.add(request)
         self._waits.come(request, self._clock(), before)
 
@@ -264,8 +280,7 @@ class Sweep:
             self._take(Remark(None, "waiting", f"nothing can start: {_obstacle(load)}"))
         for placement in placed:
             self._bookings.add(placement)
-            for name in placement.jobs:
-                self._backlog.remove(name)
+            self._backlog.remove(self._unit(placement.jobs[0]))
         self._look(load, placed)
         return placed
 
@@ -273,7 +288,8 @@ class Sweep:
         """Note what the jobs that are left wait for, where that has changed."""
         obstacles = self._waits.look(self._backlog, self._bookings, load, self._clock())
         jobs = {reason.text: count for reason, count in obstacles.items()}
-        jobs |= Counter(pause.text for pause in self._pauses.values())
+        for unit, pause in self._pauses.items():
+            jobs[pause.text] = jobs.get(pause.text, 0) + len(self._left_of(unit))
         neighbours = tuple(core for core in load.cores if core not in load.idle)
         gpus = tuple(gpu.index for gpu in load.gpus)
         waiting = Waiting(load.cores, neighbours, gpus, jobs)
@@ -315,16 +331,14 @@ class Sweep:
     def _attempt(self, placement: Placement) -> tuple[Placement, list[Task]]:
         """Number the attempts: durable before a worker hears of them."""
         tasks = []
+        unit = self._unit(placement.jobs[0])
+        expected = self._request(unit).seconds
+        placed = Placed(placement.memory, self._waits.start(unit, self._clock()))
         for name in placement.jobs:
             number = self._store.start_attempt(
-                name,
-                placement.cores,
-                placement.threads,
-                _device(placement),
-                self._requests[name].seconds,
+                name, placement.cores, placement.threads, _device(placement), expected
             )
-            waits = self._waits.start(name, self._clock())
-            self._store.note_placed(name, number, Placed(placement.memory, waits))
+            self._store.note_placed(name, number, placed)
             tasks.append(Task(self._jobs[name], number, tuple(self._store.checkpoints(name))))
         return placement, tasks
 
@@ -379,6 +393,8 @@ class Sweep:
             self._store.epoch(item.job_id, item.attempt, item.epoch)
         elif isinstance(item, CheckpointWritten):
             self._outdated += self._store.checkpoint(item.ref)
+        elif isinstance(item, JobEnded):
+            self._end_early(item.result)
         elif isinstance(item, Remark):
             self._store.event(item.kind, item.text, item.job_id)
         self._watch.heard(item)
@@ -396,9 +412,14 @@ class Sweep:
         if error is None:
             answer = future.result()
             for task, found in zip(start.tasks, answer.results, strict=True):
-                self._take_result(task, found, start, answer)
+                if task.job.id not in start.ended:
+                    self._take_result(task, found, start, answer)
+            unit = self._unit(start.tasks[0].job.id)
+            if self._left_of(unit) and not (unit in self._pauses or self._leaving):
+                # Somebody else's SIGTERM: nothing failed, and it goes on from where it is.
+                self._add(unit)
             return
-        for task in start.tasks:
+        for task in (task for task in start.tasks if task.job.id not in start.ended):
             if isinstance(error, WorkerDiedError):
                 result = _failed(task, str(error), str(error))
                 self._set_back(task, error.outcome, result, start, error.pid, error.peak_memory)
@@ -410,12 +431,17 @@ class Sweep:
         if not isinstance(error, (WorkerDiedError, UnpackError)):
             raise error
 
+    def _end_early(self, result: Result) -> None:
+        """Record what one of several jobs came to that are trained as one; the others go on."""
+        for start in self._running.values():
+            ended = [task for task in start.tasks if task.job.id == result.job_id]
+            if ended:
+                self._record(result, start, result.pid, result.peak_memory)
+                start.ended.add(result.job_id)
+
     def _take_result(self, task: Task, found: Any, start: _Start, answer: Answer) -> None:
         if found is None:
             self._store.end_attempt(task.job.id, task.attempt, "interrupted", pid=answer.pid)
-            if not self._leaving:
-                # Somebody else's SIGTERM: nothing failed, and the job goes on from where it is.
-                self._add(task.job.id)
         elif isinstance(found, Setback):
             self._set_back(task, found.outcome, found.result, start, answer.pid, answer.peak_memory)
         else:
@@ -432,6 +458,7 @@ class Sweep:
             started=start.at,
             ended=self._store.now(),
         )
+        self._left.pop(result.job_id, None)
         if self._store.record(complete):
             self._recorded.append(complete)
 
@@ -451,9 +478,9 @@ class Sweep:
         if retry is not None:
             self._store.end_attempt(name, number, outcome, pid=pid, error=result.error)
             self._requests[name] = replace(self._requests[name], alone=retry.alone)
-            now = self._clock()
+            now, unit = self._clock(), self._unit(name)
             text = f"its pause after attempt {number} ({outcome})"
-            self._pauses[name] = _Pause(now, now + retry.after_s, text)
+            self._pauses[unit] = _Pause(now, now + retry.after_s, text)
             when = "alone on the machine" if retry.alone else f"in {retry.after_s:g} s"
             kind = "oom_retry" if outcome == "oom" else outcome
             self._take(Remark(name, kind, f"{told}; tried again {when}"))

@@ -214,4 +214,4 @@ class Waits:
 
 def _kind(request: Request) -> Request:
     """What a request asks for, whoever asks and however long it takes."""
-    return replace(request, job_id="", seconds=0.0)
+    return replace(request, job_id="", seconds=0.0, jobs=(), trainer="plain")

@@ -205,6 +205,10 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"threads_per_job": 4096},
         ["must not exceed the cores", "4096 threads on", "or less"],
     ),
+    "one job trained as one": (
+        {"fuse": 1},
+        ["fuse must be 'auto', True, False, or how many jobs", "received 1", "its default"],
+    ),
     "no time for a batch": (
         {"stall_timeout": 0},
         ["stall_timeout must be a number of seconds above 0", "received 0", "stall_timeout='auto'"],

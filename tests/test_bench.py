@@ -11,6 +11,7 @@ from torch import nn
 from asynckfold import bench
 from asynckfold.bench import packing, use
 from asynckfold.bench.checkpoints import Work
+from asynckfold.bench.fusion import Case
 from asynckfold.cli import main
 
 
@@ -116,3 +117,14 @@ def test_an_unknown_subject_is_refused_with_the_known_ones(
         main(["bench", "everything"])
     assert exit_info.value.code == 2
     assert "checkpoints" in capsys.readouterr().err
+
+
+def test_steps_are_timed_plain_and_fused() -> None:
+    case = Case("linear", lambda: nn.Linear(8, 10), (8,))
+    table = bench.fusion_table([case], (5, 10), seconds=0.0)
+    one, two = table.to_json()["rows"]
+    assert (one["jobs"], two["jobs"]) == (5, 10)
+    assert one["MFLOP a step"] == pytest.approx(2 * 2 * 32 * 8 * 10 / 1e6)
+    for row in (one, two):
+        assert row["plain / fused"] == pytest.approx(row["plain ms"] / row["fused ms"])
+        assert row["turns"] >= 3

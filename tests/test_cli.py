@@ -227,6 +227,36 @@ def test_plan_and_run_decide_the_same(root: Path, capsys: pytest.CaptureFixture[
     assert "a run of another plan" in capsys.readouterr().err
 
 
+def test_plan_and_run_train_the_same_jobs_as_one(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", "digits", "--models", "mlp", "--folds", "3", "--epochs", "1", "--root", root]
+    words += ["--fuse", "2"]
+    before = told(capsys, "plan", *words)
+    assert main(["run", "-q", "--baseline", "none", "--no-report", *map(str, words)]) == 0
+    capsys.readouterr()
+    with RunStore.read(root) as store:
+        (group,) = store.plan.groups
+        decided, attempts = store.about["decision"], store.attempts()
+    again, stored = told(capsys, "plan", *words), told(capsys, "plan", root)
+    for found in (before, again, stored):
+        assert found["groups"] == [list(group)]
+        assert found["fusing"]["mlp"].startswith("fused: 2 of 3 jobs")
+        spans = {span["job"]: span for span in found["spans"]}
+        assert spans.keys() == {"mlp/constant/fold-0", "mlp/constant/fold-2"}
+        assert spans[group[0]]["jobs"] == list(group)
+    for found in (again, stored):
+        assert found["prediction"] == decided["prediction"]
+        assert max(span["end"] for span in found["spans"]) == decided["prediction"]["makespan"]
+        expected = sum(found["requests"][name]["seconds"] for name in group)
+        assert {item.expected for item in attempts if item.job_id in group} == {expected}
+    assert main(["plan", str(root)]) == 0
+    assert "jobs trained as one:\n  mlp: fused: 2 of 3 jobs" in capsys.readouterr().out
+    other = ["plan", *map(str, words), "--fuse", "auto", "--root", str(root.parent / "other")]
+    assert main(other) == 0
+    assert "jobs trained as one:\n  mlp: not fused: its jobs take" in capsys.readouterr().out
+
+
 # Sweep files
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from asynckfold.forecast import forecast, forecast_of
+from asynckfold.forecast import forecast, forecast_of, foreseen
+from asynckfold.fusing import Grouping, grouped
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 from tests.test_choice import LARGE, SMALL, choose, sweep
@@ -26,6 +27,25 @@ def test_the_simulated_sweep_takes_what_was_predicted(gpus: int) -> None:
         seconds = sum(request.seconds for request in found.requests.values())
         assert found.simulation.makespan >= seconds / gpus * (1 - 1e-9)
     assert {span.gpu for span in spans} == (set(range(gpus)) or {None})
+
+
+def test_a_group_takes_the_seconds_of_all_its_jobs_on_the_cores_of_one() -> None:
+    work = sweep(3, 4, "cpu", A=LARGE, B=SMALL)
+    alone = choose(work)
+    grouping = grouped(work.plan.with_threads(alone.threads), 4, {"A": "", "B": "no"}, 4)
+    decided = foreseen(work, alone, grouping)
+    found = forecast(work, decided, grouping)
+    assert decided.threads == alone.threads
+    assert decided.prediction.makespan == found.simulation.makespan
+    assert decided.prediction.longest > alone.prediction.longest
+    assert found.plan.groups == grouping.groups
+    spans = {span.job: span for span in found.simulation.spans}
+    assert len(spans) == 3 + 12
+    for group in grouping.groups:
+        span, seconds = spans[group[0]], [found.requests[name].seconds for name in group]
+        assert span.end - span.start == pytest.approx(sum(seconds))
+        assert len(span.cores) == found.choice.threads["A"]
+    assert foreseen(work, alone, Grouping()) is alone
 
 
 def test_a_run_that_recorded_no_decision_has_no_forecast(root: Path) -> None:

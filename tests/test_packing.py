@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,31 @@ def test_seconds_and_cores_are_those_of_all_attempts(root: Path) -> None:
         "the jobs took 10.0 s from the first start to the last end, predicted were 11.0 s; no order"
         " of them takes less than 9.0 s. Meanwhile they held 90.0 % of 2 cores, the tail included"
     )
+
+
+def test_the_time_of_jobs_trained_as_one_counts_once(root: Path) -> None:
+    with FakeClockStore.hold(root) as store:
+        assert isinstance(store, FakeClockStore)
+        plan = replace(PLAN, groups=((B0, B1),))
+        store.begin(plan, FOLDS, TARGETS, {"decision": CHOICE.to_dict()})
+        store.clock = 1.0
+        store.start_attempt(B0, (0,), 1, "cpu", 10.0)
+        store.clock = 1.5
+        store.start_attempt(B1, (0,), 1, "cpu", 10.0)
+        store.clock = 4.0
+        record(store, B1, 1)
+        store.clock = 5.0
+        store.end_attempt(B0, 1, "died")
+        store.clock = 6.0
+        store.start_attempt(B0, (0,), 1, "cpu", 10.0)
+        store.clock = 9.0
+        record(store, B0, 2)
+        found = packing_of(store)
+    assert found is not None
+    assert found.core_seconds == pytest.approx((5 - 1) + (9 - 6))
+    assert found.longest == pytest.approx(4 + 3)
+    assert found.held == pytest.approx(7 / (2 * 8))
+    assert found.models[1] == ModelAccount("B", 1, "1 thread: as asked", 2, 5.0, 3.5, 14, 50)
 
 
 def test_a_run_without_a_decision_claims_nothing_of_its_cores(root: Path) -> None:

@@ -138,6 +138,8 @@ def test_max_memory_must_be_enough_for_a_job_of_each_model(root: Path) -> None:
     assert not root.exists()
     assert list(room_problems({"A": 7}, None)) == []
     assert len(list(room_problems({"A": 7, "B": 8, "C": 9}, 7))) == 2
+    (problem,) = room_problems({"A": 7, "B": 1}, 20, {"A": 3, "B": 3})
+    assert "expected for 3 jobs of A" in problem.received
 
 
 # While it runs

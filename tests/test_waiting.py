@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.placement import Backlog, Bookings, Gpu, Load, Placement, Request, place
+from asynckfold.placement import Backlog, Bookings, Gpu, Load, Placement, Request, fused, place
 from asynckfold.waiting import Obstacle, Waits, obstacle
 
 LOAD = Load(cores=(0, 1, 2, 3), idle=(0, 1, 2, 3), free_memory=100 << 20)
@@ -81,6 +81,25 @@ def test_what_is_named_is_in_the_way(request: Request, load: Load) -> None:
         named = obstacle(request, BUSY, load).kind
         lifted, after = LIFTED[named](request, load)
         assert place([lifted], BUSY, after) or obstacle(lifted, BUSY, after).kind != named
+
+
+def test_groups_wait_as_one_and_are_counted_by_their_jobs() -> None:
+    backlog, waits = Backlog(), Waits()
+    pairs = ("c", "d"), ("e", "f", "g")
+    for names in pairs:
+        asked = fused([Request(name, 1.0, threads=2) for name in names], names)
+        backlog.add(asked)
+        waits.come(asked, now=0.0)
+    single = Request("h", 1.0, threads=2)
+    backlog.add(single)
+    waits.come(single, now=0.0)
+    ((reason, jobs),) = waits.look(backlog, BUSY, LOAD, now=0.0).items()
+    assert (reason.kind, jobs) == ("cores", 6)
+    backlog.remove("e")
+    assert [item.seconds for item in waits.start("e", now=2.0)] == [2.0]
+    assert waits.look(backlog, BUSY, LOAD, now=2.0) == {reason: 3}
+    assert [item.seconds for item in waits.start("c", now=3.0)] == [3.0]
+    assert [item.seconds for item in waits.start("h", now=4.0)] == [4.0]
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 9.0), st.sampled_from([0, 3])), min_size=1, max_size=9))

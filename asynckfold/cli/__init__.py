@@ -265,6 +265,8 @@ def _bench_table(subject: str, quick: bool) -> BenchTable:
 
     if subject == "place":
         return bench.place_table((100, 1_000, 10_000)) if quick else bench.place_table()
+    if subject == "fusion":
+        return bench.fusion_table(seconds=1.0) if quick else bench.fusion_table()
     if subject == "packing":
         return bench.packing_table(turns=1) if quick else bench.packing_table()
     if subject == "use":

@@ -87,10 +87,10 @@ def make_parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("bench", help=text, description=_sentence(text), epilog=EXIT_CODES)
     verb.add_argument(
         "subject",
-        choices=("checkpoints", "packing", "place", "use"),
-        help="checkpoints: their share of a run's time; packing: one sweep in four ways; place: "
-        "the time of a decision, by the number of pending jobs; use: of the cores, and a job's "
-        "overhead",
+        choices=("checkpoints", "fusion", "packing", "place", "use"),
+        help="checkpoints: their share of a run's time; fusion: a step of several jobs as one "
+        "against one after another; packing: one sweep in four ways; place: the time of a "
+        "decision, by the number of pending jobs; use: of the cores, and a job's overhead",
     )
     verb.add_argument("--quick", action="store_true", help="seconds instead of minutes; rough")
     verb.add_argument("--save", metavar="FILE.md", help="write the table as a page, too")
@@ -237,7 +237,16 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
         + _default("threads_per_job"),
     )
     group.add_argument(
-        "--plan-from", metavar="DIR", help="take the threads of each model from another run"
+        "--fuse",
+        type=_fuse,
+        metavar="F",
+        help="train jobs of one model as one: auto, yes, no, or how many; changes bits, so part of "
+        "the plan (default no)",
+    )
+    group.add_argument(
+        "--plan-from",
+        metavar="DIR",
+        help="take the threads of each model and the groups of jobs from another run",
     )
     group.add_argument(
         "--devices",
@@ -360,6 +369,18 @@ def _jobs(text: str) -> int | str:
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"must be auto or a whole number, received {text!r}"
+        ) from None
+
+
+def _fuse(text: str) -> bool | int | str:
+    words: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False}
+    if text in words:
+        return words[text]
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be auto, yes, no or a whole number, received {text!r}"
         ) from None
 
 

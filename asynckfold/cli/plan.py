@@ -39,7 +39,7 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     threads = min(found.choice.threads.values())
     count = resolve_n_jobs(kfold.settings.n_jobs, machine.max_cores)
     load = machine.load(count, threads=threads)
-    first = place(list(found.requests.values()), [], load)
+    first = place(list(found.units.values()), [], load)
     out.data(
         {
             **_numbers(found),
@@ -88,9 +88,12 @@ def _numbers(found: Forecast) -> dict[str, Any]:
             name: {"seconds": item.seconds, "threads": item.threads, "memory": item.memory}
             for name, item in found.requests.items()
         },
+        "groups": plan.groups,
+        "fusing": dict(found.fusing),
         "spans": [
             {"job": span.job, "start": span.start, "end": span.end, "cores": span.cores}
             | ({} if span.gpu is None else {"gpu": span.gpu})
+            | ({"jobs": found.units[span.job].jobs} if found.units[span.job].jobs else {})
             for span in found.simulation.spans
         ],
         "failures": {**found.failures, **choice.failures},
@@ -140,6 +143,9 @@ def _lines(found: Forecast) -> Iterator[str]:
     yield f"threads, {measured}:"
     for model in dict.fromkeys(job.model for job in plan.jobs):
         yield f"  {model}: {choice.why[model]}"
+    if found.fusing:
+        yield "jobs trained as one:"
+        yield from (f"  {model}: {text}" for model, text in found.fusing.items())
     for name, line in {**found.failures, **choice.failures}.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"
     prediction, cores = choice.prediction, choice.cores
@@ -152,4 +158,6 @@ def _lines(found: Forecast) -> Iterator[str]:
         f"if nobody else uses them; lower bound {clock(prediction.lower_bound)}, the larger of "
         f"core-seconds / cores and the longest job ({clock(prediction.longest)})"
     )
+    if plan.groups:
+        yield "jobs trained as one are predicted, and drawn, as if they ran one after another"
     yield from gantt(found.simulation.spans, range(cores))

@@ -508,7 +508,7 @@ def draw_gantt(summary: Summary) -> Chart | None:
     if not summary.bars:
         return None
     lanes = _lanes(summary.bars)
-    title = _gantt_title(summary, len(lanes))
+    title = _gantt_title(summary, lanes)
     figure = _new_figure(1.7 + 0.3 * min(len(lanes), 24), title)
     axes = figure.subplots()
     first = min(bar.start for bar in summary.bars)
@@ -530,19 +530,36 @@ def draw_gantt(summary: Summary) -> Chart | None:
     return _chart("gantt", title, "A bar per attempt at a job, a row per core.", figure)
 
 
-def _gantt_title(summary: Summary, lanes: int) -> str:
+def _gantt_title(summary: Summary, lanes: Sequence[tuple[str, Sequence[Bar]]]) -> str:
     jobs = len({bar.job for bar in summary.bars})
     first = min(bar.start for bar in summary.bars)
     longest = max(bar.end for bar in summary.bars) - first
-    busy = sum((bar.end - bar.start) * max(len(bar.cores), 1) for bar in summary.bars)
-    share = busy / (longest * lanes) if longest else math.nan
+    rows, busy = len(lanes), math.fsum(_covered(bars) for _, bars in lanes)
+    share = busy / (longest * rows) if longest else math.nan
     known = summary.packing
     if known is not None and known.cores is not None and known.held is not None:
-        lanes, longest, share = known.cores, known.makespan, known.held
+        rows, longest, share = known.cores, known.makespan, known.held
     return (
-        f"{findings.plural(jobs, 'job')} on {findings.plural(lanes, 'core')} in "
+        f"{findings.plural(jobs, 'job')} on {findings.plural(rows, 'core')} in "
         f"{findings.duration(longest)}; jobs held {findings.percent(share)} of the core time"
     )
+
+
+def _covered(bars: Sequence[Bar]) -> float:
+    """Return the seconds in which there is a bar: jobs that are trained as one share theirs.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> bar = Bar("a", "A", 1, (0,), "cpu", 1.0, 3.0, "ok", "")
+    >>> _covered([bar, bar, replace(bar, start=2.0, end=5.0), replace(bar, start=7.0, end=8.0)])
+    5.0
+    """
+    total, end = 0.0, -math.inf
+    for bar in sorted(bars, key=lambda bar: bar.start):
+        total += max(0.0, bar.end - max(bar.start, end))
+        end = max(end, bar.end)
+    return total
 
 
 def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from asynckfold.errors import StorageError
 from asynckfold.files import make_folders, open_plain, storage_error
 from asynckfold.folds import Fold
+from asynckfold.fusing import Fuse
 from asynckfold.plan import Job, Plan
 from asynckfold.recipe import Recipe
 from asynckfold.store import job_folder as job_folder
@@ -45,6 +46,8 @@ class Bundle:
         What ``torch.get_default_dtype`` was in the caller's process.
     deterministic : {0, 1, 2}
         What ``torch.get_deterministic_debug_mode`` was there.
+    fuse : "auto", bool or int
+        Which models a dry run has to check for whether they can be trained as one.
     """
 
     plan: Plan
@@ -55,6 +58,7 @@ class Bundle:
     ordinary: Any = None
     default_dtype: str = "float32"
     deterministic: int = 0
+    fuse: Fuse = False
 
     def fold_of(self, job: Job) -> Fold:
         """Return the fold that `job` holds out."""

@@ -3,7 +3,7 @@
 ::
 
     train ── seed, build ── restore? ──┐
-                                       ▼
+                                       ▼  run
               ┌─ epoch: seeded order ─ batches: gather, step ─ (stop? checkpoint, leave)
               │                        evaluate the held-out fold
               └─ LR schedule ─ checkpoint ◄─┘                        ── result
@@ -18,9 +18,8 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +30,7 @@ from asynckfold.data import Batches
 from asynckfold.errors import StoreCorruptError
 from asynckfold.folds import Indices
 from asynckfold.messages import CheckpointWritten, EpochEnded, News, Progress, Remark, Task
-from asynckfold.plan import Job
+from asynckfold.plan import Job, TrainerParams
 from asynckfold.pulse import Pulse
 from asynckfold.result import DIVERGED, DONE, Epoch, Result
 from asynckfold.store import CheckpointRef
@@ -49,6 +48,40 @@ Report = Callable[[News], None]
 
 class Diverged(Exception):  # noqa: N818
     """The loss became infinite or NaN, or an output NaN."""
+
+
+class Course(Protocol):
+    """What `run` takes from batch to batch: one job, or several that are trained as one.
+
+    ``epoch`` whole epochs and ``batch`` of the ``batches`` of the next are behind it.
+    """
+
+    epoch: int
+    batch: int
+    pulse: Pulse
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to be trained."""
+
+    def begin_epoch(self) -> None:
+        """Seed, or take up the random state of a checkpoint."""
+
+    def step(self) -> None:
+        """Train on the next batch."""
+
+    def tell(self, report: Report) -> None:
+        """Say where it is, when it is time."""
+
+    def end_epoch(self, started: float, report: Report) -> None:
+        """Evaluate, step the LR schedule, note the epoch."""
+
+    def save(self, report: Report) -> None:
+        """Write a checkpoint."""
 
 
 @dataclass(eq=False)
@@ -84,11 +117,158 @@ class Training:
     random: dict[str, Any] | None = None
     outputs: npt.NDArray[np.float32] | None = None
     score_seconds: float = 0.0
+    order: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    told: float = 0.0
 
     @property
     def seed(self) -> int:
         """The job's seed."""
         return self.task.job.seed
+
+    @property
+    def params(self) -> TrainerParams:
+        """How it is trained."""
+        return self.bundle.plan.params
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        return len(self.bounds)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all epochs are behind it."""
+        return self.epoch == self.params.epochs
+
+    @property
+    def steps_each_batch(self) -> bool:
+        """Whether the LR schedule steps after every batch."""
+        reacts = lr_schedules.needs_metric(self.lr_schedule)
+        return self.params.lr_step == "batch" and not reacts
+
+    def begin_epoch(self) -> None:
+        """Put the samples in the epoch's order, and the generators where they have to be."""
+        self.put_in_order()
+        if self.random is not None:
+            seeding.restore(self.random)
+            self.random = None
+        if self.batch == 0:
+            seeding.seed_all(self.epoch_seed)
+        set_mode(self, train=True)
+
+    def put_in_order(self) -> None:
+        """Begin or continue an epoch, but for the generators."""
+        if self.batch == 0:
+            self.lr = float(self.optimizer.param_groups[0]["lr"])
+        self.order = torch.from_numpy(epoch_order(self.train, self.seed, self.epoch))
+        self.told = time.monotonic()
+
+    @property
+    def epoch_seed(self) -> int:
+        """What the generators are seeded with at the start of the epoch."""
+        return seeding.stream(self.seed, self.epoch + 1)
+
+    def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and targets."""
+        low, high = self.bounds[self.batch]
+        return self.data.train(self.order[low:high], self.seed, self.epoch)
+
+    def step(self) -> None:
+        """Train on the next batch."""
+        self.note_step(training_step(self, *self.next_batch()))
+        if self.steps_each_batch:
+            self.lr_schedule.step()
+
+    def note_step(self, loss: torch.Tensor) -> None:
+        """One more batch is behind it."""
+        self.losses.append(loss)
+        self.batch += 1
+
+    def tell(self, report: Report) -> None:
+        """Write the log, and report progress where the last is some time ago."""
+        params, job = self.params, self.task.job
+        if self.batch % params.print_frequency == 0:
+            self.log.write(
+                f"epoch {self.epoch + 1}/{params.epochs} batch {self.batch}/{self.batches} "
+                f"loss {float(self.losses[-1]):.4f}\n"
+            )
+        now = time.monotonic()
+        if now - self.told < NEWS_SECONDS:
+            return
+        self.told = now
+        report(
+            Progress(
+                job.id,
+                self.task.attempt,
+                self.epoch + 1,
+                params.epochs,
+                self.batch,
+                self.batches,
+                float(self.losses[-1]),
+            )
+        )
+
+    def end_epoch(self, started: float, report: Report) -> None:
+        """Evaluate, step the LR schedule, note the epoch."""
+        item = self.scored()
+        self.step_lr_schedule()
+        self.close_epoch(item, started, report)
+
+    def scored(self) -> Epoch:
+        """Return the losses of the epoch, which still has to end.
+
+        Raises
+        ------
+        Diverged
+            A loss is not finite, or an output NaN.
+        """
+        train_loss = _mean_loss(self)
+        # What is compiled for training may be compiled once more for evaluation.
+        self.pulse.aside()
+        scoring = time.perf_counter()
+        self.outputs, valid_loss, accuracy = evaluate(self, self.valid)
+        self.score_seconds = time.perf_counter() - scoring
+        where = f"at epoch {self.epoch + 1} (learning rate {self.lr:g})"
+        if np.isnan(self.outputs).any():
+            raise Diverged(f"an output on the held-out fold became nan {where}")
+        if not np.isfinite(valid_loss):
+            raise Diverged(f"the loss on the held-out fold became {valid_loss} {where}")
+        return Epoch(self.epoch + 1, train_loss, valid_loss, accuracy, self.lr, 0.0)
+
+    def step_lr_schedule(self) -> None:
+        """Step it at the end of an epoch, with the loss that it may want."""
+        if lr_schedules.needs_metric(self.lr_schedule):
+            self.lr_schedule.step(evaluate(self, self.steer)[1])
+        elif self.params.lr_step == "epoch":
+            self.lr_schedule.step()
+
+    def close_epoch(self, item: Epoch, started: float, report: Report) -> None:
+        """Note an epoch that `scored` returned."""
+        self.epoch, self.batch, self.losses = self.epoch + 1, 0, []
+        item = replace(item, seconds=time.perf_counter() - started)
+        self.epochs.append(item)
+        self.log.write(
+            f"epoch {item.number} train_loss {item.train_loss:.4f} "
+            f"valid_loss {item.valid_loss:.4f} "
+            + (f"accuracy {item.accuracy:.4f} " if item.accuracy is not None else "")
+            + f"lr {item.lr:g} seconds {item.seconds:.2f}\n"
+        )
+        report(EpochEnded(self.task.job.id, self.task.attempt, item))
+
+    def save(self, report: Report) -> None:
+        """Write a checkpoint, and report it."""
+        task, root = self.task, self.bundle.root
+        name = f"checkpoint-{self.epoch:04}-{self.batch:06}-{task.attempt}.safetensors"
+        path = job_folder(root, task.job) / name
+        # A slow disk is no hang.
+        self.pulse.aside()
+        digest, size = checkpoint.save(path, self.tree(), root)
+        file = str(path.relative_to(root))
+        report(
+            CheckpointWritten(
+                CheckpointRef(task.job.id, task.attempt, self.epoch, self.batch, file, digest, size)
+            )
+        )
 
     def tree(self) -> dict[str, Any]:
         """Return everything that a continuation needs."""
@@ -101,24 +281,39 @@ class Training:
             "losses": torch.stack(self.losses) if self.losses else None,
             "epochs": [vars(item) for item in self.epochs],
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.optimizer_state(),
             "lr_schedule": self.lr_schedule.state_dict(),
             "criterion": self.criterion.state_dict()
             if isinstance(self.criterion, nn.Module)
             else None,
-            "random": seeding.state(),
+            "random": self.random_state(),
             # A second evaluation need not give the same: a model may draw random numbers in it.
-            "outputs": self.outputs if self.epoch == self.bundle.plan.params.epochs else None,
+            "outputs": self.outputs if self.ended else None,
         }
 
-    def continue_from(self, tree: dict[str, Any]) -> None:
-        """Take up a tree that `tree` returned."""
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return what the optimizer keeps, as the plain one does."""
+        return self.optimizer.state_dict()
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Take up what `optimizer_state` returned."""
+        self.optimizer.load_state_dict(state)
+
+    def random_state(self) -> dict[str, Any]:
+        """Return the state of the generators."""
+        return seeding.state()
+
+    def check(self, tree: dict[str, Any]) -> None:
+        """Refuse a tree that `tree` returned for another job or plan."""
         if tree["job"] != self.task.job.id:
             raise StoreCorruptError(f"a checkpoint of {tree['job']} stands for {self.task.job.id}")
         if tree["plan"] != self.bundle.plan.fingerprint:
             raise StoreCorruptError(f"a checkpoint of {tree['job']} comes from another plan")
+
+    def take_up(self, tree: dict[str, Any]) -> None:
+        """Put everything where a tree says it was."""
         self.model.load_state_dict(tree["model"])
-        self.optimizer.load_state_dict(tree["optimizer"])
+        self.load_optimizer(tree["optimizer"])
         self.lr_schedule.load_state_dict(tree["lr_schedule"])
         if isinstance(self.criterion, nn.Module):
             self.criterion.load_state_dict(tree["criterion"])
@@ -169,30 +364,19 @@ def train(
         _restore(training, report)
         started = time.perf_counter()
         try:
-            if not _run(training, report, stop):
+            if not run(training, bundle.plan.params, report, stop):
                 return None
-            return _result(training, time.perf_counter() - started)
+            return result_of(training, time.perf_counter() - started)
         except Diverged as error:
-            log.write(f"diverged: {error}\n")
-            return Result(
-                task.job.id,
-                task.attempt,
-                DIVERGED,
-                epochs=tuple(training.epochs),
-                fit_seconds=time.perf_counter() - started,
-                error=str(error),
-            )
-        except BaseException as error:
-            _note_place(error, training)
-            raise
+            return diverged(training, error, time.perf_counter() - started)
 
 
-def _note_place(error: BaseException, training: Training) -> None:
-    batch, batches = training.batch, len(training.bounds)
+def _note_place(error: BaseException, course: Course) -> None:
+    batch, batches = course.batch, course.batches
     where = "end of the epoch" if batch == batches else f"batch {batch + 1} of {batches}"
     # The user may have defined an exception that takes no attributes.
     with contextlib.suppress(Exception):
-        setattr(error, _PLACE, f"epoch {training.epoch + 1}, {where}")
+        setattr(error, _PLACE, f"epoch {course.epoch + 1}, {where}")
 
 
 def place_of(error: BaseException) -> str:
@@ -212,9 +396,7 @@ def build(
     """Seed everything and make the live objects of a job, before its first step."""
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
     fold = bundle.fold_of(job)
-    seeding.seed_all(job.seed)
-    model = recipe.models[job.model]().to(device)
-    optimizer = recipe.opt_fn(model)
+    model, optimizer = begun(bundle, job, device)
     schedule, train_part, steer = schedule_of(bundle, job, model, optimizer, fold.train)
     criterion = copy.deepcopy(recipe.criterion)
     if isinstance(criterion, nn.Module):
@@ -236,6 +418,15 @@ def build(
         pulse,
         plan.params.clip_grad_norm,
     )
+
+
+def begun(
+    bundle: Bundle, job: Job, device: torch.device
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Seed everything, and return the model and the optimizer of a job."""
+    seeding.seed_all(job.seed)
+    model = bundle.recipe.models[job.model]().to(device)
+    return model, bundle.recipe.opt_fn(model)
 
 
 def schedule_of(
@@ -292,7 +483,9 @@ def _restore(training: Training, report: Report) -> None:
     for position, ref in enumerate(refs, 1):
         try:
             root = training.bundle.root
-            training.continue_from(checkpoint.load(root / ref.file, ref.sha256, root))
+            tree = checkpoint.load(root / ref.file, ref.sha256, root)
+            training.check(tree)
+            training.take_up(tree)
         except StoreCorruptError as error:
             instead = "an older one is used" if position < len(refs) else "the job starts anew"
             report(Remark(training.task.job.id, "damage", f"{error}; {instead}"))
@@ -301,54 +494,39 @@ def _restore(training: Training, report: Report) -> None:
             return
 
 
-def _run(training: Training, report: Report, stop: Callable[[], bool]) -> bool:
-    """Train to the end; return False when asked to stop before."""
-    params = training.bundle.plan.params
-    saver = saving.Saver(lambda: _save(training, report))
-    while training.epoch < params.epochs:
+def run(course: Course, params: TrainerParams, report: Report, stop: Callable[[], bool]) -> bool:
+    """Train to the end; return False when asked to stop before.
+
+    What is raised meanwhile knows from then on where: see `place_of`.
+    """
+    try:
+        return _run(course, params, report, stop)
+    except BaseException as error:
+        _note_place(error, course)
+        raise
+
+
+def _run(course: Course, params: TrainerParams, report: Report, stop: Callable[[], bool]) -> bool:
+    saver = saving.Saver(lambda: course.save(report))
+    while not course.ended:
         started = time.perf_counter()
-        if training.batch == 0:
-            training.lr = float(training.optimizer.param_groups[0]["lr"])
-        if not _train_epoch(training, report, stop, saver):
+        course.begin_epoch()
+        while course.batch < course.batches:
+            course.step()
+            course.pulse.beat()
+            course.tell(report)
+            unfinished = course.batch < course.batches
+            if stop() and unfinished:
+                saver.save()
+                return False
+            if unfinished and saver.due(saving.MIDDLE_SECONDS):
+                saver.save()
+        course.end_epoch(started, report)
+        if not course.ended and stop():
             saver.save()
             return False
-        _end_epoch(training, started, report)
-        last = training.epoch == params.epochs
-        if not last and stop():
-            saver.save()
-            return False
-        due = training.epoch % params.save_checkpoint_frequency == 0
-        if last or (due and saver.due(saving.EPOCH_SECONDS)):
-            saver.save()
-    return True
-
-
-def _train_epoch(
-    training: Training, report: Report, stop: Callable[[], bool], saver: saving.Saver
-) -> bool:
-    plan, number = training.bundle.plan, training.epoch + 1
-    order = torch.from_numpy(epoch_order(training.train, training.seed, training.epoch))
-    bounds = training.bounds
-    if training.random is not None:
-        seeding.restore(training.random)
-        training.random = None
-    if training.batch == 0:
-        seeding.seed_all(seeding.stream(training.seed, number))
-    _set_mode(training, train=True)
-    told = time.monotonic()
-    for position in range(training.batch, len(bounds)):
-        low, high = bounds[position]
-        inputs, targets = training.data.train(order[low:high], training.seed, training.epoch)
-        training.losses.append(training_step(training, inputs, targets))
-        if plan.params.lr_step == "batch" and not lr_schedules.needs_metric(training.lr_schedule):
-            training.lr_schedule.step()
-        training.batch = position + 1
-        training.pulse.beat()
-        told = _tell(training, len(bounds), told, report)
-        unfinished = training.batch < len(bounds)
-        if stop() and unfinished:
-            return False
-        if unfinished and saver.due(saving.MIDDLE_SECONDS):
+        due = course.epoch % params.save_checkpoint_frequency == 0
+        if course.ended or (due and saver.due(saving.EPOCH_SECONDS)):
             saver.save()
     return True
 
@@ -372,63 +550,6 @@ def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tenso
     return loss.detach()
 
 
-def _tell(training: Training, batches: int, told: float, report: Report) -> float:
-    params, job = training.bundle.plan.params, training.task.job
-    if training.batch % params.print_frequency == 0:
-        training.log.write(
-            f"epoch {training.epoch + 1}/{params.epochs} batch {training.batch}/{batches} "
-            f"loss {float(training.losses[-1]):.4f}\n"
-        )
-    now = time.monotonic()
-    if now - told < NEWS_SECONDS:
-        return told
-    report(
-        Progress(
-            job.id,
-            training.task.attempt,
-            training.epoch + 1,
-            params.epochs,
-            training.batch,
-            batches,
-            float(training.losses[-1]),
-        )
-    )
-    return now
-
-
-def _end_epoch(training: Training, started: float, report: Report) -> None:
-    train_loss, lr = _mean_loss(training), training.lr
-    # What is compiled for training may be compiled once more for evaluation.
-    training.pulse.aside()
-    scoring = time.perf_counter()
-    training.outputs, valid_loss, accuracy = evaluate(training, training.valid)
-    training.score_seconds = time.perf_counter() - scoring
-    if np.isnan(training.outputs).any():
-        raise Diverged(
-            f"an output on the held-out fold became nan at epoch {training.epoch + 1} "
-            f"(learning rate {lr:g})"
-        )
-    if not np.isfinite(valid_loss):
-        raise Diverged(
-            f"the loss on the held-out fold became {valid_loss} at epoch {training.epoch + 1} "
-            f"(learning rate {lr:g})"
-        )
-    if lr_schedules.needs_metric(training.lr_schedule):
-        training.lr_schedule.step(evaluate(training, training.steer)[1])
-    elif training.bundle.plan.params.lr_step == "epoch":
-        training.lr_schedule.step()
-    training.epoch, training.batch, training.losses = training.epoch + 1, 0, []
-    seconds = time.perf_counter() - started
-    item = Epoch(training.epoch, train_loss, valid_loss, accuracy, lr, seconds)
-    training.epochs.append(item)
-    training.log.write(
-        f"epoch {item.number} train_loss {train_loss:.4f} valid_loss {valid_loss:.4f} "
-        + (f"accuracy {accuracy:.4f} " if accuracy is not None else "")
-        + f"lr {lr:g} seconds {seconds:.2f}\n"
-    )
-    report(EpochEnded(training.task.job.id, training.task.attempt, item))
-
-
 def _mean_loss(training: Training) -> float:
     """Mean over samples; one synchronisation with the device for a whole epoch."""
     sizes = np.array([high - low for low, high in training.bounds])
@@ -446,7 +567,7 @@ def evaluate(
     training: Training, indices: Indices
 ) -> tuple[npt.NDArray[np.float32], float, float | None]:
     """Return outputs, loss and accuracy (None for regression) of the model in hand."""
-    _set_mode(training, train=False)
+    set_mode(training, train=False)
     size = training.bundle.plan.params.eval_batch_size
     outputs, targets = [], []
     # Not inference_mode: what a model keeps of such a pass could not be trained with afterwards.
@@ -464,36 +585,15 @@ def evaluate(
     return found.float().cpu().numpy(), loss, accuracy
 
 
-def _set_mode(training: Training, *, train: bool) -> None:
+def set_mode(training: Training, *, train: bool) -> None:
+    """Set the mode of model and criterion."""
     training.model.train(train)
     if isinstance(training.criterion, nn.Module):
         training.criterion.train(train)
 
 
-def _save(training: Training, report: Report) -> None:
-    task = training.task
-    folder = job_folder(training.bundle.root, task.job)
-    name = f"checkpoint-{training.epoch:04}-{training.batch:06}-{task.attempt}.safetensors"
-    path = folder / name
-    # A slow disk is no hang.
-    training.pulse.aside()
-    digest, size = checkpoint.save(path, training.tree(), training.bundle.root)
-    report(
-        CheckpointWritten(
-            CheckpointRef(
-                task.job.id,
-                task.attempt,
-                training.epoch,
-                training.batch,
-                str(Path(path).relative_to(training.bundle.root)),
-                digest,
-                size,
-            )
-        )
-    )
-
-
-def _result(training: Training, fit_seconds: float) -> Result:
+def result_of(training: Training, fit_seconds: float) -> Result:
+    """Return the result of a training that reached its end."""
     return Result(
         training.task.job.id,
         training.task.attempt,
@@ -503,6 +603,19 @@ def _result(training: Training, fit_seconds: float) -> Result:
         weights=checkpoint.weights_digest(training.model),
         fit_seconds=fit_seconds,
         score_seconds=training.score_seconds,
+    )
+
+
+def diverged(training: Training, error: Diverged, fit_seconds: float) -> Result:
+    """Return the result of a training that diverged."""
+    training.log.write(f"diverged: {error}\n")
+    return Result(
+        training.task.job.id,
+        training.task.attempt,
+        DIVERGED,
+        epochs=tuple(training.epochs),
+        fit_seconds=fit_seconds,
+        error=str(error),
     )
 
 

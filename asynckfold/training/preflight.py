@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from asynckfold import fusing
 from asynckfold.data import Batches
 from asynckfold.messages import Facts
 from asynckfold.pulse import Pulse
@@ -26,9 +27,15 @@ from asynckfold.training import lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.flops import FlopCounter
+from asynckfold.training.fusion import check_equivalence, fuse
+from asynckfold.training.fusion.arms import why_not_stackable
 from asynckfold.training.isolation import isolated
 from asynckfold.training.loop import fitted
 from asynckfold.transforms import describe
+
+REPLICA_BATCH = 8
+"""Samples with which fused replicas are compared with plain models: the check is one of formulas.
+"""
 
 _Problem = tuple[str, str, str]
 
@@ -63,6 +70,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
     seconds: dict[str, float] = {}
     memory: dict[str, int] = {}
     flops: dict[str, int] = {}
+    fusible: dict[str, str] = {}
     problems: dict[_Problem, None] = {}
     failures: dict[str, str] = {}
     for name in recipe.models:
@@ -79,6 +87,8 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
                         seconds[name] = dry.step_seconds()
                         memory[name] = _bytes(dry)
                         flops[name] = dry.counter.flops
+                        pulse.aside()
+                        fusible[name] = dry.why_not_fusible()
             except _Refused as refused:
                 problems[refused.args[0]] = None
             except (Exception, SystemExit):  # noqa: BLE001
@@ -89,7 +99,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
         "criterion": _describe(recipe.criterion),
         "preprocess": None if recipe.preprocess is None else _transformer(recipe.preprocess),
     }
-    return Facts(facts, seconds, memory, tuple(problems), failures, flops)
+    return Facts(facts, seconds, memory, tuple(problems), failures, flops, fusible)
 
 
 class _DryRun:
@@ -121,9 +131,10 @@ class _DryRun:
         )
         _check_schedule(schedule, self.lr_schedule)
         fold = bundle.folds[0]
+        self.rows = fold.train
         rows = torch.from_numpy(fold.train[: max(2, plan.batch_size)])
-        seen = fitted(data, recipe.preprocess, fold.train)
-        self.inputs, self.targets = seen.train(rows, 0, 0)
+        self.seen = fitted(data, recipe.preprocess, fold.train)
+        self.inputs, self.targets = self.seen.train(rows, 0, 0)
 
     def step_seconds(self) -> float:
         """Seconds of the faster of two steps; the first warms up, its operations are counted."""
@@ -145,6 +156,37 @@ class _DryRun:
         if not isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.step()
         return time.perf_counter() - started
+
+    def why_not_fusible(self) -> str:
+        """Return why jobs of the model are not to be trained as one, or nothing where they are."""
+        bundle, recipe = self.bundle, self.bundle.recipe
+        reason = fusing.why_not_paying(
+            bundle.fuse, bundle.plan, bundle.folds, self.name, self.counter.flops
+        )
+        if reason:
+            return reason
+        # What the user's code raises in two replicas is the reason.
+        try:
+            models = [recipe.models[self.name]() for _ in range(2)]
+            found = check_equivalence(models, recipe.criterion, self._steps(), recipe.opt_fn)
+            if found.refusal is not None:
+                return found.refusal
+            fused = fuse(models, [self.inputs[:2]])
+            if fused.why_vmap:
+                return f"there is no batched form of it: {fused.why_vmap}"
+            optimizers = [recipe.opt_fn(model) for model in models]
+            return why_not_stackable(fused, optimizers, range(2)) or ""
+        except Exception as error:  # noqa: BLE001
+            return f"{type(error).__name__} was raised: {error}"
+
+    def _steps(self) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Two steps of two replicas, whose batches differ in size by one sample."""
+        sizes = [min(REPLICA_BATCH, len(self.inputs)), min(REPLICA_BATCH, len(self.inputs)) - 1]
+        rows = torch.from_numpy(self.rows)
+        return [
+            [self.seen.train(rows.roll(-step * size)[:size], row, step) for row, size in pair]
+            for step, pair in enumerate([list(enumerate(sizes))] * 2)
+        ]
 
 
 def _check_schedule(name: str, schedule: Any) -> None:

@@ -34,11 +34,11 @@ import torch
 from asynckfold import descriptors, proc
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.messages import News, Setback, Started, Task
+from asynckfold.messages import JobEnded, News, Setback, Started, Task
 from asynckfold.placement import Placement
 from asynckfold.pulse import STACKS_SIGNAL, Pulse
 from asynckfold.result import FAILED, Result
-from asynckfold.training import baseline, loop, preflight, probe
+from asynckfold.training import baseline, fused, loop, preflight, probe
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.faults import outcome_of
 from asynckfold.training.isolation import isolated
@@ -69,9 +69,9 @@ def execute(
     Returns
     -------
     list
-        Of `Result` for the plain trainer (None where it was asked to stop, a `Setback` where
-        another attempt may succeed); the `Facts` of a preflight; the `Baseline` of a serial loop;
-        the `Timing` of a probe, whose placement names a job of the model.
+        Of `Result` for the plain and the fused trainer (None where it was asked to stop, a
+        `Setback` where another attempt may succeed); the `Facts` of a preflight; the `Baseline` of
+        a serial loop; the `Timing` of a probe, whose placement names a job of the model.
 
     Raises
     ------
@@ -96,6 +96,8 @@ def execute(
                 wanted = placement.jobs[0]
                 job = next(job for job in bundle.plan.jobs if job.id == wanted)
                 return [probe.measure(bundle, job, data, device)]
+            if placement.trainer == "fused":
+                return _train_group(bundle, data, tasks, device, report, stop, pulse)
             return [_train(bundle, data, task, device, report, stop, pulse) for task in tasks]
 
 
@@ -119,16 +121,48 @@ def _train(
     stop: Stop,
     pulse: Pulse,
 ) -> Result | Setback | None:
-    # The one place where whatever the user's code raises becomes the result of its job.
+    def work() -> list[Any]:
+        return [loop.train(bundle, task, data.to(device), device, report, stop, pulse)]
+
+    found: Result | Setback | None = _attempted(bundle, [task], work)[0]
+    return found
+
+
+def _train_group(
+    bundle: Bundle,
+    data: Batches,
+    tasks: Sequence[Task],
+    device: torch.device,
+    report: Report,
+    stop: Stop,
+    pulse: Pulse,
+) -> list[Any]:
+    """What one job's code raises ends all of its group, but for those that ended before."""
+    ended: dict[str, Result] = {}
+
+    def tell(news: News) -> None:
+        if isinstance(news, JobEnded):
+            ended[news.result.job_id] = news.result
+        report(news)
+
+    def work() -> list[Any]:
+        return list(fused.train(bundle, tasks, data.to(device), device, tell, stop, pulse))
+
+    found = _attempted(bundle, tasks, work)
+    return [ended.get(task.job.id, item) for task, item in zip(tasks, found, strict=True)]
+
+
+def _attempted(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[Any]]) -> list[Any]:
+    """The one place where whatever the user's code raises becomes the results of its jobs."""
     try:
         with isolated():
-            return loop.train(bundle, task, data.to(device), device, report, stop, pulse)
+            return work()
     except StorageError:
         raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not _ignores_interrupts():
             raise
-        return failure(bundle, task, error)
+        return [failure(bundle, task, error) for task in tasks]
 
 
 def _ignores_interrupts() -> bool:

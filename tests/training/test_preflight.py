@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -363,3 +364,38 @@ def test_the_length_of_the_training_is_known_to_the_schedule(tmp_path: Path) -> 
         tmp_path, lr_schedules={"cosine": "cosine"}, opt_fn=sgd, params=TrainerParams(7)
     )
     assert "'T_max', 7" in facts["settings"]["m/cosine"]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(FEATURES, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(inputs)[0]
+        return found
+
+
+FUSIBLE: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "linear": ({}, True, ""),
+    "by width": ({}, 4, ""),
+    "not asked": ({}, False, "fuse is False"),
+    "too short": ({}, "auto", "is the least"),
+    "recurrent": ({"models": {"m": Recurrent}}, True, "recurrent"),
+    "noisy": ({"models": {"m": Noisy}}, True, "draws random numbers from Python"),
+    "optimizer": ({"opt_fn": lambda model: optim.LBFGS(model.parameters())}, True, "LBFGS"),
+    "one fold": ({"cv": [(np.arange(40), np.arange(40, 60))]}, True, "there is one job"),
+}
+
+
+@pytest.mark.parametrize("name", FUSIBLE)
+def test_why_jobs_are_not_trained_as_one_is_known_before_they_start(
+    tmp_path: Path, name: str
+) -> None:
+    parts, fuse, part = FUSIBLE[name]
+    tiny = Tiny(tmp_path, **parts)
+    facts = preflight.check(dataclasses.replace(tiny.bundle, fuse=fuse), tiny.batches)
+    (reason,) = facts.fusible.values()
+    assert bool(reason) == bool(part)
+    assert part in reason
+    assert not facts.failures

@@ -1,0 +1,204 @@
+"""Which jobs are trained as one: a pure rule over operations, number of jobs and allotted cores.
+
+How many jobs are trained as one touches their bits, so the same sweep must get the same groups on
+an idle and on a busy machine: no timing has a say here. The groups are written in the plan.
+
+::
+
+    fuse=False, a GPU ──────────────────────────────► no groups
+    the run has a plan, or plan_from another ───────► its groups
+    else, for each model:  fusible?  pays?  ────────► equal groups, one for each core or more
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from asynckfold.costs import work_of
+from asynckfold.decide import rule_cost
+from asynckfold.folds import Fold
+from asynckfold.plan import Plan
+
+MOST_FLOPS = 9e7
+"""Operations of a training step above which fusing is not sure to pay.
+
+From `asynckfold bench fusion` (1 core of an AMD EPYC, 2 cores shared with others; torch 2.15;
+batches of 32 unless said): seconds of plain steps / seconds of a fused step, of 5 and of 10 jobs.
+
+=========================  =====  =====  =====
+model                      MFLOP      5     10
+=========================  =====  =====  =====
+MLP 64-128-10                1.3   2.76   3.34
+MLP 784-128-10              13.1   1.67   1.78
+MLP 784-128-10, batch 128   52.4   1.44   1.42
+LeNet5                      72.4   1.87   1.74
+LeNet CIFAR                  103   0.94   0.91
+LeNet5, batch 128            290   1.28   1.28
+VGG11, quarter width        1869   1.21   1.16
+=========================  =====  =====  =====
+
+Up to LeNet5 each was 1.4 times faster at least, in each of three runs; LeNet CIFAR came out between
+0.85 and 1.0, and those above it differed from run to run (VGG11 0.97 to 1.42)."""
+
+MOST_JOBS = 10
+"""Jobs of a group at most: ten were little faster a job than five, and lose more together."""
+
+LEAST_JOBS = 3
+"""Where no group would have so many, too little is gained, and "auto" fuses none.
+
+Measured like the table above, on a busier machine: 2 jobs 1.27 to 1.59 times faster, 3 jobs 1.38 to
+2.04 times, over the models up to LeNet5."""
+
+LEAST_SECONDS = 5.0
+"""Seconds of a model's jobs, one after another by the rule of `decide`, below which its check in
+both precisions (0.2 s for an MLP, 0.6 s for LeNet5) and tracing would eat up what is gained."""
+
+Fuse = bool | int | str
+"""``"auto"``, True for every model that can be, False, or how many jobs are trained as one."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Which jobs are trained as one.
+
+    Parameters
+    ----------
+    groups : tuple of tuple of str
+        Job ids; a job in none is trained by itself.
+    why : Mapping of str to str
+        A sentence by model.
+    widths : Mapping of str to int
+        How many jobs the largest group of a model has, of those models that have any.
+    """
+
+    groups: tuple[tuple[str, ...], ...] = ()
+    why: Mapping[str, str] = field(default_factory=dict)
+    widths: Mapping[str, int] = field(default_factory=dict)
+
+
+def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, flops: int) -> str:
+    """Return why the jobs of a model are not to be fused, by what a dry run knows; empty if to be.
+
+    Parameters
+    ----------
+    fuse : "auto", bool or int
+        What was asked for.
+    plan : Plan
+        With the model's jobs; its groups and threads do not matter.
+    folds : sequence of Fold
+        Whom the jobs hold out.
+    model : str
+        Name of the model.
+    flops : int
+        Operations of one of its training steps.
+    """
+    if fuse is False:
+        return "fuse is False"
+    if plan.device != "cpu":
+        return "only jobs on CPUs are fused"
+    jobs = [job for job in plan.jobs if job.model == model]
+    if len(jobs) < 2:
+        return "there is one job"
+    if fuse != "auto":
+        return ""
+    if flops > MOST_FLOPS:
+        return f"a step of {flops / 1e6:.3g} MFLOP, and {MOST_FLOPS / 1e6:g} is the most"
+    by_fold = {fold.key: work_of(fold, plan.params, plan.batch_size) for fold in folds}
+    cost = rule_cost(flops, 1, plan.params.eval_batch_size / plan.batch_size)
+    seconds = math.fsum(cost.seconds(by_fold[job.repeat, job.fold], 1) for job in jobs)
+    if seconds < LEAST_SECONDS:
+        return f"its jobs take about {seconds:.2g} s in all, and {LEAST_SECONDS:g} s is the least"
+    return ""
+
+
+def grouped(
+    plan: Plan,
+    fuse: Fuse,
+    why_not: Mapping[str, str],
+    cores: int,
+    before: Plan | None = None,
+) -> Grouping:
+    """Divide the jobs of each model that is to be fused into groups.
+
+    Parameters
+    ----------
+    plan : Plan
+        With its threads.
+    fuse : "auto", bool or int
+        What was asked for.
+    why_not : Mapping of str to str
+        By model why it is not to be fused; empty where it is.
+    cores : int
+        Allotted cores.
+    before : Plan, optional
+        Of this run or of another, whose groups are kept.
+
+    Examples
+    --------
+    >>> from asynckfold.plan import Job, TrainerParams
+    >>> jobs = tuple(Job("A", "step", 0, fold, 0) for fold in range(5))
+    >>> plan = Plan(jobs, TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+    >>> [len(group) for group in grouped(plan, True, {"A": ""}, cores=2).groups]
+    [2, 3]
+    >>> grouped(plan, False, {"A": "fuse is False"}, cores=2).why
+    {'A': 'not fused: fuse is False'}
+    """
+    groups: list[tuple[str, ...]] = []
+    why: dict[str, str] = {}
+    widths: dict[str, int] = {}
+    ids = {job.id for job in plan.jobs}
+    kept = () if before is None else tuple(group for group in before.groups if ids >= set(group))
+    known = set() if before is None else {job.id for job in before.jobs}
+    for model in dict.fromkeys(job.model for job in plan.jobs):
+        names = [job.id for job in plan.jobs if job.model == model]
+        mine = [group for group in kept if group[0] in names]
+        fresh = [name for name in names if name not in known]
+        reason = why_not.get(model, "it could not be checked")
+        made = [] if reason or not fresh else _divided(fresh, fuse, cores * _per_core(plan, model))
+        if not reason and fresh and not made:
+            reason = f"{len(fresh)} jobs are too few for {cores} cores"
+        mine += made
+        groups += mine
+        why[model] = _told(mine, len(names), reason, taken_over=not fresh)
+        if mine:
+            widths[model] = max(map(len, mine))
+    return Grouping(tuple(groups), why, widths)
+
+
+def _per_core(plan: Plan, model: str) -> float:
+    return 1 / plan.threads_of(model)
+
+
+def _divided(names: Sequence[str], fuse: Fuse, places: float) -> list[tuple[str, ...]]:
+    """Equal groups of neighbours, so that jobs of one LR schedule stay together."""
+    if isinstance(fuse, int) and not isinstance(fuse, bool):
+        count = math.ceil(len(names) / fuse)
+    else:
+        at_once = max(1, math.floor(places))
+        count = max(math.ceil(len(names) / MOST_JOBS), min(at_once, len(names)))
+    ends = [round(part * len(names) / count) for part in range(count + 1)]
+    parts = [tuple(names[low:high]) for low, high in pairwise(ends)]
+    if fuse == "auto" and max(map(len, parts)) < LEAST_JOBS:
+        return []
+    return [part for part in parts if len(part) > 1]
+
+
+def _told(groups: Sequence[tuple[str, ...]], jobs: int, reason: str, *, taken_over: bool) -> str:
+    if not groups:
+        return "not fused, as before" if taken_over else f"not fused: {reason}"
+    sizes = " + ".join(str(len(group)) for group in groups)
+    return f"fused: {sizes} of {jobs} jobs" + (", as before" if taken_over else "")
+
+
+def problems(fuse: object) -> Iterator[tuple[str, str, str]]:
+    """Yield what is wrong with a setting of ``fuse``: rule, received, remedy."""
+    number = isinstance(fuse, int) and not isinstance(fuse, bool)
+    if (number and fuse < 2) or not (number or isinstance(fuse, bool) or fuse == "auto"):  # type: ignore[operator]
+        yield (
+            "fuse must be 'auto', True, False, or how many jobs are trained as one, 2 or more",
+            repr(fuse),
+            "Leave fuse out for its default.",
+        )

@@ -1,0 +1,461 @@
+"""The fused trainer: the jobs of a group as replicas of one module, each with its own numbers.
+
+::
+
+    group of the plan ─ build all rows ─ restore ─► run: one step of all rows, and one of each arm
+       │                                                      │
+       └ jobs with a result already go along as passengers    └─ each row evaluates, tells, saves
+
+How many replicas compute together touches their bits, and so does the place of each. Therefore a
+group is always trained whole, from one common position on: a job that has its result already, or
+that diverged, stays in its row, and what becomes of it is thrown away. No row's numbers depend on
+what is in another, so that those of a job are a function of the plan alone, as in the plain loop.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import nn
+
+from asynckfold import proc
+from asynckfold.data import Batches
+from asynckfold.errors import StoreCorruptError
+from asynckfold.messages import JobEnded, News, Remark, Task
+from asynckfold.plan import Job
+from asynckfold.pulse import Pulse
+from asynckfold.result import Result
+from asynckfold.store import CheckpointRef
+from asynckfold.training import checkpoint, loop, lr_schedules, seeding
+from asynckfold.training.bundle import Bundle, JobLog, NoLog
+from asynckfold.training.fusion import (
+    Arm,
+    Criterion,
+    FusedModule,
+    arms_of,
+    backward,
+    clip_gradients,
+    fuse,
+    fuse_criterion,
+    parts_of,
+)
+from asynckfold.training.loop import Report, Training
+
+Tree = dict[str, Any]
+
+
+@dataclass(eq=False)
+class Replica(Training):
+    """A row of a group: a training whose optimizer and generator are parts of the group's."""
+
+    row: int = 0
+    arm: Arm = field(kw_only=True)
+    generator: torch.Generator = field(kw_only=True)
+    loaded: dict[str, Any] | None = None
+    saved: tuple[int, int] | None = None
+
+    def begin_epoch(self) -> None:
+        """Put the samples in the epoch's order, and the row's generator where it has to be."""
+        self.put_in_order()
+        if self.random is not None:
+            self.generator.set_state(self.random["torch"])
+            self.random = None
+        if self.batch == 0:
+            self.generator.manual_seed(self.epoch_seed)
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Let the row's plain model draw from the row's generator meanwhile."""
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.generator.get_state())
+        try:
+            yield
+        finally:
+            self.generator.set_state(torch.get_rng_state())
+            torch.set_rng_state(before)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the row's part of what the arm's optimizer keeps."""
+        return self.arm.state_dict_of(self.row)
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Keep it until all rows of the arm have theirs."""
+        self.loaded = state
+
+    def random_state(self) -> dict[str, Any]:
+        """Return the state of the generators as the plain loop has it.
+
+        No model that draws from Python or NumPy is fused: theirs are as the epoch began.
+        """
+        with seeding.preserved():
+            seeding.seed_all(self.epoch_seed)
+            return {**seeding.state(), "torch": self.generator.get_state()}
+
+    def stand_at(self, epoch: int, batch: int) -> None:
+        """Go along: at a position, with nothing to be told of it."""
+        self.epoch, self.batch, self.losses = epoch, min(batch, self.batches), []
+
+    def save(self, report: Report) -> None:
+        """Write a checkpoint, unless it stands where it stood at the last one."""
+        if self.saved != (self.epoch, self.batch):
+            super().save(report)
+            self.saved = self.epoch, self.batch
+
+
+class Group:
+    """A course of all rows together.
+
+    Parameters
+    ----------
+    fused : FusedModule
+        All models.
+    criterion : Criterion
+        All losses.
+    arms : sequence of Arm
+        All optimizers.
+    rows : sequence of Replica
+        All jobs of the group.
+    wanted : sequence of str
+        Ids of the jobs that have no result yet.
+    pulse : Pulse
+        Beats once a fused step.
+    """
+
+    def __init__(
+        self,
+        fused: FusedModule,
+        criterion: Criterion,
+        arms: Sequence[Arm],
+        rows: Sequence[Replica],
+        wanted: Sequence[str],
+        pulse: Pulse,
+    ) -> None:
+        self.fused, self.criterion, self.arms, self.rows = fused, criterion, arms, rows
+        self.pulse = pulse
+        self.live = [row for row in rows if row.task.job.id in wanted]
+        self.results: dict[str, Result] = {}
+        self.epoch = self.batch = 0
+        self.began = time.perf_counter()
+
+    @property
+    def batches(self) -> int:
+        """Most batches that any row has in an epoch."""
+        return max(row.batches for row in self.rows)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no job is left to be trained."""
+        return not self.live or self.epoch == self.rows[0].params.epochs
+
+    def begin_epoch(self) -> None:
+        """Begin it in every row."""
+        for row in self.rows:
+            row.begin_epoch()
+        self.fused.train()
+        self.criterion.train()
+
+    def step(self) -> None:
+        """One step of all rows that have a batch left, and of their optimizers."""
+        busy = [self.batch < row.batches for row in self.rows]
+        batches = [
+            row.next_batch() if part else None for row, part in zip(self.rows, busy, strict=True)
+        ]
+        losses = backward(self.fused, self.criterion, parts_of(batches))
+        clip = self.rows[0].clip
+        if clip is not None:
+            clip_gradients(self.fused, clip)
+        for arm in self.arms:
+            lead = arm.rows.start
+            if busy[lead]:
+                arm.step()
+                if self.rows[lead].steps_each_batch:
+                    self.rows[lead].lr_schedule.step()
+        for row, part, loss in zip(self.rows, busy, losses.unbind(), strict=True):
+            if part:
+                row.note_step(loss)
+        self.batch += 1
+
+    def tell(self, report: Report) -> None:
+        """Say where each job is that has got on."""
+        for row in self.live:
+            if row.batch == self.batch:
+                row.tell(report)
+
+    def end_epoch(self, started: float, report: Report) -> None:
+        """Evaluate each job, step each LR schedule, note the epoch."""
+        items = {row: item for row in self.live if (item := self._scored(row, report)) is not None}
+        for arm in self.arms:
+            lead = self.rows[arm.rows.start]
+            # One that reacts to a loss has a row of its own, and wants no loss of a passenger.
+            if lead in items or not lr_schedules.needs_metric(lead.lr_schedule):
+                with lead.drawing(), warnings.catch_warnings():
+                    # Its steps of this epoch may all have been taken before a resume.
+                    warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+                    lead.step_lr_schedule()
+        self.live = list(items)
+        for row in self.rows:
+            if row in items:
+                row.close_epoch(items[row], started, report)
+            else:
+                row.stand_at(self.epoch + 1, 0)
+        self.epoch, self.batch = self.epoch + 1, 0
+
+    def _scored(self, row: Replica, report: Report) -> Any:
+        """The losses of a job's epoch, or None: it diverged, and has its result."""
+        try:
+            with row.drawing():
+                return row.scored()
+        except loop.Diverged as error:
+            result = loop.diverged(row, error, time.perf_counter() - self.began)
+            result = replace(result, pid=os.getpid(), peak_memory=proc.peak_memory())
+            self.results[result.job_id] = result
+            report(JobEnded(result))
+            return None
+
+    def save(self, report: Report) -> None:
+        """Write a checkpoint of each job, as the plain loop would.
+
+        They are told together, so that hardly a kill leaves some jobs with newer ones than others.
+        """
+        written: list[News] = []
+        for row in self.live:
+            row.save(written.append)
+        for item in written:
+            report(item)
+
+    def restore(self, report: Report) -> None:
+        """Go on from the newest position that all jobs have a checkpoint of."""
+        for epoch, batch in _positions(self.live):
+            refs = [_ref_at(row, epoch, batch) for row in self.live]
+            trees = {
+                row: tree
+                for row, ref in zip(self.live, refs, strict=True)
+                if ref is not None and (tree := _tree(row, ref, report)) is not None
+            }
+            if len(trees) == len(self.live):
+                self._take_up(trees, epoch, batch)
+                return
+
+    def _take_up(self, trees: dict[Replica, Tree], epoch: int, batch: int) -> None:
+        self.epoch, self.batch = epoch, batch
+        for arm in self.arms:
+            rows = self.rows[arm.rows.start : arm.rows.stop]
+            # An arm has one count of steps: a passenger takes all that a neighbour has.
+            tree = next((trees[row] for row in rows if row in trees), None)
+            for row in rows:
+                if tree is not None:
+                    row.take_up(trees.get(row, tree))
+                if row not in trees:
+                    row.stand_at(epoch, batch)
+            states = [row.loaded for row in rows if row.loaded is not None]
+            if states:
+                arm.load(states)
+        for row in self.live:
+            row.saved = row.epoch, row.batch
+            row.log.write(f"continues after epoch {row.epoch}, batch {row.batch}\n")
+
+    def finish(self) -> None:
+        """Note the results of the jobs that reached their end."""
+        for row in self.live:
+            seconds = time.perf_counter() - self.began
+            self.results[row.task.job.id] = loop.result_of(row, seconds)
+
+
+def _positions(rows: Sequence[Replica]) -> list[tuple[int, int]]:
+    """Positions that all rows have a checkpoint of, the newest first."""
+    known = {(ref.epoch, ref.batch) for row in rows for ref in row.task.checkpoints}
+    return [
+        (epoch, batch)
+        for epoch, batch in sorted(known, reverse=True)
+        if all(_ref_at(row, epoch, batch) for row in rows)
+    ]
+
+
+def _ref_at(row: Replica, epoch: int, batch: int) -> CheckpointRef | None:
+    """The row's newest checkpoint of a position; one with fewer batches waits at its last."""
+    place = epoch, min(batch, row.batches)
+    return next((ref for ref in row.task.checkpoints if (ref.epoch, ref.batch) == place), None)
+
+
+def _tree(row: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
+    root = row.bundle.root
+    try:
+        tree = checkpoint.load(root / ref.file, ref.sha256, root)
+        row.check(tree)
+    except StoreCorruptError as error:
+        text = f"{error}; its group goes on from an older one, or starts anew"
+        report(Remark(row.task.job.id, "damage", text))
+        return None
+    return tree
+
+
+def train(
+    bundle: Bundle,
+    tasks: Sequence[Task],
+    data: Batches,
+    device: torch.device,
+    report: Report,
+    stop: Callable[[], bool],
+    pulse: Pulse | None = None,
+) -> list[Result | None]:
+    """Train the jobs of one group of the plan as one module.
+
+    Parameters
+    ----------
+    bundle : Bundle
+        The sweep, whose plan has the group.
+    tasks : sequence of Task
+        The jobs of it that have no result yet.
+    data : Batches
+        The samples, already on `device`.
+    device : torch.device
+        Where to train.
+    report : callable
+        Receives progress, epochs, checkpoints, and results of jobs that diverge, as they come.
+    stop : callable
+        Asked after every batch; when true, all jobs are saved and left.
+    pulse : Pulse, optional
+        Shows every finished step to whoever watches.
+
+    Returns
+    -------
+    list of Result or None
+        One for each task; None where it was asked to stop.
+
+    Raises
+    ------
+    NotFusible
+        The models have no batched form.
+    """
+    pulse = pulse or Pulse()
+    pulse.aside()
+    with ExitStack() as logs:
+        group = build(bundle, tasks, data, device, pulse, logs)
+        group.restore(report)
+        group.began = time.perf_counter()
+        if loop.run(group, bundle.plan.params, report, stop):
+            group.finish()
+        return [group.results.get(task.job.id) for task in tasks]
+
+
+def build(
+    bundle: Bundle,
+    tasks: Sequence[Task],
+    data: Batches,
+    device: torch.device,
+    pulse: Pulse,
+    logs: ExitStack,
+) -> Group:
+    """Make the live objects of the group that the tasks belong to, before its first step."""
+    wanted = {task.job.id: task for task in tasks}
+    ids = bundle.plan.group_of(tasks[0].job.id)
+    by_id = {job.id: job for job in bundle.plan.jobs}
+    jobs = [by_id[name] for name in ids]
+    begun = [loop.begun(bundle, job, device) for job in jobs]
+    seen = {
+        fold.key: loop.fitted(data, bundle.recipe.preprocess, fold.train).to(device)
+        for fold in {bundle.fold_of(job).key: bundle.fold_of(job) for job in jobs}.values()
+    }
+    divided = [
+        _Division.of(bundle, job, *pair, seen[job.repeat, job.fold])
+        for job, pair in zip(jobs, begun, strict=True)
+    ]
+    inputs, targets = divided[0].first_batch(bundle)
+    models, optimizers = [pair[0] for pair in begun], [pair[1] for pair in begun]
+    criterion = copy.deepcopy(bundle.recipe.criterion)
+    if isinstance(criterion, nn.Module):
+        criterion = criterion.to(device)
+    # Run, a model changes its buffers; fused, it is no module of its own any more.
+    example = copy.deepcopy(models[0])
+    fused = fuse(models, [inputs])
+    losses = fuse_criterion(criterion, len(jobs), example(inputs), targets)
+    arms, _ = arms_of(fused, optimizers, _ranges(jobs, divided))
+    rows = []
+    for arm in arms:
+        lead = arm.rows.start
+        schedule, *_ = loop.schedule_of(
+            bundle, jobs[lead], models[lead], arm.optimizer, bundle.fold_of(jobs[lead]).train
+        )
+        for row in arm.rows:
+            job, part = jobs[row], divided[row]
+            task = wanted.get(job.id)
+            rows.append(
+                Replica(
+                    task or Task(job),
+                    bundle,
+                    device,
+                    models[row],
+                    losses.criteria[row] if isinstance(criterion, nn.Module) else criterion,
+                    arm.optimizer,
+                    schedule,
+                    part.data,
+                    part.train,
+                    part.bounds,
+                    part.steer,
+                    bundle.fold_of(job).valid,
+                    logs.enter_context(JobLog(bundle.root, job) if task else NoLog()),
+                    pulse,
+                    bundle.plan.params.clip_grad_norm,
+                    row=row,
+                    arm=arm,
+                    generator=fused.generators[row],
+                )
+            )
+    return Group(fused, losses, arms, rows, list(wanted), pulse)
+
+
+@dataclass(frozen=True, eq=False)
+class _Division:
+    """A job's data, the samples to train on with their batches, and those that steer."""
+
+    data: Batches
+    train: Any
+    bounds: list[tuple[int, int]]
+    steer: Any
+    reacts: bool
+
+    @classmethod
+    def of(
+        cls,
+        bundle: Bundle,
+        job: Job,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data: Batches,
+    ) -> _Division:
+        fold, plan = bundle.fold_of(job), bundle.plan
+        # An LR schedule changes the optimizer that it is made for.
+        spare = copy.copy(optimizer)
+        spare.param_groups = [dict(group) for group in optimizer.param_groups]
+        schedule, train, steer = loop.schedule_of(bundle, job, model, spare, fold.train)
+        return cls(
+            data,
+            train,
+            list(loop.batch_bounds(len(train), plan.batch_size, model)),
+            steer,
+            lr_schedules.needs_metric(schedule),
+        )
+
+    def first_batch(self, bundle: Bundle) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.data.train(self.train[: max(2, bundle.plan.batch_size)], 0, 0)
+
+
+def _ranges(jobs: Sequence[Job], divided: Sequence[_Division]) -> Iterator[range]:
+    """Rows that can share an optimizer: one LR schedule, as many steps, no reaction to a loss."""
+
+    def kind(row: int) -> tuple[str, int, int]:
+        part = divided[row]
+        return jobs[row].lr_schedule, len(part.bounds), row if part.reacts else -1
+
+    for _, rows in groupby(range(len(jobs)), kind):
+        found = list(rows)
+        yield range(found[0], found[-1] + 1)

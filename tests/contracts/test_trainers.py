@@ -1,0 +1,228 @@
+"""What every trainer promises: the same bits on repeat, after kills, with any number of workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from asynckfold import AsyncKFold, CVResults, RunStore
+from asynckfold.cli.state import state_of
+from asynckfold.engines.pool import close_warm
+from asynckfold.errors import AsyncKFoldError
+from asynckfold.result import DIVERGED, DONE
+from tests.leftovers import descendants, gone
+from tests.toy import samples
+
+WIDTHS = {"plain": False, "fused by 3": 3, "fused by 8": 8}
+"""Of 8 jobs: each by itself, groups of 2 and 3 that mix LR schedules, one group of all."""
+
+# 62 samples in 4 folds: 46 or 47 of them to train on, in batches of 10.
+X, Y = samples(62)
+
+SLOW = """
+import sys, time, warnings, torch
+from torch import nn
+from asynckfold import AsyncKFold
+from tests.contracts.test_trainers import Net, adam, kfold
+
+def slow(optimizer):
+    def factor(epoch):
+        time.sleep(0.15)
+        return 0.9 ** epoch
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+def bursting(optimizer):
+    def factor(epoch):
+        time.sleep(0.01)
+        return 1e30 if epoch > 2 else 1.0
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+warnings.simplefilter("ignore")
+results = kfold(sys.argv[1], eval(sys.argv[2]), n_jobs=2)(
+    {"net": Net}, {"slow": slow, "bursting": bursting}, adam, {"epochs": 14}
+)
+print(results.fingerprint)
+"""
+
+
+class Net(nn.Module):
+    """A convolution, running statistics and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Unflatten(1, (1, 8)),
+            nn.Conv1d(1, 4, 3),
+            nn.BatchNorm1d(4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(0.2),
+            nn.Linear(24, 3),
+        )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(inputs)
+        return found
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), 1e-2)
+
+
+def kfold(root: Any, fuse: Any, **settings: Any) -> AsyncKFold:
+    settings = {"verbose": 0, "baseline": None, "threads_per_job": 1, **settings}
+    return AsyncKFold(4, (X, Y), root, nn.CrossEntropyLoss(), 10, fuse=fuse, **settings)
+
+
+def run(root: Path, fuse: Any, **settings: Any) -> CVResults:
+    return kfold(root, fuse, **settings)({"net": Net}, ["cosine", "step"], adam, {"epochs": 3})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_stays() -> Iterator[None]:
+    yield
+    close_warm()
+
+
+@pytest.fixture(params=WIDTHS)
+def fuse(request: pytest.FixtureRequest) -> Any:
+    return WIDTHS[request.param]
+
+
+def test_the_same_bits_on_repeat_and_with_any_number_of_workers(tmp_path: Path, fuse: Any) -> None:
+    ways: dict[str, dict[str, Any]] = {
+        "one": {"n_jobs": 1},
+        "two": {"n_jobs": 2},
+        "again": {"n_jobs": 2},
+        "here": {"parallelize": False},
+    }
+    found = {name: run(tmp_path / name, fuse, **settings) for name, settings in ways.items()}
+    assert len({results.fingerprint for results in found.values()}) == 1
+    other = run(tmp_path / "taken over", False, plan_from=tmp_path / "one", threads_per_job="auto")
+    assert other.fingerprint == found["one"].fingerprint
+
+
+def test_close_to_each_job_by_itself(tmp_path: Path, fuse: Any) -> None:
+    # Few steps: Adam makes full steps out of the rounding of a bias that a normalisation takes out.
+    found, plain = (
+        kfold(tmp_path / name, way, parallelize=False)(
+            {"net": Net}, ["cosine", "step"], adam, {"epochs": 1}
+        )
+        for name, way in (("this", fuse), ("plain", False))
+    )
+    for name, result in found.results.items():
+        other = plain.results[name]
+        assert result.status == DONE
+        assert result.outputs is not None
+        np.testing.assert_allclose(result.outputs, other.outputs, atol=2e-2)
+        for mine, theirs in zip(result.epochs, other.epochs, strict=True):
+            assert mine.lr == theirs.lr
+            assert mine.train_loss == pytest.approx(theirs.train_loss, rel=1e-3)
+
+
+def test_a_continued_run_keeps_its_groups(tmp_path: Path, fuse: Any) -> None:
+    whole = run(tmp_path / "run", fuse)
+    again = run(tmp_path / "run", False if fuse else 3)
+    assert again.fingerprint == whole.fingerprint
+    with RunStore.read(tmp_path / "run") as store:
+        told = [event.text for event in store.events() if event.kind == "fusing"]
+        widths = " + ".join(str(len(group)) for group in store.plan.groups)
+    fused = [f"net: fused: {widths} of 8 jobs", f"net: fused: {widths} of 8 jobs, as before"]
+    assert told == (fused if fuse else ["net: not fused, as before"])
+    assert bool(widths) == bool(fuse)
+
+
+def start(root: Path, fuse: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(root), repr(fuse)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def fingerprint(root: Path, fuse: Any) -> str:
+    out, err = (script := start(root, fuse)).communicate(timeout=100)
+    assert script.returncode == 0, err
+    return out.strip()
+
+
+def wait_for(root: Path, found: Callable[[RunStore], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            with RunStore.read(root) as store:
+                if store.has_plan and found(store):
+                    return
+        except AsyncKFoldError:
+            pass  # there is no run yet
+        time.sleep(0.02)
+    raise AssertionError("it did not come so far in time")
+
+
+def has_checkpoint(store: RunStore) -> bool:
+    slow = [job.id for job in store.plan.jobs if job.lr_schedule == "slow"]
+    return any(store.checkpoints(name) for name in slow)
+
+
+def at_work(store: RunStore) -> bool:
+    return any(job["pid"] for job in state_of(store)["running_jobs"])
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], str]:
+    known: dict[Any, str] = {}
+
+    def found(fuse: Any) -> str:
+        if fuse not in known:
+            known[fuse] = fingerprint(tmp_path_factory.mktemp("golden") / "run", fuse)
+        return known[fuse]
+
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("moment", [at_work, has_checkpoint])
+def test_the_same_bits_after_kill_9_and_resume(
+    root: Path, golden: Callable[[Any], str], fuse: Any, moment: Callable[[RunStore], bool]
+) -> None:
+    expected = golden(fuse)
+    script = start(root, fuse)
+    wait_for(root, moment)
+    family = descendants(script.pid)
+    os.kill(script.pid, signal.SIGKILL)
+    script.communicate()
+    assert gone(family)
+    assert fingerprint(root, fuse) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_same_bits_after_kill_9_of_a_worker(
+    root: Path, golden: Callable[[Any], str], fuse: Any
+) -> None:
+    expected = golden(fuse)
+    script = start(root, fuse)
+    wait_for(root, has_checkpoint)
+    with RunStore.read(root) as store:
+        pids = {job["pid"] for job in state_of(store)["running_jobs"] if job["pid"]}
+    os.kill(min(pids), signal.SIGKILL)
+    out, err = script.communicate(timeout=100)
+    assert script.returncode == 0, err
+    assert out.strip() == expected
+    with RunStore.read(root) as store:
+        statuses = {result.status for result in store.results().values()}
+        assert any(attempt.outcome == "died" for attempt in store.attempts())
+    assert statuses == {DONE, DIVERGED}

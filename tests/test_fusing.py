@@ -1,0 +1,131 @@
+"""Which jobs are trained as one: laws of the groups, and the reasons that are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold.folds import Fold
+from asynckfold.fusing import (
+    LEAST_JOBS,
+    MOST_FLOPS,
+    MOST_JOBS,
+    Fuse,
+    grouped,
+    why_not_paying,
+)
+from asynckfold.plan import Plan, TrainerParams, make_jobs
+
+ROWS = np.arange(1000)
+
+
+def folds(count: int) -> list[Fold]:
+    return [Fold(0, index, ROWS[:800], ROWS[800:]) for index in range(count)]
+
+
+def plan_of(models: int = 1, schedules: int = 1, count: int = 5, epochs: int = 5) -> Plan:
+    names = [f"m{number}" for number in range(models)]
+    jobs = make_jobs(names, [f"s{number}" for number in range(schedules)], folds(count), 0)
+    return Plan(jobs, TrainerParams(epochs=epochs), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+
+
+FUSES = st.one_of(st.just("auto"), st.just(True), st.integers(2, 20))
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 4), st.integers(1, 12), st.integers(1, 70), FUSES, st.data()
+)
+def test_groups_divide_the_jobs_of_a_model_in_their_order(
+    models: int, schedules: int, count: int, cores: int, fuse: Fuse, data: st.DataObject
+) -> None:
+    plan = plan_of(models, schedules, count)
+    why_not = {
+        f"m{number}": data.draw(st.sampled_from(["", "a reason"])) for number in range(models)
+    }
+    found = grouped(plan, fuse, why_not, cores)
+    assert list(found.why) == list(why_not)
+    order = [job.id for job in plan.jobs]
+    named = [name for group in found.groups for name in group]
+    assert named == [name for name in order if name in set(named)]
+    model_of = {job.id: job.model for job in plan.jobs}
+    for group in found.groups:
+        (model,) = {model_of[name] for name in group}
+        assert not why_not[model]
+        if fuse in ("auto", True):
+            assert 2 <= len(group) <= MOST_JOBS
+        else:
+            assert 2 <= len(group) <= fuse
+
+
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(2, 20), st.integers(1, 70))
+def test_a_number_gives_the_same_groups_on_any_number_of_cores(
+    count: int, schedules: int, fuse: int, cores: int
+) -> None:
+    plan = plan_of(1, schedules, count)
+    here, there = (grouped(plan, fuse, {"m0": ""}, number) for number in (cores, 1))
+    assert here.groups == there.groups
+
+
+def test_every_core_gets_a_group() -> None:
+    plan = plan_of(1, 4, 5)
+    sizes = [len(group) for group in grouped(plan, "auto", {"m0": ""}, 4).groups]
+    assert sizes == [5, 5, 5, 5]
+    sizes = [len(group) for group in grouped(plan, "auto", {"m0": ""}, 8).groups]
+    assert sorted(sizes) == [2, 2, 2, 2, 3, 3, 3, 3]
+    few = grouped(plan, "auto", {"m0": ""}, 10)
+    assert LEAST_JOBS > 2
+    assert not few.groups
+    assert few.why == {"m0": "not fused: 20 jobs are too few for 10 cores"}
+    assert {len(group) for group in grouped(plan, True, {"m0": ""}, 10).groups} == {2}
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 8), st.integers(1, 8), FUSES, FUSES)
+def test_a_continued_run_keeps_its_groups_whatever_is_asked(
+    one: int, two: int, cores: int, others: int, fuse: Fuse, other: Fuse
+) -> None:
+    plan, more = plan_of(1, one), plan_of(1, one + two)
+    first = replace(plan, groups=grouped(plan, fuse, {"m0": ""}, cores).groups)
+    again = grouped(plan, other, {"m0": ""}, others, first)
+    assert again.groups == first.groups
+    grown = replace(more, groups=grouped(more, other, {"m0": ""}, others, first).groups)
+    assert set(first.groups) <= set(grown.groups)
+    assert first.obstacle(grown) is None
+    old = {job.id for job in plan.jobs}
+    assert all(old.issuperset(group) or not old & set(group) for group in grown.groups)
+
+
+def test_groups_are_part_of_the_plan() -> None:
+    plan = plan_of()
+    fused = replace(plan, groups=grouped(plan, 3, {"m0": ""}, 2).groups)
+    assert plan.fingerprint != fused.fingerprint
+    assert Plan.from_json(fused.to_json()) == fused
+    assert plan.first_difference(fused) == "jobs trained as one: none there, 2 + 3 here"
+    assert fused.group_of(fused.groups[1][1]) == fused.groups[1]
+    assert plan.group_of("m0/s0/fold-1") == ("m0/s0/fold-1",)
+
+
+def test_a_cuda_plan_and_a_single_job_are_not_fused() -> None:
+    gpu = replace(plan_of(), device="cuda")
+    assert "CPUs" in why_not_paying(True, gpu, folds(5), "m0", 1)
+    assert "one job" in why_not_paying(True, plan_of(count=1), folds(1), "m0", 1)
+
+
+@pytest.mark.parametrize(
+    ("fuse", "epochs", "flops", "part"),
+    [
+        (False, 1000, 1, "fuse is False"),
+        (True, 1, 10**12, ""),
+        (4, 1, 10**12, ""),
+        ("auto", 1000, 10**6, ""),
+        ("auto", 1000, int(MOST_FLOPS) + 10**6, "MFLOP"),
+        ("auto", 1, 10**6, "is the least"),
+    ],
+)
+def test_the_rule_says_why_not(fuse: Fuse, epochs: int, flops: int, part: str) -> None:
+    reason = why_not_paying(fuse, plan_of(epochs=epochs), folds(5), "m0", flops)
+    assert bool(reason) == bool(part)
+    assert part in reason

@@ -1,0 +1,386 @@
+"""The fused trainer: close to the plain one, the same bits however it is interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from asynckfold.messages import (
+    CheckpointWritten,
+    EpochEnded,
+    JobEnded,
+    News,
+    Progress,
+    Remark,
+    Task,
+)
+from asynckfold.plan import TrainerParams
+from asynckfold.pulse import Pulse
+from asynckfold.result import DIVERGED, DONE, FAILED, Result
+from asynckfold.store import CheckpointRef
+from asynckfold.training import checkpoint, fused, loop
+from asynckfold.training.bundle import Bundle
+from tests.training.tiny import CLASSES, CPU, FEATURES, Plain, Tiny, always, never, samples
+
+
+class Mlp(nn.Module):
+    """Dropout and running statistics: whatever a replica could mix up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(FEATURES - 1, 16),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(16, CLASSES),
+        )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(inputs[:, 1:])
+        return found
+
+
+class Conv(nn.Module):
+    """A convolution over the features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Unflatten(1, (1, FEATURES - 1)),
+            nn.Conv1d(1, 4, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(4 * (FEATURES - 3), CLASSES),
+        )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(inputs[:, 1:])
+        return found
+
+
+class Grouped(Tiny):
+    """A sweep whose jobs are all trained as one."""
+
+    @cached_property
+    def bundle(self) -> Bundle:
+        found: Bundle = Tiny.bundle.func(self)  # type: ignore[attr-defined]
+        ids = tuple(job.id for job in found.plan.jobs)
+        return replace(found, plan=replace(found.plan, groups=(ids,)))
+
+    def group(
+        self,
+        refs: dict[str, Sequence[CheckpointRef]] | None = None,
+        stop: Callable[[], bool] = never,
+        without: Sequence[str] = (),
+        attempt: int = 1,
+        pulse: Pulse | None = None,
+    ) -> tuple[dict[str, Result | None], list[News]]:
+        """One attempt at the group, and what it told."""
+        news: list[News] = []
+        tasks = [
+            Task(job, attempt, tuple((refs or {}).get(job.id, ())))
+            for job in self.jobs
+            if job.id not in without
+        ]
+        found = fused.train(self.bundle, tasks, self.batches, CPU, news.append, stop, pulse)
+        return {task.job.id: item for task, item in zip(tasks, found, strict=True)}, news
+
+
+def digests(results: dict[str, Result | None]) -> dict[str, str]:
+    assert all(result is not None for result in results.values())
+    return {name: result.digest for name, result in results.items() if result is not None}
+
+
+def refs_of(news: Sequence[News]) -> dict[str, list[CheckpointRef]]:
+    """The checkpoints that were written, by job, the two newest of each first."""
+    found: dict[str, list[CheckpointRef]] = {}
+    for item in news:
+        if isinstance(item, CheckpointWritten):
+            found.setdefault(item.ref.job_id, []).insert(0, item.ref)
+    return {name: refs[:2] for name, refs in found.items()}
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"linear": Plain, "mlp": Mlp, "conv": Conv}
+
+
+def grouped(root: Path, model: str = "mlp", **changes: Any) -> Grouped:
+    schedules = {"constant": "constant", "cosine": "cosine"}
+    # 61 samples in 3 folds of batches of 10: folds of 20, 20 and 21, so 41 or 40 to train on.
+    defaults: dict[str, Any] = {"lr_schedules": schedules, "data": samples(61)}
+    return Grouped(root, {model: MODELS[model]}, **{**defaults, **changes})
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "params",
+    [
+        TrainerParams(epochs=2),
+        TrainerParams(epochs=3, lr_step="batch", clip_grad_norm=0.5),
+    ],
+    ids=["epoch", "batch and clipped"],
+)
+def test_a_group_is_close_to_its_plain_jobs(
+    tmp_path: Path, model: str, params: TrainerParams
+) -> None:
+    tiny = grouped(tmp_path / "fused", model, params=params)
+    plain = grouped(tmp_path / "plain", model, params=params)
+    results, news = tiny.group()
+    assert len(results) == 6
+    for job in tiny.jobs:
+        mine, other = results[job.id], plain.train(job)
+        assert mine is not None
+        assert mine.status == DONE
+        assert mine.outputs is not None
+        np.testing.assert_allclose(mine.outputs, other.outputs, rtol=1e-3, atol=1e-4)
+        for one, two in zip(mine.epochs, other.epochs, strict=True):
+            assert (one.number, one.lr, one.accuracy) == (two.number, two.lr, two.accuracy)
+            assert one.train_loss == pytest.approx(two.train_loss, rel=1e-4)
+            assert one.valid_loss == pytest.approx(two.valid_loss, rel=1e-4)
+        told = [
+            item.epoch for item in news if isinstance(item, EpochEnded) and item.job_id == job.id
+        ]
+        assert tuple(told) == mine.epochs
+
+
+def test_each_job_has_its_own_samples_and_learning_rates(tmp_path: Path) -> None:
+    tiny = grouped(tmp_path)
+    results, _ = tiny.group()
+    first = {name: item.epochs[1].lr for name, item in results.items() if item}
+    assert set(first.values()) == {0.1, 0.05}
+    assert len(set(digests(results).values())) == 6
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_group_stopped_after_every_step_gives_the_same_bits(tmp_path: Path, model: str) -> None:
+    whole, _ = grouped(tmp_path / "whole", model).group()
+    again, _ = grouped(tmp_path / "again", model).group()
+    assert digests(whole) == digests(again)
+    tiny = grouped(tmp_path / "stopped", model)
+    refs: dict[str, list[CheckpointRef]] = {}
+    for attempt in range(1, 100):
+        results, news = tiny.group(refs, always, attempt=attempt)
+        if None not in results.values():
+            break
+        assert set(results.values()) == {None}
+        refs = refs_of(news)
+    assert digests(results) == digests(whole)
+    assert attempt >= 8
+
+
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=8, deadline=None)
+@given(st.data())
+def test_jobs_that_have_their_result_change_no_bit_of_the_others(
+    tmp_path_factory: pytest.TempPathFactory, model: str, data: st.DataObject
+) -> None:
+    root = tmp_path_factory.mktemp("passengers")
+    tiny = grouped(root, model)
+    whole, news = tiny.group()
+    names = list(whole)
+    without = data.draw(st.sets(st.sampled_from(names), max_size=len(names) - 1))
+    refs: dict[str, Sequence[CheckpointRef]] = {}
+    if data.draw(st.booleans()):
+        steps = data.draw(st.integers(0, 8))
+        left = iter(range(steps))
+        _, news = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
+        refs = dict(refs_of(news))
+    some, _ = tiny.group(refs, without=sorted(without), attempt=3)
+    assert digests(some) == {name: digests(whole)[name] for name in names if name not in without}
+
+
+def test_a_kill_between_two_checkpoints_goes_on_from_the_common_position(tmp_path: Path) -> None:
+    tiny = grouped(tmp_path)
+    whole, _ = tiny.group()
+    left = iter(range(3))
+    _, first = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
+    older = refs_of(first)
+    _, second = tiny.group(older, always, attempt=3)
+    newer = refs_of(second)
+    names = list(whole)
+    # The kill came after some of them had saved themselves.
+    refs = {
+        name: [*(newer[name] if place < 2 else []), *older[name]]
+        for place, name in enumerate(names)
+    }
+    positions = {(ref.epoch, ref.batch) for found in refs.values() for ref in found}
+    assert len(positions) == 2
+    results, _ = tiny.group(refs, attempt=4)
+    assert digests(results) == digests(whole)
+
+
+def test_a_damaged_checkpoint_is_told_and_the_group_starts_anew(tmp_path: Path) -> None:
+    tiny = grouped(tmp_path)
+    whole, _ = tiny.group()
+    left = iter(range(3))
+    _, news = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
+    refs = refs_of(news)
+    name = tiny.jobs[1].id
+    (tiny.root / refs[name][0].file).write_bytes(b"nothing")
+    results, news = tiny.group(refs, attempt=3)
+    assert [item.job_id for item in news if isinstance(item, Remark)] == [name]
+    assert digests(results) == digests(whole)
+
+
+def test_a_checkpoint_goes_from_the_group_to_the_plain_loop_and_back(tmp_path: Path) -> None:
+    tiny = grouped(tmp_path, "linear")
+    whole, _ = tiny.group()
+    left = iter(range(2))
+    _, news = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
+    refs = refs_of(news)
+    written: dict[str, list[CheckpointRef]] = {}
+    for job in tiny.jobs:
+        plain, _ = tiny.attempt(job, 3, refs[job.id])
+        mine = whole[job.id]
+        assert plain is not None
+        assert mine is not None
+        np.testing.assert_allclose(plain.outputs, mine.outputs, rtol=1e-3, atol=1e-4)
+        left = iter(range(2))
+        _, news = tiny.attempt(job, 4, (), lambda: next(left, None) is None)  # noqa: B023
+        written |= refs_of(news)
+    trees = [
+        {
+            name: checkpoint.load(tiny.root / found[0].file, found[0].sha256, tiny.root)
+            for name, found in some.items()
+        }
+        for some in (refs, written)
+    ]
+    for name in refs:
+        assert shape(trees[0][name]) == shape(trees[1][name])
+    back, _ = tiny.group(written, attempt=5)
+    for name, result in back.items():
+        mine = whole[name]
+        assert result is not None
+        assert mine is not None
+        np.testing.assert_allclose(result.outputs, mine.outputs, rtol=1e-3, atol=1e-4)
+
+
+def shape(tree: Any) -> Any:
+    """A tree with types and sizes in place of its values."""
+    if isinstance(tree, dict):
+        return {key: shape(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree), [shape(value) for value in tree]
+    if isinstance(tree, (torch.Tensor, np.ndarray)):
+        return tree.dtype, tuple(tree.shape)
+    return type(tree)
+
+
+def test_random_numbers_are_those_of_the_plain_job(tmp_path: Path) -> None:
+    tiny = grouped(tmp_path)
+    left = iter(range(7))
+    _, news = tiny.group(stop=lambda: next(left, None) is None)
+    refs = refs_of(news)
+    for job in tiny.jobs:
+        left = iter(range(7))
+        _, news = tiny.attempt(job, 2, (), lambda: next(left, None) is None)  # noqa: B023
+        one, two = (
+            checkpoint.load(tiny.root / ref.file, ref.sha256, tiny.root)["random"]
+            for ref in (refs[job.id][0], refs_of(news)[job.id][0])
+        )
+        assert torch.equal(one["torch"], two["torch"])
+        assert np.array_equal(one["python"][1], two["python"][1])
+        assert np.array_equal(one["numpy"][1], two["numpy"][1])
+
+
+def bursting(optimizer: torch.optim.Optimizer) -> Any:
+    """A learning rate that becomes infinite in the second epoch."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: float("inf") if epoch else 1)
+
+
+def test_a_job_that_diverges_ends_early_and_leaves_the_others_alone(tmp_path: Path) -> None:
+    params = TrainerParams(epochs=4)
+    calm = {"one": "constant", "two": "constant"}
+    healthy, _ = grouped(tmp_path / "a", lr_schedules=calm, params=params).group()
+    tiny = grouped(tmp_path / "b", lr_schedules={"one": "constant", "two": bursting}, params=params)
+    results, news = tiny.group()
+    early = [item.result.job_id for item in news if isinstance(item, JobEnded)]
+    assert early == [job.id for job in tiny.jobs if job.lr_schedule == "two"]
+    last_of_healthy = [item.epoch.number for item in news if isinstance(item, EpochEnded)][-1]
+    assert last_of_healthy == 4
+    for name, result in results.items():
+        other = healthy[name]
+        assert result is not None
+        assert other is not None
+        if name in early:
+            assert result.status == DIVERGED
+            assert [item.number for item in result.epochs] == [1]
+            assert "the loss became" in result.error
+        else:
+            assert result.digest == other.digest
+    resumed, _ = tiny.group(refs_of(news), without=early, attempt=2)
+    assert digests(resumed) == {name: digests(results)[name] for name in resumed}
+
+
+def test_a_schedule_that_reacts_has_a_rate_of_its_own_in_each_job(tmp_path: Path) -> None:
+    params = TrainerParams(epochs=6)
+    schedules = {"constant": "constant", "reduce": "reduce"}
+    tiny = grouped(tmp_path / "fused", lr_schedules=schedules, params=params)
+    plain = grouped(tmp_path / "plain", lr_schedules=schedules, params=params)
+    results, _ = tiny.group()
+    for job in tiny.jobs:
+        mine = results[job.id]
+        assert mine is not None
+        assert [item.lr for item in mine.epochs] == [item.lr for item in plain.train(job).epochs]
+    left = iter(range(9))
+    _, news = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
+    again, _ = tiny.group(refs_of(news), attempt=3)
+    assert digests(again) == digests(results)
+
+
+def test_it_is_told_in_which_epoch_what_ends_a_group_was_raised(tmp_path: Path) -> None:
+    def factor(epoch: int) -> float:
+        if epoch == 2:
+            raise ValueError("later")
+        return 1.0
+
+    schedules = {"s": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, factor)}
+    tiny = grouped(tmp_path, lr_schedules=schedules, params=TrainerParams(epochs=3))
+    errors = {item.error for item in tiny.execute(*tiny.jobs, trainer="fused")}
+    assert errors == {"ValueError: later (epoch 2, end of the epoch)"}
+
+
+def test_one_beat_a_step(tmp_path: Path) -> None:
+    class Counted(Pulse):
+        beats = 0
+
+        def beat(self) -> None:
+            self.beats += 1
+
+    pulse = Counted()
+    tiny = grouped(tmp_path, params=TrainerParams(epochs=1))
+    tiny.group(pulse=pulse)
+    # Four steps, the last of 10 or 11 samples, and one batch of evaluation for each of six jobs.
+    assert pulse.beats == 4 + 6
+
+
+def test_progress_is_told_of_each_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "NEWS_SECONDS", 0.0)
+    tiny = grouped(tmp_path, params=TrainerParams(epochs=1, print_frequency=2))
+    _, news = tiny.group()
+    for job in tiny.jobs:
+        told = [item for item in news if isinstance(item, Progress) and item.job_id == job.id]
+        count = told[0].batches
+        assert [item.batch for item in told] == list(range(1, count + 1))
+        assert f"epoch 1/1 batch 2/{count} loss" in tiny.log(job)
+
+
+def test_a_worker_answers_for_each_job(tmp_path: Path) -> None:
+    tiny = grouped(tmp_path)
+    results = tiny.execute(*tiny.jobs, trainer="fused")
+    assert [item.job_id for item in results] == [job.id for job in tiny.jobs]
+    assert {item.status for item in results} == {DONE}
+    model = Grouped(tmp_path / "lstm", {"lstm": lambda: nn.LSTM(FEATURES, CLASSES)})
+    failed = model.execute(*model.jobs, trainer="fused")
+    assert [item.status for item in failed] == [FAILED] * 3
+    assert "recurrent" in failed[0].error
