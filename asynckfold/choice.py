@@ -179,6 +179,10 @@ def chosen(
     """
     models = sweep.models()
     names = [model.name for model in models]
+    if sweep.plan.params.processes > 1:
+        count = sweep.plan.params.processes
+        why = f"each job trains with {count} processes"
+        return _fixed(sweep, models, dict.fromkeys(names, 1), why)
     if asked is not None:
         return _fixed(sweep, models, dict.fromkeys(names, asked), "as asked")
     if before is not None:
@@ -214,12 +218,13 @@ def _grown(
 
 def requests(choice: Choice, sweep: Sweep) -> dict[str, Request]:
     """Return the request of each job, by its id."""
-    works, gpu = sweep.works(), sweep.plan.device == "cuda"
+    works, params, gpu = sweep.works(), sweep.plan.params, sweep.plan.device == "cuda"
     found = {}
     for job in sweep.plan.jobs:
-        threads, cost = choice.threads[job.model], choice.costs[job.model]
-        seconds = cost.seconds(works[job.id], threads)
-        found[job.id] = Request(job.id, seconds, threads, cost.memory, gpu)
+        cost = choice.costs[job.model].shared_by(params.processes)
+        cores = choice.threads[job.model] * params.processes
+        seconds = cost.seconds(works[job.id], cores)
+        found[job.id] = Request(job.id, seconds, cores, cost.memory, gpu, trainer=params.trainer)
     return found
 
 
@@ -308,12 +313,14 @@ def _choice(
         else _estimated(model, sweep.facts)
         for model in models
     }
-    known = [Model(model.name, model.jobs, costs[model.name]) for model in models]
+    count = sweep.plan.params.processes
+    known = [Model(model.name, model.jobs, costs[model.name].shared_by(count)) for model in models]
+    cores = {name: threads * count for name, threads in decision.threads.items()}
     return Choice(
         decision.threads,
         decision.why,
         costs,
-        predict(known, decision.threads, sweep.cores, sweep.gpus),
+        predict(known, cores, sweep.cores, sweep.gpus),
         sweep.cores,
         decision.overturned,
         failures,

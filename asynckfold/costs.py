@@ -111,6 +111,22 @@ class Cost:
             self.gpu_memory,
         )
 
+    def shared_by(self, processes: int) -> Cost:
+        """Return the cost of jobs whose steps so many processes share; one of them evaluates.
+
+        What stands under so many threads is meant for so many processes of one thread.
+        """
+        if processes == 1:
+            return self
+        step, evaluation = at(self.step_seconds, 1), at(self.eval_seconds, 1)
+        return Cost(
+            {1: step, processes: step / processes},
+            {1: evaluation, processes: evaluation},
+            self.flops,
+            self.memory * processes,
+            self.gpu_memory,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON can hold."""
         return asdict(self)

@@ -99,6 +99,8 @@ def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, fl
         return "fuse is False"
     if plan.device != "cpu":
         return "only jobs on CPUs are fused"
+    if plan.params.trainer != "plain":
+        return f"each is trained by the trainer {plan.params.trainer!r}"
     jobs = [job for job in plan.jobs if job.model == model]
     if len(jobs) < 2:
         return "there is one job"

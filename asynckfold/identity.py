@@ -73,7 +73,16 @@ def _deterministic_kernels(plan: Plan, sessions: Sequence[Software]) -> Iterator
         yield "CUDA was used without deterministic kernels (torch.use_deterministic_algorithms)"
 
 
-RULES: tuple[Rule, ...] = (_one_software, _deterministic_kernels)
+def _one_process(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
+    count = plan.params.processes
+    if count > 1:
+        yield (
+            f"{count} processes updated each model without locks ({plan.params.trainer}), so that "
+            "the order of their updates was left to chance"
+        )
+
+
+RULES: tuple[Rule, ...] = (_one_software, _deterministic_kernels, _one_process)
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,14 @@ class AsyncKFold:
         keeps. "auto" decides it by a rule over operations, jobs and allotted cores; a number says
         how many jobs are trained as one, True that every core trains a group. These two refuse a
         model that cannot be fused.
+    trainer : {"plain", "hogwild"}
+        One process a job, or several that update one shared model without locks (Recht et al.
+        2011), faster where jobs are fewer than cores, with last digits that differ from run to
+        run. Also a key of `trainer_params`, like the two that follow.
+    processes : int
+        Processes of a job, each on a core of its own; with more than one, `trainer` is not plain.
+    shared_state : bool
+        Whether the processes of a job share also what the optimizer keeps.
     reserve_cores : int
         Cores to leave free, whoever is there. They are not allotted, so that the threads of the
         models are decided without them.
@@ -186,6 +194,9 @@ class AsyncKFold:
         yield_to_others: bool = False,
         about: Mapping[str, Any] | None = None,
         fuse: bool | int | str = "auto",
+        trainer: str = "plain",
+        processes: int = 1,
+        shared_state: bool = False,
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)
         self.settings = Settings(
@@ -224,6 +235,9 @@ class AsyncKFold:
                 yield_to_others,
             ),
             plain(fuse),
+            trainer,
+            plain(processes),
+            shared_state,
         )
         given = {"kfolds": kfolds, "cv": cv, "n_splits": n_splits}
         refuse([*alias_problems(given), *self.settings.problems()])

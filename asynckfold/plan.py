@@ -54,6 +54,10 @@ class Job:
         return f"{self.candidate}/{repeat}fold-{self.fold}"
 
 
+TRAINERS = ("plain", "hogwild")
+"""How one job may be trained; that some are trained as one is in the plan's groups."""
+
+
 @dataclass(frozen=True)
 class TrainerParams:
     """How each job trains.
@@ -75,6 +79,13 @@ class TrainerParams:
         Largest gradient norm.
     eval_batch_size : int
         Samples per batch where nothing is trained; touches no result but through rounding.
+    trainer : {"plain", "hogwild"}
+        One process a job, or several that update one shared model without locks.
+    processes : int
+        Processes of a job, of one thread and on one core each.
+    shared_state : bool
+        Whether these share also what the optimizer keeps (momentum, moments), rather than each
+        having its own.
     """
 
     epochs: int = 5
@@ -84,6 +95,9 @@ class TrainerParams:
     inner_val: float = 0.1
     clip_grad_norm: float | None = None
     eval_batch_size: int = 256
+    trainer: str = "plain"
+    processes: int = 1
+    shared_state: bool = False
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any] | None) -> TrainerParams:
@@ -102,7 +116,7 @@ class TrainerParams:
         Traceback (most recent call last):
         asynckfold.errors.InputError: trainer_params must use known keys: received 'epoch'. \
 Did you mean 'epochs'? Valid: clip_grad_norm, epochs, eval_batch_size, inner_val, lr_step, \
-print_frequency, save_checkpoint_frequency.
+print_frequency, processes, save_checkpoint_frequency, shared_state, trainer.
         """
         known = {item.name for item in fields(cls)}
         values = {key: _plain(value) for key, value in dict(given or {}).items()}
@@ -122,7 +136,7 @@ print_frequency, save_checkpoint_frequency.
         return params
 
     def _problems(self) -> Iterator[Problem]:
-        for name in ("epochs", "save_checkpoint_frequency", "print_frequency", "eval_batch_size"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if not _is_count(value):
                 yield Problem(
@@ -130,6 +144,7 @@ print_frequency, save_checkpoint_frequency.
                     repr(value),
                     f"Pass {name}=1 or more.",
                 )
+        yield from self._trainer_problems()
         if self.lr_step not in ("epoch", "batch"):
             yield Problem(
                 "lr_step must be 'epoch' or 'batch'", repr(self.lr_step), "The default is 'epoch'."
@@ -145,6 +160,31 @@ print_frequency, save_checkpoint_frequency.
             yield Problem(
                 "clip_grad_norm must be a positive number", repr(clip), "Pass None for no clipping."
             )
+
+    def _trainer_problems(self) -> Iterator[Problem]:
+        if self.trainer not in TRAINERS:
+            shown = ", ".join(map(repr, TRAINERS))
+            guess = nearest(str(self.trainer), TRAINERS).strip() or "The default is 'plain'."
+            yield Problem(f"trainer must be one of {shown}", repr(self.trainer), guess)
+        elif self.trainer == "plain" and (self.processes != 1 or self.shared_state):
+            yield Problem(
+                "the plain trainer has one process",
+                f"processes={self.processes!r}, shared_state={self.shared_state!r}",
+                "Pass trainer='hogwild' for several.",
+            )
+        if not isinstance(self.shared_state, bool):
+            yield Problem(
+                "shared_state must be True or False", repr(self.shared_state), "Leave it out."
+            )
+
+
+_COUNTS = (
+    "epochs",
+    "save_checkpoint_frequency",
+    "print_frequency",
+    "eval_batch_size",
+    "processes",
+)
 
 
 def _plain(value: Any) -> Any:
@@ -212,6 +252,10 @@ class Plan:
     def threads_of(self, model: str) -> int:
         """Return the threads inside each job of a model."""
         return self.threads.get(model, self.threads_per_job)
+
+    def cores_of(self, model: str) -> int:
+        """Return the cores that each job of a model takes: threads × processes."""
+        return self.threads_of(model) * self.params.processes
 
     def with_threads(self, threads: Mapping[str, int]) -> Plan:
         """Return this plan with the threads of each model: one form for equal threads.

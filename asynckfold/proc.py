@@ -5,13 +5,26 @@ Everything here goes through ``/proc`` and works inside a worker, where psutil i
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 PROC = Path("/proc")
+
+_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent, the process `parent`, ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def pin(pid: int, cores: Sequence[int], *, proc: Path = PROC) -> bool:

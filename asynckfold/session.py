@@ -289,12 +289,14 @@ class Rehearsal:
                     inbox,
                     self.signals,
                     settings.n_jobs,
-                    settings.threads or 1,
+                    (settings.threads or 1) * self.params.processes,
                     settings.stall_timeout,
                     settings.sharing.max_wait,
                 )
                 if pool is not None and not data.held:
                     refuse(sending_problems({"dataset": bundle.data}))
+                if self.params.processes > 1:
+                    refuse(_process_problems(draft, data))
                 self.display.doing("checking the candidates")
                 facts = self._preflight(make, bundle)
                 gpus = len(machine.gpus().gpus)
@@ -678,6 +680,22 @@ def _about(machine: Machine, words: Sequence[str]) -> dict[str, Any]:
         "machine": machine.describe(),
         "command": ["asynckfold", *words] if words else script,
     }
+
+
+def _process_problems(draft: Plan, data: Prepared) -> Iterator[Problem]:
+    """Yield why several processes cannot train one model here."""
+    if draft.device != "cpu":
+        yield Problem(
+            "several processes train one model on CPUs only",
+            f"processes={draft.params.processes}, and a GPU",
+            "Pass devices='cpu'.",
+        )
+    if not data.held:
+        yield Problem(
+            "several processes of a job need samples that are held in memory",
+            "a dataset that is read sample by sample",
+            "Pass processes=1, or arrays.",
+        )
 
 
 def _identity(machine: Machine) -> dict[str, Any]:

@@ -75,6 +75,9 @@ class Settings:
     about: Mapping[str, Any] = field(default_factory=dict)
     sharing: Sharing = field(default_factory=Sharing)
     fuse: Fuse = "auto"
+    trainer: str = "plain"
+    processes: int = 1
+    shared_state: bool = False
 
     @property
     def wants_classes(self) -> bool | None:
@@ -153,10 +156,7 @@ class Settings:
             )
 
     def _core_problems(self) -> Iterator[Problem]:
-        cores, left = len(allowed_cores()), ""
-        reserved = self.sharing.reserve_cores
-        if _is_whole(reserved) and 0 < reserved < cores:
-            cores, left = cores - reserved, f", less {reserved} reserved"
+        cores, left = self._cores()
         try:
             resolve_n_jobs(self.n_jobs, cores)
         except InputError as error:
@@ -169,6 +169,13 @@ class Settings:
                 f"Pass threads_per_job={cores} or less: more threads than cores were measured up "
                 "to 80 times slower.",
             )
+
+    def _cores(self) -> tuple[int, str]:
+        """The cores that may be used, and what was left to others, for a message."""
+        cores, reserved = len(allowed_cores()), self.sharing.reserve_cores
+        if _is_whole(reserved) and 0 < reserved < cores:
+            return cores - reserved, f", less {reserved} reserved"
+        return cores, ""
 
     def _plan_from_problems(self) -> Iterator[Problem]:
         if self.plan_from is None:
@@ -210,9 +217,12 @@ class Settings:
             )
         else:
             try:
-                params = TrainerParams.from_mapping(trainer_params)
+                params = TrainerParams.from_mapping(
+                    {**self.trainer_words, **(trainer_params or {})}
+                )
             except InputError as error:
                 problems += error.problems
+        problems += self._process_problems(params)
         problems += _opt_fn_problems(opt_fn)
         parts = {
             **{f"model {name}": model for name, model in named.items()},
@@ -228,6 +238,40 @@ class Settings:
         if problems:
             refuse([*problems, *self._data_problems()])
         return Recipe(named, lr_schedules, opt_fn, self.criterion, self.preprocess), params, notes
+
+    @property
+    def trainer_words(self) -> dict[str, Any]:
+        """What the settings say of how each job trains."""
+        return {
+            "trainer": self.trainer,
+            "processes": self.processes,
+            "shared_state": self.shared_state,
+        }
+
+    def _process_problems(self, params: TrainerParams) -> Iterator[Problem]:
+        """Yield why a job cannot train on so many processes here."""
+        count = params.processes
+        if count == 1:
+            return
+        cores = self._cores()[0]
+        if count > cores:
+            yield Problem(
+                "processes must not exceed the cores that this process may use",
+                f"{count} processes on {cores} {'core' if cores == 1 else 'cores'}",
+                f"Pass processes={cores} or less.",
+            )
+        if self.threads_per_job not in ("auto", 1):
+            yield Problem(
+                "each of several processes of a job has one thread",
+                f"threads_per_job={self.threads_per_job!r}",
+                "Leave threads_per_job out.",
+            )
+        if not self.parallelize:
+            yield Problem(
+                "several processes of a job are forked by a worker, and need worker processes",
+                "parallelize=False",
+                "Leave parallelize out, or pass processes=1.",
+            )
 
     def _data_problems(self) -> Sequence[Problem]:
         """What is wrong with labels and folds, as far as a look at a few samples tells."""

@@ -306,7 +306,8 @@ class Sweep:
         movable = {
             future: start.held
             for future, start in self._running.items()
-            if start.begun and start.placement.cores
+            # The processes of a job that has several are pinned by themselves.
+            if start.begun and start.placement.cores and start.placement.trainer != "hogwild"
         }
         others = [
             start.placement for future, start in self._running.items() if future not in movable

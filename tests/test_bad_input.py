@@ -209,6 +209,34 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"fuse": 1},
         ["fuse must be 'auto', True, False, or how many jobs", "received 1", "its default"],
     ),
+    "unknown trainer": (
+        {"trainer": "hogwlid"},
+        ["trainer must be one of 'plain', 'hogwild'", "'hogwlid'", "Did you mean 'hogwild'?"],
+    ),
+    "processes for the plain trainer": (
+        {"processes": 2},
+        ["the plain trainer has one process", "processes=2", "trainer='hogwild'"],
+    ),
+    "no process": (
+        {"trainer": "hogwild", "processes": 0},
+        ["processes must be a whole number of at least 1", "received 0"],
+    ),
+    "more processes than cores": (
+        {"trainer": "hogwild", "processes": 4096},
+        ["processes must not exceed the cores", "4096 processes on", "or less"],
+    ),
+    "threads for each process": (
+        {"trainer": "hogwild", "processes": 2, "threads_per_job": 2},
+        ["each of several processes of a job has one thread", "threads_per_job=2"],
+    ),
+    "several processes in this process": (
+        {"trainer": "hogwild", "processes": 2, "parallelize": False},
+        ["need worker processes", "parallelize=False", "Leave parallelize out"],
+    ),
+    "half shared": (
+        {"trainer": "hogwild", "shared_state": "yes"},
+        ["shared_state must be True or False", "'yes'"],
+    ),
     "no time for a batch": (
         {"stall_timeout": 0},
         ["stall_timeout must be a number of seconds above 0", "received 0", "stall_timeout='auto'"],

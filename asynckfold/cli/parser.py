@@ -6,6 +6,7 @@ import argparse
 from importlib import metadata
 
 from asynckfold.cli.parts import DEFAULTS
+from asynckfold.plan import TRAINERS
 
 EXIT_CODES = (
     "Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is "
@@ -211,6 +212,24 @@ def _add_training_flags(verb: argparse.ArgumentParser) -> None:
         "--lr-step", choices=("epoch", "batch"), help="when LR schedules step" + _default("lr_step")
     )
     group.add_argument("--clip-grad-norm", type=float, metavar="X", help="largest gradient norm")
+    group.add_argument(
+        "--trainer",
+        choices=TRAINERS,
+        help="how one job is trained; hogwild: by processes that update one shared model without "
+        "locks" + _default("trainer"),
+    )
+    group.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="processes of a job, a core each" + _default("processes"),
+    )
+    group.add_argument(
+        "--shared-state",
+        action="store_true",
+        default=None,
+        help="let the processes of a job share what the optimizer keeps, too",
+    )
     group.add_argument("--seed", type=int, metavar="N", help="root of all seeds" + _default("seed"))
     group.add_argument(
         "--scoring",

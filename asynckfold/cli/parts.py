@@ -46,6 +46,8 @@ DEFAULTS: dict[str, Any] = {
     "resume": "auto",
     "data_root": "data",
     "lr_step": "epoch",
+    "trainer": "plain",
+    "processes": 1,
 }
 """What a flag means when it is left out; a sweep file's own settings stand above these."""
 
@@ -71,7 +73,15 @@ _SETTINGS = {
     "max_wait": "max_wait",
     "yield_to_others": "yield_to_others",
 }
-_TRAINER_PARAMS = ("epochs", "lr_step", "clip_grad_norm", "save_checkpoint_frequency")
+_TRAINER_PARAMS = (
+    "epochs",
+    "lr_step",
+    "clip_grad_norm",
+    "save_checkpoint_frequency",
+    "trainer",
+    "processes",
+    "shared_state",
+)
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
 _NOT_WITH_A_FILE = ("data_root", "download", "target", "header", "limit", "augment", "models")
 

@@ -360,15 +360,19 @@ def train(
     pulse = pulse or Pulse()
     pulse.aside()
     with JobLog(bundle.root, task.job) as log:
-        training = build(bundle, task, data, device, log, pulse)
-        _restore(training, report)
-        started = time.perf_counter()
-        try:
-            if not run(training, bundle.plan.params, report, stop):
-                return None
-            return result_of(training, time.perf_counter() - started)
-        except Diverged as error:
-            return diverged(training, error, time.perf_counter() - started)
+        return trained(build(bundle, task, data, device, log, pulse), report, stop)
+
+
+def trained(training: Training, report: Report, stop: Callable[[], bool]) -> Result | None:
+    """Train from the newest good checkpoint to the result; None when asked to stop before."""
+    _restore(training, report)
+    started = time.perf_counter()
+    try:
+        if not run(training, training.params, report, stop):
+            return None
+        return result_of(training, time.perf_counter() - started)
+    except Diverged as error:
+        return diverged(training, error, time.perf_counter() - started)
 
 
 def _note_place(error: BaseException, course: Course) -> None:

@@ -86,6 +86,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
                     if name not in seconds:
                         seconds[name] = dry.step_seconds()
                         memory[name] = _bytes(dry)
+                        _check_shareable(bundle, dry.optimizer)
                         flops[name] = dry.counter.flops
                         pulse.aside()
                         fusible[name] = dry.why_not_fusible()
@@ -199,6 +200,38 @@ def _check_fusible(bundle: Bundle, name: str, reason: str) -> None:
                 f"fuse={bundle.fuse} needs models that can be fused",
                 f"model {name}: {reason}",
                 "Pass fuse='auto' or fuse=False, or leave the model out.",
+            )
+        )
+
+
+def _check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose state several processes can neither share nor keep."""
+    if bundle.plan.params.processes == 1:
+        return
+    for values in optimizer.state.values():
+        for name, value in values.items():
+            if not isinstance(value, (torch.Tensor, int, float, bool, type(None))):
+                raise _Refused(
+                    (
+                        "several processes need an optimizer that keeps tensors and numbers",
+                        f"{type(optimizer).__name__}, whose {name} is a {type(value).__name__}",
+                        "Use another, such as SGD or Adam, or processes=1.",
+                    )
+                )
+            if bundle.plan.params.shared_state and not isinstance(value, torch.Tensor):
+                raise _Refused(
+                    (
+                        "shared_state=True needs an optimizer that keeps tensors only",
+                        f"{type(optimizer).__name__}, whose {name} is a {type(value).__name__}",
+                        "Leave shared_state out: each process then keeps its own.",
+                    )
+                )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise _Refused(
+            (
+                "several processes need an optimizer with one gradient a step",
+                "LBFGS, which asks for several",
+                "Use another, such as SGD or Adam, or processes=1.",
             )
         )
 

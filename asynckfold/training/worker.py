@@ -14,7 +14,6 @@ which a terminal sends to everyone, is the sweep's business.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import io
 import mmap
@@ -38,15 +37,13 @@ from asynckfold.messages import JobEnded, News, Setback, Started, Task
 from asynckfold.placement import Placement
 from asynckfold.pulse import STACKS_SIGNAL, Pulse
 from asynckfold.result import FAILED, Result
-from asynckfold.training import baseline, fused, loop, preflight, probe
+from asynckfold.training import baseline, fused, hogwild, loop, preflight, probe
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.faults import outcome_of
 from asynckfold.training.isolation import isolated
 
 Report = Callable[[News], None]
 Stop = Callable[[], bool]
-
-PDEATHSIG = 1
 
 LINE_LIMIT = 440
 """Characters of the one line that tells of an exception, without its place."""
@@ -82,7 +79,7 @@ def execute(
     """
     pulse = pulse or Pulse()
     with isolated():
-        torch.set_num_threads(placement.threads)
+        torch.set_num_threads(1 if placement.trainer == "hogwild" else placement.threads)
         torch.set_default_dtype(getattr(torch, bundle.default_dtype))
         torch.set_deterministic_debug_mode(bundle.deterministic)
         if placement.trainer == "preflight":
@@ -98,6 +95,9 @@ def execute(
                 return [probe.measure(bundle, job, data, device)]
             if placement.trainer == "fused":
                 return _train_group(bundle, data, tasks, device, report, stop, pulse)
+            if placement.trainer == "hogwild":
+                cores = placement.cores
+                return [_train_hogwild(bundle, data, tasks[0], cores, report, stop, pulse)]
             return [_train(bundle, data, task, device, report, stop, pulse) for task in tasks]
 
 
@@ -123,6 +123,22 @@ def _train(
 ) -> Result | Setback | None:
     def work() -> list[Any]:
         return [loop.train(bundle, task, data.to(device), device, report, stop, pulse)]
+
+    found: Result | Setback | None = _attempted(bundle, [task], work)[0]
+    return found
+
+
+def _train_hogwild(
+    bundle: Bundle,
+    data: Batches,
+    task: Task,
+    cores: Sequence[int],
+    report: Report,
+    stop: Stop,
+    pulse: Pulse,
+) -> Result | Setback | None:
+    def work() -> list[Any]:
+        return [hogwild.train(bundle, task, data, cores, report, stop, pulse)]
 
     found: Result | Setback | None = _attempted(bundle, [task], work)[0]
     return found
@@ -157,7 +173,7 @@ def _attempted(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[An
     try:
         with isolated():
             return work()
-    except StorageError:
+    except (StorageError, WorkerDiedError):
         raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not _ignores_interrupts():
@@ -206,7 +222,7 @@ def main(descriptor: int, pulse: Pulse) -> None:
     """Serve one pipe until it closes; never returns to the code that forked."""
     server = os.getppid()
     os.setsid()
-    _die_with_parent(server)
+    proc.die_with_parent(server)
     proc.renice_session()
     stopping = False
 
@@ -337,10 +353,3 @@ def _sink(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[int]:
     else:
         with Path(os.devnull).open("ab") as nowhere:
             yield nowhere.fileno()
-
-
-def _die_with_parent(server: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != server:
-            os._exit(1)
