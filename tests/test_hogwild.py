@@ -34,7 +34,7 @@ class Slow(Tiny):
 results = kfold(sys.argv[1], stall_timeout=float(sys.argv[2]))(
     {"slow": Slow}, ["cosine"], adam, {"epochs": 12}
 )
-print(results.to_frame()["accuracy_mean"][0])
+print(results.best_score_)
 """
 
 
@@ -99,7 +99,7 @@ def leads(store: RunStore) -> set[int]:
     return {
         job["pid"]
         for job in state_of(store)["running_jobs"]
-        if job["pid"] and store.checkpoints(job["id"]) and members(job["pid"])
+        if job["pid"] and store.checkpoints(job["job"]) and members(job["pid"])
     }
 
 
