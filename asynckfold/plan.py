@@ -172,10 +172,9 @@ print_frequency, processes, save_checkpoint_frequency, shared_state, trainer.
                 f"processes={self.processes!r}, shared_state={self.shared_state!r}",
                 "Pass trainer='hogwild' for several.",
             )
-        if not isinstance(self.shared_state, bool):
-            yield Problem(
-                "shared_state must be True or False", repr(self.shared_state), "Leave it out."
-            )
+        given: object = self.shared_state
+        if not isinstance(given, bool):
+            yield Problem("shared_state must be True or False", repr(given), "Leave it out.")
 
 
 _COUNTS = (

@@ -244,7 +244,7 @@ class Hogwild(Training):
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Take up what `optimizer_state` returned; a single entry stands for all."""
-        loaded = []
+        loaded: list[Any] = []
         for entry in reversed(state["ranks"]):
             self.optimizer.load_state_dict(entry)
             loaded.insert(0, self.optimizer.state)
