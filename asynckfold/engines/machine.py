@@ -39,6 +39,7 @@ from asynckfold.engines.limits import (
 from asynckfold.engines.steady import Mind, reconsider
 from asynckfold.errors import Problem, refuse
 from asynckfold.placement import Gpu, Load, Placement
+from asynckfold.sizes import gibibytes
 
 # The kernel counts CPU time in ticks of 10 ms: a shorter window is wrong by more than 5 %.
 WINDOW_SECONDS = 0.2
@@ -707,8 +708,8 @@ class Machine:
         if free is None or free >= self._min_free_memory:
             return ""
         return (
-            f"{free >> 20} MiB of memory are free, and min_free_memory leaves "
-            f"{self._min_free_memory >> 20} MiB to others"
+            f"{gibibytes(free, 2)} of memory are free, and min_free_memory leaves "
+            f"{gibibytes(self._min_free_memory, 2)} to others"
         )
 
     def unreserved(self) -> tuple[int, ...]:
