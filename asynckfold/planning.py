@@ -53,7 +53,7 @@ class Planned:
     software: dict[str, str]
     bundle: Any
     make: Engines
-    work: choice.Sweep
+    work: choice.Workload
     choice: Choice
     groups: Grouping
 
@@ -115,7 +115,7 @@ class Planner:
                 self.display.doing("checking the candidates")
                 facts = self._preflight(make, bundle)
                 gpus = len(machine.gpus().gpus)
-                work = choice.Sweep(draft, folds, facts, make.allotted, _identity(machine), gpus)
+                work = choice.Workload(draft, folds, facts, make.allotted, _identity(machine), gpus)
                 other = None if settings.plan_from is None else _plan_of(settings.plan_from)
                 threads = self._choose(make, bundle, work, before, other)
                 groups = self._group(work, threads, stored or other)
@@ -143,7 +143,7 @@ class Planner:
         taken_over = stored is None and self.settings.plan_from is not None
         return False if taken_over or known.issuperset(plan.jobs) else self.settings.fuse
 
-    def _group(self, work: choice.Sweep, threads: Choice, before: Plan | None) -> Grouping:
+    def _group(self, work: choice.Workload, threads: Choice, before: Plan | None) -> Grouping:
         """Decide which jobs are trained as one; a run that has a plan keeps its groups."""
         fuse, plan = self.settings.fuse, work.plan.with_threads(threads.threads)
         found = grouped(plan, fuse, work.facts.fusible, work.cores, before)
@@ -200,7 +200,7 @@ class Planner:
         self,
         make: Engines,
         bundle: Any,
-        work: choice.Sweep,
+        work: choice.Workload,
         before: Choice | None,
         other: Plan | None,
     ) -> Choice:
