@@ -85,8 +85,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """What a choice is made for.
+class Workload:
+    """The jobs that a choice is made for, and what they run on.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ class Sweep:
 
 
 def chosen(
-    sweep: Sweep,
+    workload: Workload,
     asked: int | None,
     before: Choice | None,
     other: Plan | None,
@@ -159,8 +159,8 @@ def chosen(
 
     Parameters
     ----------
-    sweep : Sweep
-        The sweep.
+    workload : Workload
+        What it is made for.
     asked : int or None
         Threads that were asked for.
     before : Choice or None
@@ -177,28 +177,28 @@ def chosen(
     InputError
         The other run does not know a model, or has more threads than there are cores here.
     """
-    models = sweep.models()
+    models = workload.models()
     names = [model.name for model in models]
-    if sweep.plan.params.processes > 1:
-        count = sweep.plan.params.processes
+    if workload.plan.params.processes > 1:
+        count = workload.plan.params.processes
         why = f"each job trains with {count} processes"
-        return _fixed(sweep, models, dict.fromkeys(names, 1), why)
+        return _fixed(workload, models, dict.fromkeys(names, 1), why)
     if asked is not None:
-        return _fixed(sweep, models, dict.fromkeys(names, asked), "as asked")
+        return _fixed(workload, models, dict.fromkeys(names, asked), "as asked")
     if before is not None:
-        return _grown(sweep, models, before, probe, place)
+        return _grown(workload, models, before, probe, place)
     if other is not None:
-        refuse(_problems(other, names, sweep.cores))
+        refuse(_problems(other, names, workload.cores))
         threads = {name: other.threads_of(name) for name in names}
-        return _fixed(sweep, models, threads, "taken over from another run")
-    if sweep.plan.device == "cuda":
-        return _fixed(sweep, models, dict.fromkeys(names, 1), "the work is done by a GPU")
-    measured, failures = _measured(sweep, models, probe, place)
-    return _choice(sweep, models, decide(models, sweep.cores, measured), measured, failures)
+        return _fixed(workload, models, threads, "taken over from another run")
+    if workload.plan.device == "cuda":
+        return _fixed(workload, models, dict.fromkeys(names, 1), "the work is done by a GPU")
+    measured, failures = _measured(workload, models, probe, place)
+    return _choice(workload, models, decide(models, workload.cores, measured), measured, failures)
 
 
 def _grown(
-    sweep: Sweep,
+    workload: Workload,
     models: Sequence[Model],
     before: Choice,
     probe: Probe | None,
@@ -208,19 +208,19 @@ def _grown(
     added = [model for model in models if model.name not in before.threads]
     if not added:
         return before
-    measured, failures = _measured(sweep, added, probe, place)
-    more = decide(added, sweep.cores, measured)
+    measured, failures = _measured(workload, added, probe, place)
+    more = decide(added, workload.cores, measured)
     decision = Decision(
         {**before.threads, **more.threads}, {**before.why, **more.why}, more.overturned
     )
-    return _choice(sweep, models, decision, {**before.costs, **measured}, failures)
+    return _choice(workload, models, decision, {**before.costs, **measured}, failures)
 
 
-def requests(choice: Choice, sweep: Sweep) -> dict[str, Request]:
+def requests(choice: Choice, workload: Workload) -> dict[str, Request]:
     """Return the request of each job, by its id."""
-    works, params, gpu = sweep.works(), sweep.plan.params, sweep.plan.device == "cuda"
+    works, params, gpu = workload.works(), workload.plan.params, workload.plan.device == "cuda"
     found = {}
-    for job in sweep.plan.jobs:
+    for job in workload.plan.jobs:
         cost = choice.costs[job.model].shared_by(params.processes)
         cores = choice.threads[job.model] * params.processes
         seconds = cost.seconds(works[job.id], cores)
@@ -246,7 +246,7 @@ def _problems(other: Plan, names: Sequence[str], cores: int) -> Iterator[Problem
 
 
 def _measured(
-    sweep: Sweep, models: Sequence[Model], probe: Probe | None, place: Path | None
+    workload: Workload, models: Sequence[Model], probe: Probe | None, place: Path | None
 ) -> tuple[dict[str, Cost], dict[str, str]]:
     """Costs by model from the cache or a probe, and the tracebacks of probes that raised.
 
@@ -255,25 +255,25 @@ def _measured(
     """
     found: dict[str, Cost] = {}
     failures: dict[str, str] = {}
-    counts = _probed_counts(sweep.cores)
+    counts = _probed_counts(workload.cores)
     most = len(models) * len(counts) * SETTING_SECONDS
     alone = math.fsum(model.cost.seconds(work, 1) for model in models for work in model.jobs)
-    if sweep.cores == 1 or most > PROBE_SHARE * alone / sweep.cores:
+    if workload.cores == 1 or most > PROBE_SHARE * alone / workload.cores:
         return found, failures
     for model in models:
-        key = sweep.key(model.name)
+        key = workload.key(model.name)
         cost = cache.recall(key, place)
-        if cost is None and probe is not None and model.name in sweep.facts.flops:
+        if cost is None and probe is not None and model.name in workload.facts.flops:
             timings = {
-                count: probe(model.name, count, min(sweep.cores // count, len(model.jobs)))
+                count: probe(model.name, count, min(workload.cores // count, len(model.jobs)))
                 for count in counts
             }
             failure = _failure(timings)
             if failure:
                 failures[model.name] = failure
                 continue
-            made = gathered(timings, sweep.facts.flops[model.name])
-            least = sweep.facts.memory.get(model.name, 0)
+            made = gathered(timings, workload.facts.flops[model.name])
+            least = workload.facts.memory.get(model.name, 0)
             cost = cache.remember(key, replace(made, memory=max(made.memory, least)), place)
         if cost is not None:
             found[model.name] = cost
@@ -291,16 +291,18 @@ def _failure(timings: Mapping[int, Sequence[Timing]]) -> str:
     return failures[0] if failures else ""
 
 
-def _fixed(sweep: Sweep, models: Sequence[Model], threads: dict[str, int], why: str) -> Choice:
+def _fixed(
+    workload: Workload, models: Sequence[Model], threads: dict[str, int], why: str
+) -> Choice:
     sentences = {
         name: f"{count} {'thread' if count == 1 else 'threads'}: {why}"
         for name, count in threads.items()
     }
-    return _choice(sweep, models, Decision(threads, sentences), {}, {})
+    return _choice(workload, models, Decision(threads, sentences), {}, {})
 
 
 def _choice(
-    sweep: Sweep,
+    workload: Workload,
     models: Sequence[Model],
     decision: Decision,
     measured: Mapping[str, Cost],
@@ -310,18 +312,18 @@ def _choice(
     costs = {
         model.name: measured[model.name]
         if model.name in measured
-        else _estimated(model, sweep.facts)
+        else _estimated(model, workload.facts)
         for model in models
     }
-    count = sweep.plan.params.processes
+    count = workload.plan.params.processes
     known = [Model(model.name, model.jobs, costs[model.name].shared_by(count)) for model in models]
     cores = {name: threads * count for name, threads in decision.threads.items()}
     return Choice(
         decision.threads,
         decision.why,
         costs,
-        predict(known, cores, sweep.cores, sweep.gpus),
-        sweep.cores,
+        predict(known, cores, workload.cores, workload.gpus),
+        workload.cores,
         decision.overturned,
         failures,
     )

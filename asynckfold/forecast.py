@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from asynckfold.choice import Choice, Sweep, requests
+from asynckfold.choice import Choice, Workload, requests
 from asynckfold.decide import Prediction
 from asynckfold.folds import Fold
 from asynckfold.fusing import Grouping, grouped
@@ -52,13 +52,13 @@ class Forecast:
     failures: Mapping[str, str] = field(default_factory=dict)
 
 
-def forecast(work: Sweep, choice: Choice, grouping: Grouping | None = None) -> Forecast:
+def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -> Forecast:
     """Return what a sweep will do by a choice.
 
     Parameters
     ----------
-    work : Sweep
-        The sweep.
+    work : Workload
+        The jobs of the sweep, and what they run on.
     choice : Choice
         What was decided for it.
     grouping : Grouping, optional
@@ -80,7 +80,7 @@ def forecast(work: Sweep, choice: Choice, grouping: Grouping | None = None) -> F
     )
 
 
-def foreseen(work: Sweep, choice: Choice, grouping: Grouping) -> Choice:
+def foreseen(work: Workload, choice: Choice, grouping: Grouping) -> Choice:
     """Return a choice with what is predicted of the sweep in groups, of which it knew nothing."""
     if not grouping.groups:
         return choice
@@ -97,7 +97,7 @@ def forecast_of(store: RunStore) -> Forecast | None:
     plan = store.plan
     gpus = len(store.about["machine"]["gpus"]) if plan.device == "cuda" else 0
     kept = grouped(plan, False, {}, decided.cores, plan) if plan.groups else None
-    return forecast(Sweep(plan, folds, nothing, decided.cores, {}, gpus), decided, kept)
+    return forecast(Workload(plan, folds, nothing, decided.cores, {}, gpus), decided, kept)
 
 
 def _last_line(trace: str) -> str:

@@ -15,19 +15,11 @@ from asynckfold.folds import Fold
 from asynckfold.forecast import Forecast
 from asynckfold.interruption import listening
 from asynckfold.plan import Plan
+from asynckfold.planning import folds_of, look_ahead, make_draft, prepared
 from asynckfold.progress import Display
 from asynckfold.report.summary import read_results
 from asynckfold.result import DONE, CVResults, cause
-from asynckfold.session import (
-    Session,
-    folds_of,
-    held,
-    look_ahead,
-    make_draft,
-    make_machine,
-    prepared,
-    write_out_of_fold,
-)
+from asynckfold.session import Session, held, make_machine, write_out_of_fold
 from asynckfold.settings import Settings, alias_problems, plain
 from asynckfold.sharing import Sharing
 from asynckfold.store import RunStore

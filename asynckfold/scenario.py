@@ -10,8 +10,7 @@ from random import Random
 from asynckfold.errors import Problem, refuse
 from asynckfold.placement import Request
 from asynckfold.simulate import Failure, Neighbour, Simulation, VirtualMachine, simulate
-
-GIB = 2**30
+from asynckfold.sizes import GIB
 
 MEDIAN_SECONDS, SKEW = 60.0, 1.0
 """Durations are lognormal: of 100,000 jobs the longest takes some seventy times the median."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +10,7 @@ from typing import Any
 from asynckfold.engines.limits import allowed_cores
 from asynckfold.engines.machine import Machine, total_memory
 from asynckfold.errors import Problem
-
-UNITS = {
-    "%": 0.01,
-    "b": 1,
-    **{f"{name}b": 1000**power for power, name in enumerate("kmgt", 1)},
-    **{f"{name}ib": 1024**power for power, name in enumerate("kmgt", 1)},
-}
-"""What a size may end with, in small letters."""
+from asynckfold.sizes import MIB, gibibytes, in_bytes
 
 NICEST = 19
 
@@ -118,13 +110,13 @@ class Sharing:
             if name == "max_memory" and not size:
                 yield Problem(
                     "max_memory must leave some memory to the run",
-                    f"{value!r} of {gibibytes(total)}",
+                    f"{value!r} of {gibibytes(total, 2)}",
                     "Pass max_memory='8GiB', or leave it out.",
                 )
             if name == "min_free_memory" and 0 < total <= size:
                 yield Problem(
                     "min_free_memory must be less than the memory that this process may use",
-                    f"{value!r}, which is {gibibytes(size)} of {gibibytes(total)}",
+                    f"{value!r}, which is {gibibytes(size, 2)} of {gibibytes(total, 2)}",
                     "Pass min_free_memory=0.1 or less.",
                 )
 
@@ -150,66 +142,17 @@ def room_problems(
         if expected[model] <= most < size:
             yield Problem(
                 "max_memory must be enough for jobs that are trained as one",
-                f"{gibibytes(most)}, and {gibibytes(size)} expected for {count} jobs of {model}",
-                f"Pass max_memory='{math.ceil(size / 2**20)}MiB' or more, or fuse fewer.",
+                f"{gibibytes(most, 2)}, and {gibibytes(size, 2)} expected for "
+                f"{count} jobs of {model}",
+                f"Pass max_memory='{math.ceil(size / MIB)}MiB' or more, or fuse fewer.",
             )
     for model, size in expected.items():
         if size > most:
             yield Problem(
                 "max_memory must be enough for one job of each model",
-                f"{gibibytes(most)}, and {gibibytes(size)} expected for a job of {model}",
-                f"Pass max_memory='{math.ceil(size / 2**20)}MiB' or more, or leave {model} out.",
+                f"{gibibytes(most, 2)}, and {gibibytes(size, 2)} expected for a job of {model}",
+                f"Pass max_memory='{math.ceil(size / MIB)}MiB' or more, or leave {model} out.",
             )
-
-
-def in_bytes(value: float | str | None, total: int) -> int:
-    """Return a size in bytes.
-
-    Parameters
-    ----------
-    value : float or str
-        Up to 1 a share of `total`, else bytes; or a number and a unit: %, B, KB … TB, KiB … TiB.
-    total : int
-        What a share is of, in bytes.
-
-    Raises
-    ------
-    ValueError
-        Anything else.
-
-    Examples
-    --------
-    >>> in_bytes(0.25, 1000), in_bytes(2048, 1000), in_bytes("50 %", 1000), in_bytes("2KiB", 1000)
-    (250, 2048, 500, 2048)
-    """
-    if isinstance(value, str):
-        found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z%]*)\s*", value)
-        unit = found[2].lower() if found else "?"
-        if found is None or (unit and unit not in UNITS):
-            raise ValueError(f"no size: {value!r}")
-        number = float(found[1]) * UNITS.get(unit, 1)
-        share = unit == "%" or (not unit and number <= 1)
-        if share and number > 1:
-            raise ValueError(f"no share: {value!r}")
-        return int(number * total) if share else int(number)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ValueError(f"no size: {value!r}")
-    return int(value * total) if _is_share(value) else int(value)
-
-
-def _is_share(value: float | str) -> bool:
-    return isinstance(value, str) or value <= 1
-
-
-def gibibytes(size: int) -> str:
-    """Return a size for people, precise enough to compare small ones.
-
-    >>> gibibytes(3 << 30), gibibytes(5 << 20), gibibytes(7)
-    ('3.00 GiB', '5.0 MiB', '7 bytes')
-    """
-    if size >= 1 << 30:
-        return f"{size / 2**30:.2f} GiB"
-    return f"{size / 2**20:.1f} MiB" if size >= 1 << 20 else f"{size} bytes"
 
 
 def _is_whole(value: object) -> bool:

@@ -46,8 +46,9 @@ from asynckfold.messages import (
 from asynckfold.placement import Backlog, Bookings, Load, Placement, Request, fused, place
 from asynckfold.result import FAILED, Result, job_by_id
 from asynckfold.retries import decide
+from asynckfold.sizes import gibibytes
 from asynckfold.store import Placed, RunStore, Waiting
-from asynckfold.waiting import Obstacle, Wait, Waits, gibibytes
+from asynckfold.waiting import Obstacle, Wait, Waits
 from asynckfold.yielding import Held, yielded
 
 TICK_SECONDS = 0.25

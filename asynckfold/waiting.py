@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from asynckfold.placement import Backlog, Bookings, Load, Request, place
+from asynckfold.sizes import gibibytes
 
 SHORTEST_SECONDS = 0.05
 """What a job waited for shorter than this is not told."""
@@ -119,15 +120,6 @@ def named_cores(cores: Sequence[int]) -> str:
     shown = ", ".join(map(str, cores[:MOST_CORES]))
     more = f" and {len(cores) - MOST_CORES} more" if len(cores) > MOST_CORES else ""
     return f"{'core' if len(cores) == 1 else 'cores'} {shown}{more}"
-
-
-def gibibytes(count: int) -> str:
-    """Return bytes for people.
-
-    >>> gibibytes(3 << 30), gibibytes(50 << 20)
-    ('3.0 GiB', '50 MiB')
-    """
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 Totals = Mapping[str, Wait]

@@ -67,7 +67,7 @@ def test_the_use_of_the_cores_is_that_of_real_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    table = bench.use_table([use.Sweep("few", (8, 16), 2, 60, 2)], turns=1)
+    table = bench.use_table([use.Case("few", (8, 16), 2, 60, 2)], turns=1)
     (row,) = table.to_json()["rows"]
     assert row["jobs"] == 4
     assert 0 < row["training %"] < row["use %"] <= 100

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold.choice import Choice, Sweep, chosen, requests
+from asynckfold.choice import Choice, Workload, chosen, requests
 from asynckfold.costs import Timing
 from asynckfold.errors import InputError
 from asynckfold.folds import Fold
@@ -23,7 +23,7 @@ SMALL, LARGE = 1_000_000, 2_000_000_000
 FOLDS = tuple(Fold(0, index, np.arange(3200), np.arange(100)) for index in range(12))
 
 
-def sweep(epochs: int = 1, cores: int = 2, device: str = "cpu", **flops: int) -> Sweep:
+def workload(epochs: int = 1, cores: int = 2, device: str = "cpu", **flops: int) -> Workload:
     flops = flops or {"M": LARGE}
     plan = Plan(
         make_jobs(list(flops), ["cosine"], FOLDS, 0),
@@ -39,7 +39,7 @@ def sweep(epochs: int = 1, cores: int = 2, device: str = "cpu", **flops: int) ->
     recipe = {"architecture": {name: f"{name} {count}" for name, count in flops.items()}}
     steps = dict.fromkeys(flops, 0.001)
     facts = Facts(recipe, steps, dict.fromkeys(flops, 100), flops=flops)
-    return Sweep(plan, FOLDS, facts, cores, {"cpu": "Z80"})
+    return Workload(plan, FOLDS, facts, cores, {"cpu": "Z80"})
 
 
 @dataclass
@@ -63,7 +63,7 @@ BAD_NEIGHBOURS = {1: 0.100, 2: 0.012}
 
 
 def choose(
-    work: Sweep,
+    work: Workload,
     place: Path | None = None,
     probe: Any = None,
     asked: int | None = None,
@@ -78,7 +78,7 @@ def choose(
 
 def test_a_number_that_was_asked_for_stands() -> None:
     probe = Fake()
-    found = choose(sweep(1000), None, probe, asked=2)
+    found = choose(workload(1000), None, probe, asked=2)
     assert found.threads == {"M": 2}
     assert found.why == {"M": "2 threads: as asked"}
     assert not probe.asked
@@ -86,26 +86,26 @@ def test_a_number_that_was_asked_for_stands() -> None:
 
 def test_a_run_keeps_what_it_chose_before() -> None:
     probe = Fake(BAD_NEIGHBOURS)
-    before = choose(sweep())
-    assert choose(sweep(1000), None, probe, before=before) is before
+    before = choose(workload())
+    assert choose(workload(1000), None, probe, before=before) is before
     assert not probe.asked
 
 
 def test_models_that_are_added_to_a_run_are_decided_and_the_others_stay() -> None:
-    before = choose(sweep(A=SMALL), asked=2)
-    work = sweep(A=SMALL, B=SMALL)
+    before = choose(workload(A=SMALL), asked=2)
+    work = workload(A=SMALL, B=SMALL)
     found = choose(work, before=before)
     assert found.threads == {"A": 2, "B": 1}
     assert found.why["A"] == "2 threads: as asked"
     assert found.costs.keys() == {"A", "B"}
-    small = sweep(A=SMALL).plan.with_threads(before.threads)
+    small = workload(A=SMALL).plan.with_threads(before.threads)
     assert small.obstacle(work.plan.with_threads(found.threads)) is None
     told = small.obstacle(work.plan.with_threads({"A": 1, "B": 1}))
     assert told == "threads_per_job: 2 there, 1 here"
 
 
 def test_another_runs_threads_are_taken_over() -> None:
-    work = sweep(A=SMALL, B=SMALL)
+    work = workload(A=SMALL, B=SMALL)
     other = work.plan.with_threads({"A": 1, "B": 2})
     found = choose(work, other=other)
     assert found.threads == {"A": 1, "B": 2}
@@ -113,15 +113,15 @@ def test_another_runs_threads_are_taken_over() -> None:
 
 
 def test_another_run_must_know_the_models_and_fit_the_cores() -> None:
-    other = sweep(A=SMALL).plan.with_threads({"A": 8})
+    other = workload(A=SMALL).plan.with_threads({"A": 8})
     with pytest.raises(InputError, match="8 threads for A on 2 cores") as told:
-        choose(sweep(A=SMALL, B=SMALL), other=other)
+        choose(workload(A=SMALL, B=SMALL), other=other)
     assert "received B, and a run of A" in str(told.value)
 
 
 def test_on_a_gpu_one_thread_is_enough() -> None:
     probe = Fake()
-    assert choose(sweep(1000, device="cuda"), None, probe).threads == {"M": 1}
+    assert choose(workload(1000, device="cuda"), None, probe).threads == {"M": 1}
     assert not probe.asked
 
 
@@ -130,23 +130,23 @@ def test_on_a_gpu_one_thread_is_enough() -> None:
 
 def test_a_short_sweep_is_decided_by_the_rule_alone(tmp_path: Path) -> None:
     probe = Fake(BAD_NEIGHBOURS)
-    found = choose(sweep(), tmp_path, probe)
+    found = choose(workload(), tmp_path, probe)
     assert found.threads == {"M": 1}
     assert not probe.asked
     # Also where another sweep has timed the model: else it would depend on what ran before.
-    assert choose(sweep(1000), tmp_path, probe).overturned
-    assert choose(sweep(), tmp_path, probe) == found
+    assert choose(workload(1000), tmp_path, probe).overturned
+    assert choose(workload(), tmp_path, probe) == found
 
 
 def test_one_core_needs_no_probe() -> None:
     probe = Fake()
-    assert choose(sweep(1000, cores=1), None, probe).threads == {"M": 1}
+    assert choose(workload(1000, cores=1), None, probe).threads == {"M": 1}
     assert not probe.asked
 
 
 def test_a_long_sweep_is_probed_with_the_neighbours_that_its_jobs_will_have() -> None:
     probe = Fake()
-    found = choose(sweep(1000), None, probe)
+    found = choose(workload(1000), None, probe)
     assert probe.asked == [("M", 1, 2), ("M", 2, 1)]
     assert found.costs["M"].step_seconds == {1: 0.020, 2: 0.012}
     assert found.costs["M"].memory == 100  # the larger of what was measured and what must be
@@ -154,13 +154,13 @@ def test_a_long_sweep_is_probed_with_the_neighbours_that_its_jobs_will_have() ->
 
 def test_powers_of_two_are_probed_between_one_thread_and_all() -> None:
     probe = Fake(dict.fromkeys(range(1, 13), 0.01))
-    choose(sweep(10_000, cores=12), None, probe)
+    choose(workload(10_000, cores=12), None, probe)
     assert probe.asked == [("M", 1, 12), ("M", 2, 6), ("M", 4, 3), ("M", 8, 1), ("M", 12, 1)]
 
 
 def test_a_probe_that_raises_leaves_its_model_to_the_rule_and_the_others_go_on() -> None:
     probe = Fake(BAD_NEIGHBOURS, bad="A")
-    found = choose(sweep(1000, A=LARGE, B=LARGE), None, probe)
+    found = choose(workload(1000, A=LARGE, B=LARGE), None, probe)
     assert found.failures == {"A": "Traceback\nBoom: on purpose"}
     assert found.costs["B"].step_seconds == BAD_NEIGHBOURS
     assert found.costs["A"].step_seconds[1] == 0.001  # as the dry run saw
@@ -171,18 +171,18 @@ def test_a_probe_that_raises_leaves_its_model_to_the_rule_and_the_others_go_on()
 
 
 def test_an_overturned_rule_is_remembered_idle_or_busy(tmp_path: Path) -> None:
-    first = choose(sweep(1000), tmp_path, Fake(BAD_NEIGHBOURS))
+    first = choose(workload(1000), tmp_path, Fake(BAD_NEIGHBOURS))
     assert first.overturned
     assert first.threads == {"M": 2}
     busy = Fake({1: 0.010, 2: 0.400})
-    assert choose(sweep(1000), tmp_path, busy) == first
+    assert choose(workload(1000), tmp_path, busy) == first
     assert not busy.asked
     # Without the cache, too, where nothing can be probed: by the rule.
-    assert choose(sweep(1000)).threads == {"M": 1}
+    assert choose(workload(1000)).threads == {"M": 1}
 
 
 def test_a_small_difference_does_not_overturn(tmp_path: Path) -> None:
-    found = choose(sweep(1000), tmp_path, Fake({1: 0.025, 2: 0.012}))
+    found = choose(workload(1000), tmp_path, Fake({1: 0.025, 2: 0.012}))
     assert not found.overturned
     assert found.threads == {"M": 1}
 
@@ -190,21 +190,21 @@ def test_a_small_difference_does_not_overturn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        sweep(1000, cores=4),
-        sweep(1000, M=LARGE + 1),
-        replace(sweep(1000), machine={"cpu": "6502"}),
-        replace(sweep(1000), plan=replace(sweep(1000).plan, batch_size=31)),
+        workload(1000, cores=4),
+        workload(1000, M=LARGE + 1),
+        replace(workload(1000), machine={"cpu": "6502"}),
+        replace(workload(1000), plan=replace(workload(1000).plan, batch_size=31)),
     ],
 )
-def test_what_seconds_depend_on_is_probed_anew(tmp_path: Path, other: Sweep) -> None:
-    choose(sweep(1000), tmp_path, Fake())
+def test_what_seconds_depend_on_is_probed_anew(tmp_path: Path, other: Workload) -> None:
+    choose(workload(1000), tmp_path, Fake())
     probe = Fake(dict.fromkeys((1, 2, 4), 0.01))
     choose(other, tmp_path, probe)
     assert probe.asked
 
 
 def test_a_choice_survives_json() -> None:
-    for found in (choose(sweep()), choose(sweep(1000), None, Fake(BAD_NEIGHBOURS))):
+    for found in (choose(workload()), choose(workload(1000), None, Fake(BAD_NEIGHBOURS))):
         assert Choice.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
@@ -212,7 +212,7 @@ def test_a_choice_survives_json() -> None:
 
 
 def test_equal_threads_are_equal_plans_however_they_were_chosen() -> None:
-    work = sweep(A=SMALL, B=SMALL)
+    work = workload(A=SMALL, B=SMALL)
     plans = [
         work.plan.with_threads(found.threads)
         for found in (choose(work), choose(work, asked=1), choose(work, other=work.plan))
@@ -222,7 +222,7 @@ def test_equal_threads_are_equal_plans_however_they_were_chosen() -> None:
 
 
 def test_requests_have_the_models_threads_seconds_and_bytes() -> None:
-    work = sweep(1000, A=LARGE, B=SMALL)
+    work = workload(1000, A=LARGE, B=SMALL)
     found = replace(choose(work), threads={"A": 2, "B": 1})
     made = requests(found, work)
     assert list(made) == [job.id for job in work.plan.jobs]
@@ -234,7 +234,7 @@ def test_requests_have_the_models_threads_seconds_and_bytes() -> None:
 
 
 def test_the_prediction_is_of_the_costs_that_are_known() -> None:
-    found = choose(sweep(1000), None, Fake({1: 0.02, 2: 0.012}))
+    found = choose(workload(1000), None, Fake({1: 0.02, 2: 0.012}))
     # 12 jobs of 1,000 epochs × (100 steps + 1 evaluation), two at a time.
     assert found.prediction.makespan == pytest.approx(6 * 1000 * 101 * 0.02)
     assert found.prediction.lower_bound == pytest.approx(found.prediction.makespan)

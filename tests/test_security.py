@@ -23,7 +23,7 @@ ALLOWED = {
     ("training/worker.py", "unpickling"): "the sweep's objects, through the pipe from its parent",
     ("training/server.py", "import by name"): "modules that the parent names to preload",
     ("cli/parts.py", "import by name"): "code that the user names on the command line",
-    ("engines/machine.py", "import by name"): "pynvml, an optional extra",
+    ("engines/gpus.py", "import by name"): "pynvml, an optional extra",
     ("training/bundle.py", "file opened to write"): "the job's log, which is appended to",
     ("store/lock.py", "file opened to write"): "the lock, which is never renamed",
     ("store/database.py", "file opened to write"): "run.db, made with its mode before SQLite does",

@@ -17,7 +17,7 @@ from asynckfold import AsyncKFold, InputError, NoRoomError
 from asynckfold.cli import main
 from asynckfold.engines import pool as pools
 from asynckfold.engines.limits import allowed_cores
-from asynckfold.sharing import Sharing, in_bytes, room_problems
+from asynckfold.sharing import Sharing, room_problems
 from asynckfold.store import RunStore
 from asynckfold.sweep import Patience
 from tests.toy import Tiny, adam, samples
@@ -34,44 +34,6 @@ def _no_worker_stays() -> Iterator[None]:
 def kfold(root: Path, **settings: Any) -> AsyncKFold:
     settings = {"verbose": 0, "baseline": None, **settings}
     return AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, **settings)
-
-
-# Sizes
-
-
-@pytest.mark.parametrize(
-    ("value", "size"),
-    [
-        (0, 0),
-        (0.5, 500),
-        (1, 1000),
-        (1.0, 1000),
-        (2, 2),
-        (3000, 3000),
-        ("0.5", 500),
-        ("50%", 500),
-        ("100 %", 1000),
-        ("7", 7),
-        ("1B", 1),
-        ("2kb", 2000),
-        ("2 KiB", 2048),
-        ("1.5MiB", 3 << 19),
-        ("8GiB", 8 << 30),
-        ("1TB", 10**12),
-    ],
-)
-def test_a_size_is_a_share_or_bytes(value: Any, size: int) -> None:
-    assert in_bytes(value, 1000) == size
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["", "x", "GiB", "-1", "1e9", "101%", "8 gigs", "nan", -1, -0.5, float("nan"), float("inf"),
-     True, None, [1]],
-)  # fmt: skip
-def test_what_is_no_size(value: Any) -> None:
-    with pytest.raises(ValueError, match="no s"):
-        in_bytes(value, 1000)
 
 
 # What is refused

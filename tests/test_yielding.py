@@ -34,7 +34,7 @@ from asynckfold.result import DONE
 from asynckfold.store import RunStore
 from asynckfold.sweep import Sweep
 from asynckfold.yielding import Held, yielded
-from tests.engines.test_machine import FakeMachine
+from tests.engines.fakes import FakeMachine
 from tests.engines.test_steady import CORES, TICK, Wave, most_in_a_minute, waves
 from tests.leftovers import gone
 from tests.test_neighbour import HOG, Works, quiet_machine

@@ -106,8 +106,8 @@ def packing_table(works: Sequence[Work] = WORKS, turns: int = 3) -> BenchTable:
     """
     rows = []
     for work in works:
-        sweep = _Sweep(work)
-        ways = sweep.ways()
+        contest = _Contest(work)
+        ways = contest.ways()
         # Workers start once in the life of a process; what that costs is told apart.
         cold = ways["asynckfold"]().seconds
         turned = [{name: way() for name, way in ways.items()} for _ in range(turns)]
@@ -170,7 +170,7 @@ def _samples(work: Work) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
-class _Sweep:
+class _Contest:
     """A work with its samples and folds, and the ways to do it."""
 
     def __init__(self, work: Work) -> None:
@@ -302,10 +302,10 @@ def _started(work: Work, fold: int, threads: int) -> Any:
 def alone(work: Work, fold: int, threads: int) -> None:
     """Train one fold, in a process of its own: ready, wait, train, tell the accuracy."""
     torch.set_num_threads(threads)
-    sweep = _Sweep(work)
+    contest = _Contest(work)
     _tell("ready")
     sys.stdin.readline()
-    _tell(str(sweep.train(sweep.folds[fold], _from_memory)))
+    _tell(str(contest.train(contest.folds[fold], _from_memory)))
 
 
 def _tell(line: str) -> None:

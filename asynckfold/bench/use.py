@@ -22,7 +22,7 @@ USE_TARGET, OVERHEAD_TARGET = 95.0, 5.0
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Case:
     """Jobs to measure: a model for each width of its hidden layer, over some folds.
 
     Parameters
@@ -42,28 +42,28 @@ class Sweep:
     epochs: int
 
 
-SWEEPS = (
-    Sweep("200 jobs of a few batches", (16,) * 40, 5, 160, 1),
-    Sweep("40 uneven jobs", (64, 128, 256, 384, 512, 768, 1024, 2048), 5, 4_000, 4),
+CASES = (
+    Case("200 jobs of a few batches", (16,) * 40, 5, 160, 1),
+    Case("40 uneven jobs", (64, 128, 256, 384, 512, 768, 1024, 2048), 5, 4_000, 4),
 )
 
 
-def use_table(sweeps: Sequence[Sweep] = SWEEPS, turns: int = 3) -> BenchTable:
-    """Run each sweep some times, with workers that are there already; return medians.
+def use_table(cases: Sequence[Case] = CASES, turns: int = 3) -> BenchTable:
+    """Run each case some times, with workers that are there already; return medians.
 
     Parameters
     ----------
-    sweeps : sequence of Sweep
+    cases : sequence of Case
         What to run.
     turns : int
         How often.
     """
     rows = []
-    for sweep in sweeps:
-        _run(sweep)
-        found = [_measured(_run(sweep)) for _ in range(turns)]
+    for case in cases:
+        _run(case)
+        found = [_measured(_run(case)) for _ in range(turns)]
         columns = zip(*found, strict=True)
-        rows.append((sweep.name, *(median(column) for column in columns)))
+        rows.append((case.name, *(median(column) for column in columns)))
     return BenchTable(
         "How much of the cores a sweep uses",
         (
@@ -88,16 +88,16 @@ def use_table(sweeps: Sequence[Sweep] = SWEEPS, turns: int = 3) -> BenchTable:
     )
 
 
-def _run(sweep: Sweep) -> CVResults:
+def _run(case: Case) -> CVResults:
     random = np.random.default_rng(0)
-    data = random.random((sweep.samples, 784), np.float32), random.integers(0, 10, sweep.samples)
+    data = random.random((case.samples, 784), np.float32), random.integers(0, 10, case.samples)
     models: Mapping[str, Callable[[], nn.Module]] = {
-        f"model-{number}": _Maker(width) for number, width in enumerate(sweep.widths)
+        f"model-{number}": _Maker(width) for number, width in enumerate(case.widths)
     }
     # Beside the caller's files: a system's temporary folder may lie in memory.
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="asynckfold-bench-") as folder:
         kfold = AsyncKFold(
-            sweep.folds,
+            case.folds,
             data,
             Path(folder) / "run",
             nn.CrossEntropyLoss(),
@@ -110,7 +110,7 @@ def _run(sweep: Sweep) -> CVResults:
             models,
             ["constant"],
             lambda model: optim.SGD(model.parameters(), 1e-2),
-            {"epochs": sweep.epochs},
+            {"epochs": case.epochs},
         )
     return found
 

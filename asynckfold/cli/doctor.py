@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asynckfold.placement import Load
-
-GIB = 1 << 30
+from asynckfold.sizes import gibibytes
 
 
 @dataclass(frozen=True)
@@ -125,9 +124,7 @@ def _gpu(gpu: Mapping[str, Any]) -> str:
 
 
 def _gib(size: int | None) -> str:
-    if size is None:
-        return "?"
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size >> 20} MiB"
+    return "?" if size is None else gibibytes(size)
 
 
 def _number(value: float) -> str:

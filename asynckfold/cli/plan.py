@@ -20,9 +20,9 @@ from asynckfold.errors import Problem, refuse
 from asynckfold.forecast import Forecast, forecast_of
 from asynckfold.placement import place
 from asynckfold.progress import clock
+from asynckfold.sizes import gibibytes
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
-from asynckfold.waiting import gibibytes
 
 
 def plan(parsed: argparse.Namespace, out: Output) -> int:

@@ -1,4 +1,4 @@
-"""What the machine has idle right now: cores, memory, GPUs. The only place of psutil and NVML.
+"""What the machine has idle right now: cores, memory, GPUs.
 
 ::
 
@@ -9,25 +9,22 @@
 
 A core is busy when *others* use it. What this run uses is subtracted, core by core; what remains is
 smoothed, and a core changes its mind at two different thresholds; the run changes its own at most
-twice a minute (`steady`). Whatever cannot be read is
-unknown, and the unknown is treated as it was, then as busy: the sweep goes on, one job at a time.
+twice a minute (`steady`). Whatever cannot be read is unknown, and the unknown is treated as it was,
+then as busy: the sweep goes on, one job at a time. `readers` counts, `sampler` says which cores
+others use, `gpus` asks NVML.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-import psutil
-
+from asynckfold.engines.gpus import GpuReading, load_nvml, read_gpus
 from asynckfold.engines.limits import (
     Host,
     Limit,
@@ -36,514 +33,12 @@ from asynckfold.engines.limits import (
     group_memory,
     limits,
 )
+from asynckfold.engines.readers import UNREADABLE, Readers
+from asynckfold.engines.sampler import WINDOW_SECONDS, LoadSampler
 from asynckfold.engines.steady import Mind, reconsider
 from asynckfold.errors import Problem, refuse
 from asynckfold.placement import Gpu, Load, Placement
-
-# The kernel counts CPU time in ticks of 10 ms: a shorter window is wrong by more than 5 %.
-WINDOW_SECONDS = 0.2
-# Time constant of the smoothing: a lasting load is seen after 0.4 s and forgotten after 1.9 s,
-# while a burst of 0.2 s (a shell, a save, a cron job) stays below BUSY_SHARE.
-SMOOTHING_SECONDS = 1.0
-# Beside a foreign share of 0.3 a job would get 0.7 of its core at most, and takes as much from the
-# other; below 0.15 is what a desktop or a daemon needs anyway. The gap between the two is what
-# keeps a core from changing its mind with every window.
-BUSY_SHARE, IDLE_SHARE = 0.3, 0.15
-# How long the last known state of a core stands for one that cannot be read.
-STALE_SECONDS = 5.0
-# Looking for the children of workers walks through all processes: 1 ms per 70 of them.
-CHILDREN_SECONDS = 2.0
-# Cores whose smoothed share differs by less are equally idle, so that noise does not choose.
-_EQUAL_SHARE = 0.1
-
-# What psutil and the files below it raise when a reading fails.
-_UNREADABLE = (
-    psutil.Error,
-    OSError,
-    ValueError,
-    LookupError,
-    RuntimeError,
-    AttributeError,
-    TypeError,
-    ArithmeticError,
-    ImportError,
-)
-
-
-def read_core_seconds() -> dict[int, float]:
-    """Return the busy seconds of each online core since boot, by core number.
-
-    Time that a hypervisor stole is left out: it is missing where this run computes, and fewer jobs
-    would not bring it back.
-    """
-    times = psutil.cpu_times(percpu=True)
-    numbers = _online_cores(len(times))
-    if len(numbers) != len(times):
-        return {}
-    parts = ("user", "nice", "system", "irq", "softirq")
-    return {
-        number: sum(getattr(core, part, 0.0) for part in parts)
-        for number, core in zip(numbers, times, strict=True)
-    }
-
-
-def _online_cores(count: int, path: Path = Path("/sys/devices/system/cpu/online")) -> list[int]:
-    """Numbers of the online cores: psutil numbers through, also where one was taken offline."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return list(range(count))
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    return numbers
-
-
-def read_process(pid: int) -> tuple[float, int]:
-    """Return a process' CPU seconds so far, and the core it ran on last."""
-    process = psutil.Process(pid)
-    with process.oneshot():
-        times = process.cpu_times()
-        return times.user + times.system, process.cpu_num()
-
-
-def read_descendants() -> dict[int, int]:
-    """Return the parent of each process that descends from this one."""
-    found = {}
-    for child in psutil.Process().children(recursive=True):
-        try:
-            found[child.pid] = child.ppid()
-        except psutil.NoSuchProcess:
-            continue  # it ended between the two readings
-    return found
-
-
-def read_private_memory(pid: int) -> int:
-    """Return the resident bytes that come back when a process ends: without what it shares."""
-    memory = psutil.Process(pid).memory_info()
-    return max(0, int(memory.rss) - int(getattr(memory, "shared", 0)))
-
-
-def read_total_memory() -> int:
-    """Return the bytes of memory that the machine has."""
-    return int(psutil.virtual_memory().total)
-
-
-def read_available_memory() -> int:
-    """Return the bytes that can be taken without swapping."""
-    return int(psutil.virtual_memory().available)
-
-
-@dataclass(frozen=True)
-class Readers:
-    """How the machine is read; a test brings series of its own."""
-
-    core_seconds: Callable[[], Mapping[int, float]] = read_core_seconds
-    process: Callable[[int], tuple[float, int]] = read_process
-    descendants: Callable[[], Mapping[int, int]] = read_descendants
-    private_memory: Callable[[int], int] = read_private_memory
-    available_memory: Callable[[], int] = read_available_memory
-    total_memory: Callable[[], int] = read_total_memory
-
-
-# CPU: what others use
-
-
-@dataclass(frozen=True)
-class OwnUse:
-    """CPU seconds of an own process in one window, and the cores it may have used, first choice
-    first; NaN where they are not known.
-    """
-
-    seconds: float
-    cores: tuple[int, ...]
-    pinned: bool
-
-
-def foreign_shares(
-    busy: Mapping[int, float], own: Sequence[OwnUse], window: float
-) -> dict[int, float]:
-    """Return the share of each core that others used.
-
-    Pinned processes are subtracted first and from their own cores only. A process that may run
-    anywhere is subtracted from the core it ran on last, and where that one was not busy enough,
-    from the others: the sum is right even when it moved within the window.
-
-    Parameters
-    ----------
-    busy : Mapping of int to float
-        Busy seconds of each core in the window; NaN where not known.
-    own : sequence of OwnUse
-        What this run used.
-    window : float
-        Seconds.
-
-    Returns
-    -------
-    dict of int to float
-        0 to 1; NaN where not known.
-
-    Examples
-    --------
-    >>> foreign_shares({0: 1.0, 1: 0.5}, [OwnUse(1.0, (0,), True)], 1.0)
-    {0: 0.0, 1: 0.5}
-    """
-    left = dict(busy)
-    for use in sorted(own, key=lambda use: not use.pinned):
-        if math.isnan(use.seconds):
-            left |= {core: math.nan for core in use.cores if use.pinned and core in left}
-        else:
-            _subtract(left, use)
-    return {core: _share(seconds, window) for core, seconds in left.items()}
-
-
-def _share(seconds: float, window: float) -> float:
-    """0 to 1, or NaN, which `min` and `max` alone would turn into a number."""
-    return seconds if math.isnan(seconds) else min(1.0, max(0.0, seconds / window))
-
-
-def _subtract(left: dict[int, float], use: OwnUse) -> None:
-    """Take a process' seconds off its cores: evenly where pinned, else in order of choice."""
-    cores = [core for core in use.cores if left.get(core, math.nan) > 0]
-    rest = use.seconds
-    if use.pinned:
-        total = sum(left[core] for core in cores)
-        part = min(1.0, rest / total) if total else 0.0
-        left |= {core: left[core] * (1 - part) for core in cores}
-        return
-    for core in cores:
-        taken = min(rest, left[core])
-        left[core] -= taken
-        rest -= taken
-
-
-@dataclass(frozen=True)
-class CoreState:
-    """What is thought of one core: smoothed foreign share, verdict, and when it was last known."""
-
-    share: float
-    busy: bool
-    known_at: float
-
-
-def settle(before: CoreState | None, share: float, window: float, now: float) -> CoreState:
-    """Return the new state of a core after a window in which others used `share` of it.
-
-    An exponential moving average over time, so that windows of any length weigh by their seconds,
-    and two thresholds. An unknown share (NaN) keeps the old state for a while; then, and without
-    an old state, the core is busy.
-
-    Examples
-    --------
-    >>> state = settle(None, 0.0, 1.0, now=1.0)
-    >>> state.busy, settle(state, 1.0, 0.2, now=1.2).busy, settle(state, 1.0, 0.4, now=1.4).busy
-    (False, False, True)
-    """
-    if not math.isfinite(share):
-        if before is None:
-            return CoreState(1.0, True, -math.inf)
-        stale = now - before.known_at > STALE_SECONDS
-        return CoreState(1.0, True, before.known_at) if stale else before
-    if before is None or before.known_at == -math.inf:
-        return CoreState(share, share > BUSY_SHARE, now)
-    weight = 1 - math.exp(-window / SMOOTHING_SECONDS)
-    smooth = before.share + weight * (share - before.share)
-    busy = smooth > (IDLE_SHARE if before.busy else BUSY_SHARE)
-    return CoreState(smooth, busy, now)
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """Counters at one moment."""
-
-    at: float
-    cores: Mapping[int, float]
-    processes: Mapping[int, tuple[float, int]]
-
-
-class LoadSampler:
-    """Which cores others use; primed at construction, cheap to ask often.
-
-    Parameters
-    ----------
-    cores : sequence of int
-        The cores to watch.
-    readers : Readers
-        Where the counters come from.
-    clock : callable
-        Monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        cores: Sequence[int],
-        readers: Readers | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.cores = tuple(cores)
-        self._readers = readers or Readers()
-        self._clock = clock
-        self._parents: Mapping[int, int] = {}
-        self._parents_at = -math.inf
-        self._usage: tuple[float, float, tuple[float, ...]] = (0.0, 0.0, (0.0,) * len(self.cores))
-        self._states = {core: settle(None, math.nan, 0.0, 0.0) for core in self.cores}
-        self._last = self._read({os.getpid(): ()})
-
-    def sample(self, own: Mapping[int, tuple[int, ...]] | None = None) -> None:
-        """Look again, if the last look is at least a window ago.
-
-        Parameters
-        ----------
-        own : Mapping of int to tuple of int, optional
-            Processes that this run started and the cores each is pinned to, empty for none; their
-            children count as theirs. The calling process is always own, its other children are not.
-        """
-        elapsed = self._clock() - self._last.at
-        if elapsed < WINDOW_SECONDS:
-            return
-        family = self._family(dict(own or {}))
-        last, self._last = self._last, self._read(family)
-        window = self._last.at - last.at
-        busy = {core: _delta(last.cores, self._last.cores, core) for core in self.cores}
-        uses = [self._own_use(pid, pinned, last) for pid, pinned in family.items()]
-        for core, share in foreign_shares(busy, uses, window).items():
-            self._states[core] = settle(self._states[core], share, window, self._last.at)
-        self._usage = self._used(busy, uses, window)
-
-    @property
-    def known(self) -> bool:
-        """Whether anything was read of any core so far."""
-        return any(state.known_at > -math.inf for state in self._states.values())
-
-    @property
-    def busy(self) -> frozenset[int]:
-        """Cores that others use."""
-        return frozenset(core for core, state in self._states.items() if state.busy)
-
-    @property
-    def shares(self) -> dict[int, float]:
-        """Smoothed share of each core that others use; 1 where nothing is known."""
-        return {core: state.share for core, state in self._states.items()}
-
-    @property
-    def idlest(self) -> tuple[int, ...]:
-        """All watched cores: those that others leave alone first, equals by number."""
-
-        def order(core: int) -> tuple[bool, int, int]:
-            state = self._states[core]
-            return (state.busy, round(state.share / _EQUAL_SHARE), core)
-
-        return tuple(sorted(self.cores, key=order))
-
-    def usage(self) -> tuple[float, float, tuple[float, ...]]:
-        """Return the use in the last window: by everyone and by this run, in cores' worth, and of
-        each watched core, 0 to 1. What could not be read stays as it was.
-        """
-        return self._usage
-
-    def _used(
-        self, busy: Mapping[int, float], uses: Sequence[OwnUse], window: float
-    ) -> tuple[float, float, tuple[float, ...]]:
-        cores = tuple(
-            before if math.isnan(busy[core]) else min(1.0, busy[core] / window)
-            for core, before in zip(self.cores, self._usage[2], strict=True)
-        )
-        own = sum(use.seconds for use in uses if not math.isnan(use.seconds)) / window
-        return sum(cores), min(own, sum(cores)), cores
-
-    def _own_use(self, pid: int, pinned: tuple[int, ...], last: _Reading) -> OwnUse:
-        now = self._last.processes.get(pid)
-        seconds = _delta(
-            {key: value[0] for key, value in last.processes.items()},
-            {} if now is None else {pid: now[0]},
-            pid,
-        )
-        if pinned or now is None:
-            return OwnUse(seconds, pinned, bool(pinned))
-        others = sorted(
-            (core for core in self.cores if core != now[1]),
-            key=lambda core: -_known(_delta(last.cores, self._last.cores, core)),
-        )
-        return OwnUse(seconds, (now[1], *others), False)
-
-    def _family(self, own: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-        """Own processes, their descendants with the cores they inherited, and this process."""
-        if own and self._clock() - self._parents_at >= CHILDREN_SECONDS:
-            try:
-                self._parents = dict(self._readers.descendants())
-            except _UNREADABLE:
-                self._parents = {}  # their use counts as foreign, which is the careful side
-            self._parents_at = self._clock()
-        family = dict(own)
-        for pid in self._parents:
-            ancestor = next((name for name in self._ancestors(pid) if name in own), None)
-            if ancestor is not None:
-                family[pid] = own[ancestor]
-        return {os.getpid(): (), **family}
-
-    def _ancestors(self, pid: int) -> Iterator[int]:
-        """The process itself, its parent, and so on, below this process."""
-        for _ in range(len(self._parents)):
-            yield pid
-            pid = self._parents.get(pid, 0)
-
-    def _read(self, own: Mapping[int, tuple[int, ...]]) -> _Reading:
-        try:
-            found = self._readers.core_seconds()
-            cores = {core: float(value) for core, value in found.items() if value >= 0}
-        except _UNREADABLE:
-            cores = {}
-        processes = {}
-        for pid in own:
-            try:
-                seconds, core = self._readers.process(pid)
-                processes[pid] = (float(seconds), int(core))
-            except _UNREADABLE:
-                continue  # ended or not ours to look at: unknown in this window
-        return _Reading(self._clock(), cores, processes)
-
-
-def _size(read: Callable[[], float]) -> int | None:
-    """Read a number of bytes; None where that fails or makes no sense."""
-    try:
-        size = read()
-        return int(size) if 0 <= size < math.inf else None
-    except _UNREADABLE:
-        return None
-
-
-def _delta(before: Mapping[int, float], after: Mapping[int, float], key: int) -> float:
-    """Growth of a counter; NaN where it is unknown or went backwards."""
-    growth = after.get(key, math.nan) - before.get(key, math.nan)
-    return growth if math.isfinite(growth) and growth >= 0 else math.nan
-
-
-def _known(value: float) -> float:
-    return 0.0 if math.isnan(value) else value
-
-
-# GPUs
-
-
-def load_nvml() -> tuple[Any, str]:
-    """Return the started NVML module, or None and the reason why there is none."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return None, "nvidia-ml-py is not installed: pip install 'asynckfold[gpu]'"
-    try:
-        nvml.nvmlInit()
-    except (nvml.NVMLError, *_UNREADABLE) as error:
-        return None, f"NVML does not start: {error}"
-    return nvml, ""
-
-
-@dataclass(frozen=True)
-class GpuReading:
-    """The GPUs that this run may use, by name, and in words what is missing."""
-
-    gpus: tuple[Gpu, ...] = ()
-    names: tuple[str, ...] = ()
-    reason: str = ""
-
-
-def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> GpuReading:
-    """Read each GPU that torch would see; creates no CUDA context.
-
-    One GPU that fails never hides the others.
-
-    Parameters
-    ----------
-    nvml : module
-        ``pynvml``, started.
-    devices : "auto", "cpu", "cuda", or sequence of int
-        Which to use, by torch's index.
-    visible : str or None
-        ``CUDA_VISIBLE_DEVICES``.
-
-    Returns
-    -------
-    GpuReading
-        ``Gpu.index`` is torch's index: as in torch, the position in ``CUDA_VISIBLE_DEVICES``, in
-        NVML's order (which is CUDA's for GPUs of one kind).
-    """
-    if devices == "cpu":
-        return GpuReading(reason="devices is 'cpu'")
-    try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
-        uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    except (nvml.NVMLError, *_UNREADABLE) as error:
-        return GpuReading(reason=f"NVML cannot list the GPUs: {error}")
-    order = visible_order(visible, uuids)
-    asked = range(len(order)) if isinstance(devices, str) else devices
-    found, names, reasons = [], [], []
-    for index in asked:
-        if not 0 <= index < len(order):
-            reasons.append(f"GPU {index} is not there: {len(order)} visible")
-            continue
-        try:
-            found.append(_read_gpu(nvml, handles[order[index]], index))
-            names.append(_text(nvml.nvmlDeviceGetName(handles[order[index]])))
-        except (nvml.NVMLError, *_UNREADABLE) as error:
-            reasons.append(f"GPU {index} cannot be read: {error}")
-    if not order:
-        reasons.append(_none_visible(len(uuids), visible))
-    return GpuReading(tuple(found), tuple(names), "; ".join(reasons))
-
-
-def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    free, total = int(memory.free), int(memory.total)
-    if not 0 <= free <= total:
-        raise ValueError(f"{free} of {total} bytes are free")
-    try:
-        use = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-    except (nvml.NVMLError, *_UNREADABLE):
-        use = 0.0  # some GPUs do not count it; memory decides
-    return Gpu(index, free, total, use if 0 <= use <= 1 else 0.0)
-
-
-def _none_visible(count: int, visible: str | None) -> str:
-    if not count:
-        return "NVML sees no GPU"
-    return f"CUDA_VISIBLE_DEVICES={visible!r} hides all {count} GPUs"
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def visible_order(visible: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
-    """Return NVML's index of each GPU that CUDA shows, in CUDA's order.
-
-    As CUDA reads it: numbers or beginnings of UUIDs; the first wrong entry ends the list; a GPU
-    named twice hides them all.
-
-    Examples
-    --------
-    >>> visible_order("1,GPU-a", ["GPU-abc", "GPU-def"]), visible_order("0,-1,1", ["x", "y"])
-    ((1, 0), (0,))
-    """
-    if visible is None:
-        return tuple(range(len(uuids)))
-    order: list[int] = []
-    for entry in visible.split(","):
-        found = _by_entry(entry.strip(), uuids)
-        if found is None:
-            break
-        order.append(found)
-    return tuple(order) if len(set(order)) == len(order) else ()
-
-
-def _by_entry(entry: str, uuids: Sequence[str]) -> int | None:
-    if entry.isdecimal():
-        return int(entry) if int(entry) < len(uuids) else None
-    matches = [number for number, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
-    return matches[0] if len(matches) == 1 else None
-
-
-# The whole
+from asynckfold.sizes import gibibytes
 
 
 def resolve_n_jobs(n_jobs: int | str, cores: int) -> int | None:
@@ -707,8 +202,8 @@ class Machine:
         if free is None or free >= self._min_free_memory:
             return ""
         return (
-            f"{free >> 20} MiB of memory are free, and min_free_memory leaves "
-            f"{self._min_free_memory >> 20} MiB to others"
+            f"{gibibytes(free, 2)} of memory are free, and min_free_memory leaves "
+            f"{gibibytes(self._min_free_memory, 2)} to others"
         )
 
     def unreserved(self) -> tuple[int, ...]:
@@ -849,3 +344,12 @@ def _cpu_model(host: Host) -> str:
         lines = []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(models, platform.machine())
+
+
+def _size(read: Callable[[], float]) -> int | None:
+    """Read a number of bytes; None where that fails or makes no sense."""
+    try:
+        size = read()
+        return int(size) if 0 <= size < math.inf else None
+    except UNREADABLE:
+        return None

@@ -42,6 +42,7 @@ from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.messages import Task
 from asynckfold.placement import Placement
 from asynckfold.pulse import Pulse, Pulses
+from asynckfold.sizes import gibibytes
 
 IDLE_SECONDS = 300.0
 """How long workers stay warm after a sweep: long enough for a notebook's next cell."""
@@ -422,7 +423,7 @@ def _death(worker: Worker) -> WorkerDiedError:
         return WorkerDiedError(worker.pid, worker.hang, "hang", peak)
     if worker.status != -signal.SIGKILL or not was_short_of_memory(worker.oom_kills, peak):
         return WorkerDiedError(worker.pid, cause, peak_memory=peak)
-    text = f"{cause}, out of memory at a peak of {peak >> 20} MiB"
+    text = f"{cause}, out of memory at a peak of {gibibytes(peak)}"
     return WorkerDiedError(worker.pid, text, "oom", peak)
 
 

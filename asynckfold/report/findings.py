@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from asynckfold import sizes
 from asynckfold.packing import Packing
 from asynckfold.paired import Difference
 from asynckfold.report.summary import Bar, CandidateRow, Summary
 from asynckfold.result import folds_note as _folds_note
-from asynckfold.waiting import gibibytes as _gibibytes
 from asynckfold.waiting import named_cores
 
 _VERDICTS = {
@@ -111,7 +111,7 @@ def packing(found: Packing) -> str:
 
 def gibibytes(count: int | None) -> str:
     """Return bytes as GiB or MiB; ``"n/a"`` where there are none."""
-    return _gibibytes(count) if count else "n/a"
+    return sizes.gibibytes(count) if count else "n/a"
 
 
 def ran_on(bar: Bar) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asynckfold.engines.limits import Host
 from asynckfold.engines.machine import Machine
 from asynckfold.engines.steady import WINDOW_SECONDS, Mind, reconsider
-from tests.engines.test_machine import FakeMachine
+from tests.engines.fakes import FakeMachine
 
 CORES = 3
 TICK = 0.25

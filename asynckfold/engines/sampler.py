@@ -1,0 +1,291 @@
+"""Which cores others use: what this run used is taken off, and what remains is smoothed."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from asynckfold.engines.readers import UNREADABLE, Readers
+
+# The kernel counts CPU time in ticks of 10 ms: a shorter window is wrong by more than 5 %.
+WINDOW_SECONDS = 0.2
+# Time constant of the smoothing: a lasting load is seen after 0.4 s and forgotten after 1.9 s,
+# while a burst of 0.2 s (a shell, a save, a cron job) stays below BUSY_SHARE.
+SMOOTHING_SECONDS = 1.0
+# Beside a foreign share of 0.3 a job would get 0.7 of its core at most, and takes as much from the
+# other; below 0.15 is what a desktop or a daemon needs anyway. The gap between the two is what
+# keeps a core from changing its mind with every window.
+BUSY_SHARE, IDLE_SHARE = 0.3, 0.15
+# How long the last known state of a core stands for one that cannot be read.
+STALE_SECONDS = 5.0
+# Looking for the children of workers walks through all processes: 1 ms per 70 of them.
+CHILDREN_SECONDS = 2.0
+# Cores whose smoothed share differs by less are equally idle, so that noise does not choose.
+_EQUAL_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class OwnUse:
+    """CPU seconds of an own process in one window, and the cores it may have used, first choice
+    first; NaN where they are not known.
+    """
+
+    seconds: float
+    cores: tuple[int, ...]
+    pinned: bool
+
+
+def foreign_shares(
+    busy: Mapping[int, float], own: Sequence[OwnUse], window: float
+) -> dict[int, float]:
+    """Return the share of each core that others used.
+
+    Pinned processes are subtracted first and from their own cores only. A process that may run
+    anywhere is subtracted from the core it ran on last, and where that one was not busy enough,
+    from the others: the sum is right even when it moved within the window.
+
+    Parameters
+    ----------
+    busy : Mapping of int to float
+        Busy seconds of each core in the window; NaN where not known.
+    own : sequence of OwnUse
+        What this run used.
+    window : float
+        Seconds.
+
+    Returns
+    -------
+    dict of int to float
+        0 to 1; NaN where not known.
+
+    Examples
+    --------
+    >>> foreign_shares({0: 1.0, 1: 0.5}, [OwnUse(1.0, (0,), True)], 1.0)
+    {0: 0.0, 1: 0.5}
+    """
+    left = dict(busy)
+    for use in sorted(own, key=lambda use: not use.pinned):
+        if math.isnan(use.seconds):
+            left |= {core: math.nan for core in use.cores if use.pinned and core in left}
+        else:
+            _subtract(left, use)
+    return {core: _share(seconds, window) for core, seconds in left.items()}
+
+
+def _share(seconds: float, window: float) -> float:
+    """0 to 1, or NaN, which `min` and `max` alone would turn into a number."""
+    return seconds if math.isnan(seconds) else min(1.0, max(0.0, seconds / window))
+
+
+def _subtract(left: dict[int, float], use: OwnUse) -> None:
+    """Take a process' seconds off its cores: evenly where pinned, else in order of choice."""
+    cores = [core for core in use.cores if left.get(core, math.nan) > 0]
+    rest = use.seconds
+    if use.pinned:
+        total = sum(left[core] for core in cores)
+        part = min(1.0, rest / total) if total else 0.0
+        left |= {core: left[core] * (1 - part) for core in cores}
+        return
+    for core in cores:
+        taken = min(rest, left[core])
+        left[core] -= taken
+        rest -= taken
+
+
+@dataclass(frozen=True)
+class CoreState:
+    """What is thought of one core: smoothed foreign share, verdict, and when it was last known."""
+
+    share: float
+    busy: bool
+    known_at: float
+
+
+def settle(before: CoreState | None, share: float, window: float, now: float) -> CoreState:
+    """Return the new state of a core after a window in which others used `share` of it.
+
+    An exponential moving average over time, so that windows of any length weigh by their seconds,
+    and two thresholds. An unknown share (NaN) keeps the old state for a while; then, and without
+    an old state, the core is busy.
+
+    Examples
+    --------
+    >>> state = settle(None, 0.0, 1.0, now=1.0)
+    >>> state.busy, settle(state, 1.0, 0.2, now=1.2).busy, settle(state, 1.0, 0.4, now=1.4).busy
+    (False, False, True)
+    """
+    if not math.isfinite(share):
+        if before is None:
+            return CoreState(1.0, True, -math.inf)
+        stale = now - before.known_at > STALE_SECONDS
+        return CoreState(1.0, True, before.known_at) if stale else before
+    if before is None or before.known_at == -math.inf:
+        return CoreState(share, share > BUSY_SHARE, now)
+    weight = 1 - math.exp(-window / SMOOTHING_SECONDS)
+    smooth = before.share + weight * (share - before.share)
+    busy = smooth > (IDLE_SHARE if before.busy else BUSY_SHARE)
+    return CoreState(smooth, busy, now)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Counters at one moment."""
+
+    at: float
+    cores: Mapping[int, float]
+    processes: Mapping[int, tuple[float, int]]
+
+
+class LoadSampler:
+    """Which cores others use; primed at construction, cheap to ask often.
+
+    Parameters
+    ----------
+    cores : sequence of int
+        The cores to watch.
+    readers : Readers
+        Where the counters come from.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        cores: Sequence[int],
+        readers: Readers | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cores = tuple(cores)
+        self._readers = readers or Readers()
+        self._clock = clock
+        self._parents: Mapping[int, int] = {}
+        self._parents_at = -math.inf
+        self._usage: tuple[float, float, tuple[float, ...]] = (0.0, 0.0, (0.0,) * len(self.cores))
+        self._states = {core: settle(None, math.nan, 0.0, 0.0) for core in self.cores}
+        self._last = self._read({os.getpid(): ()})
+
+    def sample(self, own: Mapping[int, tuple[int, ...]] | None = None) -> None:
+        """Look again, if the last look is at least a window ago.
+
+        Parameters
+        ----------
+        own : Mapping of int to tuple of int, optional
+            Processes that this run started and the cores each is pinned to, empty for none; their
+            children count as theirs. The calling process is always own, its other children are not.
+        """
+        elapsed = self._clock() - self._last.at
+        if elapsed < WINDOW_SECONDS:
+            return
+        family = self._family(dict(own or {}))
+        last, self._last = self._last, self._read(family)
+        window = self._last.at - last.at
+        busy = {core: _delta(last.cores, self._last.cores, core) for core in self.cores}
+        uses = [self._own_use(pid, pinned, last) for pid, pinned in family.items()]
+        for core, share in foreign_shares(busy, uses, window).items():
+            self._states[core] = settle(self._states[core], share, window, self._last.at)
+        self._usage = self._used(busy, uses, window)
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was read of any core so far."""
+        return any(state.known_at > -math.inf for state in self._states.values())
+
+    @property
+    def busy(self) -> frozenset[int]:
+        """Cores that others use."""
+        return frozenset(core for core, state in self._states.items() if state.busy)
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """Smoothed share of each core that others use; 1 where nothing is known."""
+        return {core: state.share for core, state in self._states.items()}
+
+    @property
+    def idlest(self) -> tuple[int, ...]:
+        """All watched cores: those that others leave alone first, equals by number."""
+
+        def order(core: int) -> tuple[bool, int, int]:
+            state = self._states[core]
+            return (state.busy, round(state.share / _EQUAL_SHARE), core)
+
+        return tuple(sorted(self.cores, key=order))
+
+    def usage(self) -> tuple[float, float, tuple[float, ...]]:
+        """Return the use in the last window: by everyone and by this run, in cores' worth, and of
+        each watched core, 0 to 1. What could not be read stays as it was.
+        """
+        return self._usage
+
+    def _used(
+        self, busy: Mapping[int, float], uses: Sequence[OwnUse], window: float
+    ) -> tuple[float, float, tuple[float, ...]]:
+        cores = tuple(
+            before if math.isnan(busy[core]) else min(1.0, busy[core] / window)
+            for core, before in zip(self.cores, self._usage[2], strict=True)
+        )
+        own = sum(use.seconds for use in uses if not math.isnan(use.seconds)) / window
+        return sum(cores), min(own, sum(cores)), cores
+
+    def _own_use(self, pid: int, pinned: tuple[int, ...], last: _Reading) -> OwnUse:
+        now = self._last.processes.get(pid)
+        seconds = _delta(
+            {key: value[0] for key, value in last.processes.items()},
+            {} if now is None else {pid: now[0]},
+            pid,
+        )
+        if pinned or now is None:
+            return OwnUse(seconds, pinned, bool(pinned))
+        others = sorted(
+            (core for core in self.cores if core != now[1]),
+            key=lambda core: -_known(_delta(last.cores, self._last.cores, core)),
+        )
+        return OwnUse(seconds, (now[1], *others), False)
+
+    def _family(self, own: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+        """Own processes, their descendants with the cores they inherited, and this process."""
+        if own and self._clock() - self._parents_at >= CHILDREN_SECONDS:
+            try:
+                self._parents = dict(self._readers.descendants())
+            except UNREADABLE:
+                self._parents = {}  # their use counts as foreign, which is the careful side
+            self._parents_at = self._clock()
+        family = dict(own)
+        for pid in self._parents:
+            ancestor = next((name for name in self._ancestors(pid) if name in own), None)
+            if ancestor is not None:
+                family[pid] = own[ancestor]
+        return {os.getpid(): (), **family}
+
+    def _ancestors(self, pid: int) -> Iterator[int]:
+        """The process itself, its parent, and so on, below this process."""
+        for _ in range(len(self._parents)):
+            yield pid
+            pid = self._parents.get(pid, 0)
+
+    def _read(self, own: Mapping[int, tuple[int, ...]]) -> _Reading:
+        try:
+            found = self._readers.core_seconds()
+            cores = {core: float(value) for core, value in found.items() if value >= 0}
+        except UNREADABLE:
+            cores = {}
+        processes = {}
+        for pid in own:
+            try:
+                seconds, core = self._readers.process(pid)
+                processes[pid] = (float(seconds), int(core))
+            except UNREADABLE:
+                continue  # ended or not ours to look at: unknown in this window
+        return _Reading(self._clock(), cores, processes)
+
+
+def _delta(before: Mapping[int, float], after: Mapping[int, float], key: int) -> float:
+    """Growth of a counter; NaN where it is unknown or went backwards."""
+    growth = after.get(key, math.nan) - before.get(key, math.nan)
+    return growth if math.isfinite(growth) and growth >= 0 else math.nan
+
+
+def _known(value: float) -> float:
+    return 0.0 if math.isnan(value) else value

@@ -1,0 +1,421 @@
+"""What comes before a plan is written: data, a dry run of the candidates, threads and groups."""
+
+from __future__ import annotations
+
+import queue
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asynckfold import cache, choice
+from asynckfold.choice import Choice
+from asynckfold.engines import pool as pools
+from asynckfold.engines.engine import Engine
+from asynckfold.engines.machine import Machine, resolve_n_jobs
+from asynckfold.engines.process import ProcessEngine, preloads
+from asynckfold.engines.serial import SerialEngine
+from asynckfold.errors import Problem, WorkerDiedError, refuse
+from asynckfold.folds import Fold
+from asynckfold.forecast import Forecast, forecast, foreseen
+from asynckfold.fusing import Fuse, Grouping, grouped
+from asynckfold.interruption import Interruption
+from asynckfold.messages import Facts
+from asynckfold.packing import choice_of
+from asynckfold.placement import Load, Placement
+from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.probing import Prober
+from asynckfold.progress import Display
+from asynckfold.recipe import Recipe, sending_problems
+from asynckfold.scoring import Score, resolve
+from asynckfold.settings import Settings, one_line
+from asynckfold.sharing import room_problems
+from asynckfold.store import RunStore, refuse_other
+from asynckfold.store.layout import DATABASE
+from asynckfold.sweep import Inbox, ask
+
+if TYPE_CHECKING:
+    from asynckfold.data import Prepared
+
+DRY_RUNS = 3
+"""How often a model is checked whose process dies, before it is the model's fault."""
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """What is known, and what stands ready, when a plan can be written."""
+
+    data: Prepared
+    software: dict[str, str]
+    bundle: Any
+    make: Engines
+    work: choice.Workload
+    choice: Choice
+    groups: Grouping
+
+    @property
+    def plan(self) -> Plan:
+        """What is to be written."""
+        plan = replace(self.work.plan, recipe=self.work.facts.recipe, groups=self.groups.groups)
+        return plan.with_threads(self.choice.threads)
+
+
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """Plans: a run goes on from what is planned, and a look ahead ends with it."""
+
+    settings: Settings
+    recipe: Recipe
+    params: TrainerParams
+    machine: Machine
+    signals: Interruption
+    display: Display
+
+    @contextmanager
+    def planned(
+        self, software: Callable[[Plan], dict[str, str]], before: Choice | None, stored: Plan | None
+    ) -> Iterator[Planned]:
+        """Read the data, check the candidates, choose threads and groups; all stands as long.
+
+        Parameters
+        ----------
+        software : callable
+            With what the jobs of a draft would be trained; may refuse it.
+        before : Choice or None
+            What the run chose in an earlier session.
+        stored : Plan or None
+            Of the run so far, whose groups stay.
+        """
+        with self._pool() as pool:
+            self.display.doing("reading the data")
+            settings, machine = self.settings, self.machine
+            with prepared(settings, machine) as data, self.signals.noted():
+                folds = folds_of(settings, data)
+                inbox: Inbox = queue.SimpleQueue()
+                draft = make_draft(settings, self.recipe, self.params, data, folds, machine)
+                used = software(draft)
+                bundle = self._bundle(draft, folds, data, self._asked_to_fuse(draft, stored))
+                make = Engines(
+                    pool,
+                    data,
+                    machine,
+                    inbox,
+                    self.signals,
+                    settings.n_jobs,
+                    (settings.threads or 1) * self.params.processes,
+                    settings.stall_timeout,
+                    settings.sharing.max_wait,
+                )
+                if pool is not None and not data.held:
+                    refuse(sending_problems({"dataset": bundle.data}))
+                if self.params.processes > 1:
+                    refuse(_process_problems(draft, data))
+                self.display.doing("checking the candidates")
+                facts = self._preflight(make, bundle)
+                gpus = len(machine.gpus().gpus)
+                work = choice.Workload(draft, folds, facts, make.allotted, _identity(machine), gpus)
+                other = None if settings.plan_from is None else _plan_of(settings.plan_from)
+                threads = self._choose(make, bundle, work, before, other)
+                groups = self._group(work, threads, stored or other)
+                threads = foreseen(work, threads, groups)
+                expected = {name: cost.memory for name, cost in threads.costs.items()}
+                refuse(room_problems(expected, machine.max_memory, groups.widths))
+                yield Planned(data, used, bundle, make, work, threads, groups)
+
+    @contextmanager
+    def _pool(self) -> Iterator[pools.WorkerPool | None]:
+        if not self.settings.parallelize:
+            yield None
+            return
+        pool = pools.take(preloads(), self.settings.sharing.nice)
+        try:
+            yield pool
+        except BaseException:
+            pool.close()
+            raise
+        pools.give_back(pool)
+
+    def _asked_to_fuse(self, plan: Plan, stored: Plan | None) -> Fuse:
+        """What is asked for the jobs that are not in the plan yet, and False where all are."""
+        known = set() if stored is None else set(stored.jobs)
+        taken_over = stored is None and self.settings.plan_from is not None
+        return False if taken_over or known.issuperset(plan.jobs) else self.settings.fuse
+
+    def _group(self, work: choice.Workload, threads: Choice, before: Plan | None) -> Grouping:
+        """Decide which jobs are trained as one; a run that has a plan keeps its groups."""
+        fuse, plan = self.settings.fuse, work.plan.with_threads(threads.threads)
+        found = grouped(plan, fuse, work.facts.fusible, work.cores, before)
+        return found if found.groups or fuse is not False else Grouping()
+
+    def _bundle(self, plan: Plan, folds: tuple[Fold, ...], data: Prepared, fuse: Fuse) -> Any:
+        import torch
+
+        from asynckfold.training.bundle import Bundle
+
+        root, dtype = self.settings.root_dir.absolute(), str(torch.get_default_dtype())
+        return Bundle(
+            plan,
+            folds,
+            self.recipe,
+            data.handle(),
+            root,
+            default_dtype=dtype.removeprefix("torch."),
+            deterministic=torch.get_deterministic_debug_mode(),
+            fuse=fuse,
+        )
+
+    def _preflight(self, make: Engines, bundle: Any) -> Facts:
+        """Check all candidates at once, or one by one where one of them kills its process."""
+        try:
+            facts = self._checked(make, bundle)
+        except WorkerDiedError:
+            parts = {}
+            for name, model in self.recipe.models.items():
+                alone = replace(bundle, recipe=replace(self.recipe, models={name: model}))
+                parts[name] = self._checked_alone(make, alone, name)
+            facts = _joined(list(parts.values()))
+        refuse(Problem(*problem) for problem in facts.problems)
+        return facts
+
+    def _checked_alone(self, make: Engines, bundle: Any, name: str) -> Facts:
+        """Check one model; what the plan says of it must not depend on who was killed meanwhile."""
+        for _ in range(DRY_RUNS):
+            try:
+                return self._checked(make, bundle)
+            except WorkerDiedError as death:
+                error = death
+            if error.outcome != "died":
+                break
+        return Facts({"architecture": {name: None}}, {}, {}, (), {name: str(error)})
+
+    def _checked(self, make: Engines, bundle: Any) -> Facts:
+        with make(bundle) as engine:
+            placement = make.everything("preflight", 1)
+            facts: Facts = ask(engine, placement, make.max_wait, signals=self.signals)
+        return facts
+
+    def _choose(
+        self,
+        make: Engines,
+        bundle: Any,
+        work: choice.Workload,
+        before: Choice | None,
+        other: Plan | None,
+    ) -> Choice:
+        """Choose the threads of each model; a run that has a plan keeps its own."""
+        with make(bundle) as engine:
+            prober = (
+                Prober(engine, bundle.plan, work.facts.memory, self.signals, make.max_wait)
+                if make.pool
+                else None
+            )
+            self.display.doing("deciding the threads of each model")
+            return choice.chosen(work, self.settings.threads, before, other, prober, cache.folder())
+
+
+def look_ahead(
+    settings: Settings,
+    recipe: Recipe,
+    params: TrainerParams,
+    machine: Machine,
+    signals: Interruption,
+    display: Display,
+) -> Forecast:
+    """Return what a run with these arguments would do; writes nothing into its folder."""
+    before = stored = None
+    if (settings.root_dir / DATABASE).is_file():
+        with RunStore.read(settings.root_dir) as store:
+            before, stored = choice_of(store.about), store.plan
+    planner = Planner(settings, recipe, params, machine, signals, display)
+    with planner.planned(lambda draft: {}, before, stored) as found:
+        made = forecast(found.work, found.choice, found.groups)
+        if stored is not None:
+            free = ("threads_per_job", "threads") if settings.allow_different_software else ()
+            refuse_other(settings.root_dir, stored, found.plan, free)
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class Engines:
+    """Makes the engine for a bundle: worker processes, or this process."""
+
+    pool: pools.WorkerPool | None
+    data: Prepared
+    machine: Machine
+    inbox: Inbox
+    signals: Interruption
+    n_jobs: int | str
+    threads: int
+    stall_timeout: float | str | None
+    max_wait: float | None
+
+    @contextmanager
+    def __call__(self, bundle: Any) -> Iterator[Engine]:
+        """Start an engine for a bundle; it is closed with the context."""
+        handle = self.data.handle()
+        engine: Engine
+        if self.pool is None:
+            batches = handle.open(handle.fds)
+            engine = SerialEngine(bundle, batches, self.look, self.inbox.put, self.signals)
+        else:
+            engine = ProcessEngine(
+                bundle,
+                handle.fds,
+                self.look,
+                self.inbox.put,
+                self.pool,
+                self.stall_timeout,
+                self.signals,
+            )
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    def look(self, running: Sequence[Placement], own: Mapping[int, tuple[int, ...]]) -> Load:
+        """Read the load for as many jobs as the caller wants."""
+        count = resolve_n_jobs(self.n_jobs, self.machine.max_cores)
+        return self.machine.load(count, running, own, threads=self.threads)
+
+    @property
+    def allotted(self) -> int:
+        """How many cores the sweep has at most, whoever else uses them now."""
+        most = self.machine.max_cores
+        count = resolve_n_jobs(self.n_jobs, most)
+        return most if count is None else min(most, count * self.threads)
+
+    def everything(self, trainer: str, threads: int) -> Placement:
+        """A placement on all cores that are not reserved."""
+        cores = self.machine.unreserved()
+        return Placement((), cores, min(threads, len(cores)), trainer=trainer)
+
+
+@contextmanager
+def prepared(settings: Settings, machine: Machine) -> Iterator[Prepared]:
+    """Read the dataset into shared arrays, for as long as the context lasts."""
+    from asynckfold.data import prepare
+
+    data = prepare(
+        settings.dataset,
+        train_transform=settings.train_transform,
+        eval_transform=settings.eval_transform,
+        targets=settings.targets,
+        criterion_wants_classes=settings.wants_classes,
+        memory_budget=machine.free_memory({}) // 2,
+        folder=settings.root_dir if settings.root_dir.is_dir() else None,
+    )
+    try:
+        yield data
+    finally:
+        data.close()
+
+
+def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
+    """Divide the samples, and see whether the scores can be computed on such a fold."""
+    folds = settings.divided(data.n_samples, data)
+    scores = resolve(settings.scoring, data.classification)
+    refuse(_score_problems(scores, settings.scoring, data, folds[0].valid))
+    return folds
+
+
+def make_draft(
+    settings: Settings,
+    recipe: Recipe,
+    params: TrainerParams,
+    data: Prepared,
+    folds: tuple[Fold, ...],
+    machine: Machine,
+) -> Plan:
+    """Return the plan without what only a dry run tells of the live objects."""
+    return Plan(
+        make_jobs(list(recipe.models), list(recipe.lr_schedules), folds, settings.random_state),
+        params,
+        settings.batch_size,
+        settings.threads or 1,
+        settings.random_state,
+        "cuda" if machine.gpus().gpus else "cpu",
+        tuple(resolve(settings.scoring, data.classification)),
+        data.fingerprint,
+        folds_fingerprint(folds),
+        data.classes,
+    )
+
+
+def _score_problems(
+    scores: Mapping[str, Score], scoring: Any, data: Prepared, valid: Any
+) -> Iterator[Problem]:
+    """Try scikit-learn's scores on perfect outputs: one that cannot be computed fails all jobs."""
+    targets = data.targets[valid]
+    perfect = np.eye(len(data.classes))[targets] if data.classification else targets
+    for name, spec in _scorer_names(scoring):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                scores[name](targets, perfect.astype(np.float32))
+        except ValueError as error:
+            yield Problem(
+                "scoring must fit the labels",
+                f"{spec!r}, which says: {one_line(error).rstrip('.')}",
+                "Choose another, such as 'accuracy', 'f1_macro' or 'neg_log_loss' for classes, "
+                "'r2' for numbers.",
+            )
+
+
+def _scorer_names(scoring: Any) -> list[tuple[str, str]]:
+    """The scores that scikit-learn has a name for; a user's own function may count its calls."""
+    if isinstance(scoring, Mapping):
+        pairs = list(scoring.items())
+    else:
+        items = scoring if isinstance(scoring, Sequence) else [scoring]
+        pairs = [(item, item) for item in ([scoring] if isinstance(scoring, str) else items)]
+    return [(name, spec) for name, spec in pairs if isinstance(spec, str)]
+
+
+def _joined(parts: list[Facts]) -> Facts:
+    recipe: dict[str, Any] = {}
+    for part in parts:
+        for key, value in part.recipe.items():
+            if isinstance(value, dict):
+                recipe[key] = {**recipe.get(key, {}), **value}
+            else:
+                recipe[key] = value
+    return Facts(
+        recipe,
+        {name: value for part in parts for name, value in part.step_seconds.items()},
+        {name: value for part in parts for name, value in part.memory.items()},
+        tuple(problem for part in parts for problem in part.problems),
+        {name: value for part in parts for name, value in part.failures.items()},
+        {name: value for part in parts for name, value in part.flops.items()},
+        {name: value for part in parts for name, value in part.fusible.items()},
+    )
+
+
+def _process_problems(draft: Plan, data: Prepared) -> Iterator[Problem]:
+    """Yield why several processes cannot train one model here."""
+    if draft.device != "cpu":
+        yield Problem(
+            "several processes train one model on CPUs only",
+            f"processes={draft.params.processes}, and a GPU",
+            "Pass devices='cpu'.",
+        )
+    if not data.held:
+        yield Problem(
+            "several processes of a job need samples that are held in memory",
+            "a dataset that is read sample by sample",
+            "Pass processes=1, or arrays.",
+        )
+
+
+def _identity(machine: Machine) -> dict[str, Any]:
+    """What seconds depend on besides the sweep."""
+    found = machine.describe()
+    return {"cpu": found["cpu"]["model"], "versions": found["versions"]}
+
+
+def _plan_of(folder: Path) -> Plan:
+    with RunStore.read(folder) as store:
+        return store.plan

@@ -1,0 +1,73 @@
+"""Sizes in bytes, read as people write them and written as people read them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+MIB, GIB = 1 << 20, 1 << 30
+
+UNITS = {
+    "%": 0.01,
+    "b": 1,
+    **{f"{name}b": 1000**power for power, name in enumerate("kmgt", 1)},
+    **{f"{name}ib": 1024**power for power, name in enumerate("kmgt", 1)},
+}
+"""What a size may end with, in small letters."""
+
+
+def in_bytes(value: float | str | None, total: int) -> int:
+    """Return a size in bytes.
+
+    Parameters
+    ----------
+    value : float or str
+        Up to 1 a share of `total`, else bytes; or a number and a unit: %, B, KB … TB, KiB … TiB.
+    total : int
+        What a share is of, in bytes.
+
+    Raises
+    ------
+    ValueError
+        Anything else.
+
+    Examples
+    --------
+    >>> in_bytes(0.25, 1000), in_bytes(2048, 1000), in_bytes("50 %", 1000), in_bytes("2KiB", 1000)
+    (250, 2048, 500, 2048)
+    """
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z%]*)\s*", value)
+        unit = found[2].lower() if found else "?"
+        if found is None or (unit and unit not in UNITS):
+            raise ValueError(f"no size: {value!r}")
+        number = float(found[1]) * UNITS.get(unit, 1)
+        share = unit == "%" or (not unit and number <= 1)
+        if share and number > 1:
+            raise ValueError(f"no share: {value!r}")
+        return int(number * total) if share else int(number)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(f"no size: {value!r}")
+    return int(value * total) if value <= 1 else int(value)
+
+
+def gibibytes(count: int, digits: int = 1) -> str:
+    """Return bytes for people.
+
+    Parameters
+    ----------
+    count : int
+        Bytes.
+    digits : int
+        Of GiB behind the point, and one less of MiB: 2 where sizes that are close are compared.
+
+    Examples
+    --------
+    >>> gibibytes(3 << 30), gibibytes(50 << 20), gibibytes(7)
+    ('3.0 GiB', '50 MiB', '7 bytes')
+    >>> gibibytes(3 << 30, digits=2), gibibytes(50 << 20, digits=2)
+    ('3.00 GiB', '50.0 MiB')
+    """
+    if count >= GIB:
+        return f"{count / GIB:.{digits}f} GiB"
+    return f"{count / MIB:.{digits - 1}f} MiB" if count >= MIB else f"{count} bytes"

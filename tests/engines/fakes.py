@@ -1,0 +1,72 @@
+"""A machine that is used as told: its counters grow, and nothing else happens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import psutil
+
+from asynckfold.engines.limits import Host
+from asynckfold.engines.readers import Readers
+from asynckfold.engines.sampler import LoadSampler
+
+ME = os.getpid()
+
+
+class FakeMachine:
+    """Counters that grow as told: the share of each core, by others and by own processes."""
+
+    def __init__(self, cores: int = 2) -> None:
+        self.now = 100.0
+        self.cores = dict.fromkeys(range(cores), 50.0)
+        self.processes: dict[int, tuple[float, int]] = {ME: (1.0, 0)}
+        self.parents: dict[int, int] = {}
+        self.memory: dict[int, int] = {}
+        self.broken: Exception | None = None
+
+    def clock(self) -> float:
+        return self.now
+
+    def core_seconds(self) -> Mapping[int, float]:
+        if self.broken:
+            raise self.broken
+        return dict(self.cores)
+
+    def process(self, pid: int) -> tuple[float, int]:
+        if pid not in self.processes:
+            raise psutil.NoSuchProcess(pid)
+        return self.processes[pid]
+
+    def run(
+        self,
+        seconds: float,
+        foreign: Mapping[int, float] | None = None,
+        own: Mapping[int, tuple[float, int]] | None = None,
+    ) -> None:
+        """Let time pass; `foreign` is core → share, `own` is pid → (share, core)."""
+        self.now += seconds
+        for core, share in (foreign or {}).items():
+            self.cores[core] += share * seconds
+        for pid, (share, core) in (own or {}).items():
+            self.cores[core] += share * seconds
+            self.processes[pid] = (self.processes[pid][0] + share * seconds, core)
+
+    def readers(self) -> Readers:
+        return Readers(
+            self.core_seconds,
+            self.process,
+            lambda: dict(self.parents),
+            lambda pid: self.memory[pid],
+            lambda: 1000,
+            lambda: 4000,
+        )
+
+    def sampler(self) -> LoadSampler:
+        return LoadSampler(range(len(self.cores)), self.readers(), self.clock)
+
+
+def fake_host(tmp_path: Path, cores: Iterable[int] = (0, 1, 2, 3), **environ: str) -> Host:
+    found = frozenset(cores)
+    return Host(tmp_path / "proc", tmp_path / "cgroup", environ, lambda: found)
