@@ -352,13 +352,23 @@ class Sweep:
         future.add_done_callback(self._inbox.put)
 
     def _hear(self, wait_s: float) -> None:
-        """Wait for the first news, then take all that are there; durable with the next commit."""
+        """Take what comes until a place is free, or the time is over; durable with the next commit.
+
+        Most news (a start, an epoch, a checkpoint) make nothing possible that was not before, so
+        that the load, which costs more to look at than they, need not be looked at for them.
+        """
+        deadline = self._clock() + wait_s
         with contextlib.suppress(queue.Empty):
             item = self._inbox.get(timeout=wait_s)
-            with self._store.together(at_once=False):
-                self._take(item)
-                for further in self._arrived():
-                    self._take(further)
+            while True:
+                with self._store.together(at_once=False):
+                    items = [item, *self._arrived()]
+                    for item in items:
+                        self._take(item)
+                left = deadline - self._clock()
+                if left <= 0 or any(isinstance(item, Future) for item in items):
+                    break
+                item = self._inbox.get(timeout=left)
         if self._clock() - self._flushed > FLUSH_SECONDS:
             self._flush()
 

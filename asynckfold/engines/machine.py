@@ -190,15 +190,15 @@ class Machine:
             Gpu(gpu.index, max(0, gpu.free - reserve_gpu_memory), gpu.total, gpu.use)
             for gpu in self.gpus().gpus
         )
-        memory = self.free_memory(own or {})
+        available = self._available_memory()
+        memory = self._free_memory(available, own or {})
         if self.max_memory is not None:
             memory = min(memory, self.max_memory)
         _, mine, use = self.usage()
-        return Load(tuple(sorted(chosen)), idle, memory, gpus, use, mine, self._blocked())
+        return Load(tuple(sorted(chosen)), idle, memory, gpus, use, mine, self._blocked(available))
 
-    def _blocked(self) -> str:
+    def _blocked(self, free: int | None) -> str:
         """What is unknown cannot be watched: then it is one job at a time that spares memory."""
-        free = self._available_memory()
         if free is None or free >= self._min_free_memory:
             return ""
         return (
@@ -232,8 +232,11 @@ class Machine:
 
     def free_memory(self, own: Mapping[int, tuple[int, ...]]) -> int:
         """Return bytes that jobs may take in all: what is available, and what own workers hold."""
-        available = self._available_memory() or 0  # unknown: one job at a time
-        return available + sum(self._private_memory(pid) for pid in own)
+        return self._free_memory(self._available_memory(), own)
+
+    def _free_memory(self, available: int | None, own: Mapping[int, tuple[int, ...]]) -> int:
+        # Unknown: one job at a time.
+        return (available or 0) + sum(self._private_memory(pid) for pid in own)
 
     def _available_memory(self) -> int | None:
         available = _size(self._readers.available_memory)
