@@ -31,12 +31,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from tests.leftovers import shared_memory
+from tests.nursery import Nursery, nursery
 from tests.watched.chain import INTERVAL, Chain, Hurt, Landed, canonical, compare
 from tests.watched.kills import LAST, PHASES, TARGETS, Kill, planned
 
@@ -88,11 +90,23 @@ class Campaign:
         For the runs; those that were not hurt are removed.
     at_once : int
         Runs at a time.
+    warm : bool
+        Whether processes begin where importing torch has ended; a kill at the start then comes as
+        much sooner.
     """
 
-    def __init__(self, outcome: Outcome, kills: Sequence[Kill], folder: Path, at_once: int) -> None:
+    def __init__(
+        self,
+        outcome: Outcome,
+        kills: Sequence[Kill],
+        folder: Path,
+        at_once: int,
+        warm: bool = False,
+    ) -> None:
         self.outcome = outcome
-        self._queue = deque(kills)
+        self._queue = deque(map(sooner, kills) if warm else kills)
+        self._warm = warm
+        self._nurseries: SimpleQueue[Nursery | None] = SimpleQueue()
         self._folder = folder
         self._at_once = at_once
         self._draw = random.Random(f"chains of {outcome.seed}")
@@ -111,18 +125,22 @@ class Campaign:
             It did not even end well undisturbed.
         """
         started, memory = time.monotonic(), shared_memory()
-        self._make_golden()
-        with ThreadPoolExecutor(self._at_once) as threads:
-            for future in [threads.submit(self._work) for _ in range(self._at_once)]:
-                future.result()
+        with contextlib.ExitStack() as nurseries:
+            for _ in range(self._at_once):
+                made = nurseries.enter_context(nursery()) if self._warm else None
+                self._nurseries.put(made)
+            self._make_golden()
+            with ThreadPoolExecutor(self._at_once) as threads:
+                for future in [threads.submit(self._work) for _ in range(self._at_once)]:
+                    future.result()
         if left := shared_memory() - memory:
             self.outcome.failures.append(f"left in /dev/shm: {sorted(left)}")
         self.outcome.seconds = time.monotonic() - started
 
     def _make_golden(self) -> None:
         def make(name: str) -> tuple[dict[str, Any], float]:
-            started = time.monotonic()
-            with contextlib.closing(Chain(self._folder / name, 0.0)) as chain:
+            with self._chain(self._folder / name) as chain:
+                started = time.monotonic()
                 chain.finish()
                 return canonical(chain.root), time.monotonic() - started
 
@@ -131,6 +149,16 @@ class Campaign:
         if first != second:
             raise Invalid("the golden run is not the same twice")
         self._golden, self.outcome.golden_seconds = first, seconds
+
+    @contextlib.contextmanager
+    def _chain(self, folder: Path) -> Iterator[Chain]:
+        """A chain, closed at the end, with a nursery that no other has meanwhile."""
+        starter = self._nurseries.get()
+        try:
+            with contextlib.closing(Chain(folder, self.outcome.golden_seconds, starter)) as chain:
+                yield chain
+        finally:
+            self._nurseries.put(starter)
 
     def _work(self) -> None:
         while True:
@@ -142,21 +170,19 @@ class Campaign:
             self._make_chain(self._folder / f"chain-{number}", length)
 
     def _make_chain(self, folder: Path, length: int) -> None:
-        chain = Chain(folder, self.outcome.golden_seconds)
-        try:
-            for _ in range(length):
-                kill = self._next(chain.remaining)
-                if kill is None or not self._lands(chain, kill):
-                    break
-            chain.finish()
-            compare(canonical(chain.root), self._golden)
-        except Hurt as hurt:
-            self._failed(hurt, chain)
-        else:
-            shutil.rmtree(folder)
-        finally:
-            chain.close()
-            self._note(chain)
+        with self._chain(folder) as chain:
+            try:
+                for _ in range(length):
+                    kill = self._next(chain.remaining)
+                    if kill is None or not self._lands(chain, kill):
+                        break
+                chain.finish()
+                compare(canonical(chain.root), self._golden)
+            except Hurt as hurt:
+                self._failed(hurt, chain)
+            else:
+                shutil.rmtree(folder)
+        self._note(chain)
 
     def _lands(self, chain: Chain, kill: Kill) -> bool:
         if chain.strike(kill):
@@ -205,6 +231,15 @@ class Campaign:
                 file=sys.stderr,
                 flush=True,
             )
+
+
+WARM_START = 0.1
+"""How long a process takes until its run begins, where it need not import torch: this share."""
+
+
+def sooner(kill: Kill) -> Kill:
+    """Return a kill, as soon in a start without imports as it was meant in one with them."""
+    return replace(kill, delay=kill.delay * WARM_START) if kill.phase == "start" else kill
 
 
 # What is told

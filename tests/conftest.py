@@ -7,9 +7,11 @@ stacks of the processes that it started are shown.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from hypothesis import settings
 
 from asynckfold.engines import pool as pools
 from tests import accounts, leftovers, stacks
+from tests.nursery import Nursery, fresh_server, nursery
 
 # How long an example takes says how busy the machine is; no test asserts a speed.
 settings.register_profile("asynckfold", deadline=None)
@@ -95,6 +98,39 @@ def nothing_left_of_all() -> Iterator[None]:
     left = leftovers.left_since(before)
     if left:
         pytest.fail("left behind by the session:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nurseries(nothing_left_of_all: None) -> Iterator[Callable[[], Nursery]]:
+    """One nursery, from the moment when it is needed; the servers of all pools come from it."""
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def one() -> Nursery:
+            made = stack.enter_context(nursery())
+            leftovers.helpers.add(made.pid)
+            return made
+
+        pools._start_server = lambda *what: one().start_server(*what)  # type: ignore[assignment]
+        yield one
+        pools._start_server = fresh_server
+        pools.close_warm()
+        leftovers.helpers.clear()
+
+
+@pytest.fixture
+def warm(nurseries: Callable[[], Nursery]) -> Nursery:
+    """Starts processes that need not import torch."""
+    return nurseries()
+
+
+@pytest.fixture
+def fresh_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The servers of all pools are fresh interpreters, for what is about their start."""
+    pools.close_warm()
+    monkeypatch.setattr(pools, "_start_server", fresh_server)
+    yield
+    pools.close_warm()
 
 
 @pytest.hookimpl(wrapper=True)

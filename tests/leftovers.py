@@ -23,7 +23,13 @@ SERVER_DESCRIPTORS, WORKER_DESCRIPTORS = 4, 1
 """What a warm pool holds open: its control socket, a pipe to wake it and the signs of life; a pipe
 for each worker."""
 
+helpers: set[int] = set()
+"""Processes of the tests, not of a test: they stay. For each, one descriptor is open here."""
+
 FONTS = (".ttf", ".otf", ".afm")
+
+SERVER = "kfold-server"
+"""What the kernel calls a server that was forked from a nursery, whose words it has."""
 
 
 def descendants(pid: int | None = None) -> set[int]:
@@ -102,8 +108,10 @@ def is_server(pid: int) -> bool:
 
 
 def _serves(pid: int) -> bool:
+    folder = PROC / str(pid)
     try:
-        return b"asynckfold.training.server" in (PROC / str(pid) / "cmdline").read_bytes()
+        fresh = b"asynckfold.training.server" in (folder / "cmdline").read_bytes()
+        return fresh or (folder / "comm").read_text().strip() == SERVER
     except OSError:
         return False
 
@@ -215,15 +223,16 @@ def left_since(before: Snapshot, seconds: float = 5.0) -> list[str]:
 
 
 def _left(before: Snapshot) -> Iterator[str]:
-    servers, workers = _pools(before)
     mine = {pid for pid in processes() - before.processes if _is_ours(pid)}
-    yield from (f"process {text}" for text in described(mine - servers - workers))
+    servers, workers = _pools(before) if mine else (set(), set())
+    helping = helpers - before.processes
+    yield from (f"process {text}" for text in described(mine - servers - workers - helping))
     for name in shared_memory() - before.memory:
         if not _is_strangers(name):
             yield f"/dev/shm/{name}"
     now = descriptors()
     fresh = {number: what for number, what in now.items() if before.descriptors.get(number) != what}
-    allowed = SERVER_DESCRIPTORS * len(servers) + WORKER_DESCRIPTORS * len(workers)
+    allowed = SERVER_DESCRIPTORS * len(servers) + WORKER_DESCRIPTORS * len(workers) + len(helping)
     if len(now) - len(before.descriptors) > allowed:
         yield f"descriptors, {allowed} of which a pool may keep: {fresh}"
     ports = listening() if fresh or mine else {}

@@ -44,20 +44,34 @@ trainer_params = {{"epochs": 2}}
 settings = {{"n_splits": 3, "batch_size": 64, "baseline": None, "n_jobs": 1}}
 """
 
-TMPFS = """
-mount -t tmpfs -o size={size} none "$ROOT"
-"$@" run sweep.py --root "$ROOT" --no-report; echo "first $?"
-"$@" status "$ROOT" --json
-mount -o remount,size=64m "$ROOT"
-"$@" run sweep.py --root "$ROOT" --no-report --json; echo "second $?"
-"""
+TMPFS = 'mount -t tmpfs -o size={size} none "$ROOT" && exec "$@"'
 
-LARGEST_FILE = """
-(ulimit -f 800; "$@" run sweep.py --root "$ROOT" --no-report); echo "first $?"
-"$@" status "$ROOT" --json
-"$@" run sweep.py --root "$ROOT" --no-report --json; echo "second $?"
+FIRST_AND_AGAIN = """
+import os, resource, subprocess, sys
+from asynckfold.cli import main
+from asynckfold.engines.pool import close_warm
+
+root = os.environ["ROOT"]
+words = ["run", "sweep.py", "--root", root, "--no-report"]
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+if sys.argv[1:]:
+    limit(int(sys.argv[1]))
+print("first", main(words), flush=True)
+main(["status", root, "--json"])
+close_warm()
+if sys.argv[1:]:
+    limit(resource.RLIM_INFINITY)
+else:
+    subprocess.run(["mount", "-o", "remount,size=64m", root], check=True)
+print("second", main([*words, "--json"]), flush=True)
 """
-"""Without a small disk: files of more than 800 blocks of 512 or 1024 bytes are refused."""
+"""In one process; `test_cli` has a disk that fills up between two."""
+
+LARGEST_FILE = 800 * 512
+"""Without a small disk: longer files are refused."""
 
 
 @cache
@@ -110,10 +124,10 @@ def prepare(folder: Path, filling: Filling, capsys: pytest.CaptureFixture[str]) 
     return str(json.loads(capsys.readouterr().out)["fingerprint"])
 
 
-def run_and_resume(folder: Path, golden: str, steps: str, *namespace: str) -> str:
+def run_and_resume(folder: Path, golden: str, *around: str, limit: tuple[str, ...] = ()) -> str:
     """Carry the steps out; check codes, account and end; return what the first run said."""
     done = subprocess.run(
-        [*namespace, "sh", "-c", steps, "sh", sys.executable, "-m", "asynckfold"],
+        [*around, sys.executable, "-c", FIRST_AND_AGAIN, *limit],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(HOME), "ROOT": str(folder / "run")},
         capture_output=True,
@@ -143,7 +157,8 @@ def test_it_ends_with_5_and_with_room_the_same_command_ends_alike(
         pytest.skip("no mount namespace may be made here")
     filling = FILLINGS[name]
     golden = prepare(tmp_path, filling, capsys)
-    told = run_and_resume(tmp_path, golden, TMPFS.format(size=filling.size), *namespace)
+    disk = TMPFS.format(size=filling.size)
+    told = run_and_resume(tmp_path, golden, *namespace, "sh", "-c", disk, "sh")
     assert f"could not write {tmp_path / 'run'}" in told
     assert filling.refused in told
     room = re.search(r"\((?:needs (\d+) bytes, )?(\d+) bytes free at (\S+)\)", told)
@@ -158,6 +173,6 @@ def test_a_file_that_may_not_grow_is_such_a_disk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     golden = prepare(tmp_path, FILLINGS["checkpoint"], capsys)
-    told = run_and_resume(tmp_path, golden, LARGEST_FILE)
+    told = run_and_resume(tmp_path, golden, limit=(str(LARGEST_FILE),))
     assert f"could not write {tmp_path / 'run'}" in told
     assert "File too large" in told

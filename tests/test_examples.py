@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.nursery import Nursery
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -12,10 +12,12 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 @pytest.mark.parametrize(
     ("script", "models"), [("mnist", ["LeNet5", "AlexNet"]), ("cifar10", ["MobileNet", "VGG"])]
 )
-def test_an_example_runs_by_itself(script: str, models: list[str], root: Path) -> None:
-    command = [sys.executable, EXAMPLES / f"{script}.py", "--quick", "--root-dir", root]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr
-    page = Path(done.stdout.splitlines()[-1])
+def test_an_example_runs_by_itself(
+    script: str, models: list[str], root: Path, warm: Nursery
+) -> None:
+    words = [EXAMPLES / f"{script}.py", "--quick", "--root-dir", root]
+    run = warm.start(words, root.with_name("printed"))
+    assert run.wait(110) == 0, run.printed()
+    page = Path(run.printed().splitlines()[-1])
     assert page.name == "index.html"
     assert all(model in page.read_text() for model in models)

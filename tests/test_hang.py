@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from asynckfold.kfold import JobsFailedWarning
 from asynckfold.result import DONE, FAILED, CVResults
 from asynckfold.store import RunStore
 from tests.leftovers import descendants, gone
+from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples
 
 TIMEOUT = 1.5
@@ -189,13 +188,16 @@ def test_a_worker_that_cannot_be_killed_is_left_behind(root: Path, golden: str) 
 
 SCRIPT = """
 import sys, time, torch
+from pathlib import Path
 from asynckfold import AsyncKFold
 from tests.toy import Tiny, adam, samples
 
 class Slow(Tiny):
     def forward(self, inputs):
-        time.sleep(0.1 * self.training)
+        time.sleep(0.1 * self.training * SLOW.exists())
         return super().forward(inputs)
+
+SLOW = Path(sys.argv[1]).with_name("SLOW")
 
 kfold = AsyncKFold(
     2, samples(), sys.argv[1], torch.nn.CrossEntropyLoss(), 10,
@@ -206,23 +208,23 @@ print(kfold({"slow": Slow}, ["cosine", "step"], adam, {"epochs": 12}).counts["do
 
 
 @pytest.mark.parametrize("everyone", [False, True], ids=["the sweep", "everyone"])
-def test_our_own_sleep_kills_nobody(root: Path, everyone: bool) -> None:
+def test_our_own_sleep_kills_nobody(root: Path, warm: Nursery, everyone: bool) -> None:
     """Ctrl-Z stops the sweep; a laptop that is shut, or a frozen container, its workers too."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, root],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[1],
-    ) as script:
-        wait_for_a_batch(root)
-        stopped = [script.pid, *(sorted(descendants(script.pid)) if everyone else ())]
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(2 * TIMEOUT)
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
-        out, _ = script.communicate(timeout=100)
-    assert out.strip() == "4"
+    slow = root.with_name("SLOW")
+    slow.touch()
+    script = warm.start(["-c", SCRIPT, root], root.with_name("printed"))
+    wait_for_a_batch(root)
+    stopped = [script.pid, *(sorted(descendants(script.pid)) if everyone else ())]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2 * TIMEOUT)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    with RunStore.read(root) as store:
+        assert len(store.finished()) < 4
+    slow.unlink()
+    script.wait(100)
+    assert script.printed() == "4"
     with RunStore.read(root) as store:
         assert [item.outcome for item in store.attempts()] == ["ok"] * 4
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,14 @@ from asynckfold.cli.state import state_of
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.files import sha256
 from asynckfold.store import RunStore
+from tests import here
 from tests.leftovers import descendants, gone, shared_memory
+from tests.nursery import Nursery, Started
+
+Start = Callable[[Path], Started]
 
 SCRIPT = """
-import sys, time, torch
+import os, sys, time, torch
 from torch import nn
 from asynckfold import AsyncKFold
 
@@ -34,7 +38,7 @@ class Slow(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     def forward(self, inputs):
-        if self.training:
+        if self.training and "SLOW" in os.environ:
             time.sleep(0.03)
         return self.layers(inputs)
 
@@ -49,21 +53,21 @@ print(results.fingerprint)
 """
 
 
-def start(root: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, root],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def start(warm: Nursery) -> Start:
+    """Starts the script, with time to kill it in."""
+    slow, numbers = {**os.environ, "SLOW": "1"}, itertools.count()
+
+    def made(root: Path) -> Started:
+        output = root.with_name(f"printed-{next(numbers)}")
+        return warm.start(["-c", SCRIPT, root], output, slow)
+
+    return made
 
 
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> str:
-    script = start(tmp_path_factory.mktemp("golden") / "run")
-    out, err = script.communicate(timeout=100)
-    assert script.returncode == 0, err
-    return out.strip()
+    return here.script(SCRIPT, tmp_path_factory.mktemp("golden") / "run")
 
 
 def wait_for(root: Path, results: int) -> None:
@@ -94,7 +98,7 @@ def at_work(root: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_kill_9_in_the_middle_and_again_the_same_command(
-    root: Path, golden: str, whole_group: bool
+    root: Path, start: Start, golden: str, whole_group: bool
 ) -> None:
     before = shared_memory()
     script = start(root)
@@ -106,7 +110,7 @@ def test_kill_9_in_the_middle_and_again_the_same_command(
     assert len({item["pid"] for item in running}) == len(running)
     for pid in [script.pid, *(family if whole_group else ())]:
         os.kill(pid, signal.SIGKILL)
-    script.communicate()
+    script.wait()
     assert gone(family)
     assert shared_memory() == before
     with RunStore.read(root) as store:
@@ -116,10 +120,7 @@ def test_kill_9_in_the_middle_and_again_the_same_command(
     assert state["holder"] is None
     assert re.fullmatch(r"killed while (1 job was|2 jobs were) running", state["ended"])
     assert state["continue_with"] == "the same call (-c ...)"
-    again = start(root)
-    out, err = again.communicate(timeout=100)
-    assert again.returncode == 0, err
-    assert out.strip() == golden
+    assert here.script(SCRIPT, root) == golden
     with RunStore.read(root) as store:
         assert store.counts()["done"] == 6
         tries = [attempt.job_id for attempt in store.attempts() if attempt.attempt > 1]
@@ -127,7 +128,7 @@ def test_kill_9_in_the_middle_and_again_the_same_command(
 
 
 def test_a_worker_that_wakes_up_after_its_sweep_was_killed_changes_nothing(
-    root: Path, golden: str
+    root: Path, start: Start, golden: str
 ) -> None:
     """It was stopped together with the server that would have taken it along."""
     script = start(root)
@@ -145,13 +146,11 @@ def test_a_worker_that_wakes_up_after_its_sweep_was_killed_changes_nothing(
         _wait_for_holder(root, again.pid)
         for pid in workers:
             os.kill(pid, signal.SIGCONT)
-        out, err = again.communicate(timeout=80)
+        assert again.wait(100) == 0, again.printed()
     finally:
         # It finds its sweep gone, and takes the workers along.
         os.kill(server, signal.SIGCONT)
-        script.communicate()
-    assert again.returncode == 0, err
-    assert out.strip() == golden
+    assert again.printed() == golden
     assert gone({server, *workers})
     with RunStore.read(root) as store:
         attempts = [item for item in store.attempts() if item.outcome != "ok"]
@@ -159,9 +158,7 @@ def test_a_worker_that_wakes_up_after_its_sweep_was_killed_changes_nothing(
         assert store.counts()["done"] == 6
     assert {item.outcome for item in attempts} == {"lost"}
     assert [ref.file for ref in refs if sha256(root / ref.file) != ref.sha256] == []
-    third = start(root)
-    out, err = third.communicate(timeout=100)
-    assert out.strip() == golden, err
+    assert here.script(SCRIPT, root) == golden
     left = {str(path.relative_to(root)) for path in root.rglob("checkpoint-*")}
     assert left == {ref.file for ref in refs}
 
@@ -181,20 +178,20 @@ def _wait_for_holder(root: Path, pid: int) -> None:
     raise AssertionError(f"{pid} does not hold the run in time")
 
 
-def test_ctrl_c_saves_running_jobs_in_the_middle_of_an_epoch(root: Path, golden: str) -> None:
+def test_ctrl_c_saves_running_jobs_in_the_middle_of_an_epoch(
+    root: Path, start: Start, golden: str
+) -> None:
     script = start(root)
     wait_for(root, 1)
     time.sleep(0.4)
     family = descendants(script.pid)
     script.send_signal(signal.SIGINT)
-    _, err = script.communicate(timeout=30)
+    script.wait(30)
+    err = script.printed()
     assert "InterruptedRunError" in err
     assert "the same call continues" in err
     assert gone(family)
     rows = sqlite3.connect(root / "run.db").execute("SELECT outcome FROM attempts").fetchall()
     assert ("interrupted",) in rows
     assert (None,) not in rows
-    again = start(root)
-    out, err = again.communicate(timeout=100)
-    assert again.returncode == 0, err
-    assert out.strip() == golden
+    assert here.script(SCRIPT, root) == golden

@@ -27,7 +27,9 @@ from asynckfold import AsyncKFold, InterruptedRunError
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.interruption import ENDINGS, Interruption, listening
 from asynckfold.store import RunStore
+from tests import here
 from tests.leftovers import descendants, gone, shared_memory
+from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples
 
 HOME = Path(__file__).parents[1]
@@ -110,6 +112,15 @@ def words(sweep: Path, root: Path) -> list[str]:
     return ["run", str(sweep), "--root", str(root)]
 
 
+def command(sweep: Path, root: Path) -> list[str]:
+    """What a nursery starts."""
+    return ["-m", "asynckfold", *words(sweep, root)]
+
+
+def printed(root: Path) -> Path:
+    return root.with_name("printed")
+
+
 def start(
     *line: str,
     patch: Path | None = None,
@@ -138,9 +149,7 @@ def start(
 def finish(sweep: Path, root: Path) -> None:
     """Run the same command to its end, without delay."""
     (sweep.parent / "SLOW").unlink(missing_ok=True)
-    run = start(*words(sweep, root), "--no-report")
-    _, err = run.communicate(timeout=GUARD)
-    assert run.returncode == 0, err
+    here.command(*words(sweep, root), "--no-report")
 
 
 def fingerprint(root: Path) -> str:
@@ -228,7 +237,7 @@ def nothing_left(root: Path, family: set[int], memory: set[str]) -> None:
 
 
 def test_ctrl_c_once_saves_everything_and_tells_how_to_continue(
-    sweep: Path, root: Path, golden: str
+    sweep: Path, root: Path, golden: str, warm: Nursery
 ) -> None:
     memory = shared_memory()
     terminal = Terminal(*words(sweep, root))
@@ -249,7 +258,9 @@ def test_ctrl_c_once_saves_everything_and_tells_how_to_continue(
     assert "interrupted" in outcomes
     assert None not in outcomes
     assert saved
-    finish(sweep, root)
+    (sweep.parent / "SLOW").unlink()
+    again = warm.start(command(sweep, root), printed(root))
+    assert again.wait(GUARD) == 0, again.printed()
     assert fingerprint(root) == golden
 
 
@@ -280,24 +291,29 @@ def test_ctrl_c_many_times_at_any_time(sweep: Path, root: Path, golden: str) -> 
     assert fingerprint(root) == golden
 
 
-PATIENT = "import asynckfold.sweep\nasynckfold.sweep.GRACE_SECONDS = 3600\n"
+PATIENT = """
+import sys
+import asynckfold.sweep
+from asynckfold.cli import program
+asynckfold.sweep.GRACE_SECONDS = 3600
+sys.exit(program())
+"""
 
 
-def test_a_second_ctrl_c_does_not_wait_for_a_job_that_hangs(sweep: Path, root: Path) -> None:
-    (sweep.parent / "patch").mkdir()
-    (sweep.parent / "patch" / "sitecustomize.py").write_text(PATIENT)
+def test_a_second_ctrl_c_does_not_wait_for_a_job_that_hangs(
+    sweep: Path, root: Path, warm: Nursery
+) -> None:
     memory = shared_memory()
-    run = start(*words(sweep, root), patch=sweep.parent / "patch")
+    run = warm.start(["-c", PATIENT, *words(sweep, root)], printed(root))
     until(lambda: training(root))
     (sweep.parent / "STUCK").touch()
     time.sleep(0.5)
     family = descendants(run.pid)
     run.send_signal(signal.SIGINT)
     time.sleep(0.5)
-    assert run.poll() is None, run.communicate()
+    assert run.poll() is None, run.printed()
     run.send_signal(signal.SIGINT)
-    _, err = run.communicate(timeout=GUARD)
-    assert run.returncode == 130, err
+    assert run.wait(GUARD) == 130, run.printed()
     nothing_left(root, family, memory)
     with RunStore.read(root) as store:
         outcomes = {item.outcome for item in store.attempts()}
@@ -307,17 +323,17 @@ def test_a_second_ctrl_c_does_not_wait_for_a_job_that_hangs(sweep: Path, root: P
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_endings_are_like_ctrl_c_with_143(
-    sweep: Path, root: Path, golden: str, number: signal.Signals
+    sweep: Path, root: Path, golden: str, warm: Nursery, number: signal.Signals
 ) -> None:
     memory = shared_memory()
-    run = start(*words(sweep, root))
+    run = warm.start(command(sweep, root), printed(root))
     until(lambda: training(root))
     family = descendants(run.pid)
     # A batch system signals every process, not the first alone.
     for pid in (*family, run.pid):
         os.kill(pid, number)
-    _, err = run.communicate(timeout=GUARD)
-    assert run.returncode == 143, err
+    code, err = run.wait(GUARD), run.printed()
+    assert code == 143, err
     assert f"interrupted by {number.name}" in err
     assert f"continue with: asynckfold {shlex.join(words(sweep, root))}" in err
     assert "partial report: " in err
@@ -353,6 +369,7 @@ def test_nohup_is_heeded(sweep: Path, root: Path, golden: str) -> None:
     )
     until(lambda: training(root))
     run.send_signal(signal.SIGHUP)
+    (sweep.parent / "SLOW").unlink()
     _, err = run.communicate(timeout=GUARD)
     assert run.returncode == 0, err
     assert fingerprint(root) == golden
@@ -363,6 +380,7 @@ def test_head_takes_one_line_and_the_run_goes_on(
     sweep: Path, root: Path, golden: str, flags: str
 ) -> None:
     sweep.write_text("print('one')\n" + SWEEP + "for _ in range(3): print('more', flush=True)\n")
+    (sweep.parent / "SLOW").unlink()
     line = shlex.join([sys.executable, "-m", "asynckfold", *words(sweep, root), *flags.split()])
     done = subprocess.run(
         ["bash", "-c", f"{line} 2>&1 | head -1; echo ${{PIPESTATUS[0]}}"],

@@ -6,8 +6,6 @@ import math
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -21,74 +19,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynckfold.errors import PlanMismatchError, RunHeldError, StorageError, StoreCorruptError
-from asynckfold.folds import Fold, make_folds
-from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
-from asynckfold.result import DONE, ENDED, Baseline, Epoch, Result, fingerprint
+from asynckfold.plan import TrainerParams, folds_fingerprint
+from asynckfold.result import ENDED, Baseline, Epoch, fingerprint
 from asynckfold.store import CheckpointRef, RunStore
-
-TARGETS = np.array([0, 1] * 6)
-
-
-def make_plan(
-    models: tuple[str, ...] = ("A", "B"), **changes: Any
-) -> tuple[Plan, tuple[Fold, ...]]:
-    folds = make_folds(12, TARGETS, 3)
-    jobs = make_jobs(models, ["cosine"], folds, 0)
-    plan = Plan(
-        jobs, TrainerParams(), 4, 1, 0, "cpu", ("accuracy",), "data", folds_fingerprint(folds)
-    )
-    return replace(plan, **changes), folds
-
-
-PLAN, FOLDS = make_plan()
-FIRST = PLAN.jobs[0].id
-
-
-def begin(root: Path, plan: Plan = PLAN) -> RunStore:
-    store = RunStore.hold(root)
-    store.begin(plan, FOLDS, TARGETS, {"command": "test"})
-    return store
-
-
-def make_result(job_id: str, attempt: int = 1, **changes: Any) -> Result:
-    result = Result(
-        job_id,
-        attempt,
-        DONE,
-        {"accuracy": 0.75},
-        (Epoch(1, 0.5, 0.6, 0.7, 1e-3, 0.1), Epoch(2, 0.4, 0.5, None, 1e-4, 0.1)),
-        np.arange(8, dtype=np.float32).reshape(4, 2),
-        "weights",
-        1.5,
-        0.25,
-        1 << 30,
-        123,
-        (0, 1),
-        2,
-        "cpu",
-        0.5,
-        2.5,
-    )
-    return replace(result, **changes)
-
-
-def finish(store: RunStore, job_id: str, **changes: Any) -> bool:
-    attempt = store.start_attempt(job_id, (0,), 1, "cpu", 1.0)
-    return store.record(make_result(job_id, attempt, **changes))
-
-
-def other_process(root: Path, body: str) -> subprocess.Popen[str]:
-    """A process that knows `root` and this file's names, and runs `body`."""
-    code = f"from tests.test_store import *\nroot = Path({str(root)!r})\n{body}"
-    home = Path(__file__).parents[1]
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=home
-    )
-
-
-def first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+from tests.records import (
+    FIRST,
+    FOLDS,
+    MANY,
+    PLAN,
+    TARGETS,
+    begin,
+    finish,
+    first_line,
+    make_plan,
+    make_result,
+    other_process,
+)
 
 
 def test_a_result_comes_back_as_it_was_recorded(root: Path) -> None:
@@ -155,9 +101,6 @@ def test_baseline_events_samples_and_seconds_come_back(root: Path) -> None:
 
 
 # Kills
-
-
-MANY = make_plan(tuple(f"M{number}" for number in range(200)))[0]
 
 
 def test_what_was_acknowledged_survives_a_kill(root: Path) -> None:

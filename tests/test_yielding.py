@@ -37,6 +37,7 @@ from asynckfold.yielding import Held, yielded
 from tests.engines.fakes import FakeMachine
 from tests.engines.test_steady import CORES, TICK, Wave, most_in_a_minute, waves
 from tests.leftovers import gone
+from tests.nursery import Nursery
 from tests.test_neighbour import HOG, Works, quiet_machine
 from tests.test_sweep import FakeEngine, Recording, done, store
 from tests.toy import Tiny, adam, samples, task, toy_bundle
@@ -315,13 +316,12 @@ def test_a_paused_worker_dies_with_its_server(root: Path, pool: WorkerPool) -> N
 
 
 @pytest.mark.crashes("the sweep is killed while a job pauses")
-def test_a_paused_worker_dies_with_its_sweep(root: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", SWEEP, str(root)], stdout=subprocess.PIPE, text=True
-    ) as sweep:
-        assert sweep.stdout is not None
-        left = set(map(int, sweep.stdout.readline().split()))
-        sweep.kill()
+def test_a_paused_worker_dies_with_its_sweep(root: Path, warm: Nursery) -> None:
+    sweep = warm.start(["-c", SWEEP, root], root.with_name("printed"))
+    wait_for(lambda: len(sweep.printed().split()) == 2)
+    left = set(map(int, sweep.printed().split()))
+    sweep.kill()
+    sweep.wait()
     assert len(left) == 2
     assert gone(left)
 

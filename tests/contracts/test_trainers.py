@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,8 +23,12 @@ from asynckfold.engines.pool import close_warm
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.models import MLP
 from asynckfold.result import DIVERGED, DONE
+from tests import here
 from tests.leftovers import descendants, gone
+from tests.nursery import Nursery, Started
 from tests.toy import samples
+
+Start = Callable[[Path, Any], Started]
 
 WIDTHS = {"plain": False, "fused by 3": 3, "fused by 8": 8}
 """Of 8 jobs: each by itself, groups of 2 and 3 that mix LR schedules, one group of all."""
@@ -35,20 +37,20 @@ WIDTHS = {"plain": False, "fused by 3": 3, "fused by 8": 8}
 X, Y = samples(62)
 
 SLOW = """
-import sys, time, warnings, torch
+import os, sys, time, warnings, torch
 from torch import nn
 from asynckfold import AsyncKFold
 from tests.contracts.test_trainers import Net, adam, kfold
 
 def slow(optimizer):
     def factor(epoch):
-        time.sleep(0.15)
+        time.sleep(0.15 * ("SLOW" in os.environ))
         return 0.9 ** epoch
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 def bursting(optimizer):
     def factor(epoch):
-        time.sleep(0.01)
+        time.sleep(0.01 * ("SLOW" in os.environ))
         return 1e30 if epoch > 2 else 1.0
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
@@ -173,19 +175,19 @@ def test_a_continued_run_keeps_its_groups(tmp_path: Path, fuse: Any) -> None:
     assert bool(widths) == bool(fuse)
 
 
-def start(root: Path, fuse: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SLOW, str(root), repr(fuse)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def start(warm: Nursery) -> Start:
+    """Starts the script, with time to kill it in."""
+    slow = {**os.environ, "SLOW": "1"}
+
+    def made(root: Path, fuse: Any) -> Started:
+        return warm.start(["-c", SLOW, root, repr(fuse)], root.with_name("printed"), slow)
+
+    return made
 
 
 def fingerprint(root: Path, fuse: Any) -> str:
-    out, err = (script := start(root, fuse)).communicate(timeout=100)
-    assert script.returncode == 0, err
-    return out.strip()
+    return here.script(SLOW, root, repr(fuse))
 
 
 def wait_for(root: Path, found: Callable[[RunStore], bool]) -> None:
@@ -226,14 +228,18 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], str]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("moment", [at_work, has_checkpoint])
 def test_the_same_bits_after_kill_9_and_resume(
-    root: Path, golden: Callable[[Any], str], fuse: Any, moment: Callable[[RunStore], bool]
+    root: Path,
+    start: Start,
+    golden: Callable[[Any], str],
+    fuse: Any,
+    moment: Callable[[RunStore], bool],
 ) -> None:
     expected = golden(fuse)
     script = start(root, fuse)
     wait_for(root, moment)
     family = descendants(script.pid)
     os.kill(script.pid, signal.SIGKILL)
-    script.communicate()
+    script.wait()
     assert gone(family)
     assert fingerprint(root, fuse) == expected
 
@@ -241,7 +247,7 @@ def test_the_same_bits_after_kill_9_and_resume(
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_same_bits_after_kill_9_of_a_worker(
-    root: Path, golden: Callable[[Any], str], fuse: Any
+    root: Path, start: Start, golden: Callable[[Any], str], fuse: Any
 ) -> None:
     expected = golden(fuse)
     script = start(root, fuse)
@@ -249,9 +255,8 @@ def test_the_same_bits_after_kill_9_of_a_worker(
     with RunStore.read(root) as store:
         pids = {job["pid"] for job in state_of(store)["running_jobs"] if job["pid"]}
     os.kill(min(pids), signal.SIGKILL)
-    out, err = script.communicate(timeout=100)
-    assert script.returncode == 0, err
-    assert out.strip() == expected
+    assert script.wait(100) == 0, script.printed()
+    assert script.printed() == expected
     with RunStore.read(root) as store:
         statuses = {result.status for result in store.results().values()}
         assert any(attempt.outcome == "died" for attempt in store.attempts())

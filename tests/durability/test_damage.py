@@ -21,7 +21,7 @@ from asynckfold.plan import make_jobs
 from asynckfold.result import Baseline, Epoch
 from asynckfold.store import RunStore, job_folder
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
-from tests.test_store import make_result
+from tests.records import make_result
 
 JOB = PLAN.jobs[0]
 SEED = 20

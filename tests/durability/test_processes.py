@@ -23,8 +23,8 @@ from asynckfold.errors import (
 from asynckfold.store import RunStore, database, layout, lock
 from tests.durability.test_faults import EXHAUSTIVE
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
-from tests.test_store import FIRST, MANY, begin, finish, first_line, make_result, other_process
-from tests.test_store import PLAN as SMALL
+from tests.records import FIRST, MANY, begin, finish, first_line, make_result, other_process
+from tests.records import PLAN as SMALL
 
 PACED = """
 import time

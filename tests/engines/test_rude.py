@@ -172,6 +172,7 @@ def test_a_server_that_does_not_obey_is_replaced(root: Path) -> None:
         assert pool.server_pid != first
 
 
+@pytest.mark.usefixtures("fresh_servers")
 def test_a_pool_of_a_thread_that_ended_lives(root: Path) -> None:
     """The kernel kills children whose parent thread ends, where they asked for it."""
     found: list[Any] = []

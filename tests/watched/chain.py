@@ -15,6 +15,7 @@ import sys
 import time
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,15 @@ from asynckfold.errors import AsyncKFoldError
 from asynckfold.store import RunStore, job_folder
 from tests import accounts, stacks
 from tests.leftovers import alive, descendants, described, gone, marked, processes, temporaries
+from tests.nursery import Nursery, Started
 from tests.watched import gate
 from tests.watched.keeper import Keeper
 from tests.watched.kills import TARGETS, Family, Kill
 from tests.watched.sweep import BATCH_SECONDS, BATCHES
 
 HOME = Path(__file__).parents[2]
+
+Process = subprocess.Popen[bytes] | Started
 
 INTERVAL = BATCHES * math.ceil(gate.EPOCH_SECONDS / (BATCHES * BATCH_SECONDS))
 """Batches between two checkpoints of a job, at most: they are written at the end of an epoch."""
@@ -87,19 +91,22 @@ class Chain:
         A new folder for the run, its gate and its output.
     seconds : float
         How long a golden run takes.
+    nursery : Nursery, optional
+        Starts the command; by default each is a fresh interpreter.
     """
 
-    def __init__(self, folder: Path, seconds: float) -> None:
+    def __init__(self, folder: Path, seconds: float, nursery: Nursery | None = None) -> None:
         folder.mkdir()
         self.root = folder / "run"
         self.landed: list[Landed] = []
         self.starts = 0
         self.redone = 0
         self._seconds = seconds
-        self._mark = f"CHAOS_{uuid.uuid4().hex}"
+        self._nursery = nursery
+        self._mark = nursery.mark if nursery else f"CHAOS_{uuid.uuid4().hex}"
         self._output = folder / "output.txt"
         self._keeper = Keeper(folder / "gate")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._deaths = 0
         self._rest = Rest()
 
@@ -167,22 +174,27 @@ class Chain:
 
     # The command
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> Process:
         if self._process is None:
             self._keeper.begin(self.resumes)
             self._deaths = 0
             self.starts += 1
-            with self._output.open("ab") as output:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.watched.sweep", self.root],
-                    cwd=HOME,
-                    env=self._environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
+            self._process = self._started(["-m", "tests.watched.sweep", self.root])
         return self._process
+
+    def _started(self, words: Sequence[str | Path]) -> Process:
+        if self._nursery is not None:
+            return self._nursery.start(words, self._output, self._environment())
+        with self._output.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, *words],
+                cwd=HOME,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -196,11 +208,12 @@ class Chain:
         }
 
     def _family(self) -> set[int]:
-        return {pid for pid in processes() if marked(pid, self._mark) and alive(pid)}
+        known = {self._nursery.pid} if self._nursery else set()
+        return {pid for pid in processes() - known if marked(pid, self._mark) and alive(pid)}
 
     # The kill
 
-    def _moment(self, kill: Kill, process: subprocess.Popen[bytes]) -> bool:
+    def _moment(self, kill: Kill, process: Process) -> bool:
         left = self.remaining
         factor = 1.0 if left is None else (1 + left) / 2
         if kill.phase is None:

@@ -1,0 +1,105 @@
+"""What a run on disk is made of: a plan, and results for it. Imports nothing that takes long."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asynckfold.folds import Fold
+from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.result import DONE, Epoch, Result
+from asynckfold.store import RunStore
+
+__all__ = [
+    "FIRST",
+    "FOLDS",
+    "MANY",
+    "PLAN",
+    "Path",
+    "RunStore",
+    "begin",
+    "finish",
+    "make_result",
+    "np",
+    "os",
+    "signal",
+    "sqlite3",
+    "sys",
+]
+"""What `other_process` knows."""
+
+TARGETS = np.array([0, 1] * 6)
+
+
+def make_plan(
+    models: tuple[str, ...] = ("A", "B"), **changes: Any
+) -> tuple[Plan, tuple[Fold, ...]]:
+    rows = np.arange(12)
+    folds = tuple(
+        Fold(0, index, rows[rows % 3 != index], rows[rows % 3 == index]) for index in range(3)
+    )
+    jobs = make_jobs(models, ["cosine"], folds, 0)
+    plan = Plan(
+        jobs, TrainerParams(), 4, 1, 0, "cpu", ("accuracy",), "data", folds_fingerprint(folds)
+    )
+    return replace(plan, **changes), folds
+
+
+PLAN, FOLDS = make_plan()
+MANY = make_plan(tuple(f"M{number}" for number in range(200)))[0]
+FIRST = PLAN.jobs[0].id
+
+
+def begin(root: Path, plan: Plan = PLAN) -> RunStore:
+    store = RunStore.hold(root)
+    store.begin(plan, FOLDS, TARGETS, {"command": "test"})
+    return store
+
+
+def make_result(job_id: str, attempt: int = 1, **changes: Any) -> Result:
+    result = Result(
+        job_id,
+        attempt,
+        DONE,
+        {"accuracy": 0.75},
+        (Epoch(1, 0.5, 0.6, 0.7, 1e-3, 0.1), Epoch(2, 0.4, 0.5, None, 1e-4, 0.1)),
+        np.arange(8, dtype=np.float32).reshape(4, 2),
+        "weights",
+        1.5,
+        0.25,
+        1 << 30,
+        123,
+        (0, 1),
+        2,
+        "cpu",
+        0.5,
+        2.5,
+    )
+    return replace(result, **changes)
+
+
+def finish(store: RunStore, job_id: str, **changes: Any) -> bool:
+    attempt = store.start_attempt(job_id, (0,), 1, "cpu", 1.0)
+    return store.record(make_result(job_id, attempt, **changes))
+
+
+def other_process(root: Path, body: str) -> subprocess.Popen[str]:
+    """A process that knows `root` and this file's names, and runs `body`."""
+    code = f"from tests.records import *\nroot = Path({str(root)!r})\n{body}"
+    home = Path(__file__).parents[1]
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=home
+    )
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
