@@ -1,4 +1,4 @@
-"""What Linux lets a process be told: which cores its threads may use, its niceness, its memory.
+"""What a process can be told: which cores its threads may use, its niceness, its memory.
 
 Everything here goes through ``/proc`` and works inside a worker, where psutil is not loaded.
 """
@@ -124,12 +124,45 @@ def peak_memory(*, proc: Path = PROC) -> int:
 
 
 def reset_peak_memory(*, proc: Path = PROC) -> bool:
-    """Start the peak anew from what is resident now; return whether the kernel did it.
+    """Start the peak anew from what is in use now; return whether the kernel did it.
 
     Writes 5 to ``clear_refs``, see proc(5); Linux 4.0 or newer.
     """
+    _give_back_memory()
     try:
         (proc / "self" / "clear_refs").write_text("5")
     except OSError:
         return False
     return True
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+KEPT_BLOCK = 32 << 20
+"""Bytes of the largest block that is kept: glibc takes no more."""
+
+KEPT_BYTES = (1 << 31) - 1
+"""Free bytes at the end of the heap that are kept: the most that `mallopt` can be told."""
+
+
+def keep_freed_memory() -> bool:
+    """Let malloc reuse what is freed instead of returning it to the kernel; before any thread.
+
+    By default glibc maps each larger block anew, and every step of a training pays for the kernel
+    to clear the pages of its activations. What is kept is given back by `reset_peak_memory`.
+
+    Returns
+    -------
+    bool
+        False where the C library is no glibc, and nothing changed.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    settings = ((_M_MMAP_THRESHOLD, KEPT_BLOCK), (_M_TRIM_THRESHOLD, KEPT_BYTES))
+    return mallopt is not None and all(mallopt(*setting) == 1 for setting in settings)
+
+
+def _give_back_memory() -> None:
+    """Return what malloc keeps to the kernel, so that it is counted for nobody."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

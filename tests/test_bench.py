@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from torch import nn
 
 from asynckfold import bench
-from asynckfold.bench import packing, use
+from asynckfold.bench import loops, packing, peers, speed, use
 from asynckfold.bench.checkpoints import Work
 from asynckfold.bench.fusion import Case
 from asynckfold.cli import main
@@ -48,7 +49,7 @@ def test_a_sweep_is_timed_in_each_way_and_all_learn_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    work = packing.Work("MLP", packing._digits_mlp, (64,), 200, 5)
+    work = packing.Work("MLP", loops.digits_mlp, (64,), 200, 5)
     table = bench.packing_table([work], turns=1)
     (row,) = table.to_json()["rows"]
     timed = [name for name in row if name.endswith(" s") or " s, " in name]
@@ -108,6 +109,61 @@ def test_the_verb_prints_and_saves_its_table(
     assert "| mlp | 1.23 |" in page.read_text()
     assert main(["bench", "checkpoints", "--quick", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == [{"model": "mlp", "ms": 1.2345}]
+
+
+@pytest.mark.timeout(600)  # four cold starts
+def test_the_same_work_is_done_in_several_ways_and_all_learn_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(peers, "installed", lambda peer: False)
+    monkeypatch.setattr(speed, "SCHEDULES", ("constant", "cosine"))
+    monkeypatch.setattr(speed, "cores", lambda: 1)
+    work = speed.Work("MLP", loops.digits_mlp, "digits", 200, 10)
+    table = bench.speed_table([work], turns=2, with_peers=True)
+    rows = table.to_json()["rows"]
+    assert [row["jobs"] for row in rows] == [5] * 9 + [10] * 9
+    ways = [row["way"] for row in rows[:9]]
+    assert ways[:5] == ["loader", "serial, 1 thread", "serial, all threads", "skorch", "ray"]
+    assert ways[5:] == [f"asynckfold{part}" for part in ("", ", cold", ", fused", ", fused, cold")]
+    timed = [row for row in rows if row["seconds"] != "not installed"]
+    assert len(timed) == 14
+    for row in timed:
+        loader = next(other for other in timed if other["jobs"] == row["jobs"])
+        assert row["against loader"] == loader["seconds"] / row["seconds"]
+        assert row["of the peak %"] > 0
+        assert (row["spread %"] is None) == row["way"].endswith("cold")
+    accuracies = [row["accuracy"] for row in timed]
+    assert min(accuracies) > 0.3  # chance is 0.1
+    assert max(accuracies) - min(accuracies) < 0.3
+    assert "digits: real." in table.notes
+    assert not list(tmp_path.iterdir())
+
+
+def test_images_are_what_a_folder_holds_or_generated(tmp_path: Path) -> None:
+    assert speed.images_of("mnist", tmp_path, 4) is None
+    assert speed.images_of("cifar10", tmp_path, 4) is None
+    for name, grey in (("cat", 10), ("dog", 200)):
+        folder = tmp_path / "train" / name
+        folder.mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (32, 32), (grey,) * 3).save(folder / f"{number}.png")
+    images, targets = speed.images_of("cifar10", tmp_path, 4)
+    assert images.shape == (4, 32, 32, 3)
+    assert [int(image[0, 0, 0]) for image in images] == [(10, 200)[target] for target in targets]
+    work = speed.Work("LeNet5", nn.Identity, "mnist", 4, size=32)
+    dataset, origin = speed._dataset(work, tmp_path)
+    assert dataset[0][0].shape == (1, 32, 32)
+    assert origin.startswith("generated")
+
+
+def test_flags_of_one_subject_are_refused_with_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "place", "--peers", "--data", "here"]) == 2
+    told = capsys.readouterr().err
+    assert "--data applies to speed only" in told
+    assert "--peers applies to speed only" in told
+    assert main(["bench", "speed", "--data", "/nowhere/at/all"]) == 2
+    assert "data must name an existing folder" in capsys.readouterr().err
 
 
 def test_an_unknown_subject_is_refused_with_the_known_ones(

@@ -88,6 +88,40 @@ def test_the_peak_counts_what_is_free_again_until_it_is_reset() -> None:
     assert proc.peak_memory() < before + size
 
 
+FAULTS = """
+import resource
+from asynckfold import proc
+kept = {keep}
+def step():
+    # Together more than what glibc keeps by itself.
+    blocks = [bytearray(b"x") * (8 << 20) for _ in range(6)]
+    del blocks
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step()
+before = step()
+faults = [step() for _ in range(20)][-1] - before
+peaks = [proc.peak_memory()]
+proc.reset_peak_memory()
+print(int(kept), faults, peaks[0] - proc.peak_memory())
+"""
+
+
+def test_what_is_freed_is_used_again_without_page_faults() -> None:
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", FAULTS.format(keep=keep)], capture_output=True, check=True
+        ).stdout.split()
+        for keep in ("False", "proc.keep_freed_memory()")
+    ]
+    (_, faults, _), (kept, fewer, given_back) = [[int(word) for word in line] for line in told]
+    if not kept:
+        pytest.skip("the C library is no glibc")
+    pages = 20 * 6 * (8 << 20) // os.sysconf("SC_PAGE_SIZE")
+    assert faults > pages / 2 > 10 * fewer
+    if proc.reset_peak_memory():
+        assert given_back > 6 * 8 << 19
+
+
 def test_without_a_process_file_system_the_peak_is_that_of_the_whole_life(tmp_path: Path) -> None:
     assert proc.peak_memory(proc=tmp_path) > 1 << 20
     assert not proc.reset_peak_memory(proc=tmp_path)

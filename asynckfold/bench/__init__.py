@@ -8,14 +8,17 @@ from asynckfold.bench.checkpoints import checkpoint_table
 from asynckfold.bench.fusion import fusion_table
 from asynckfold.bench.packing import packing_table
 from asynckfold.bench.place import place_table
+from asynckfold.bench.speed import QUICK, speed_table
 from asynckfold.bench.table import BenchTable
 from asynckfold.bench.use import use_table
 
 __all__ = [
+    "QUICK",
     "BenchTable",
     "checkpoint_table",
     "fusion_table",
     "packing_table",
     "place_table",
+    "speed_table",
     "use_table",
 ]

@@ -7,50 +7,44 @@
     at once    a process a job, all started together, torch's default threads   the ancestor's way
     asynckfold the call of `AsyncKFold`, from its arguments to its results
 
-All train the same samples in batches of the same size for the same epochs, on the same folds, and
-evaluate the held-out fold after each epoch. The others write nothing down; asynckfold keeps its
-promises: checkpoints and results on the disk.
+See `loops` for what they have in common.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn, optim
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch import nn
+from torch.utils.data import TensorDataset
 
+from asynckfold.bench.loops import (
+    BATCH,
+    FOLDS,
+    Outcome,
+    Sweep,
+    cores,
+    digits_mlp,
+    from_loader,
+    from_memory,
+    noisy_patterns,
+    small_vgg,
+)
 from asynckfold.bench.table import BenchTable, machine_facts
-from asynckfold.folds import Fold, make_folds
-from asynckfold.kfold import AsyncKFold
-from asynckfold.models import MLP, VGG, LeNet, LeNet5, MobileNet
-
-BATCH = 32
-EVALUATION_BATCH = 256
-FOLDS = 5
-
-
-def _small_vgg() -> nn.Module:
-    return VGG(width=0.25)
+from asynckfold.folds import make_folds
+from asynckfold.models import MLP, LeNet, LeNet5, MobileNet
 
 
 def _small_mobilenet() -> nn.Module:
     return MobileNet(width=0.5)
-
-
-def _digits_mlp() -> nn.Module:
-    return MLP(64)
 
 
 @dataclass(frozen=True)
@@ -77,21 +71,13 @@ class Work:
 
 
 WORKS = (
-    Work("MLP, digits", _digits_mlp, (64,), 1_797, 40),
+    Work("MLP, digits", digits_mlp, (64,), 1_797, 40),
     Work("MLP, MNIST", MLP, (784,), 10_000, 10),
     Work("LeNet5, MNIST", LeNet5, (1, 32, 32), 4_000, 4),
     Work("LeNet, CIFAR-10", LeNet, (3, 32, 32), 4_000, 4),
-    Work("VGG11, a quarter wide, CIFAR-10", _small_vgg, (3, 32, 32), 1_000, 2),
+    Work("VGG11, a quarter wide, CIFAR-10", small_vgg, (3, 32, 32), 1_000, 2),
     Work("MobileNet, half wide, CIFAR-10", _small_mobilenet, (3, 32, 32), 500, 2),
 )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How long one way took, and the mean accuracy over folds."""
-
-    seconds: float
-    accuracy: float
 
 
 def packing_table(works: Sequence[Work] = WORKS, turns: int = 3) -> BenchTable:
@@ -106,8 +92,7 @@ def packing_table(works: Sequence[Work] = WORKS, turns: int = 3) -> BenchTable:
     """
     rows = []
     for work in works:
-        contest = _Contest(work)
-        ways = contest.ways()
+        ways = _ways(work)
         # Workers start once in the life of a process; what that costs is told apart.
         cold = ways["asynckfold"]().seconds
         turned = [{name: way() for name, way in ways.items()} for _ in range(turns)]
@@ -161,127 +146,42 @@ def packing_table(works: Sequence[Work] = WORKS, turns: int = 3) -> BenchTable:
 
 
 def _samples(work: Work) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ten patterns below so much noise that a model has something to learn."""
-    random = np.random.default_rng(0)
-    patterns = random.normal(size=(10, *work.shape))
-    targets = random.integers(0, 10, work.samples)
-    noise = random.normal(scale=3.0, size=(work.samples, *work.shape))
-    inputs = (patterns[targets] + noise).astype(np.float32)
-    return torch.from_numpy(inputs), torch.from_numpy(targets)
+    inputs, targets = noisy_patterns(work.shape, work.samples)
+    return torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets)
 
 
-class _Contest:
-    """A work with its samples and folds, and the ways to do it."""
+def _sweep(work: Work, targets: torch.Tensor) -> Sweep:
+    folds = make_folds(work.samples, targets.numpy(), FOLDS)
+    return Sweep(work.model, folds, work.epochs)
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        self.inputs, self.targets = _samples(work)
-        self.folds = make_folds(work.samples, self.targets.numpy(), FOLDS)
 
-    def ways(self) -> dict[str, Callable[[], Outcome]]:
-        """Return what to call and time, by name."""
-        cores = len(os.sched_getaffinity(0))
-        return {
-            "loader": lambda: self.one_by_one(_from_loader, cores),
-            "serial, 1 thread": lambda: self.one_by_one(_from_memory, 1),
-            "serial, all threads": lambda: self.one_by_one(_from_memory, cores),
-            "at once": lambda: self.at_once(cores),
-            "asynckfold": self.asynckfold,
-        }
+def _ways(work: Work) -> dict[str, Callable[[], Outcome]]:
+    """Return what to call and time, by name."""
+    samples = _samples(work)
+    sweep = _sweep(work, samples[1])
+    memory, loader = from_memory(*samples), from_loader(TensorDataset(*samples))
+    return {
+        "loader": lambda: sweep.one_by_one(loader, cores()),
+        "serial, 1 thread": lambda: sweep.one_by_one(memory, 1),
+        "serial, all threads": lambda: sweep.one_by_one(memory, cores()),
+        "at once": lambda: _at_once(work, cores()),
+        "asynckfold": lambda: sweep.asynckfold(samples),
+    }
 
-    def one_by_one(self, batches: _Batches, threads: int) -> Outcome:
-        """Train one fold after another in this process."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
+
+def _at_once(work: Work, threads: int) -> Outcome:
+    """Train each fold in a process of its own, all at the same time."""
+    with ExitStack() as stack:
+        processes = [stack.enter_context(_started(work, fold, threads)) for fold in range(FOLDS)]
+        for process in processes:
+            process.stdout.readline()
         started = time.perf_counter()
-        try:
-            found = [self.train(fold, batches) for fold in self.folds]
-        finally:
-            torch.set_num_threads(before)
-        return Outcome(time.perf_counter() - started, float(np.mean(found)))
-
-    def at_once(self, threads: int) -> Outcome:
-        """Train each fold in a process of its own, all at the same time."""
-        with ExitStack() as stack:
-            processes = [
-                stack.enter_context(_started(self.work, fold, threads))
-                for fold in range(len(self.folds))
-            ]
-            for process in processes:
-                process.stdout.readline()
-            started = time.perf_counter()
-            for process in processes:
-                process.stdin.write("go\n")
-                process.stdin.flush()
-            found = [float(process.stdout.readline()) for process in processes]
-            seconds = time.perf_counter() - started
-        return Outcome(seconds, float(np.mean(found)))
-
-    def asynckfold(self) -> Outcome:
-        """Train all folds by asynckfold, with its defaults."""
-        started = time.perf_counter()
-        # Beside the caller's files: a system's temporary folder may lie in memory.
-        with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="asynckfold-bench-") as folder:
-            kfold = AsyncKFold(
-                FOLDS,
-                (self.inputs, self.targets),
-                Path(folder) / "run",
-                nn.CrossEntropyLoss(),
-                BATCH,
-                baseline=None,
-                verbose=0,
-            )
-            results = kfold(
-                {"model": self.work.model}, ["constant"], adam, {"epochs": self.work.epochs}
-            )
-            seconds = time.perf_counter() - started
-        return Outcome(seconds, float(results.best_score_))
-
-    def train(self, fold: Fold, batches: _Batches) -> float:
-        """Train one fold; return its accuracy after the last epoch."""
-        torch.manual_seed(fold.index)
-        model = self.work.model()
-        optimizer, criterion = adam(model), nn.CrossEntropyLoss()
-        right = 0
-        for _ in range(self.work.epochs):
-            model.train()
-            for inputs, targets in batches(self.inputs, self.targets, fold.train, BATCH, True):
-                optimizer.zero_grad()
-                criterion(model(inputs), targets).backward()
-                optimizer.step()
-            model.eval()
-            with torch.inference_mode():
-                pairs = batches(self.inputs, self.targets, fold.valid, EVALUATION_BATCH, False)
-                right = sum(
-                    int((model(inputs).argmax(1) == targets).sum()) for inputs, targets in pairs
-                )
-        return right / len(fold.valid)
-
-
-def adam(model: nn.Module) -> optim.Optimizer:
-    """Return the optimizer of all ways."""
-    return optim.Adam(model.parameters(), 1e-3)
-
-
-_Batches = Callable[..., Iterable[tuple[torch.Tensor, torch.Tensor]]]
-"""(inputs, targets, sample numbers, batch size, whether to shuffle) → batches."""
-
-
-def _from_memory(
-    inputs: torch.Tensor, targets: torch.Tensor, rows: Any, size: int, shuffle: bool
-) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-    order = torch.as_tensor(rows)
-    order = order[torch.randperm(len(order))] if shuffle else order
-    for low in range(0, len(order), size):
-        part = order[low : low + size]
-        yield inputs.index_select(0, part), targets.index_select(0, part)
-
-
-def _from_loader(
-    inputs: torch.Tensor, targets: torch.Tensor, rows: Any, size: int, shuffle: bool
-) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-    subset = Subset(TensorDataset(inputs, targets), rows.tolist())
-    return DataLoader(subset, size, shuffle=shuffle)
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        found = [float(process.stdout.readline()) for process in processes]
+        seconds = time.perf_counter() - started
+    return Outcome(seconds, float(np.mean(found)))
 
 
 def _started(work: Work, fold: int, threads: int) -> Any:
@@ -302,10 +202,11 @@ def _started(work: Work, fold: int, threads: int) -> Any:
 def alone(work: Work, fold: int, threads: int) -> None:
     """Train one fold, in a process of its own: ready, wait, train, tell the accuracy."""
     torch.set_num_threads(threads)
-    contest = _Contest(work)
+    samples = _samples(work)
+    sweep = _sweep(work, samples[1])
     _tell("ready")
     sys.stdin.readline()
-    _tell(str(contest.train(contest.folds[fold], _from_memory)))
+    _tell(str(sweep.train(sweep.folds[fold], from_memory(*samples))))
 
 
 def _tell(line: str) -> None:

@@ -24,11 +24,11 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -246,7 +246,8 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
 
 def bench(parsed: argparse.Namespace, out: Output) -> int:
     """Measure, and print the table."""
-    table = _bench_table(parsed.subject, parsed.quick)
+    refuse(_bench_problems(parsed))
+    table = _bench_table(parsed)
     out.data(table.to_json())
     shown = Table(*table.columns, title=table.title, box=None, pad_edge=False)
     for row in table.cells():
@@ -260,15 +261,26 @@ def bench(parsed: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _bench_table(subject: str, quick: bool) -> BenchTable:
+def _bench_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
+    for flag, given in (("--data", parsed.data), ("--peers", parsed.peers)):
+        if given and parsed.subject != "speed":
+            yield Problem(f"{flag} applies to speed only", f"bench {parsed.subject}", "Drop it.")
+
+
+def _bench_table(parsed: argparse.Namespace) -> BenchTable:
     from asynckfold import bench
 
+    subject, quick = parsed.subject, parsed.quick
     if subject == "place":
         return bench.place_table((100, 1_000, 10_000)) if quick else bench.place_table()
     if subject == "fusion":
         return bench.fusion_table(seconds=1.0) if quick else bench.fusion_table()
     if subject == "packing":
         return bench.packing_table(turns=1) if quick else bench.packing_table()
+    if subject == "speed":
+        data = Path(parsed.data) if parsed.data else None
+        some: dict[str, Any] = {"works": bench.QUICK, "turns": 1} if quick else {}
+        return bench.speed_table(data=data, with_peers=parsed.peers, **some)
     if subject == "use":
         return bench.use_table(turns=1) if quick else bench.use_table()
     return bench.checkpoint_table(epoch_seconds=0.5) if quick else bench.checkpoint_table()

@@ -88,13 +88,25 @@ def make_parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("bench", help=text, description=_sentence(text), epilog=EXIT_CODES)
     verb.add_argument(
         "subject",
-        choices=("checkpoints", "fusion", "packing", "place", "use"),
+        choices=("checkpoints", "fusion", "packing", "place", "speed", "use"),
         help="checkpoints: their share of a run's time; fusion: a step of several jobs as one "
         "against one after another; packing: one sweep in four ways; place: the time of a "
-        "decision, by the number of pending jobs; use: of the cores, and a job's overhead",
+        "decision, by the number of pending jobs; speed: a DataLoader loop, the best serial loop "
+        "and asynckfold, plain and fused, warm and cold; use: of the cores, and a job's overhead",
     )
     verb.add_argument("--quick", action="store_true", help="seconds instead of minutes; rough")
     verb.add_argument("--save", metavar="FILE.md", help="write the table as a page, too")
+    verb.add_argument(
+        "--data",
+        metavar="DIR",
+        help="speed only: where torchvision keeps MNIST and CIFAR-10 (or train/CLASS/*.jpg for the "
+        "latter); generated samples of the same shapes without it",
+    )
+    verb.add_argument(
+        "--peers",
+        action="store_true",
+        help="speed only: also skorch with scikit-learn's grid search, and Ray, where installed",
+    )
     _add_output_flags(verb)
     text = "place a large random sweep in virtual time, and print how near to perfect that comes"
     verb = verbs.add_parser(

@@ -46,6 +46,8 @@ def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> No
     """
     if nice:
         proc.renice(nice)
+    # The workers inherit it.
+    proc.keep_freed_memory()
     # Blocked signals are inherited too, and without SIGCHLD no end of a worker would be seen.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     # A terminal or a batch system may send these to every process; the sweep decides what follows.

@@ -160,8 +160,8 @@ class Lowering:
 
     # The walk
 
-    def run(self) -> fx.GraphModule:
-        """Lower every node; return the module of the batched graph.
+    def run(self, improve: Callable[[fx.Graph], None]) -> fx.GraphModule:
+        """Lower every node; return the module of the batched graph, after it was improved.
 
         Raises
         ------
@@ -183,6 +183,7 @@ class Lowering:
         for node in reversed(self.graph.nodes):
             if node.op == "call_method" and node.target == "permute" and not node.users:
                 self.graph.erase_node(node)  # a weight that is used only in the stack's order
+        improve(self.graph)
         return fx.GraphModule(self.root, self.graph)
 
     def _lower(self, node: fx.Node) -> None:

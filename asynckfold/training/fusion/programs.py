@@ -11,6 +11,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from asynckfold.training.fusion import replicas
+from asynckfold.training.fusion.exchange import exchange
 from asynckfold.training.fusion.layouts import Layout, NotFusible
 from asynckfold.training.fusion.lowering import Lowering
 from asynckfold.training.fusion.rules import RULES
@@ -107,7 +108,7 @@ class Batched:
                 self._aliases,
                 constants,
             )
-            self._lowered[key] = lowering.run()
+            self._lowered[key] = lowering.run(exchange)
         return self._lowered[key]
 
 

@@ -25,10 +25,10 @@ def batch_norm_leaf(
     use_batch = module.training or (module.running_mean is None and module.running_var is None)
     update = module.training and module.track_running_stats
     settings = (use_batch, update, module.momentum, module.eps)
-    return Layout.CHANNELS, low.emit(_batch_norm, low.channels(input), *tensors, *settings)
+    return Layout.CHANNELS, low.emit(normalise_batch, low.channels(input), *tensors, *settings)
 
 
-def _batch_norm(
+def normalise_batch(
     x: torch.Tensor,
     mean: torch.Tensor | None,
     var: torch.Tensor | None,
@@ -89,7 +89,7 @@ def batch_norm(
     ]
     update = training and running_mean is not None
     return Layout.CHANNELS, low.emit(
-        _batch_norm, low.channels(input), *tensors, training, update, momentum, eps
+        normalise_batch, low.channels(input), *tensors, training, update, momentum, eps
     )
 
 

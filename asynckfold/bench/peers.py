@@ -1,0 +1,113 @@
+"""The same sweep by other tools, each at its best: samples in memory, a worker a core, one thread.
+
+Neither is needed by asynckfold; ``pip install 'asynckfold[bench]'`` brings both.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn, optim
+
+from asynckfold.bench.loops import (
+    BATCH,
+    EVALUATION_BATCH,
+    Outcome,
+    Sweep,
+    cores,
+    from_memory,
+)
+from asynckfold.training import lr_schedules
+
+PEERS = ("skorch", "ray")
+
+
+def installed(peer: str) -> bool:
+    """Whether a peer can be imported."""
+    return find_spec(peer) is not None
+
+
+def run(peer: str, sweep: Sweep, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
+    """Train all jobs by a peer; its workers stay for the next call.
+
+    Parameters
+    ----------
+    peer : {"skorch", "ray"}
+        Which one.
+    sweep : Sweep
+        What to train.
+    inputs, targets : Tensor
+        All samples.
+    """
+    return {"skorch": _skorch, "ray": _ray}[peer](sweep, inputs, targets)
+
+
+def _skorch(sweep: Sweep, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
+    """scikit-learn's grid search over skorch's nets; it evaluates after the last epoch only."""
+    from sklearn.model_selection import GridSearchCV
+    from skorch import NeuralNetClassifier
+    from skorch.callbacks import Callback
+
+    class Stepped(Callback):  # type: ignore[misc,unused-ignore]
+        """Steps a built-in LR schedule after each epoch."""
+
+        def __init__(self, schedule: str, epochs: int) -> None:
+            self.schedule, self.epochs = schedule, epochs
+
+        def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:  # noqa: N803
+            self.made_ = lr_schedules.make(self.schedule, net.optimizer_, self.epochs)
+
+        def on_epoch_end(self, net: Any, **kwargs: Any) -> None:
+            self.made_.step()
+
+    started = time.perf_counter()
+    net = NeuralNetClassifier(
+        sweep.model,
+        criterion=nn.CrossEntropyLoss,
+        optimizer=optim.Adam,
+        lr=1e-3,
+        max_epochs=sweep.epochs,
+        batch_size=BATCH,
+        iterator_train__shuffle=True,
+        iterator_valid__batch_size=EVALUATION_BATCH,
+        train_split=None,
+        callbacks=[("stepped", Stepped(sweep.schedules[0], sweep.epochs))],
+        verbose=0,
+    )
+    search = GridSearchCV(
+        net,
+        {"callbacks__stepped__schedule": list(sweep.schedules)},
+        cv=[(fold.train, fold.valid) for fold in sweep.folds],
+        scoring="accuracy",
+        n_jobs=cores(),
+        refit=False,
+        error_score="raise",
+    )
+    search.fit(inputs.numpy(), targets.numpy())
+    seconds = time.perf_counter() - started
+    return Outcome(seconds, float(np.mean(search.cv_results_["mean_test_score"])))
+
+
+def _ray(sweep: Sweep, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
+    """A task for each job, over arrays in Ray's shared memory."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(num_cpus=cores(), include_dashboard=False, log_to_driver=False)
+
+    def train(sweep: Sweep, inputs: Any, targets: Any, number: int) -> float:
+        torch.set_num_threads(1)
+        schedule, fold = sweep.jobs[number]
+        # A copy: arrays in shared memory are read-only, which torch warns about.
+        samples = torch.tensor(inputs), torch.tensor(targets)
+        return sweep.train(fold, from_memory(*samples), schedule)
+
+    task = ray.remote(num_cpus=1)(train)
+    started = time.perf_counter()
+    held = [ray.put(item) for item in (sweep, inputs.numpy(), targets.numpy())]
+    found = ray.get([task.remote(*held, number) for number in range(len(sweep.jobs))])
+    return Outcome(time.perf_counter() - started, float(np.mean(found)))
