@@ -126,6 +126,11 @@ class AsyncKFold:
     yield_to_others : bool
         Let running jobs make room where others come to their cores: a job moves to idle cores, or
         pauses between two batches while another job goes on. One job always runs.
+    elastic : bool
+        Let running jobs take cores that became free, and that no pending job can use, and give them
+        back: both between two batches, and only where the costs of the plan say that a step becomes
+        faster. Since threads change bits, status, report and comparison of such a run say that the
+        same bits are not promised.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
 
@@ -185,6 +190,7 @@ class AsyncKFold:
         yield_to_others: bool = False,
         about: Mapping[str, Any] | None = None,
         fuse: bool | int | str = False,
+        elastic: bool = False,
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)
         self.settings = Settings(
@@ -223,6 +229,7 @@ class AsyncKFold:
                 yield_to_others,
             ),
             plain(fuse),
+            elastic,
         )
         given = {"kfolds": kfolds, "cv": cv, "n_splits": n_splits}
         refuse([*alias_problems(given), *self.settings.problems()])

@@ -17,6 +17,7 @@ import numpy as np
 
 from asynckfold import cache, choice
 from asynckfold.choice import Choice
+from asynckfold.elastic import steps_of
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
 from asynckfold.engines.machine import Machine, resolve_n_jobs
@@ -34,11 +35,11 @@ from asynckfold.files import make_folders, slug, write_whole
 from asynckfold.folds import Fold
 from asynckfold.forecast import Forecast, forecast, foreseen
 from asynckfold.fusing import Fuse, Grouping, grouped
-from asynckfold.identity import THREADS, differences
+from asynckfold.identity import ELASTIC, THREADS, differences
 from asynckfold.interruption import Interruption
 from asynckfold.messages import Facts
 from asynckfold.packing import choice_of, packing_of
-from asynckfold.placement import Load, Placement, Request
+from asynckfold.placement import Load, Placement
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.probing import Prober
 from asynckfold.progress import Display
@@ -101,8 +102,7 @@ class Session:
                 self.store.event("plan", text)
             bundle = replace(found.bundle, plan=self.store.plan)
             software = {THREADS: self.store.plan.threads_text, **found.software}
-            asked = choice.requests(threads, found.work)
-            self._sweep(found.make, bundle, found.data, asked, software)
+            self._sweep(found, bundle, software)
             self._compare(found.make, bundle, found.data)
             self.signals.check()
 
@@ -121,6 +121,8 @@ class Session:
             del found[THREADS]
             begun = next(iter(self.store.software()), {})
             found |= {THREADS: begun[THREADS]} if THREADS in begun else {}
+        if self.settings.elastic:
+            found[ELASTIC] = "yes"
         if not self.settings.allow_different_software and self._pending(draft):
             refuse(_software_problems(self.store, found))
         return found
@@ -149,15 +151,9 @@ class Session:
                 if kind != "decision" or threads.overturned:
                     self.display.note(text)
 
-    def _sweep(
-        self,
-        make: _Engines,
-        bundle: Any,
-        data: Prepared,
-        requests: Mapping[str, Request],
-        software: Mapping[str, str],
-    ) -> None:
-        plan: Plan = bundle.plan
+    def _sweep(self, rehearsed: _Rehearsed, bundle: Any, software: Mapping[str, str]) -> None:
+        make, data, plan = rehearsed.make, rehearsed.data, bundle.plan
+        requests = choice.requests(rehearsed.choice, rehearsed.work)
         finish = _Finish(plan, bundle, data, resolve(self.settings.scoring, data.classification))
         finished = self.store.results()
         self.display.doing("")
@@ -178,6 +174,7 @@ class Session:
                     signals=self.signals,
                     max_wait=make.max_wait,
                     yields=self.settings.sharing.yield_to_others,
+                    steps=rehearsed.steps if self.settings.elastic else None,
                 ).run()
             achieved = packing_of(self.store)
             if achieved is not None:
@@ -245,6 +242,12 @@ class _Rehearsed:
         """What is to be written."""
         plan = replace(self.work.plan, recipe=self.work.facts.recipe, groups=self.groups.groups)
         return plan.with_threads(self.choice.threads)
+
+    @property
+    def steps(self) -> dict[str, tuple[float, ...]]:
+        """By model, seconds of a step with 1, 2, … threads."""
+        cores = self.work.cores
+        return {name: steps_of(cost, cores) for name, cost in self.choice.costs.items()}
 
 
 @dataclass(frozen=True, eq=False)
