@@ -25,6 +25,7 @@ TORCH, BUILD, CPU, ENVIRONMENT, THREADS = (
     "threads per job",
 )
 CUDA, GPU, KERNELS = "CUDA", "GPU", "deterministic kernels"
+ELASTIC = "elastic threads"
 
 DECISIVE = (
     TORCH,
@@ -35,6 +36,7 @@ DECISIVE = (
     CPU,
     ENVIRONMENT,
     THREADS,
+    ELASTIC,
     CUDA,
     GPU,
     KERNELS,
@@ -82,7 +84,12 @@ def _one_process(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
         )
 
 
-RULES: tuple[Rule, ...] = (_one_software, _deterministic_kernels, _one_process)
+def _fixed_threads(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
+    if any(item.get(ELASTIC) == "yes" for item in sessions):
+        yield "running jobs may take cores that become free (elastic), and threads change bits"
+
+
+RULES: tuple[Rule, ...] = (_one_software, _deterministic_kernels, _fixed_threads, _one_process)
 
 
 @dataclass(frozen=True)

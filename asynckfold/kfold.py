@@ -127,6 +127,11 @@ class AsyncKFold:
     yield_to_others : bool
         Let running jobs make room where others come to their cores: a job moves to idle cores, or
         pauses between two batches while another job goes on. One job always runs.
+    elastic : bool
+        Let running jobs take cores that became free, and that no pending job can use, and give them
+        back: both between two batches, and only where the costs of the plan say that a step becomes
+        faster. Since threads change bits, status, report and comparison of such a run say that the
+        same bits are not promised.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
 
@@ -189,6 +194,7 @@ class AsyncKFold:
         trainer: str = "plain",
         processes: int = 1,
         shared_state: bool = False,
+        elastic: bool = False,
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)
         self.settings = Settings(
@@ -230,6 +236,7 @@ class AsyncKFold:
             trainer,
             plain(processes),
             shared_state,
+            elastic,
         )
         given = {"kfolds": kfolds, "cv": cv, "n_splits": n_splits}
         refuse([*alias_problems(given), *self.settings.problems()])

@@ -39,6 +39,16 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Resized:
+    """A worker has so many threads from now on; its ask was the so-manieth of this attempt."""
+
+    job_id: str
+    attempt: int
+    threads: int
+    ask: int
+
+
+@dataclass(frozen=True)
 class Progress:
     """Where a job is: ``batch`` of ``batches`` in epoch ``epoch`` (from 1) of ``epochs``."""
 
@@ -83,7 +93,7 @@ class Remark:
     text: str
 
 
-News = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Remark
+News = Started | Resized | Progress | EpochEnded | CheckpointWritten | JobEnded | Remark
 
 
 @dataclass(frozen=True)

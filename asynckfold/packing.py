@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, starmap
 from typing import Any
 
 from asynckfold.choice import Choice
@@ -66,7 +66,8 @@ class Packing:
         Seconds from the start of the first attempt to the end of the last: the tail is included,
         data, start-up and checks before the first job are not. Of several sessions, the sum.
     core_seconds : float
-        Cores that attempts held × seconds for which they held them, also those that were lost.
+        Cores that attempts held × seconds for which they held them, also those that were lost, and
+        those that were lent to them.
     longest : float
         Seconds of the longest job, or of the longest jobs that are trained as one, all attempts
         together.
@@ -100,14 +101,10 @@ def packing_of(store: RunStore) -> Packing | None:
     groups = _groups(store.plan)
     held = _held(attempts, ends, groups)
     seconds: dict[_Group, float] = {}
-    for attempt, length in held:
+    for attempt, begin, end in held:
         group = groups[attempt.job_id]
-        seconds[group] = seconds.get(group, 0.0) + length
-    core_seconds = math.fsum(
-        # A worker that is not pinned holds as many cores as it has threads.
-        (len(attempt.cores) or attempt.threads) * length
-        for attempt, length in held
-    )
+        seconds[group] = seconds.get(group, 0.0) + end - begin
+    core_seconds = math.fsum(starmap(_core_seconds, held))
     decided = choice_of(store.about)
     cores = decided.cores if decided else None
     makespan, longest = _makespan(attempts, ends), max(seconds.values())
@@ -147,16 +144,28 @@ def _groups(plan: Plan) -> dict[str, _Group]:
 
 def _held(
     attempts: Sequence[Attempt], ends: Sequence[float], groups: Mapping[str, _Group]
-) -> list[tuple[Attempt, float]]:
-    """How long each attempt held its cores; of those of a group at once, only the first did."""
+) -> list[tuple[Attempt, float, float]]:
+    """From when to when each attempt held cores; of those of a group at once, the first did."""
     until: dict[_Group, float] = {}
     found = []
     for attempt, end in zip(attempts, ends, strict=True):
         group = groups[attempt.job_id]
         before = until.get(group, attempt.started)
-        found.append((attempt, max(0.0, end - max(attempt.started, before))))
+        begin = max(attempt.started, before)
+        found.append((attempt, begin, max(begin, end)))
         until[group] = max(end, before)
     return found
+
+
+def _core_seconds(attempt: Attempt, begin: float, end: float) -> float:
+    """Cores × seconds, where the cores may have changed meanwhile."""
+    held = [(attempt.started, attempt.cores), *attempt.changes]
+    ends = [*(at for at, _ in attempt.changes), end]
+    return math.fsum(
+        # A worker that is not pinned holds as many cores as it has threads.
+        (len(cores) or attempt.threads) * max(0.0, min(until, end) - max(at, begin))
+        for (at, cores), until in zip(held, ends, strict=True)
+    )
 
 
 def _makespan(attempts: Sequence[Attempt], ends: Sequence[float]) -> float:

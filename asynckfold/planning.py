@@ -14,6 +14,7 @@ import numpy as np
 
 from asynckfold import cache, choice
 from asynckfold.choice import Choice
+from asynckfold.elastic import steps_of
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
 from asynckfold.engines.machine import Machine, resolve_n_jobs
@@ -62,6 +63,12 @@ class Planned:
         """What is to be written."""
         plan = replace(self.work.plan, recipe=self.work.facts.recipe, groups=self.groups.groups)
         return plan.with_threads(self.choice.threads)
+
+    @property
+    def steps(self) -> dict[str, tuple[float, ...]]:
+        """By model, seconds of a step with 1, 2, … threads."""
+        cores = self.work.cores
+        return {name: steps_of(cost, cores) for name, cost in self.choice.costs.items()}
 
 
 @dataclass(frozen=True, eq=False)

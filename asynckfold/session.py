@@ -25,10 +25,9 @@ from asynckfold.errors import (
     refuse,
 )
 from asynckfold.files import make_folders, slug, write_whole
-from asynckfold.identity import THREADS, differences
+from asynckfold.identity import ELASTIC, THREADS, differences
 from asynckfold.interruption import Interruption
 from asynckfold.packing import choice_of, packing_of
-from asynckfold.placement import Request
 from asynckfold.plan import Plan, TrainerParams
 from asynckfold.planning import Engines, Planned, Planner
 from asynckfold.progress import Display
@@ -86,8 +85,7 @@ class Session:
                 self.store.event("plan", text)
             bundle = replace(found.bundle, plan=self.store.plan)
             software = {THREADS: self.store.plan.threads_text, **found.software}
-            asked = choice.requests(threads, found.work)
-            self._sweep(found.make, bundle, found.data, asked, software)
+            self._sweep(found, bundle, software)
             self._compare(found.make, bundle, found.data)
             self.signals.check()
 
@@ -106,6 +104,8 @@ class Session:
             del found[THREADS]
             begun = next(iter(self.store.software()), {})
             found |= {THREADS: begun[THREADS]} if THREADS in begun else {}
+        if self.settings.elastic:
+            found[ELASTIC] = "yes"
         if not self.settings.allow_different_software and self._pending(draft):
             refuse(_software_problems(self.store, found))
         return found
@@ -134,15 +134,9 @@ class Session:
                 if kind != "decision" or threads.overturned:
                     self.display.note(text)
 
-    def _sweep(
-        self,
-        make: Engines,
-        bundle: Any,
-        data: Prepared,
-        requests: Mapping[str, Request],
-        software: Mapping[str, str],
-    ) -> None:
-        plan: Plan = bundle.plan
+    def _sweep(self, found: Planned, bundle: Any, software: Mapping[str, str]) -> None:
+        make, data, plan = found.make, found.data, bundle.plan
+        requests = choice.requests(found.choice, found.work)
         finish = _Finish(plan, bundle, data, resolve(self.settings.scoring, data.classification))
         finished = self.store.results()
         self.display.doing("")
@@ -163,6 +157,7 @@ class Session:
                     signals=self.signals,
                     max_wait=make.max_wait,
                     yields=self.settings.sharing.yield_to_others,
+                    steps=found.steps if self.settings.elastic else None,
                 ).run()
             achieved = packing_of(self.store)
             if achieved is not None:

@@ -78,6 +78,7 @@ class Settings:
     trainer: str = "plain"
     processes: int = 1
     shared_state: bool = False
+    elastic: bool = False
 
     @property
     def wants_classes(self) -> bool | None:
@@ -124,6 +125,7 @@ class Settings:
         yield from _stall_problems(self.stall_timeout)
         yield from self._plan_from_problems()
         yield from (Problem(*problem) for problem in fusing.problems(self.fuse))
+        yield from self._elastic_problems()
 
     def _word_problems(self) -> Iterator[Problem]:
         choices = {"baseline": BASELINES, "resume": RESUMES}
@@ -190,6 +192,21 @@ class Settings:
             yield Problem(
                 "plan_from and threads_per_job both say how many threads a job has",
                 f"{str(self.plan_from)!r} and {self.threads_per_job!r}",
+                "Drop one of them.",
+            )
+
+    def _elastic_problems(self) -> Iterator[Problem]:
+        wanted: object = self.elastic
+        if not isinstance(wanted, bool):
+            yield Problem(
+                "elastic must be True or False",
+                repr(wanted),
+                "Pass elastic=True to let running jobs take cores that became free.",
+            )
+        elif wanted and not self.parallelize:
+            yield Problem(
+                "elastic lends cores to workers, and parallelize=False starts none",
+                "elastic=True",
                 "Drop one of them.",
             )
 

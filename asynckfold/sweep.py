@@ -23,7 +23,9 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from asynckfold.elastic import Elastic, stretched
 from asynckfold.engines.engine import Answer, Engine
+from asynckfold.engines.steady import MOST_CHANGES, WINDOW_SECONDS
 from asynckfold.errors import (
     InterruptedRunError,
     NoRoomError,
@@ -39,6 +41,7 @@ from asynckfold.messages import (
     JobEnded,
     News,
     Remark,
+    Resized,
     Setback,
     Started,
     Task,
@@ -48,7 +51,7 @@ from asynckfold.result import FAILED, Result, job_by_id
 from asynckfold.retries import decide
 from asynckfold.sizes import gibibytes
 from asynckfold.store import Placed, RunStore, Waiting
-from asynckfold.waiting import Obstacle, Wait, Waits
+from asynckfold.waiting import Obstacle, Wait, Waits, named_cores
 from asynckfold.yielding import Held, yielded
 
 TICK_SECONDS = 0.25
@@ -91,7 +94,10 @@ class Watch(Protocol):
 class _Start:
     """A placement that runs, its tasks, when it started in run seconds, and jobs that ended.
 
-    It can be moved once a worker has it in hand: that pins itself before it says so.
+    It can be moved once a worker has it in hand: that pins itself before it says so. Beyond the
+    cores of its placement it may hold some that are lent to it, until its worker has given them
+    back and goes on with those that it keeps; `given_back` says when that was asked for lately, and
+    `asks` how often its worker was asked for another number of threads.
     """
 
     placement: Placement
@@ -100,10 +106,21 @@ class _Start:
     ended: set[str] = field(default_factory=set)
     begun: bool = False
     paused: bool = False
+    lent: tuple[int, ...] = ()
+    keeps: tuple[int, ...] = ()
+    given_back: tuple[float, ...] = ()
+    asks: int = 0
 
     @property
     def held(self) -> Held:
         return Held(self.placement.cores, self.paused)
+
+    @property
+    def whole(self) -> Placement:
+        """The placement with all cores that it holds now."""
+        if not self.lent:
+            return self.placement
+        return replace(self.placement, cores=(*self.placement.cores, *self.lent))
 
 
 @dataclass(frozen=True)
@@ -140,6 +157,9 @@ class Sweep:
         Seconds for which nothing may be able to start while nothing runs; None: any.
     yields : bool
         Whether running jobs make room where others come to their cores.
+    steps : Mapping of str to sequence of float, optional
+        By model, seconds of a step with 1, 2, … threads: running jobs then take cores that became
+        free where that pays, and give them back.
     """
 
     def __init__(
@@ -154,8 +174,10 @@ class Sweep:
         signals: Interruption | None = None,
         max_wait: float | None = None,
         yields: bool = False,
+        steps: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         self._yields = yields
+        self._steps = steps or {}
         self._patience = Patience(max_wait)
         self._store = store
         self._engine = engine
@@ -270,24 +292,32 @@ class Sweep:
         self._waits.come(request, self._clock(), before)
 
     def _placements(self) -> list[Placement]:
-        load = self._engine.load([start.placement for start in self._running.values()])
+        load = self._engine.load([start.whole for start in self._running.values()])
         self._sampler.look(load)
         self._watch.ticked(load)
         if self._yields:
             self._make_room(load)
-        placed = place(self._backlog, self._bookings, load)
+        # What is lent counts as free, and what would start there waits until it is given back.
+        lent = {core for start in self._running.values() for core in start.lent}
+        lent_last = tuple(sorted(load.idle, key=lent.__contains__))
+        found = place(self._backlog, self._bookings, replace(load, idle=lent_last))
+        placed = [placement for placement in found if lent.isdisjoint(placement.cores)]
+        soon = [placement for placement in found if not lent.isdisjoint(placement.cores)]
         stuck = bool(self._backlog) and not (placed or self._running)
         if self._patience.look(self._clock(), _obstacle(load) if stuck else ""):
             self._take(Remark(None, "waiting", f"nothing can start: {_obstacle(load)}"))
         for placement in placed:
             self._bookings.add(placement)
             self._backlog.remove(self._unit(placement.jobs[0]))
-        self._look(load, placed)
+        if self._steps:
+            self._stretch(load, placed, soon)
+        whole = [start.whole for start in self._running.values()]
+        self._look(load, placed, Bookings([*whole, *placed]) if soon else self._bookings)
         return placed
 
-    def _look(self, load: Load, placed: Sequence[Placement]) -> None:
+    def _look(self, load: Load, placed: Sequence[Placement], bookings: Bookings) -> None:
         """Note what the jobs that are left wait for, where that has changed."""
-        obstacles = self._waits.look(self._backlog, self._bookings, load, self._clock())
+        obstacles = self._waits.look(self._backlog, bookings, load, self._clock())
         jobs = {reason.text: count for reason, count in obstacles.items()}
         for unit, pause in self._pauses.items():
             jobs[pause.text] = jobs.get(pause.text, 0) + len(self._left_of(unit))
@@ -308,20 +338,83 @@ class Sweep:
             future: start.held
             for future, start in self._running.items()
             # The processes of a job that has several are pinned by themselves.
-            if start.begun and start.placement.cores and start.placement.trainer != "hogwild"
+            if start.begun
+            and start.placement.cores
+            and start.placement.trainer != "hogwild"
+            and not start.lent
         }
-        others = [
-            start.placement for future, start in self._running.items() if future not in movable
-        ]
+        others = [start.whole for future, start in self._running.items() if future not in movable]
         fixed = [core for placement in others for core in placement.cores]
         for future, cores in yielded(movable, load, fixed).items():
             start = self._running[future]
             self._engine.shift(future, cores)
             self._take(Remark(start.placement.jobs[0], *_told(start, cores)))
-            placement = replace(start.placement, cores=cores or start.placement.cores)
-            self._bookings.remove(start.placement)
-            self._bookings.add(placement)
-            self._running[future] = replace(start, placement=placement, paused=not cores)
+            changed = self._rebooked(start, cores or start.placement.cores)
+            self._running[future] = replace(changed, paused=not cores)
+
+    def _rebooked(self, start: _Start, cores: tuple[int, ...]) -> _Start:
+        """Let a placement hold these cores and no others, those beyond its threads lent."""
+        count = len(start.placement.cores)
+        placement = replace(start.placement, cores=cores[:count])
+        self._bookings.remove(start.placement)
+        self._bookings.add(placement)
+        if cores != start.whole.cores:
+            for task in start.tasks:
+                self._store.note_cores(task.job.id, task.attempt, cores)
+        return replace(start, placement=placement, lent=cores[count:])
+
+    def _stretch(self, load: Load, placed: Sequence[Placement], soon: Sequence[Placement]) -> None:
+        """Lend idle cores to running jobs, and ask for those back on which others start soon."""
+        starts = self._running
+        held = Bookings([*(start.whole for start in starts.values()), *placed, *soon])
+        free = [] if load.blocked else held.free_cores(load)
+        wanted = {core for item in soon for core in item.cores}
+        if not free and not any(start.lent for start in starts.values()):
+            return
+        if self._yields and any(_is_disturbed(start, load) for start in starts.values()):
+            # Those that must make room come first.
+            free, wanted = [], {core for start in starts.values() for core in start.lent}
+        last_first = sorted(starts, key=lambda future: -self._expected_end(starts[future]))
+        running = {
+            future: self._elastic(starts[future])
+            for future in last_first
+            if starts[future].begun and not starts[future].keeps and _can_stretch(starts[future])
+        }
+        for future, cores in stretched(running, load, free, wanted).items():
+            starts[future] = self._asked(future, starts[future], cores)
+
+    def _asked(self, future: Future[Answer], start: _Start, cores: tuple[int, ...]) -> _Start:
+        """Lend a job the cores that it has not yet, or ask it to keep only these."""
+        asked = replace(start, asks=start.asks + 1)
+        if len(cores) > len(start.whole.cores):
+            self._engine.shift(future, cores, len(cores))
+            self._take(_resized(start, "grown", cores))
+            return self._rebooked(asked, cores)
+        self._engine.shift(future, start.whole.cores, len(cores))
+        given_back = (*start.given_back, self._clock())[-MOST_CHANGES:]
+        return replace(asked, keeps=cores, given_back=given_back)
+
+    def _elastic(self, start: _Start) -> Elastic:
+        now = self._clock()
+        lately = sum(now - moment < WINDOW_SECONDS for moment in start.given_back)
+        model = self._jobs[start.placement.jobs[0]].model
+        return Elastic(
+            start.whole.cores, start.placement.threads, self._steps[model], lately == MOST_CHANGES
+        )
+
+    def _expected_end(self, start: _Start) -> float:
+        """In run seconds, had it the threads of the plan all the time."""
+        return start.at + self._request(self._unit(start.placement.jobs[0])).seconds
+
+    def _note_resized(self, item: Resized) -> None:
+        """Free the cores that a worker has given back."""
+        for future, start in self._running.items():
+            mine = item.job_id in start.placement.jobs
+            if mine and start.keeps and item.ask == start.asks:
+                self._engine.shift(future, start.keeps)
+                self._take(_resized(start, "shrunk", start.keeps))
+                self._running[future] = replace(self._rebooked(start, start.keeps), keeps=())
+                return
 
     def _tell_shortage(self, obstacles: Iterable[Obstacle]) -> None:
         """Say it, once, where jobs wait for nothing but memory."""
@@ -366,7 +459,7 @@ class Sweep:
                     for item in items:
                         self._take(item)
                 left = deadline - self._clock()
-                if left <= 0 or any(isinstance(item, Future) for item in items):
+                if left <= 0 or any(isinstance(item, (Future, Resized)) for item in items):
                     break
                 item = self._inbox.get(timeout=left)
         if self._clock() - self._flushed > FLUSH_SECONDS:
@@ -401,6 +494,8 @@ class Sweep:
         if isinstance(item, Started):
             self._store.started(item.job_id, item.attempt, item.pid)
             self._note_begun(item.job_id)
+        elif isinstance(item, Resized):
+            self._note_resized(item)
         elif isinstance(item, EpochEnded):
             self._store.epoch(item.job_id, item.attempt, item.epoch)
         elif isinstance(item, CheckpointWritten):
@@ -566,6 +661,30 @@ def room(engine: Engine, max_wait: float | None, signals: Interruption | None = 
 
 def _obstacle(load: Load) -> str:
     return load.blocked or "no GPU that this run may use can be seen"
+
+
+def _is_disturbed(start: _Start, load: Load) -> bool:
+    return start.paused or not {*start.whole.cores} <= {*load.idle}
+
+
+def _can_stretch(start: _Start) -> bool:
+    """Whether more threads may help: not on a GPU, nor where memory was short before.
+
+    Several processes of a job have one thread each.
+    """
+    placement = start.placement
+    single = placement.trainer != "hogwild"
+    return bool(placement.cores) and placement.gpu is None and not placement.alone and single
+
+
+def _resized(start: _Start, kind: str, cores: Sequence[int]) -> Remark:
+    """What becomes of a job whose threads change: in the log of the run."""
+    now, before = len(cores), len(start.whole.cores)
+    text = (
+        f"{now} {'thread' if now == 1 else 'threads'} on {named_cores(cores)}, before {before}: "
+        + ("cores became free" if kind == "grown" else "others need the cores that it gave back")
+    )
+    return Remark(start.placement.jobs[0], kind, text)
 
 
 def _told(start: _Start, cores: Sequence[int]) -> tuple[str, str]:

@@ -72,6 +72,7 @@ _SETTINGS = {
     "min_free_memory": "min_free_memory",
     "max_wait": "max_wait",
     "yield_to_others": "yield_to_others",
+    "elastic": "elastic",
 }
 _TRAINER_PARAMS = (
     "epochs",
@@ -524,7 +525,7 @@ def _flagged(text: str) -> str:
     flags |= {"root_dir": "root", **{name: name for name in _TRAINER_PARAMS}}
     names = "|".join(flags)
     text = text.replace("stratify=False", "--no-stratify")
-    for name in ("allow_different_software", "yield_to_others"):
+    for name in ("allow_different_software", "yield_to_others", "elastic"):
         text = text.replace(f"{name}=True", _flag(name))
     text = re.sub(
         rf"\b({names})=('?)([^\s',;]*[^\s',;.])\2",

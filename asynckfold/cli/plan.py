@@ -16,8 +16,10 @@ from asynckfold.cli.doctor import now
 from asynckfold.cli.gantt import gantt
 from asynckfold.cli.parts import make_kfold, sweep_parts
 from asynckfold.cli.tell import Output
+from asynckfold.elastic import steps_of, worth
 from asynckfold.errors import Problem, refuse
 from asynckfold.forecast import Forecast, forecast_of
+from asynckfold.identity import ELASTIC
 from asynckfold.placement import place
 from asynckfold.progress import clock
 from asynckfold.sizes import gibibytes
@@ -40,15 +42,16 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     count = resolve_n_jobs(kfold.settings.n_jobs, machine.max_cores)
     load = machine.load(count, threads=threads)
     first = place(list(found.units.values()), [], load)
+    elastic = kfold.settings.elastic
     out.data(
         {
-            **_numbers(found),
+            **_numbers(found, elastic),
             "cores": list(load.cores),
             "threads_per_job": kfold.settings.threads_per_job,
             "first": [{"jobs": item.jobs, "cores": item.cores, "gpu": item.gpu} for item in first],
         }
     )
-    _say(found, out)
+    _say(found, elastic, out)
     out.say(f"{len(first)} at a time now: {now(machine.describe()['cpu'], load).why}")
     out.say("nothing was trained, and nothing written into a run's folder")
     return 0
@@ -58,16 +61,17 @@ def _of_run(folder: Path, out: Output) -> None:
     """Print what was decided for a run, from its folder alone."""
     with RunStore.read(folder) as store:
         found = forecast_of(store)
+        elastic = any(ELASTIC in item for item in store.software())
     if found is None:
         rule = "DIR must hold a run whose decisions were recorded"
         remedy = "`asynckfold status` says how far it is."
         refuse([Problem(rule, f"{folder}, begun before they were", remedy)])
         return
-    out.data(_numbers(found))
-    _say(found, out)
+    out.data(_numbers(found, elastic))
+    _say(found, elastic, out)
 
 
-def _numbers(found: Forecast) -> dict[str, Any]:
+def _numbers(found: Forecast, elastic: bool) -> dict[str, Any]:
     """The object of ``--json``."""
     plan, choice = found.plan, found.choice
     return {
@@ -97,13 +101,39 @@ def _numbers(found: Forecast) -> dict[str, Any]:
             for span in found.simulation.spans
         ],
         "failures": {**found.failures, **choice.failures},
+        "elastic": _most_threads(found) if elastic else None,
     }
 
 
-def _say(found: Forecast, out: Output) -> None:
+def _most_threads(found: Forecast) -> dict[str, int]:
+    """Return how many threads a job of each model takes at most where cores became free."""
+    choice = found.choice
+    return {
+        model: worth(steps_of(choice.costs[model], choice.cores), threads, choice.cores)
+        for model, threads in choice.threads.items()
+    }
+
+
+def _say(found: Forecast, elastic: bool, out: Output) -> None:
     out.say(_table(found))
     for line in _lines(found):
         out.say(line)
+    for line in _elastic_lines(found) if elastic else ():
+        out.say(line)
+
+
+def _elastic_lines(found: Forecast) -> Iterator[str]:
+    yield "elastic, of which the seconds above know nothing, and which changes bits:"
+    for model, most in _most_threads(found).items():
+        threads, cost = found.choice.threads[model], found.choice.costs[model]
+        steps = steps_of(cost, most)
+        if most == threads:
+            yield f"  {model}: more threads than {threads} bring nothing clear"
+        else:
+            yield (
+                f"  {model}: from {threads} to {most} threads where cores became free, "
+                f"{1000 * steps[threads - 1]:.3g} to {1000 * steps[most - 1]:.3g} ms per step"
+            )
 
 
 def _table(found: Forecast) -> Table:

@@ -46,8 +46,8 @@ def _at_work(store: RunStore, attempt: Attempt) -> dict[str, Any]:
         "job": attempt.job_id,
         "attempt": attempt.attempt,
         "pid": attempt.pid or None,
-        "cores": attempt.cores,
-        "threads": attempt.threads,
+        "cores": attempt.last_cores,
+        "threads": max(attempt.threads, len(attempt.last_cores)),
         "device": attempt.device,
         "started": attempt.started,
         "epochs_done": len(store.epochs(attempt.job_id)),
@@ -59,7 +59,7 @@ def _at_work(store: RunStore, attempt: Attempt) -> dict[str, Any]:
 def _idle(waiting: Waiting | None, at_work: Sequence[Attempt]) -> dict[str, Any] | None:
     if waiting is None:
         return None
-    held = {core for item in at_work for core in item.cores}
+    held = {core for item in at_work for core in item.last_cores}
     devices = {item.device for item in at_work}
     return {
         "cores": [core for core in waiting.cores if core not in {*held, *waiting.neighbours}],

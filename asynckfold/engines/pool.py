@@ -192,6 +192,7 @@ class WorkerPool:
             self._refused.append((work, error.errno or errno.EAGAIN))
             return None
         worker.pulse.ask(False)
+        worker.pulse.ask_threads(0)
         worker.pulse.aside()
         with self._lock:
             worker.work = work

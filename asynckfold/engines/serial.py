@@ -73,7 +73,9 @@ class SerialEngine:
             future.set_exception(error)
         return future
 
-    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
+    def shift(
+        self, future: Future[Answer], cores: Sequence[int], threads: int | None = None
+    ) -> None:
         """Nothing runs outside `submit`."""
 
     def close(self, grace_s: float = 0.0) -> None:

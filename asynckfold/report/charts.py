@@ -12,7 +12,7 @@ import io
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -567,8 +567,9 @@ def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
     cores: dict[int, list[Bar]] = {}
     rows: list[list[Bar]] = []
     for bar in bars:
-        for core in bar.cores:
-            cores.setdefault(core, []).append(bar)
+        for piece in _pieces(bar):
+            for core in piece.cores:
+                cores.setdefault(core, []).append(piece)
         if not bar.cores:
             free = next((row for row in rows if row[-1].end <= bar.start), None)
             if free is None:
@@ -577,6 +578,16 @@ def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
                 free.append(bar)
     pinned = [(f"core {core}", cores[core]) for core in sorted(cores)]
     return pinned + [(f"unpinned {number}", row) for number, row in enumerate(rows, 1)]
+
+
+def _pieces(bar: Bar) -> list[Bar]:
+    """Divide an attempt where it went on with other cores."""
+    starts = [(bar.start, bar.cores), *bar.changes]
+    ends = [*(at for at, _ in bar.changes), bar.end]
+    return [
+        replace(bar, start=start, end=end, cores=cores, changes=())
+        for (start, cores), end in zip(starts, ends, strict=True)
+    ]
 
 
 def _draw_lane(

@@ -171,6 +171,8 @@ class Bar:
         where that is not known.
     waits : tuple of str
         What its job waited for before, and how long.
+    changes : tuple of (float, tuple of int)
+        Since when it held which other cores than `cores`, with which it was placed.
     """
 
     job: str
@@ -186,6 +188,7 @@ class Bar:
     memory: int | None
     peak_memory: int | None
     waits: tuple[str, ...]
+    changes: tuple[tuple[float, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -559,6 +562,7 @@ def _bars(
             outcome=item.outcome or open_outcome,
             error=clean(item.error, 4096),
             expected=item.expected,
+            changes=item.changes,
             **_placing(placed.get((item.job_id, item.attempt)), results.get(item.job_id), item),
         )
         for item in attempts

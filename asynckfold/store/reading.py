@@ -18,6 +18,7 @@ from asynckfold.store import splits
 from asynckfold.store.database import SQLITE_FAULTS, decoding, from_sqlite
 from asynckfold.store.lock import holder_of
 from asynckfold.store.records import (
+    HELD,
     PLACED,
     Attempt,
     CheckpointRef,
@@ -26,6 +27,7 @@ from asynckfold.store.records import (
     Sample,
     Waiting,
     epoch_of,
+    held_of,
     placed_of,
     result_of,
 )
@@ -127,7 +129,25 @@ class RunReader:
             "SELECT job_id, attempt, session, started, ended, outcome, cores, threads, device, "
             "pid, expected, error FROM attempts ORDER BY started, job_id"
         )
-        return [Attempt(*(*row[:6], tuple(json.loads(row[6])), *row[7:])) for row in rows]
+        changes = self._changes()
+        return [
+            Attempt(
+                *(*row[:6], tuple(json.loads(row[6])), *row[7:], tuple(changes.get(row[:2], ())))
+            )
+            for row in rows
+        ]
+
+    def _changes(self) -> dict[tuple[str, int], list[tuple[float, tuple[int, ...]]]]:
+        """Since when attempts held other cores than those that they were placed with."""
+        rows = self._rows(
+            "SELECT job_id, at, text FROM events WHERE kind = ? ORDER BY seq", (HELD,)
+        )
+        found: dict[tuple[str, int], list[tuple[float, tuple[int, ...]]]] = {}
+        with decoding(self.root):
+            for job_id, at, text in rows:
+                attempt, cores = held_of(text)
+                found.setdefault((job_id, attempt), []).append((at, cores))
+        return found
 
     def checkpoints(self, job_id: str) -> list[CheckpointRef]:
         """Return a job's checkpoints, newest first."""
@@ -139,9 +159,10 @@ class RunReader:
         return [CheckpointRef(*row) for row in rows]
 
     def events(self) -> list[Event]:
-        """Return all events in order, but for those that `placed` returns."""
+        """Return all events in order, but for those that `placed` and `attempts` return."""
         rows = self._rows(
-            "SELECT at, kind, job_id, text FROM events WHERE kind != ? ORDER BY seq", (PLACED,)
+            "SELECT at, kind, job_id, text FROM events WHERE kind NOT IN (?, ?) ORDER BY seq",
+            (PLACED, HELD),
         )
         return [Event(*row) for row in rows]
 

@@ -15,6 +15,9 @@ from asynckfold.waiting import Wait
 PLACED = "placed"
 """The kind of the event that each attempt begins with."""
 
+HELD = "held"
+"""The kind of the event by which an attempt goes on with other cores."""
+
 
 @dataclass(frozen=True)
 class CheckpointRef:
@@ -48,7 +51,9 @@ class Attempt:
     """One try at a job: where and when (run seconds), and how it ended.
 
     ``outcome`` is None while it runs; ``"ok"``, ``"error"``, ``"diverged"``, ``"died"``,
-    ``"timeout"``, ``"cancelled"``, or ``"lost"`` when the whole run was killed.
+    ``"timeout"``, ``"cancelled"``, or ``"lost"`` when the whole run was killed. ``cores`` and
+    ``threads`` are those that it was placed with; ``changes`` says since when it held which others,
+    one for each thread.
     """
 
     job_id: str
@@ -63,6 +68,12 @@ class Attempt:
     pid: int
     expected: float
     error: str
+    changes: tuple[tuple[float, tuple[int, ...]], ...] = ()
+
+    @property
+    def last_cores(self) -> tuple[int, ...]:
+        """The cores that it holds now, or held at its end."""
+        return self.changes[-1][1] if self.changes else self.cores
 
 
 @dataclass(frozen=True)
@@ -145,6 +156,17 @@ def placed_of(text: str) -> tuple[int, Placed]:
     raw = json.loads(text)
     waits = tuple(Wait(*item) for item in raw["waits"])
     return raw["attempt"], Placed(raw["memory"], waits)
+
+
+def held_text(attempt: int, cores: Sequence[int]) -> str:
+    """Return the cores that an attempt holds from now on as the text of its event."""
+    return json.dumps({"attempt": attempt, "cores": list(cores)})
+
+
+def held_of(text: str) -> tuple[int, tuple[int, ...]]:
+    """Return the attempt and its cores from the text of its event."""
+    raw = json.loads(text)
+    return raw["attempt"], tuple(raw["cores"])
 
 
 def result_of(row: Sequence[Any]) -> Result:

@@ -30,7 +30,15 @@ from asynckfold.store.database import SQLITE_FAULTS, connect, from_sqlite, snaps
 from asynckfold.store.layout import DATABASE, LOCK, SPLITS, network_of
 from asynckfold.store.lock import now_text, take_lock
 from asynckfold.store.reading import RunReader
-from asynckfold.store.records import PLACED, CheckpointRef, Placed, Waiting, placed_text
+from asynckfold.store.records import (
+    HELD,
+    PLACED,
+    CheckpointRef,
+    Placed,
+    Waiting,
+    held_text,
+    placed_text,
+)
 from asynckfold.store.schema import COLUMNS, FORMAT
 
 _FORKED = "only the process that holds the run may write to it"
@@ -320,6 +328,10 @@ class RunStore(RunReader):
     def note_placed(self, job_id: str, attempt: int, placed: Placed) -> None:
         """Note what was known when an attempt started; buffered."""
         self.event(PLACED, placed_text(attempt, placed), job_id)
+
+    def note_cores(self, job_id: str, attempt: int, cores: Sequence[int]) -> None:
+        """Note that an attempt goes on with these cores; buffered."""
+        self.event(HELD, held_text(attempt, cores), job_id)
 
     def note_waiting(self, waiting: Waiting | None) -> None:
         """Note what pending jobs wait for now, in place of before; None at the end; buffered."""

@@ -7,9 +7,9 @@
                                                   run     → pin, set threads, train, answer
                                                   exit    → gone
 
-News go up the same pipe while a task runs. Between two batches a job pauses where the sweep asks it
-to. SIGTERM asks for a checkpoint at the next batch; SIGINT,
-which a terminal sends to everyone, is the sweep's business.
+News go up the same pipe while a task runs. Between two batches a job pauses, or goes on with
+another number of threads, where the sweep asks it to. SIGTERM asks for a checkpoint at the next
+batch; SIGINT, which a terminal sends to everyone, is the sweep's business.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import torch
 from asynckfold import descriptors, proc
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.messages import JobEnded, News, Setback, Started, Task
+from asynckfold.messages import JobEnded, News, Resized, Setback, Started, Task
 from asynckfold.placement import Placement
 from asynckfold.pulse import STACKS_SIGNAL, Pulse
 from asynckfold.result import FAILED, Result
@@ -248,6 +248,7 @@ def main(descriptor: int, pulse: Pulse) -> None:
 
     def stop() -> bool:
         pulse.rest(lambda: stopping)
+        worker.resize()
         return stopping
 
     worker = _Worker(pipe, stop, pulse)
@@ -280,6 +281,8 @@ class _Worker:
         self.data: Batches | None = None
         self.broken = ""
         self.outcome = "error"
+        self.tasks: Sequence[Task] = ()
+        self.resized = 0
 
     def take_bundle(self, paths: list[str], folder: str, count: int) -> None:
         """Receive descriptors: the packed bundle first, then the shared arrays."""
@@ -311,6 +314,7 @@ class _Worker:
         if placement.cores:
             proc.pin(0, placement.cores)
         proc.reset_peak_memory()
+        self.tasks, self.resized = tasks, 0
         try:
             for task in tasks:
                 self.tell(Started(task.job.id, task.attempt, os.getpid()))
@@ -323,6 +327,19 @@ class _Worker:
             return ("storage", error.errno, error.strerror or str(error))
         except WorkerDiedError as error:
             return ("lost", error.cause, error.outcome)
+
+    def resize(self) -> None:
+        """Take up another number of threads, between two batches, where the sweep asks for it."""
+        ask, threads = self.pulse.asked_threads
+        if ask == self.resized:
+            return
+        # More threads than cores were measured up to 80 times slower: the cores may come later.
+        if len(os.sched_getaffinity(0)) < threads > torch.get_num_threads():
+            return
+        torch.set_num_threads(threads)
+        self.resized = ask
+        task = self.tasks[0]
+        self.tell(Resized(task.job.id, task.attempt, threads, ask))
 
     def tell(self, news: News) -> None:
         self.pipe.send(("news", news))
