@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Protocol
 
 from asynckfold.elastic import Elastic, stretched
@@ -453,13 +454,15 @@ class Sweep:
         deadline = self._clock() + wait_s
         with contextlib.suppress(queue.Empty):
             item = self._inbox.get(timeout=wait_s)
+            freed = False
             while True:
                 with self._store.together(at_once=False):
-                    items = [item, *self._arrived()]
-                    for item in items:
-                        self._take(item)
+                    # One after another: what follows one that raises stays in the inbox.
+                    for news in chain([item], self._arrived()):
+                        self._take(news)
+                        freed = freed or isinstance(news, (Future, Resized))
                 left = deadline - self._clock()
-                if left <= 0 or any(isinstance(item, (Future, Resized)) for item in items):
+                if left <= 0 or freed:
                     break
                 item = self._inbox.get(timeout=left)
         if self._clock() - self._flushed > FLUSH_SECONDS:

@@ -669,7 +669,7 @@ def test_a_real_job_grows_and_shrinks_between_batches_and_ends_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No model that is small enough for a test gains by threads.
-    monkeypatch.setattr("asynckfold.session.steps_of", lambda cost, cores: (2.0, 1.0))
+    monkeypatch.setattr("asynckfold.planning.steps_of", lambda cost, cores: (2.0, 1.0))
     root = tmp_path / "run"
     results = train(root, tmp_path / "seen", elastic=True)
     assert json.loads((tmp_path / "seen" / "ended").read_text()) == [1, 2, 1]
@@ -692,7 +692,7 @@ def test_a_real_job_grows_and_shrinks_between_batches_and_ends_well(
 def test_by_default_no_job_ever_changes_its_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asynckfold.session.steps_of", lambda cost, cores: (2.0, 1.0))
+    monkeypatch.setattr("asynckfold.planning.steps_of", lambda cost, cores: (2.0, 1.0))
     monkeypatch.setattr(Pulse, "ask_threads", lambda pulse, threads: forbid(threads))
     (tmp_path / "seen").mkdir()
     (tmp_path / "seen" / "ended").touch()

@@ -114,7 +114,9 @@ def test_killed_while_it_writes_outputs_and_report_nothing_is_lost_or_left(
                 store.begin(PLAN, FOLDS, TARGETS)
             assert finishing.run(root) == 0
         assert {path.name for path in (root / "report").iterdir()} == pages, point
-        assert [name for name in left_over(root) if not name.startswith("oof/")] == [], point
+        # A report alone only reads: the journal of a killed writer waits for the next one.
+        left = {name for name in left_over(root) if not name.startswith("oof/")}
+        assert left <= (set() if number % 6 else {"run.db-journal"}), point
         with RunStore.hold(root) as store:
             store.begin(PLAN, FOLDS, TARGETS)
         assert left_over(root) == [], point
