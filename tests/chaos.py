@@ -39,10 +39,11 @@ from typing import Any
 
 from tests.leftovers import shared_memory
 from tests.nursery import Nursery, nursery
-from tests.watched.chain import INTERVAL, Chain, Hurt, Landed, canonical, compare
-from tests.watched.kills import LAST, PHASES, TARGETS, Kill, planned
+from tests.watched.chain import INTERVAL, Chain, HogwildChain, Hurt, Landed, compare
+from tests.watched.kills import LAST, PHASES, TARGETS, Kill, of_children, planned
 
 LONGEST_CHAIN = 10
+KINDS: dict[str, type[Chain]] = {"plain": Chain, "hogwild": HogwildChain}
 MISSES = 6
 """In so many runs a kill may come too late, each time somewhat earlier, before it is given up."""
 
@@ -57,6 +58,7 @@ class Outcome:
 
     seed: int
     kills: int
+    trainer: str = "plain"
     golden_seconds: float = 0.0
     seconds: float = 0.0
     landed: list[Landed] = field(default_factory=list)
@@ -93,6 +95,8 @@ class Campaign:
     warm : bool
         Whether processes begin where importing torch has ended; a kill at the start then comes as
         much sooner.
+    kind : type of Chain
+        Of the runs.
     """
 
     def __init__(
@@ -102,10 +106,12 @@ class Campaign:
         folder: Path,
         at_once: int,
         warm: bool = False,
+        kind: type[Chain] = Chain,
     ) -> None:
         self.outcome = outcome
         self._queue = deque(map(sooner, kills) if warm else kills)
         self._warm = warm
+        self._kind = kind
         self._nurseries: SimpleQueue[Nursery | None] = SimpleQueue()
         self._folder = folder
         self._at_once = at_once
@@ -142,7 +148,7 @@ class Campaign:
             with self._chain(self._folder / name) as chain:
                 started = time.monotonic()
                 chain.finish()
-                return canonical(chain.root), time.monotonic() - started
+                return chain.state(), time.monotonic() - started
 
         with ThreadPoolExecutor(self._at_once) as threads:
             (first, seconds), (second, _) = threads.map(make, ["golden-1", "golden-2"])
@@ -155,7 +161,8 @@ class Campaign:
         """A chain, closed at the end, with a nursery that no other has meanwhile."""
         starter = self._nurseries.get()
         try:
-            with contextlib.closing(Chain(folder, self.outcome.golden_seconds, starter)) as chain:
+            seconds = self.outcome.golden_seconds
+            with contextlib.closing(self._kind(folder, seconds, starter)) as chain:
                 yield chain
         finally:
             self._nurseries.put(starter)
@@ -177,7 +184,7 @@ class Campaign:
                     if kill is None or not self._lands(chain, kill):
                         break
                 chain.finish()
-                compare(canonical(chain.root), self._golden)
+                compare(chain.state(), self._golden)
             except Hurt as hurt:
                 self._failed(hurt, chain)
             else:
@@ -244,6 +251,19 @@ def sooner(kill: Kill) -> Kill:
 
 # What is told
 
+COMPARED = {
+    "plain": (
+        "After each SIGKILL the same command ran again, until the run was done. Then its weights,",
+        "outputs, scores and epochs were compared byte for byte with those of an undisturbed run,",
+        "which was made twice.",
+    ),
+    "hogwild": (
+        "Jobs of two processes that update one model without locks; the worker's children are the",
+        "second ones. After each SIGKILL the same command ran again, until the run was done: then",
+        "every job had one result, of all epochs, and had learned what it learns undisturbed.",
+    ),
+}
+
 
 def versions() -> dict[str, str]:
     """Return the software that the campaign ran on."""
@@ -271,9 +291,8 @@ def table(outcome: Outcome, command: str) -> str:
         f"$ {command}",
         "```",
         "",
-        "After each SIGKILL the same command ran again, until the run was done. Then its weights,",
-        "outputs, scores and epochs were compared byte for byte with those of an undisturbed run,",
-        "which was made twice. Kills by where the run was and by who was hit:",
+        *COMPARED[outcome.trainer],
+        "Kills by where the run was and by who was hit:",
         "",
         *_counted(outcome.landed),
         "",
@@ -322,6 +341,7 @@ def record(outcome: Outcome) -> dict[str, Any]:
     return {
         "seed": outcome.seed,
         "kills": outcome.kills,
+        "trainer": outcome.trainer,
         "seconds": round(outcome.seconds, 1),
         "golden_seconds": round(outcome.golden_seconds, 2),
         "runs": outcome.chains,
@@ -368,18 +388,25 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Kill at random.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--trainer", choices=KINDS, default="plain", help="of the jobs")
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
+    parser.add_argument(
+        "--warm", action="store_true", help="begin where importing torch has ended: sooner done"
+    )
     parser.add_argument("--only", type=int, nargs="+", help="these kills alone")
     parser.add_argument("--keep", type=Path, help="a new folder for runs that were hurt")
     parser.add_argument("--report", type=Path, help="a folder for README.md and campaign.json")
     parsed = parser.parse_args(words)
     kills = planned(parsed.seed, parsed.kills)
+    if parsed.trainer == "hogwild":
+        kills = of_children(kills)
     if parsed.only:
         kills = [kills[index] for index in parsed.only]
-    outcome = Outcome(parsed.seed, parsed.kills)
+    outcome = Outcome(parsed.seed, parsed.kills, parsed.trainer)
     try:
         with folder_for(parsed.keep) as folder:
-            Campaign(outcome, kills, folder, parsed.at_once).run()
+            kind = KINDS[parsed.trainer]
+            Campaign(outcome, kills, folder, parsed.at_once, parsed.warm, kind).run()
     except (Hurt, Invalid) as error:
         print(f"invalid: {error}")
         return 2

@@ -20,8 +20,8 @@ from tests import chaos
 from tests.chaos import Campaign, Outcome
 from tests.durability.work import work
 from tests.toy import Tiny, adam, samples
-from tests.watched.chain import Chain, Hurt, Landed, Rest, compare
-from tests.watched.kills import AT, MOMENTS, PHASES, TARGETS, Kill, planned
+from tests.watched.chain import Chain, HogwildChain, Hurt, Landed, Rest, compare
+from tests.watched.kills import AT, MOMENTS, PHASES, TARGETS, Kill, of_children, planned
 
 SEED, KILLS = 0, 20
 
@@ -34,6 +34,16 @@ def test_twenty_kills_are_no_event(tmp_path: Path) -> None:
     assert outcome.failures == []
     assert outcome.invalid() == []
     assert len(outcome.landed) == KILLS
+
+
+@pytest.mark.timeout(600)
+def test_kills_are_no_event_for_jobs_of_several_processes(tmp_path: Path) -> None:
+    outcome, kills = Outcome(SEED, 6), of_children(planned(SEED, 6))
+    Campaign(outcome, kills, tmp_path, at_once=1, warm=True, kind=HogwildChain).run()
+    assert outcome.failures == []
+    assert outcome.missed == []
+    assert len(outcome.landed) == len(kills)
+    assert any(item.target == "worker's child" for item in outcome.landed)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -23,7 +23,16 @@ from typing import Any
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.store import RunStore, job_folder
 from tests import accounts, stacks
-from tests.leftovers import alive, descendants, described, gone, marked, processes, temporaries
+from tests.leftovers import (
+    alive,
+    descendants,
+    described,
+    gone,
+    marked,
+    parent_of,
+    processes,
+    temporaries,
+)
 from tests.nursery import Nursery, Started
 from tests.watched import gate
 from tests.watched.keeper import Keeper
@@ -95,6 +104,10 @@ class Chain:
         Starts the command; by default each is a fresh interpreter.
     """
 
+    PROGRAM = "tests.watched.sweep"
+    BESIDE = "worker's child"
+    """Whose death is no death of a job."""
+
     def __init__(self, folder: Path, seconds: float, nursery: Nursery | None = None) -> None:
         folder.mkdir()
         self.root = folder / "run"
@@ -130,6 +143,10 @@ class Chain:
                 return 1 - len(store.finished()) / len(store.plan.jobs)
         except AsyncKFoldError:
             return None
+
+    def state(self) -> dict[str, Any]:
+        """Return what must be the same, whatever happened to the run."""
+        return canonical(self.root)
 
     def finish(self) -> None:
         """Let the command end, and again where jobs failed because their workers were killed."""
@@ -168,7 +185,7 @@ class Chain:
             process.wait()
             self._process = None
             self._look()
-        elif target != "worker's child":
+        elif target != self.BESIDE:
             self._deaths += 1
         return True
 
@@ -179,7 +196,7 @@ class Chain:
             self._keeper.begin(self.resumes)
             self._deaths = 0
             self.starts += 1
-            self._process = self._started(["-m", "tests.watched.sweep", self.root])
+            self._process = self._started(["-m", self.PROGRAM, self.root])
         return self._process
 
     def _started(self, words: Sequence[str | Path]) -> Process:
@@ -321,6 +338,60 @@ class Chain:
             # One interval, and the one whose checkpoint was not recorded yet.
             if not 0 <= redone <= 2 * INTERVAL:
                 raise Hurt(f"{name} went from batch {before} to {after}")
+
+
+class HogwildChain(Chain):
+    """A run whose jobs have several processes: no bits are promised, all else is."""
+
+    PROGRAM = "tests.watched.hogwild"
+    BESIDE = ""
+
+    def state(self) -> dict[str, Any]:
+        """Return who has a result of how many epochs, and what files there are.
+
+        Raises
+        ------
+        Hurt
+            A job has not learned what it learns undisturbed.
+        """
+        with RunStore.read(self.root) as store:
+            results = store.results()
+            scores = [item.scores["accuracy"] for item in results.values()]
+        if not scores or min(scores) < LEAST_ACCURACY:
+            raise Hurt(f"a job has learned too little: {scores}")
+        return {
+            "results": {name: (item.status, len(item.epochs)) for name, item in results.items()},
+            "files": sorted(str(path.relative_to(self.root)) for path in self.root.glob("oof/*")),
+            "progress": {},
+        }
+
+    def _doomed(self, target: str, pid: int) -> set[int]:
+        """Return what must be gone soon: with one process of a job, all of them."""
+        if target == "worker's child":
+            lead = parent_of(pid)
+            return {lead, *descendants(lead)}
+        return super()._doomed(target, pid)
+
+    def _check_continuation(self, name: str, text: str) -> None:
+        """A job continues from its newest recorded checkpoint, and redoes little.
+
+        Its lines count the batches of all processes, so that they skip some.
+        """
+        found = re.finditer(r"^epoch (\d+)/\d+ batch (\d+)/", text, re.MULTILINE)
+        steps = [(match.start(), (int(match[1]) - 1) * BATCHES + int(match[2])) for match in found]
+        since = self._rest.logs.get(name, 0)
+        later = [step for place, step in steps if place >= since]
+        if since and later and later[0] <= self._rest.batches[name]:
+            raise Hurt(f"{name} did a batch again that its checkpoint has: {later[0]}")
+        for (_, before), (_, after) in itertools.pairwise(steps):
+            redone = before - after + 1
+            self.redone = max(self.redone, redone)
+            if redone > 2 * INTERVAL:
+                raise Hurt(f"{name} went from batch {before} to {after}")
+
+
+LEAST_ACCURACY = 0.6
+"""Of an undisturbed run 0.75 and more; half of the samples are of either class."""
 
 
 def canonical(root: Path) -> dict[str, Any]:

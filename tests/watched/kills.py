@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import cycle
 
@@ -130,6 +130,16 @@ def planned(seed: int, count: int) -> list[Kill]:
     return [
         _kill(random.Random(f"{seed}/{index}"), index, phase, part_of.get(index, 0), len(free))
         for index, phase in enumerate(phases)
+    ]
+
+
+def of_children(kills: Iterable[Kill]) -> list[Kill]:
+    """Return the same kills, every other one of a worker's child, where there may be one."""
+    return [
+        replace(kill, target="worker's child")
+        if kill.index % 2 and "worker" in AT[kill.phase]
+        else kill
+        for kill in kills
     ]
 
 
