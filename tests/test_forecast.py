@@ -11,12 +11,12 @@ from asynckfold.forecast import forecast, forecast_of, foreseen
 from asynckfold.fusing import Grouping, grouped
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
-from tests.test_choice import LARGE, SMALL, choose, sweep
+from tests.test_choice import LARGE, SMALL, choose, workload
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2])
 def test_the_simulated_sweep_takes_what_was_predicted(gpus: int) -> None:
-    work = replace(sweep(3, 4, "cuda" if gpus else "cpu", A=LARGE, B=SMALL), gpus=gpus)
+    work = replace(workload(3, 4, "cuda" if gpus else "cpu", A=LARGE, B=SMALL), gpus=gpus)
     found = forecast(work, choose(work))
     assert found.simulation.makespan == pytest.approx(found.choice.prediction.makespan)
     assert found.simulation.lower_bound == pytest.approx(found.choice.prediction.lower_bound)
@@ -30,7 +30,7 @@ def test_the_simulated_sweep_takes_what_was_predicted(gpus: int) -> None:
 
 
 def test_a_group_takes_the_seconds_of_all_its_jobs_on_the_cores_of_one() -> None:
-    work = sweep(3, 4, "cpu", A=LARGE, B=SMALL)
+    work = workload(3, 4, "cpu", A=LARGE, B=SMALL)
     alone = choose(work)
     grouping = grouped(work.plan.with_threads(alone.threads), 4, {"A": "", "B": "no"}, 4)
     decided = foreseen(work, alone, grouping)
