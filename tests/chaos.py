@@ -45,7 +45,7 @@ from tests.watched.kills import LAST, PHASES, TARGETS, Kill, of_children, planne
 LONGEST_CHAIN = 10
 KINDS: dict[str, type[Chain]] = {"plain": Chain, "hogwild": HogwildChain}
 MISSES = 6
-"""In so many runs a kill may come too late, each time somewhat earlier, before it is given up."""
+"""In so many runs a kill may come too late, each time half as late, before it is given up."""
 
 
 class Invalid(Exception):
@@ -194,12 +194,12 @@ class Campaign:
     def _lands(self, chain: Chain, kill: Kill) -> bool:
         if chain.strike(kill):
             return True
-        # The run was over before: the same kill in the next one, and somewhat earlier.
+        # The run was over before: the same kill in the next one, and half as late.
         if kill.index >= 0:
             with self._lock:
                 self._misses[kill.index] += 1
                 if self._misses[kill.index] < MISSES:
-                    self._queue.appendleft(kill.scaled(0.8))
+                    self._queue.appendleft(kill.scaled(0.5))
                 else:
                     self.outcome.missed.append(f"{kill}, tried {MISSES} times")
         return False

@@ -44,13 +44,13 @@ from tests.contracts.test_trainers import Net, adam, kfold
 
 def slow(optimizer):
     def factor(epoch):
-        time.sleep(0.15 * ("SLOW" in os.environ))
+        time.sleep(0.15 * os.path.exists(os.environ.get("SLOW", "")))
         return 0.9 ** epoch
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 def bursting(optimizer):
     def factor(epoch):
-        time.sleep(0.01 * ("SLOW" in os.environ))
+        time.sleep(0.01 * os.path.exists(os.environ.get("SLOW", "")))
         return 1e30 if epoch > 2 else 1.0
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
@@ -178,12 +178,18 @@ def test_a_continued_run_keeps_its_groups(tmp_path: Path, fuse: Any) -> None:
 @pytest.fixture
 def start(warm: Nursery) -> Start:
     """Starts the script, with time to kill it in."""
-    slow = {**os.environ, "SLOW": "1"}
 
     def made(root: Path, fuse: Any) -> Started:
-        return warm.start(["-c", SLOW, root, repr(fuse)], root.with_name("printed"), slow)
+        slow(root).touch()
+        environment = {**os.environ, "SLOW": str(slow(root))}
+        return warm.start(["-c", SLOW, root, repr(fuse)], root.with_name("printed"), environment)
 
     return made
+
+
+def slow(root: Path) -> Path:
+    """While it exists, the script takes its time."""
+    return root.with_name("slow")
 
 
 def fingerprint(root: Path, fuse: Any) -> str:
@@ -255,6 +261,7 @@ def test_the_same_bits_after_kill_9_of_a_worker(
     with RunStore.read(root) as store:
         pids = {job["pid"] for job in state_of(store)["running_jobs"] if job["pid"]}
     os.kill(min(pids), signal.SIGKILL)
+    slow(root).unlink()
     assert script.wait(100) == 0, script.printed()
     assert script.printed() == expected
     with RunStore.read(root) as store:
