@@ -73,6 +73,11 @@ class Pulse:
         self._word[_ASKED] = pause
 
     @property
+    def asked(self) -> bool:
+        """Whether the worker is asked to pause."""
+        return bool(self._word[_ASKED])
+
+    @property
     def paused(self) -> bool:
         """Whether the worker pauses as it is asked to; no longer once it is asked to go on."""
         return bool(self._word[_ASKED] and self._word[_PAUSED])

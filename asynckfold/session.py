@@ -393,7 +393,14 @@ class Rehearsal:
         """Choose the threads of each model; a run that has a plan keeps its own."""
         with make(bundle) as engine:
             prober = (
-                Prober(engine, bundle.plan, work.facts.memory, self.signals, make.max_wait)
+                Prober(
+                    engine,
+                    bundle.plan,
+                    work.facts.memory,
+                    self.signals,
+                    make.max_wait,
+                    make.inbox,
+                )
                 if make.pool
                 else None
             )
@@ -686,7 +693,8 @@ def _about(machine: Machine, words: Sequence[str]) -> dict[str, Any]:
 def _identity(machine: Machine) -> dict[str, Any]:
     """What seconds depend on besides the sweep."""
     found = machine.describe()
-    return {"cpu": found["cpu"]["model"], "versions": found["versions"]}
+    gpus = {"gpus": sorted({gpu["name"] for gpu in found["gpus"]})} if found["gpus"] else {}
+    return {"cpu": found["cpu"]["model"], "versions": found["versions"], **gpus}
 
 
 def _plan_of(folder: Path) -> Plan:

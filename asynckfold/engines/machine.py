@@ -20,8 +20,8 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -448,7 +448,9 @@ class GpuReading:
     reason: str = ""
 
 
-def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> GpuReading:
+def read_gpus(
+    nvml: Any, devices: str | Sequence[int], visible: str | None, own: Collection[int] = ()
+) -> GpuReading:
     """Read each GPU that torch would see; creates no CUDA context.
 
     One GPU that fails never hides the others.
@@ -461,6 +463,8 @@ def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> G
         Which to use, by torch's index.
     visible : str or None
         ``CUDA_VISIBLE_DEVICES``.
+    own : collection of int
+        Own processes, whose memory is told as ``Gpu.own``.
 
     Returns
     -------
@@ -483,7 +487,7 @@ def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> G
             reasons.append(f"GPU {index} is not there: {len(order)} visible")
             continue
         try:
-            found.append(_read_gpu(nvml, handles[order[index]], index))
+            found.append(_read_gpu(nvml, handles[order[index]], index, own))
             names.append(_text(nvml.nvmlDeviceGetName(handles[order[index]])))
         except (nvml.NVMLError, *_UNREADABLE) as error:
             reasons.append(f"GPU {index} cannot be read: {error}")
@@ -492,7 +496,7 @@ def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> G
     return GpuReading(tuple(found), tuple(names), "; ".join(reasons))
 
 
-def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
+def _read_gpu(nvml: Any, handle: Any, index: int, own: Collection[int]) -> Gpu:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     free, total = int(memory.free), int(memory.total)
     if not 0 <= free <= total:
@@ -501,7 +505,18 @@ def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
         use = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     except (nvml.NVMLError, *_UNREADABLE):
         use = 0.0  # some GPUs do not count it; memory decides
-    return Gpu(index, free, total, use if 0 <= use <= 1 else 0.0)
+    held = min(_held_by(nvml, handle, own), total - free) if own else 0
+    return Gpu(index, free, total, use if 0 <= use <= 1 else 0.0, held)
+
+
+def _held_by(nvml: Any, handle: Any, own: Collection[int]) -> int:
+    """Bytes of a GPU that own processes hold; 0 where it does not know them, as in a container."""
+    try:
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        sizes = [int(item.usedGpuMemory or 0) for item in running if item.pid in own]
+    except (nvml.NVMLError, *_UNREADABLE):
+        return 0
+    return sum(size for size in sizes if size > 0)
 
 
 def _none_visible(count: int, visible: str | None) -> str:
@@ -692,8 +707,8 @@ class Machine:
         chosen = self._choose(count, running, busy)
         idle = tuple(core for core in self._sampler.idlest if core in chosen and core not in busy)
         gpus = tuple(
-            Gpu(gpu.index, max(0, gpu.free - reserve_gpu_memory), gpu.total, gpu.use)
-            for gpu in self.gpus().gpus
+            replace(gpu, free=max(0, gpu.free - reserve_gpu_memory))
+            for gpu in self.gpus(own or {}).gpus
         )
         memory = self.free_memory(own or {})
         if self.max_memory is not None:
@@ -751,12 +766,12 @@ class Machine:
         # Unknown where it ended: then its memory is available by now.
         return _size(lambda: self._readers.private_memory(pid)) or 0
 
-    def gpus(self) -> GpuReading:
-        """Return the GPUs that may be used, and why there are none."""
+    def gpus(self, own: Collection[int] = ()) -> GpuReading:
+        """Return the GPUs that may be used, and why there are none; `own` are own processes."""
         if self._nvml is None:
             return GpuReading(reason=self._nvml_reason or "devices is 'cpu'")
         visible = self._host.environ.get("CUDA_VISIBLE_DEVICES")
-        return read_gpus(self._nvml, self._devices, visible)
+        return read_gpus(self._nvml, self._devices, visible, own)
 
     def limits(self, n_jobs: int | None = None) -> tuple[Limit, ...]:
         """Return every limit of the cores, what was asked for among them."""
