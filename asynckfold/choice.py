@@ -5,8 +5,9 @@
     asked a number ─────────────────────────────┐
     the run has a plan ─────────────────────────┤
     plan_from another run ──────────────────────┼──► Choice: threads, why, costs, prediction
-    else: rule ◄── flops                        │
-          └── long sweep: cache or probe ── decide
+    else: rule ◄── flops                        │             │
+          └── long sweep: cache or probe ── decide            ▼
+    GPUs: one job on each ◄── long sweep: cache or probe of one and of two at once
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from typing import Any
 
 from asynckfold import cache
 from asynckfold.costs import Cost, Timing, Work, gathered, work_of
-from asynckfold.decide import Decision, Model, Prediction, decide, predict, rule_cost
+from asynckfold.decide import (
+    Decision,
+    Model,
+    Prediction,
+    decide,
+    jobs_per_gpu,
+    predict,
+    rule_cost,
+)
 from asynckfold.errors import Problem, refuse
 from asynckfold.folds import Fold
 from asynckfold.messages import Facts
@@ -33,8 +42,23 @@ SETTING_SECONDS = 0.5
 """About what one model takes to be probed with one number of threads: 0.25 s of steps (see
 `training.probe`), and as much again for building, warming up and three evaluations."""
 
+GPU_STEP_SECONDS = 0.001
+"""What a step on a GPU is taken to last at least, to say whether a sweep is long enough for probes:
+some hundred kernels, each of which takes microseconds to launch."""
+
+GPU_START_SECONDS = 5.0
+"""About what two processes need to start on a GPU. They serve the sweep afterwards."""
+
+GPU_CONTEXT_BYTES = 1 << 29
+"""What a process holds of a GPU beside its tensors: its context and the code of its kernels."""
+
+BY_GPU = "the work is done by a GPU"
+"""Why a job has one thread."""
+
 Probe = Callable[[str, int, int], Sequence[Timing]]
-"""(model, threads, how many side by side) → what each of them found."""
+"""(model, threads, how many side by side) → what each of them found, fewer where fewer fitted.
+
+In a sweep on GPUs, side by side means on one GPU."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +81,8 @@ class Choice:
         Whether timings overturned the rule.
     failures : Mapping of str to str
         Traceback by model whose probe raised.
+    per_gpu : Mapping of str to int
+        By model, how many jobs share a GPU; empty without GPUs.
     """
 
     threads: Mapping[str, int]
@@ -66,6 +92,7 @@ class Choice:
     cores: int
     overturned: bool = False
     failures: Mapping[str, str] = field(default_factory=dict)
+    per_gpu: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON can hold."""
@@ -86,7 +113,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Workload:
-    """The jobs that a choice is made for, and what they run on.
+    """What a choice is made for.
 
     Parameters
     ----------
@@ -155,12 +182,14 @@ def chosen(
     probe: Probe | None,
     place: Path | None,
 ) -> Choice:
-    """Choose the threads of each model.
+    """Choose the threads of each model, and how many jobs share a GPU.
+
+    The latter touches no bit: no number that is asked for, and no other run, has a say in it.
 
     Parameters
     ----------
     workload : Workload
-        What it is made for.
+        The sweep.
     asked : int or None
         Threads that were asked for.
     before : Choice or None
@@ -177,6 +206,25 @@ def chosen(
     InputError
         The other run does not know a model, or has more threads than there are cores here.
     """
+    found = _with_threads(workload, asked, before, other, probe, place)
+    if workload.plan.device != "cuda":
+        return found
+    if before is not None:
+        kept = before.per_gpu.keys() & found.threads.keys()
+        per_gpu = {name: before.per_gpu[name] for name in sorted(kept)}
+        costs = {**found.costs, **{name: before.costs[name] for name in sorted(kept)}}
+        found = replace(found, per_gpu=per_gpu, costs=costs)
+    return _on_gpus(workload, found, probe, place)
+
+
+def _with_threads(
+    workload: Workload,
+    asked: int | None,
+    before: Choice | None,
+    other: Plan | None,
+    probe: Probe | None,
+    place: Path | None,
+) -> Choice:
     models = workload.models()
     names = [model.name for model in models]
     if workload.plan.params.processes > 1:
@@ -192,7 +240,7 @@ def chosen(
         threads = {name: other.threads_of(name) for name in names}
         return _fixed(workload, models, threads, "taken over from another run")
     if workload.plan.device == "cuda":
-        return _fixed(workload, models, dict.fromkeys(names, 1), "the work is done by a GPU")
+        return _fixed(workload, models, dict.fromkeys(names, 1), BY_GPU)
     measured, failures = _measured(workload, models, probe, place)
     return _choice(workload, models, decide(models, workload.cores, measured), measured, failures)
 
@@ -208,12 +256,71 @@ def _grown(
     added = [model for model in models if model.name not in before.threads]
     if not added:
         return before
-    measured, failures = _measured(workload, added, probe, place)
-    more = decide(added, workload.cores, measured)
+    measured: dict[str, Cost] = {}
+    failures: dict[str, str] = {}
+    if workload.plan.device == "cuda":
+        more = _asked(dict.fromkeys((model.name for model in added), 1), BY_GPU)
+    else:
+        measured, failures = _measured(workload, added, probe, place)
+        more = decide(added, workload.cores, measured)
     decision = Decision(
         {**before.threads, **more.threads}, {**before.why, **more.why}, more.overturned
     )
     return _choice(workload, models, decision, {**before.costs, **measured}, failures)
+
+
+def _on_gpus(workload: Workload, found: Choice, probe: Probe | None, place: Path | None) -> Choice:
+    """Complete a choice by how many jobs of each model share a GPU."""
+    models = [model for model in workload.models() if model.name not in found.per_gpu]
+    if not models:
+        return found
+    measured, failures = _measured_on_gpu(workload, models, probe, place)
+    per_gpu, why = dict(found.per_gpu), dict(found.why)
+    for name in (model.name for model in models):
+        text = "1 job on a GPU: " + ("its probe failed" if name in failures else "not probed")
+        per_gpu[name], text = jobs_per_gpu(measured[name]) if name in measured else (1, text)
+        why[name] += f"; {text}"
+    costs = {**found.costs, **measured}
+    known = [Model(item.name, item.jobs, costs[item.name]) for item in workload.models()]
+    return replace(
+        found,
+        why=why,
+        costs=costs,
+        per_gpu=per_gpu,
+        failures={**found.failures, **failures},
+        prediction=predict(known, found.threads, workload.cores, workload.gpus, per_gpu),
+    )
+
+
+def _measured_on_gpu(
+    workload: Workload, models: Sequence[Model], probe: Probe | None, place: Path | None
+) -> tuple[dict[str, Cost], dict[str, str]]:
+    """As `_measured`, one and two at once on a GPU."""
+    found: dict[str, Cost] = {}
+    failures: dict[str, str] = {}
+    steps = sum(work.steps for model in models for work in model.jobs)
+    most = GPU_START_SECONDS + 2 * len(models) * SETTING_SECONDS
+    if most > PROBE_SHARE * steps * GPU_STEP_SECONDS / max(1, workload.gpus):
+        return found, failures
+    for model in models:
+        key = workload.key(model.name)
+        cost = cache.recall(key, place)
+        if cost is None and probe is not None and model.name in workload.facts.flops:
+            alone = probe(model.name, 1, 1)
+            if failure := _failure({1: alone}):
+                failures[model.name] = failure
+                continue
+            if alone:
+                least = workload.facts.memory.get(model.name, 0)
+                made = gathered({1: alone}, workload.facts.flops[model.name])
+                made = replace(made, memory=max(made.memory, least))
+                pair = probe(model.name, 1, 2)
+                timed = len(pair) == 2 and not _failure({2: pair})
+                seconds = max(item.step_seconds for item in pair) if timed else 0.0
+                cost = cache.remember(key, replace(made, pair_seconds=seconds), place)
+        if cost is not None:
+            found[model.name] = cost
+    return found, failures
 
 
 def requests(choice: Choice, workload: Workload) -> dict[str, Request]:
@@ -223,8 +330,17 @@ def requests(choice: Choice, workload: Workload) -> dict[str, Request]:
     for job in workload.plan.jobs:
         cost = choice.costs[job.model].shared_by(params.processes)
         cores = choice.threads[job.model] * params.processes
-        seconds = cost.seconds(works[job.id], cores)
-        found[job.id] = Request(job.id, seconds, cores, cost.memory, gpu, trainer=params.trainer)
+        per_gpu = choice.per_gpu.get(job.model, 1)
+        found[job.id] = Request(
+            job.id,
+            cost.shared(per_gpu).seconds(works[job.id], cores),
+            cores,
+            cost.memory,
+            gpu,
+            gpu_memory=cost.gpu_memory + GPU_CONTEXT_BYTES if gpu and cost.gpu_memory else 0,
+            jobs_per_gpu=per_gpu,
+            trainer=params.trainer,
+        )
     return found
 
 
@@ -294,11 +410,16 @@ def _failure(timings: Mapping[int, Sequence[Timing]]) -> str:
 def _fixed(
     workload: Workload, models: Sequence[Model], threads: dict[str, int], why: str
 ) -> Choice:
+    return _choice(workload, models, _asked(threads, why), {}, {})
+
+
+def _asked(threads: dict[str, int], why: str) -> Decision:
+    """What nothing was compared for."""
     sentences = {
         name: f"{count} {'thread' if count == 1 else 'threads'}: {why}"
         for name, count in threads.items()
     }
-    return _choice(workload, models, Decision(threads, sentences), {}, {})
+    return Decision(threads, sentences)
 
 
 def _choice(

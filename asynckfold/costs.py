@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import median_low
 from typing import Any
@@ -74,6 +74,8 @@ class Cost:
         Floating-point operations of a training step, forward and backward.
     memory, gpu_memory : int
         Bytes of a job, beyond what its process has anyway.
+    pair_seconds : float
+        Seconds of a training step of each of two jobs on one GPU at once; 0 where not known.
 
     Examples
     --------
@@ -89,6 +91,7 @@ class Cost:
     flops: int = 0
     memory: int = 0
     gpu_memory: int = 0
+    pair_seconds: float = 0.0
 
     def seconds(self, work: Work, threads: int) -> float:
         """Return the seconds of a job."""
@@ -103,12 +106,10 @@ class Cost:
         if not 0 < step_seconds < math.inf:
             return self
         ratio = step_seconds / self.step_seconds[1]
-        return Cost(
-            {count: ratio * seconds for count, seconds in self.step_seconds.items()},
-            {count: ratio * seconds for count, seconds in self.eval_seconds.items()},
-            self.flops,
-            self.memory,
-            self.gpu_memory,
+        return replace(
+            self,
+            step_seconds={count: ratio * time for count, time in self.step_seconds.items()},
+            eval_seconds={count: ratio * time for count, time in self.eval_seconds.items()},
         )
 
     def shared_by(self, processes: int) -> Cost:
@@ -119,13 +120,16 @@ class Cost:
         if processes == 1:
             return self
         step, evaluation = at(self.step_seconds, 1), at(self.eval_seconds, 1)
-        return Cost(
-            {1: step, processes: step / processes},
-            {1: evaluation, processes: evaluation},
-            self.flops,
-            self.memory * processes,
-            self.gpu_memory,
+        return replace(
+            self,
+            step_seconds={1: step, processes: step / processes},
+            eval_seconds={1: evaluation, processes: evaluation},
+            memory=self.memory * processes,
         )
+
+    def shared(self, jobs: int) -> Cost:
+        """Return the cost of one of so many jobs on a GPU at once; what is not known, as alone."""
+        return self.scaled(self.pair_seconds) if jobs > 1 else self
 
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON can hold."""
@@ -145,16 +149,18 @@ class Cost:
                 {int(count): float(seconds) for count, seconds in raw[name].items()}
                 for name in ("step_seconds", "eval_seconds")
             )
-            bytes_and_flops = [int(raw[name]) for name in ("flops", "memory", "gpu_memory")]
+            flops, memory, gpu = (int(raw[name]) for name in ("flops", "memory", "gpu_memory"))
+            pair = float(raw.get("pair_seconds", 0.0))
         except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
             raise ValueError(f"no cost of a model: {error!r}") from error
         known = 1 in steps and steps.keys() == evaluations.keys() and min(steps) >= 1
         times = [*steps.values(), *evaluations.values()]
-        if not known or not all(0 < seconds < math.inf for seconds in times):
+        sound = all(0 < seconds < math.inf for seconds in times) and 0 <= pair < math.inf
+        if not known or not sound:
             raise ValueError("no cost of a model: its seconds make no sense")
-        if min(bytes_and_flops) < 0:
+        if min(flops, memory, gpu) < 0:
             raise ValueError("no cost of a model: negative bytes or operations")
-        return cls(steps, evaluations, *bytes_and_flops)
+        return cls(steps, evaluations, flops, memory, gpu, pair)
 
 
 def at(seconds: Mapping[int, float], threads: int) -> float:

@@ -210,14 +210,48 @@ against 134 ms per step
     return _told(timed, fastest, measure)
 
 
+def jobs_per_gpu(cost: Cost) -> tuple[int, str]:
+    """Return how many jobs of a model share a GPU, and why.
+
+    One after another is the rule: processes take turns on a GPU, and several on one were measured
+    slower. Two share it where a probe says that they take `OVERTURN` times as many steps together.
+
+    Parameters
+    ----------
+    cost : Cost
+        As a probe measured it, alone and two side by side.
+
+    Examples
+    --------
+    >>> jobs_per_gpu(Cost({1: 0.004}, {1: 0.001}, pair_seconds=0.005))
+    (2, '2 jobs on a GPU beat 1: 2.5 ms against 4 ms per step')
+    >>> jobs_per_gpu(Cost({1: 0.004}, {1: 0.001}, pair_seconds=0.007))
+    (1, '1 job on a GPU: 4 ms per step, 3.5 ms with 2, and less than 1.3 times faster is no gain')
+    """
+    if not cost.pair_seconds:
+        return 1, "1 job on a GPU: 2 at once could not be timed"
+    alone, shared = cost.step_seconds[1], cost.pair_seconds / 2
+    one, two = f"{1000 * alone:.3g} ms", f"{1000 * shared:.3g} ms"
+    if alone >= OVERTURN * shared:
+        return 2, f"2 jobs on a GPU beat 1: {two} against {one} per step"
+    return 1, (
+        f"1 job on a GPU: {one} per step, {two} with 2, and less than {OVERTURN} times faster is "
+        "no gain"
+    )
+
+
 def predict(
-    models: Sequence[Model], threads: Mapping[str, int], cores: int, gpus: int = 0
+    models: Sequence[Model],
+    threads: Mapping[str, int],
+    cores: int,
+    gpus: int = 0,
+    per_gpu: Mapping[str, int] | None = None,
 ) -> Prediction:
     """Return what the sweep takes with these threads, and the least it could take.
 
-    With `gpus`, each job needs one of them for itself.
+    With `gpus`, each job needs one of them, for itself or with as many others as `per_gpu` says.
     """
-    ways = _Ways(models, cores, gpus)
+    ways = _Ways(models, cores, gpus, per_gpu)
     counts = tuple(threads[name] for name in ways.names)
     return Prediction.of(ways.simulation(counts))
 
@@ -229,10 +263,16 @@ _Counts = tuple[int, ...]
 class _Ways:
     """The ways to give threads to models, and what the sweep takes with each."""
 
-    def __init__(self, models: Sequence[Model], cores: int, gpus: int = 0) -> None:
+    def __init__(
+        self,
+        models: Sequence[Model],
+        cores: int,
+        gpus: int = 0,
+        per_gpu: Mapping[str, int] | None = None,
+    ) -> None:
         self.models = sorted(models, key=lambda model: model.name)
         self.names = [model.name for model in self.models]
-        self.cores, self.gpus = cores, gpus
+        self.cores, self.gpus, self.per_gpu = cores, gpus, per_gpu or {}
         # A way is asked for several times: by the choice, and by the sentences about it.
         self.simulation: Callable[[_Counts], Simulation] = cache(self._simulate)
 
@@ -279,9 +319,10 @@ class _Ways:
         requests = [
             Request(
                 f"{model.name}/{number:06}",
-                model.cost.seconds(work, count),
+                model.cost.shared(self.per_gpu.get(model.name, 1)).seconds(work, count),
                 count,
                 gpu=self.gpus > 0,
+                jobs_per_gpu=self.per_gpu.get(model.name, 1),
             )
             for model, count in zip(self.models, counts, strict=True)
             for number, work in enumerate(sorted(model.jobs, key=_size))

@@ -216,7 +216,14 @@ class Planner:
         """Choose the threads of each model; a run that has a plan keeps its own."""
         with make(bundle) as engine:
             prober = (
-                Prober(engine, bundle.plan, work.facts.memory, self.signals, make.max_wait)
+                Prober(
+                    engine,
+                    bundle.plan,
+                    work.facts.memory,
+                    self.signals,
+                    make.max_wait,
+                    make.inbox,
+                )
                 if make.pool
                 else None
             )
@@ -420,7 +427,8 @@ def _process_problems(draft: Plan, data: Prepared) -> Iterator[Problem]:
 def _identity(machine: Machine) -> dict[str, Any]:
     """What seconds depend on besides the sweep."""
     found = machine.describe()
-    return {"cpu": found["cpu"]["model"], "versions": found["versions"]}
+    gpus = {"gpus": sorted({gpu["name"] for gpu in found["gpus"]})} if found["gpus"] else {}
+    return {"cpu": found["cpu"]["model"], "versions": found["versions"], **gpus}
 
 
 def _plan_of(folder: Path) -> Plan:

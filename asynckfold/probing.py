@@ -1,18 +1,29 @@
-"""Probes as the sweep's own placements: so many side by side, each on cores of its own."""
+"""Probes as the sweep's own placements: so many side by side, each on cores of its own.
+
+On a GPU, all of them on one. Its first step takes seconds, in which nothing would be side by side:
+each pauses after it until all have come so far, and then they go on together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import queue
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from asynckfold.costs import Timing
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.interruption import Interruption
-from asynckfold.placement import Placement
+from asynckfold.messages import Started
+from asynckfold.placement import Load, Placement
 from asynckfold.plan import Plan
-from asynckfold.sweep import TICK_SECONDS, room
+from asynckfold.sweep import TICK_SECONDS, Inbox, room
+
+MEETING_SECONDS = 60.0
+"""How long probes on a GPU wait for each other: to open a GPU takes seconds, and further ones to
+compile kernels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +42,8 @@ class Prober:
         Looked at meanwhile.
     max_wait : float or None
         Seconds to wait where nothing may start.
+    inbox : queue
+        Where the engine's news arrive.
     """
 
     engine: Engine
@@ -38,23 +51,64 @@ class Prober:
     memory: Mapping[str, int]
     signals: Interruption
     max_wait: float | None = None
+    inbox: Inbox = field(default_factory=queue.SimpleQueue)
 
     def __call__(self, model: str, threads: int, copies: int) -> list[Timing]:
-        """Probe a model with `threads`, up to `copies` times at once; idle cores come first."""
+        """Probe a model with `threads`, up to `copies` times at once; idle cores come first.
+
+        Fewer timings than copies where fewer fitted; none where the GPU is gone.
+        """
         job = next(job for job in self.plan.jobs if job.model == model)
         load = room(self.engine, self.max_wait, self.signals)
+        on_gpu = self.plan.device == "cuda"
+        if on_gpu and not load.gpus:
+            return []
         order = (*load.idle, *(core for core in load.cores if core not in load.idle))
         fitting = load.free_memory // max(1, self.memory.get(model, 0))
         count = max(1, min(copies, len(order) // threads, fitting))
+        gpu = _emptiest(load) if on_gpu else None
         placements = [
-            Placement((job.id,), order[start : start + threads], threads, trainer="probe")
+            Placement((job.id,), order[start : start + threads], threads, gpu, trainer="probe")
             for start in range(0, count * threads, threads)
         ]
         futures = [self.engine.submit(placement, []) for placement in placements]
+        met = not on_gpu or count == 1 or self._meet(futures, placements)
         while wait(futures, timeout=TICK_SECONDS).not_done:
             self.signals.check()
             self.engine.load(placements)
-        return [_timing(future) for future in futures]
+        timings = [_timing(future) for future in futures]
+        # Those that did not meet were not side by side.
+        return timings if met else timings[:1]
+
+    def _meet(self, futures: Sequence[Future[Answer]], placements: Sequence[Placement]) -> bool:
+        """Let probes wait for each other after their first step; return whether all came."""
+        for future in futures:
+            self.engine.shift(future, ())
+        here: set[int] = set()
+        others = []
+        end = time.monotonic() + MEETING_SECONDS
+        while len(here) < len(futures) and time.monotonic() < end:
+            if any(future.done() for future in futures):
+                break
+            self.signals.check()
+            self.engine.load(placements)
+            try:
+                news = self.inbox.get(timeout=TICK_SECONDS)
+            except queue.Empty:
+                continue
+            if isinstance(news, Started):
+                here.add(news.pid)
+            else:
+                others.append(news)
+        for news in others:
+            self.inbox.put(news)
+        for future, placement in zip(futures, placements, strict=True):
+            self.engine.shift(future, placement.cores)
+        return len(here) == len(futures)
+
+
+def _emptiest(load: Load) -> int:
+    return max(load.gpus, key=lambda gpu: gpu.free + gpu.own).index
 
 
 def _timing(future: Future[Answer]) -> Timing:

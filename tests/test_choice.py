@@ -121,7 +121,7 @@ def test_another_run_must_know_the_models_and_fit_the_cores() -> None:
 
 def test_on_a_gpu_one_thread_is_enough() -> None:
     probe = Fake()
-    assert choose(workload(1000, device="cuda"), None, probe).threads == {"M": 1}
+    assert choose(workload(10, device="cuda"), None, probe).threads == {"M": 1}
     assert not probe.asked
 
 

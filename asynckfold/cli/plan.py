@@ -85,6 +85,7 @@ def _numbers(found: Forecast, elastic: bool) -> dict[str, Any]:
         "threads": dict(choice.threads),
         "why": dict(choice.why),
         "overturned": choice.overturned,
+        "jobs_per_gpu": dict(choice.per_gpu),
         "costs": {name: cost.to_dict() for name, cost in choice.costs.items()},
         "allotted_cores": choice.cores,
         "prediction": asdict(choice.prediction),

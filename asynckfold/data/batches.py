@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,25 +15,39 @@ from asynckfold.data.shared import ArraySpec
 from asynckfold.folds import Indices
 from asynckfold.transforms import Array, Draw, Step, View, apply, generators_kept, seed_generators
 
+_CPU = torch.device("cpu")
+
 
 class _ViewBatches(Protocol):
+    @property
+    def arrays(self) -> tuple[Tensor, ...]: ...
+
     def gather(self, rows: Tensor, draw: Draw) -> Tensor: ...
 
-    def to(self, device: torch.device) -> _ViewBatches: ...
+    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _ViewBatches: ...
 
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """A view of a stored array."""
+    """A view of a stored array, which resides on the device or else stays where it is."""
 
     array: Tensor
     view: View
+    device: torch.device = _CPU
+
+    @property
+    def arrays(self) -> tuple[Tensor, ...]:
+        return (self.array,)
 
     def gather(self, rows: Tensor, draw: Draw) -> Tensor:
-        return self.view(self.array.index_select(0, rows), draw)
+        if self.array.device == self.device:
+            return self.view(self.array.index_select(0, rows), draw)
+        # Moved before its steps, so that a batch has the same bits wherever the array is.
+        batch = self.array.index_select(0, torch.from_numpy(draw.indices))
+        return self.view(batch.to(self.device), draw)
 
-    def to(self, device: torch.device) -> _Held:
-        return _Held(self.array.to(device), self.view)
+    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Held:
+        return _Held(moved.get(id(self.array), self.array), self.view, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +56,11 @@ class _Read:
 
     source: Opened
     steps: tuple[Step, ...]
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device: torch.device = _CPU
+
+    @property
+    def arrays(self) -> tuple[Tensor, ...]:
+        return ()
 
     def gather(self, rows: Tensor, draw: Draw) -> Tensor:
         samples = []
@@ -54,7 +72,7 @@ class _Read:
         batch: Tensor = default_collate(samples)
         return batch.to(self.device)
 
-    def to(self, device: torch.device) -> _Read:
+    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Read:
         return replace(self, device=device)
 
 
@@ -111,10 +129,25 @@ class Batches:
         held = _Held(inputs, View((), None, (), ()))
         return Batches(self.targets, held, held)
 
-    def to(self, device: torch.device | str) -> Batches:
-        """Return the same batches from arrays that reside on a device."""
+    def to(self, device: torch.device | str, room: int | None = None) -> Batches:
+        """Return the same batches on a device.
+
+        Parameters
+        ----------
+        device : torch.device or str
+            Where batches are wanted.
+        room : int or None
+            Bytes that arrays of inputs may take there; None: any. Where they do not fit, they stay
+            where they are, and each batch is moved.
+        """
         place = torch.device(device)
-        return Batches(self.targets.to(place), self._train.to(place), self._eval.to(place))
+        views = self._train, self._eval
+        # Both views of an array that both are stored in: it is moved once.
+        arrays = {id(array): array for view in views for array in view.arrays}
+        size = sum(array.nbytes for array in arrays.values() if array.device != place)
+        fits = room is None or size <= room
+        moved = {key: array.to(place) for key, array in arrays.items()} if fits else {}
+        return Batches(self.targets.to(place), *(view.to(place, moved) for view in views))
 
     def _gather(
         self, view: _ViewBatches, indices: Indices | Tensor, seed: int, epoch: int

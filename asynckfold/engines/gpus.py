@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,9 @@ class GpuReading:
     reason: str = ""
 
 
-def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> GpuReading:
+def read_gpus(
+    nvml: Any, devices: str | Sequence[int], visible: str | None, own: Collection[int] = ()
+) -> GpuReading:
     """Read each GPU that torch would see; creates no CUDA context.
 
     One GPU that fails never hides the others.
@@ -46,6 +48,8 @@ def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> G
         Which to use, by torch's index.
     visible : str or None
         ``CUDA_VISIBLE_DEVICES``.
+    own : collection of int
+        Own processes, whose memory is told as ``Gpu.own``.
 
     Returns
     -------
@@ -68,7 +72,7 @@ def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> G
             reasons.append(f"GPU {index} is not there: {len(order)} visible")
             continue
         try:
-            found.append(_read_gpu(nvml, handles[order[index]], index))
+            found.append(_read_gpu(nvml, handles[order[index]], index, own))
             names.append(_text(nvml.nvmlDeviceGetName(handles[order[index]])))
         except (nvml.NVMLError, *UNREADABLE) as error:
             reasons.append(f"GPU {index} cannot be read: {error}")
@@ -77,7 +81,7 @@ def read_gpus(nvml: Any, devices: str | Sequence[int], visible: str | None) -> G
     return GpuReading(tuple(found), tuple(names), "; ".join(reasons))
 
 
-def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
+def _read_gpu(nvml: Any, handle: Any, index: int, own: Collection[int]) -> Gpu:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     free, total = int(memory.free), int(memory.total)
     if not 0 <= free <= total:
@@ -86,7 +90,18 @@ def _read_gpu(nvml: Any, handle: Any, index: int) -> Gpu:
         use = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     except (nvml.NVMLError, *UNREADABLE):
         use = 0.0  # some GPUs do not count it; memory decides
-    return Gpu(index, free, total, use if 0 <= use <= 1 else 0.0)
+    held = min(_held_by(nvml, handle, own), total - free) if own else 0
+    return Gpu(index, free, total, use if 0 <= use <= 1 else 0.0, held)
+
+
+def _held_by(nvml: Any, handle: Any, own: Collection[int]) -> int:
+    """Bytes of a GPU that own processes hold; 0 where it does not know them, as in a container."""
+    try:
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        sizes = [int(item.usedGpuMemory or 0) for item in running if item.pid in own]
+    except (nvml.NVMLError, *UNREADABLE):
+        return 0
+    return sum(size for size in sizes if size > 0)
 
 
 def _none_visible(count: int, visible: str | None) -> str:

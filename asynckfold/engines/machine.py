@@ -20,7 +20,8 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -37,7 +38,7 @@ from asynckfold.engines.readers import UNREADABLE, Readers
 from asynckfold.engines.sampler import WINDOW_SECONDS, LoadSampler
 from asynckfold.engines.steady import Mind, reconsider
 from asynckfold.errors import Problem, refuse
-from asynckfold.placement import Gpu, Load, Placement
+from asynckfold.placement import Load, Placement
 from asynckfold.sizes import gibibytes
 
 
@@ -187,8 +188,8 @@ class Machine:
         chosen = self._choose(count, running, busy)
         idle = tuple(core for core in self._sampler.idlest if core in chosen and core not in busy)
         gpus = tuple(
-            Gpu(gpu.index, max(0, gpu.free - reserve_gpu_memory), gpu.total, gpu.use)
-            for gpu in self.gpus().gpus
+            replace(gpu, free=max(0, gpu.free - reserve_gpu_memory))
+            for gpu in self.gpus(own or {}).gpus
         )
         available = self._available_memory()
         memory = self._free_memory(available, own or {})
@@ -249,12 +250,12 @@ class Machine:
         # Unknown where it ended: then its memory is available by now.
         return _size(lambda: self._readers.private_memory(pid)) or 0
 
-    def gpus(self) -> GpuReading:
-        """Return the GPUs that may be used, and why there are none."""
+    def gpus(self, own: Collection[int] = ()) -> GpuReading:
+        """Return the GPUs that may be used, and why there are none; `own` are own processes."""
         if self._nvml is None:
             return GpuReading(reason=self._nvml_reason or "devices is 'cpu'")
         visible = self._host.environ.get("CUDA_VISIBLE_DEVICES")
-        return read_gpus(self._nvml, self._devices, visible)
+        return read_gpus(self._nvml, self._devices, visible, own)
 
     def limits(self, n_jobs: int | None = None) -> tuple[Limit, ...]:
         """Return every limit of the cores, what was asked for among them."""

@@ -362,7 +362,7 @@ def build(
     jobs = [by_id[name] for name in ids]
     begun = [loop.begun(bundle, job, device) for job in jobs]
     seen = {
-        fold.key: loop.fitted(data, bundle.recipe.preprocess, fold.train).to(device)
+        fold.key: loop.moved(loop.fitted(data, bundle.recipe.preprocess, fold.train), device)
         for fold in {bundle.fold_of(job).key: bundle.fold_of(job) for job in jobs}.values()
     }
     divided = [

@@ -43,6 +43,10 @@ _PLACE = "__asynckfold_place__"
 NEWS_SECONDS = 0.2
 """Between two pieces of news of one job: a display needs no more."""
 
+RESIDENT_SHARE = 0.5
+"""Of the free memory of a GPU, what inputs may take to reside there: the rest is for the model, its
+gradients and activations, and for another job. No bit depends on where they are."""
+
 Report = Callable[[News], None]
 
 
@@ -342,7 +346,7 @@ def train(
     task : Task
         The job, and where earlier attempts got to.
     data : Batches
-        The samples, already on `device`.
+        The samples, wherever they are.
     device : torch.device
         Where to train.
     report : callable
@@ -413,7 +417,7 @@ def build(
         criterion,
         optimizer,
         schedule,
-        fitted(data, recipe.preprocess, fold.train).to(device),
+        moved(fitted(data, recipe.preprocess, fold.train), device),
         train_part,
         list(batch_bounds(len(train_part), plan.batch_size, model)),
         steer,
@@ -480,6 +484,14 @@ def fitted(data: Batches, preprocess: Any, train: Indices) -> Batches:
     targets = data.targets.cpu().numpy()
     changed = clone(preprocess).fit(flat[train], targets[train]).transform(flat)
     return data.with_inputs(torch.from_numpy(np.ascontiguousarray(changed, dtype=np.float32)))
+
+
+def moved(data: Batches, device: torch.device) -> Batches:
+    """Return the data on the device: inputs reside there where they fit, see `RESIDENT_SHARE`."""
+    if device.type != "cuda":
+        return data.to(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    return data.to(device, int(RESIDENT_SHARE * free))
 
 
 def _restore(training: Training, report: Report) -> None:

@@ -1,11 +1,14 @@
 """A probe: some real steps of one model, timed, in a worker as its jobs will be.
 
 It runs on the cores and with the threads of its placement; the sweep starts as many side by side as
-jobs would be. Nothing of it stays: the model is built for it, and every job seeds its generators.
+jobs would be. Those that share a GPU, where a first step takes seconds, are asked to pause before
+they begin, and wait after their first step until all have come so far. Nothing of a probe stays:
+the model is built for it, and every job seeds its generators.
 """
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,7 +20,7 @@ import torch
 from asynckfold import proc
 from asynckfold.costs import Timing
 from asynckfold.data import Batches
-from asynckfold.messages import Task
+from asynckfold.messages import News, Started, Task
 from asynckfold.plan import Job
 from asynckfold.pulse import Pulse
 from asynckfold.training import loop
@@ -30,7 +33,15 @@ LONG_SECONDS = 1.0
 """A call that takes longer is not repeated: its warming up is a small part of it."""
 
 
-def measure(bundle: Bundle, job: Job, data: Batches, device: torch.device) -> Timing:
+def measure(
+    bundle: Bundle,
+    job: Job,
+    data: Batches,
+    device: torch.device,
+    report: Callable[[News], None],
+    stop: Callable[[], bool],
+    pulse: Pulse,
+) -> Timing:
     """Time training steps and an evaluation batch of a job.
 
     Parameters
@@ -43,33 +54,50 @@ def measure(bundle: Bundle, job: Job, data: Batches, device: torch.device) -> Ti
         The samples.
     device : torch.device
         Where the job would train.
+    report : callable
+        Hears `Started` of attempt 0 from a probe that waits for others.
+    stop : callable
+        Returns when no pause is asked for any more.
+    pulse : Pulse
+        Says whether one is.
 
     Returns
     -------
     Timing
         With the traceback where the user's code raised: its jobs will raise it, too.
     """
+
+    def meet() -> bool:
+        if not pulse.asked:
+            return False
+        report(Started(job.id, 0, os.getpid()))
+        stop()
+        return True
+
     try:
-        return _timing(bundle, job, data.to(device), device)
+        return _timing(bundle, job, data, device, meet)
     except (Exception, SystemExit):  # noqa: BLE001
         return Timing(failure=traceback.format_exc())
 
 
-def _timing(bundle: Bundle, job: Job, data: Batches, device: torch.device) -> Timing:
+def _timing(
+    bundle: Bundle, job: Job, data: Batches, device: torch.device, meet: Callable[[], bool]
+) -> Timing:
     proc.reset_peak_memory()
     before = proc.peak_memory()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with NoLog() as log:
         training = loop.build(bundle, Task(job), data, device, log, Pulse())
-        step = _seconds(_steps(training), device, PROBE_SECONDS)
+        step = _seconds(_steps(training), device, PROBE_SECONDS, meet)
         valid = training.valid[: bundle.plan.params.eval_batch_size]
         evaluation = _seconds(cycle([lambda: loop.evaluate(training, valid)]), device, 0.0)
     return Timing(
         step,
         evaluation,
         max(0, proc.peak_memory() - before),
-        torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
+        # With what the allocator holds beside its tensors: others cannot use that either.
+        torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0,
     )
 
 
@@ -85,14 +113,21 @@ def _steps(training: loop.Training) -> Iterator[Callable[[], object]]:
         yield lambda low=low, high=high: step(low, high)  # type: ignore[misc]
 
 
-def _seconds(calls: Iterator[Callable[[], object]], device: torch.device, least: float) -> float:
+def _seconds(
+    calls: Iterator[Callable[[], object]],
+    device: torch.device,
+    least: float,
+    meet: Callable[[], bool] = lambda: False,
+) -> float:
     """Median seconds of at least two calls, for at least so many seconds; another warms up first.
 
-    A first call that takes long is the only one.
+    A first call that takes long is the only one, unless it then met others that do the same.
     """
     started = time.perf_counter()
     first = _timed(next(calls), device)
-    if first > LONG_SECONDS:
+    if meet():
+        started = time.perf_counter()
+    elif first > LONG_SECONDS:
         return first
     seconds = [_timed(next(calls), device) for _ in range(2)]
     while time.perf_counter() - started < least:

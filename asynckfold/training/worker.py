@@ -92,7 +92,7 @@ def execute(
             if placement.trainer == "probe":
                 wanted = placement.jobs[0]
                 job = next(job for job in bundle.plan.jobs if job.id == wanted)
-                return [probe.measure(bundle, job, data, device)]
+                return [probe.measure(bundle, job, data, device, report, stop, pulse)]
             if placement.trainer == "fused":
                 return _train_group(bundle, data, tasks, device, report, stop, pulse)
             if placement.trainer == "hogwild":
@@ -109,7 +109,11 @@ def _device(gpu: int | None) -> Iterator[torch.device]:
         return
     torch.cuda.init()  # type: ignore[no-untyped-call]
     with torch.cuda.device(gpu):
-        yield torch.device("cuda", gpu)
+        try:
+            yield torch.device("cuda", gpu)
+        finally:
+            # What this process keeps for a next job, others on the GPU cannot use.
+            torch.cuda.empty_cache()
 
 
 def _train(
@@ -122,7 +126,7 @@ def _train(
     pulse: Pulse,
 ) -> Result | Setback | None:
     def work() -> list[Any]:
-        return [loop.train(bundle, task, data.to(device), device, report, stop, pulse)]
+        return [loop.train(bundle, task, data, device, report, stop, pulse)]
 
     found: Result | Setback | None = _attempted(bundle, [task], work)[0]
     return found
@@ -162,7 +166,7 @@ def _train_group(
         report(news)
 
     def work() -> list[Any]:
-        return list(fused.train(bundle, tasks, data.to(device), device, tell, stop, pulse))
+        return list(fused.train(bundle, tasks, data, device, tell, stop, pulse))
 
     found = _attempted(bundle, tasks, work)
     return [ended.get(task.job.id, item) for task, item in zip(tasks, found, strict=True)]

@@ -6,7 +6,7 @@ import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -68,6 +68,29 @@ def test_gpus_have_free_memory_and_use(tmp_path: Path) -> None:
     expected = (Gpu(0, 1, 10, 0.0), Gpu(1, 2, 10, 0.5), Gpu(2, 3, 10, 0.0))
     assert gpu_machine(tmp_path, THREE).load().gpus == expected
     assert gpu_machine(tmp_path, THREE).load(reserve_gpu_memory=2).gpus[2].free == 1
+
+
+class Crowded(FakeNvml):
+    """Its first GPU is held by processes with these bytes; the second does not know by whom."""
+
+    holders: ClassVar[list[tuple[int, Any]]] = [(7, 3), (8, 2), (9, None), (10, -5)]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
+        if handle:
+            raise FakeNvmlError("Not Supported")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.holders]
+
+
+def test_what_own_processes_hold_of_a_gpu_is_known_where_nvml_says_so(tmp_path: Path) -> None:
+    found = gpu_machine(tmp_path, Crowded((4, 10, 0), (4, 10, 0)))
+    own: dict[int, tuple[int, ...]] = {7: (), 9: (), 10: ()}
+    assert [(gpu.free, gpu.own) for gpu in found.load(own=own).gpus] == [(4, 3), (4, 0)]
+    assert [gpu.own for gpu in found.load().gpus] == [0, 0]
+    # Never more than is taken at all.
+    full = gpu_machine(tmp_path, Crowded((9, 10, 0)))
+    assert [gpu.own for gpu in full.load(own=own).gpus] == [1]
+    # Without the call, as in an old NVML.
+    assert [gpu.own for gpu in gpu_machine(tmp_path, THREE).load(own=own).gpus] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
