@@ -149,7 +149,9 @@ def keep_freed_memory() -> bool:
     """Let malloc reuse what is freed instead of returning it to the kernel; before any thread.
 
     By default glibc maps each larger block anew, and every step of a training pays for the kernel
-    to clear the pages of its activations. What is kept is given back by `reset_peak_memory`.
+    to clear the pages of its activations: 1,440 a step for five LeNets on 32×3×32×32 (1 core of an
+    AMD EPYC), which then took 7.5 ms a job instead of 5.9. Small models do not change. What is kept
+    is given back by `reset_peak_memory`.
 
     Returns
     -------

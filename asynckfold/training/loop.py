@@ -36,6 +36,7 @@ from asynckfold.result import DIVERGED, DONE, Epoch, Result
 from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint, lr_schedules, saving, seeding
 from asynckfold.training.bundle import Bundle, JobLog, job_folder
+from asynckfold.training.kernels import with_fused_kernel
 
 _PLACE = "__asynckfold_place__"
 """The attribute of an exception that says where it was raised."""
@@ -434,7 +435,7 @@ def begun(
     """Seed everything, and return the model and the optimizer of a job."""
     seeding.seed_all(job.seed)
     model = bundle.recipe.models[job.model]().to(device)
-    return model, bundle.recipe.opt_fn(model)
+    return model, with_fused_kernel(bundle.recipe.opt_fn, model)
 
 
 def schedule_of(

