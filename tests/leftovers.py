@@ -33,14 +33,14 @@ SERVER = "kfold-server"
 
 
 def descendants(pid: int | None = None) -> set[int]:
-    """Return all living processes below `pid`, this one by default."""
+    """Return all living processes below `pid`, this one by default, without the `helpers`."""
     parents = {child: stat[1] for child in processes() if (stat := _stat(child)) and stat[0] != "Z"}
     found: set[int] = set()
     grown = {pid or os.getpid()}
     while grown:
         grown = {child for child, parent in parents.items() if parent in grown} - found
         found |= grown
-    return found
+    return found - helpers
 
 
 def processes() -> set[int]:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from tests.leftovers import MARK, PROC, alive, described, marked, processes
+from tests.leftovers import MARK, PROC, alive, described, helpers, marked, processes
 
 WAIT_SECONDS = 0.3
 
@@ -19,7 +19,8 @@ def show(mark: str = MARK) -> None:
     A Python process with ``PYTHONFAULTHANDLER`` in its environment writes its stacks when it is
     aborted. Where it writes them may be a pipe that nobody reads any more, so it is read from here.
     """
-    family = {pid for pid in processes() - {os.getpid()} if marked(pid, mark) and alive(pid)}
+    others = processes() - {os.getpid()} - helpers
+    family = {pid for pid in others if marked(pid, mark) and alive(pid)}
     print(f"\n{len(family)} processes still run", file=sys.stderr)
     for line in described(family):
         print(line, file=sys.stderr)
