@@ -6,6 +6,8 @@
     something could start on a lent core ───────► given back after the batch, then it starts there
     others came to a core of the job ───────────► given back after the batch
 
+    the job is slower with it ──────────────────► given back, and it takes none again
+
 A job never has fewer threads than it is planned with, and none takes a core from another. What is
 decided here settles: on the same load nothing more changes.
 """
@@ -35,13 +37,49 @@ class Elastic:
     steps : sequence of float
         Seconds of a step with 1, 2, … threads, up to the most that it may have.
     settled : bool
-        Whether it is not to grow now: it gave cores back too often lately.
+        Whether it is not to grow now: it gave cores back too often lately, say.
+    slower : bool
+        Whether its batches take longer with the lent cores than they took without, or did once.
     """
 
     cores: tuple[int, ...]
     threads: int
     steps: Sequence[float]
     settled: bool = False
+    slower: bool = False
+
+
+PACE_SECONDS = 1.0
+"""How long a job is watched with a number of threads before its pace is known."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a job is with one number of threads: when it had how many batches behind it.
+
+    Parameters
+    ----------
+    since, until : float
+        Seconds of a monotonic clock: when that was seen first and last.
+    first, last : int
+        Batches that were behind it then.
+
+    Examples
+    --------
+    >>> Pace(1.0, 3.0, 10, 14).seconds, Pace(1.0, 1.5, 10, 11).seconds
+    (0.5, None)
+    """
+
+    since: float
+    until: float
+    first: int
+    last: int
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of a batch; None as long as it is not known."""
+        count, passed = self.last - self.first, self.until - self.since
+        return passed / count if count > 0 and passed >= PACE_SECONDS else None
 
 
 def steps_of(cost: Cost, cores: int) -> tuple[float, ...]:
@@ -111,17 +149,21 @@ def stretched(
     back = {
         key: _kept(job, good)
         for key, job in running.items()
-        if len(job.cores) > job.threads and not good.issuperset(job.cores)
+        if len(job.cores) > job.threads and (job.slower or not good.issuperset(job.cores))
     }
-    calm = {
-        key: job for key, job in running.items() if good.issuperset(job.cores) and not job.settled
-    }
+    calm = {key: job for key, job in running.items() if key not in back and _may_grow(job, good)}
     return back | _shared(calm, [core for core in free if core in good])
+
+
+def _may_grow(job: Elastic, good: Collection[int]) -> bool:
+    return not (job.settled or job.slower) and {*job.cores} <= {*good}
 
 
 def _kept(job: Elastic, good: Collection[int]) -> tuple[int, ...]:
     """The cores with which a job goes on that gives some back."""
     order = sorted(job.cores, key=lambda core: core not in good)
+    if job.slower:
+        return tuple(order[: job.threads])
     count = worth(job.steps, job.threads, sum(core in good for core in order))
     return tuple(order[: max(job.threads, count)])
 

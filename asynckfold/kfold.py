@@ -129,9 +129,9 @@ class AsyncKFold:
         pauses between two batches while another job goes on. One job always runs.
     elastic : bool
         Let running jobs take cores that became free, and that no pending job can use, and give them
-        back: both between two batches, and only where the costs of the plan say that a step becomes
-        faster. Since threads change bits, status, report and comparison of such a run say that the
-        same bits are not promised.
+        back: both between two batches, only where the costs of the plan say that a step becomes
+        faster, and only as long as batches do not become slower. Since threads change bits, status,
+        report and comparison of such a run say that the same bits are not promised.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
 

@@ -60,6 +60,8 @@ class Load:
         Cores' worth of use by this run.
     blocked : str
         Why nothing may start now, not even the one job that always runs; empty where it may.
+    others : tuple of int
+        Cores that others use, also where the run takes its number of cores whoever is there.
     """
 
     cores: tuple[int, ...]
@@ -69,6 +71,7 @@ class Load:
     use: tuple[float, ...] = ()
     own: float = 0.0
     blocked: str = ""
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

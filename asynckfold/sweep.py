@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
 
-from asynckfold.elastic import Elastic, stretched
+from asynckfold.elastic import Elastic, Pace, stretched
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.engines.steady import MOST_CHANGES, WINDOW_SECONDS
 from asynckfold.errors import (
@@ -41,6 +41,7 @@ from asynckfold.messages import (
     EpochEnded,
     JobEnded,
     News,
+    Progress,
     Remark,
     Resized,
     Setback,
@@ -98,7 +99,9 @@ class _Start:
     It can be moved once a worker has it in hand: that pins itself before it says so. Beyond the
     cores of its placement it may hold some that are lent to it, until its worker has given them
     back and goes on with those that it keeps; `given_back` says when that was asked for lately, and
-    `asks` how often its worker was asked for another number of threads.
+    `asks` how often its worker was asked for another number of threads. `pace` is that of its job
+    since the last change of threads, by the news of `paced`; `before`, seconds of a batch until
+    then. It grows no more once it was slower with what was lent.
     """
 
     placement: Placement
@@ -111,6 +114,15 @@ class _Start:
     keeps: tuple[int, ...] = ()
     given_back: tuple[float, ...] = ()
     asks: int = 0
+    pace: Pace | None = None
+    paced: str = ""
+    before: float | None = None
+    slower: bool = False
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of a batch with the threads that it has now, once they are known."""
+        return None if self.pace is None else self.pace.seconds
 
     @property
     def held(self) -> Held:
@@ -351,7 +363,7 @@ class Sweep:
             self._engine.shift(future, cores)
             self._take(Remark(start.placement.jobs[0], *_told(start, cores)))
             changed = self._rebooked(start, cores or start.placement.cores)
-            self._running[future] = replace(changed, paused=not cores)
+            self._running[future] = replace(changed, paused=not cores, pace=None)
 
     def _rebooked(self, start: _Start, cores: tuple[int, ...]) -> _Start:
         """Let a placement hold these cores and no others, those beyond its threads lent."""
@@ -368,6 +380,8 @@ class Sweep:
         """Lend idle cores to running jobs, and ask for those back on which others start soon."""
         starts = self._running
         held = Bookings([*(start.whole for start in starts.values()), *placed, *soon])
+        # Threads wait for each other: for the one whose core somebody else uses.
+        load = replace(load, idle=tuple(core for core in load.idle if core not in load.others))
         free = [] if load.blocked else held.free_cores(load)
         wanted = {core for item in soon for core in item.cores}
         if not free and not any(start.lent for start in starts.values()):
@@ -382,7 +396,8 @@ class Sweep:
             if starts[future].begun and not starts[future].keeps and _can_stretch(starts[future])
         }
         for future, cores in stretched(running, load, free, wanted).items():
-            starts[future] = self._asked(future, starts[future], cores)
+            start = replace(starts[future], slower=running[future].slower)
+            starts[future] = self._asked(future, start, cores)
 
     def _asked(self, future: Future[Answer], start: _Start, cores: tuple[int, ...]) -> _Start:
         """Lend a job the cores that it has not yet, or ask it to keep only these."""
@@ -398,23 +413,48 @@ class Sweep:
     def _elastic(self, start: _Start) -> Elastic:
         now = self._clock()
         lately = sum(now - moment < WINDOW_SECONDS for moment in start.given_back)
-        model = self._jobs[start.placement.jobs[0]].model
+        model, seconds = self._jobs[start.placement.jobs[0]].model, start.seconds
+        slower = bool(start.lent and seconds and start.before and seconds > start.before)
         return Elastic(
-            start.whole.cores, start.placement.threads, self._steps[model], lately == MOST_CHANGES
+            start.whole.cores,
+            start.placement.threads,
+            self._steps[model],
+            # What is not known before cannot be seen to become slower.
+            seconds is None or lately == MOST_CHANGES,
+            slower or start.slower,
         )
+
+    def _note_pace(self, item: Progress) -> None:
+        """Note how fast a job is that may grow."""
+        batches, now = (item.epoch - 1) * item.batches + item.batch, self._clock()
+        for future, start in self._running.items():
+            if item.job_id in start.placement.jobs:
+                known = start.pace
+                if known is None:
+                    pace = Pace(now, now, batches, batches)
+                    self._running[future] = replace(start, pace=pace, paced=item.job_id)
+                elif start.paced == item.job_id:
+                    pace = replace(known, until=now, last=batches)
+                    self._running[future] = replace(start, pace=pace)
+                return
 
     def _expected_end(self, start: _Start) -> float:
         """In run seconds, had it the threads of the plan all the time."""
         return start.at + self._request(self._unit(start.placement.jobs[0])).seconds
 
     def _note_resized(self, item: Resized) -> None:
-        """Free the cores that a worker has given back."""
+        """Free the cores that a worker has given back, and watch its pace from now on."""
         for future, start in self._running.items():
-            mine = item.job_id in start.placement.jobs
-            if mine and start.keeps and item.ask == start.asks:
-                self._engine.shift(future, start.keeps)
-                self._take(_resized(start, "shrunk", start.keeps))
-                self._running[future] = replace(self._rebooked(start, start.keeps), keeps=())
+            if item.job_id in start.placement.jobs and item.ask == start.asks:
+                if start.keeps:
+                    self._engine.shift(future, start.keeps)
+                    self._take(_resized(start, "shrunk", start.keeps))
+                    start = self._rebooked(start, start.keeps)
+                else:
+                    start = replace(start, before=start.seconds)
+                known, now = start.pace, self._clock()
+                pace = known and Pace(now, now, known.last, known.last)
+                self._running[future] = replace(start, keeps=(), pace=pace)
                 return
 
     def _tell_shortage(self, obstacles: Iterable[Obstacle]) -> None:
@@ -499,6 +539,8 @@ class Sweep:
             self._note_begun(item.job_id)
         elif isinstance(item, Resized):
             self._note_resized(item)
+        elif isinstance(item, Progress) and self._steps:
+            self._note_pace(item)
         elif isinstance(item, EpochEnded):
             self._store.epoch(item.job_id, item.attempt, item.epoch)
         elif isinstance(item, CheckpointWritten):
@@ -685,7 +727,13 @@ def _resized(start: _Start, kind: str, cores: Sequence[int]) -> Remark:
     now, before = len(cores), len(start.whole.cores)
     text = (
         f"{now} {'thread' if now == 1 else 'threads'} on {named_cores(cores)}, before {before}: "
-        + ("cores became free" if kind == "grown" else "others need the cores that it gave back")
+        + (
+            "cores became free"
+            if kind == "grown"
+            else "with more it was slower"
+            if start.slower
+            else "others need the cores that it gave back"
+        )
     )
     return Remark(start.placement.jobs[0], kind, text)
 

@@ -29,12 +29,13 @@ from asynckfold.elastic import Elastic, steps_of, stretched, worth
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.limits import allowed_cores
+from asynckfold.engines.machine import Machine
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.engines.steady import MOST_CHANGES
 from asynckfold.errors import WorkerDiedError
 from asynckfold.identity import ELASTIC, claim
-from asynckfold.messages import JobEnded, Resized, Started, Task
+from asynckfold.messages import JobEnded, Progress, Resized, Started, Task
 from asynckfold.packing import packing_of
 from asynckfold.placement import Load, Placement, Request
 from asynckfold.plan import Plan, TrainerParams
@@ -78,7 +79,8 @@ def machines(draw: st.DrawFn) -> tuple[dict[str, Elastic], Load, list[int], list
             break
         cores = tuple(order[at : at + width])
         threads = draw(st.integers(1, width))
-        running[name] = Elastic(cores, threads, draw(step_seconds()), draw(st.booleans()))
+        settled, slower = draw(st.booleans()), draw(st.integers(0, 3)) == 0
+        running[name] = Elastic(cores, threads, draw(step_seconds()), settled, slower)
         at += width
     idle = draw(st.permutations(range(CORES)))[: draw(st.integers(0, CORES))]
     free = [core for core in idle if core in order[at:]]
@@ -111,10 +113,12 @@ def test_laws_of_stretching(
         # Never fewer threads than planned; others and what is wanted get their cores.
         assert len(now) >= job.threads
         assert good.issuperset(now[job.threads :])
+        assert len(now) == job.threads or not job.slower
         # What grows pays; what is disturbed or settled does not grow.
         if len(now) > len(job.cores):
             assert good.issuperset(job.cores)
             assert not job.settled
+            assert not job.slower
             assert job.steps[len(now) - 1] * TIE < job.steps[len(job.cores) - 1]
             assert now[: len(job.cores)] == job.cores
     # It settles: what was given back is wanted or used by others, and not taken again.
@@ -164,6 +168,11 @@ def test_free_cores_are_shared_equally_and_the_last_to_end_has_the_larger_share(
 # The sweep
 
 
+@pytest.fixture(autouse=True)
+def paces_are_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asynckfold.elastic.PACE_SECONDS", 0.0)
+
+
 @dataclass
 class Job:
     """What runs in the fake world: its cores, its threads, and what it was asked for."""
@@ -175,6 +184,7 @@ class Job:
     asks: int = 0
     asked: int = 0
     obeyed: int = 0
+    batches: float = 0.0
     paused: bool = False
 
 
@@ -189,16 +199,24 @@ class World:
     inbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     running: dict[Future[Answer], Job] = field(default_factory=dict)
     most_threads: int = 0
+    speed: float = 1.0
+    others: tuple[int, ...] = ()
 
     def clock(self) -> float:
         return self.now
 
     def load(self, running: Sequence[Placement]) -> Load:
         self.now += 0.1
+        for job in self.running.values():
+            if not job.paused:
+                # One batch for each thread, or as slow as it is told to be.
+                job.batches += 1 if job.threads == 1 else self.speed * job.threads
+                name, attempt = job.task.job.id, job.task.attempt
+                self.inbox.put(Progress(name, attempt, 1, 1, int(job.batches), 10**6, 0.5))
         # What ended, it hears of later.
         told = {core for item in running for core in item.cores}
         assert told >= {core for job in self.running.values() for core in job.cores}
-        return Load(tuple(range(self.cores)), self.idle, self.memory)
+        return Load(tuple(range(self.cores)), self.idle, self.memory, others=self.others)
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         future: Future[Answer] = Future()
@@ -425,6 +443,69 @@ def test_an_answer_to_an_earlier_ask_frees_nothing(store: RunStore) -> None:
     sweep.run()
 
 
+def two_left(store: RunStore, world: World, sweep: Sweep) -> Job:
+    """Let all jobs end but the first, on one of two cores; return that."""
+    sweep.step(0.001)
+    while len(store.finished()) < 5:
+        world.end(list(world.running)[1])
+        sweep.step(0.001)
+        sweep.step(0.001)
+    (job,) = world.running.values()
+    return job
+
+
+def test_what_makes_a_job_slower_is_given_back_for_good(store: RunStore) -> None:
+    world = World(cores=2, idle=(0, 1), speed=0.1)
+    sweep = sweep_in(store, world, PAYS)
+    job = two_left(store, world, sweep)
+    for _ in range(99):
+        world.obey(job)
+        sweep.step(0.001)
+    assert kinds_in(store) == ["grown", "shrunk"]
+    assert (job.threads, job.cores) == (1, {0})
+    assert "with more it was slower" in store.events()[-1].text
+    world.end(next(iter(world.running)))
+    sweep.run()
+
+
+def test_a_pace_is_to_be_known_before_a_job_grows(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asynckfold.elastic.PACE_SECONDS", 60.0)
+    world = World(cores=2, idle=(0, 1))
+    sweep = sweep_in(store, world, PAYS)
+    job = two_left(store, world, sweep)
+    assert job.asks == 0
+    world.now += 60
+    sweep.step(0.001)
+    sweep.step(0.001)
+    assert job.asks == 1
+    world.end(next(iter(world.running)))
+    sweep.run()
+
+
+def test_nobody_grows_onto_a_core_of_others_whatever_was_asked_for(store: RunStore) -> None:
+    """Threads wait for each other: for the one beside which somebody else is."""
+    world = World(cores=2, idle=(0, 1), others=(1,))
+    sweep = sweep_in(store, world, PAYS)
+    job = two_left(store, world, sweep)
+    for _ in range(5):
+        sweep.step(0.001)
+    assert job.asks == 0
+    world.others = ()
+    sweep.step(0.001)
+    assert job.asked == 2
+    world.obey(job)
+    world.others = (0,)
+    for _ in range(2):
+        sweep.step(0.001)
+        world.obey(job)
+    sweep.step(0.001)
+    assert (job.threads, job.cores) == (1, {1})
+    world.end(next(iter(world.running)))
+    sweep.run()
+
+
 def test_a_job_on_a_gpu_and_one_that_was_short_of_memory_do_not_grow(store: RunStore) -> None:
     names = names_of(store)
     requests = {name: Request(name, 1.0, alone=True) for name in names}
@@ -615,12 +696,12 @@ def test_a_real_worker_changes_its_threads_between_two_batches(root: Path) -> No
 class Watched(Tiny):
     """Writes down its threads and cores; trains slowly until one job had 1, 2 and 1 threads.
 
-    The job that first sees another train dies once, so that this grows until it is tried again.
+    The job that first trained beside another dies once, so that this grows until it is tried again.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.folder, self.steps = folder, 0
+        self.folder, self.steps, self.company = folder, 0, 0
         self.seen: list[int] = []
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -637,7 +718,8 @@ class Watched(Tiny):
         if self.seen[-1:] != [threads]:
             self.seen.append(threads)
         (self.folder / str(os.getpid())).touch()
-        if len([*self.folder.glob("[0-9]*")]) > 1:
+        self.company += len([*self.folder.glob("[0-9]*")]) > 1
+        if self.company > 20:
             try:
                 (self.folder / "victim").touch(exist_ok=False)
             except FileExistsError:
@@ -668,8 +750,9 @@ def no_worker_stays() -> Iterator[None]:
 def test_a_real_job_grows_and_shrinks_between_batches_and_ends_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No model that is small enough for a test gains by threads.
+    # No model that is small enough for a test gains by threads, and others may be here.
     monkeypatch.setattr("asynckfold.planning.steps_of", lambda cost, cores: (2.0, 1.0))
+    monkeypatch.setattr(Machine, "_left", lambda machine: frozenset())
     root = tmp_path / "run"
     results = train(root, tmp_path / "seen", elastic=True)
     assert json.loads((tmp_path / "seen" / "ended").read_text()) == [1, 2, 1]

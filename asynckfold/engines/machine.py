@@ -184,7 +184,8 @@ class Machine:
         self.sample(own)
         most = self.max_cores if n_jobs is None else len(self.cores) - self._reserved
         count = max(1, most if n_jobs is None else min(most, n_jobs * threads))
-        busy = self._left() if n_jobs is None or self._yields else frozenset[int]()
+        others = self._left()
+        busy = others if n_jobs is None or self._yields else frozenset[int]()
         chosen = self._choose(count, running, busy)
         idle = tuple(core for core in self._sampler.idlest if core in chosen and core not in busy)
         gpus = tuple(
@@ -196,7 +197,9 @@ class Machine:
         if self.max_memory is not None:
             memory = min(memory, self.max_memory)
         _, mine, use = self.usage()
-        return Load(tuple(sorted(chosen)), idle, memory, gpus, use, mine, self._blocked(available))
+        taken = tuple(sorted(others))
+        blocked = self._blocked(available)
+        return Load(tuple(sorted(chosen)), idle, memory, gpus, use, mine, blocked, taken)
 
     def _blocked(self, free: int | None) -> str:
         """What is unknown cannot be watched: then it is one job at a time that spares memory."""
