@@ -8,7 +8,7 @@
     asynckfold          the whole call over the user's data set, workers there already
     asynckfold, cold    the first call of a process: workers start, every model is probed
 
-Each work is done twice: 5 folds, and 5 folds × 4 LR schedules.
+Each work is done twice: 5 folds, and 5 folds × 4 LR schedules; in a quick table the former only.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Work:
     size: int = 0
 
     def quick(self) -> Work:
-        """Return a third of it."""
-        return replace(self, samples=self.samples // 3)
+        """Return a sixth of it."""
+        return replace(self, samples=self.samples // 6)
 
 
 WORKS = (
@@ -127,6 +127,7 @@ def speed_table(
     works: Sequence[Work] = WORKS,
     turns: int = 3,
     *,
+    counts: Sequence[int] = (1, len(SCHEDULES)),
     data: Path | None = None,
     with_peers: bool = False,
 ) -> BenchTable:
@@ -138,6 +139,8 @@ def speed_table(
         What to train.
     turns : int
         How often each way is timed, the ways one after another in each turn; a cold one once.
+    counts : sequence of int
+        Numbers of LR schedules, each a sweep of its own.
     data : Path, optional
         Folder of MNIST and CIFAR-10, see `images_of`; generated samples of the same shapes stand
         for what is not there.
@@ -161,8 +164,8 @@ def speed_table(
         dataset, origins[work.data] = _dataset(work, data)
         inputs, targets = next(iter(DataLoader(dataset, len(dataset))))  # type: ignore[arg-type]
         folds = make_folds(len(targets), targets.numpy(), FOLDS)
-        for schedules in (SCHEDULES[:1], SCHEDULES):
-            sweep = Sweep(work.model, folds, work.epochs, schedules)
+        for count in counts:
+            sweep = Sweep(work.model, folds, work.epochs, SCHEDULES[:count])
             ways = _ways(sweep, dataset, inputs, targets, with_peers)
             rows += _rows(work.name, sweep, _timed(ways, turns), _flops(sweep, inputs), peak)
     return BenchTable(
@@ -172,8 +175,8 @@ def speed_table(
         (
             f"Medians of {turns} turns, each way once a turn, a cold one once; spread: from the "
             f"fastest to the slowest / median. Batches of {BATCH}, float32, Adam at 0.001, "
-            f"evaluation after each epoch; {FOLDS} jobs are {FOLDS} folds, {len(SCHEDULES)} times "
-            f"as many those under the LR schedules {', '.join(SCHEDULES)}.",
+            f"evaluation after each epoch; jobs are {FOLDS} folds under the first one or more of "
+            f"the LR schedules {', '.join(SCHEDULES)}.",
             "loader: one job after another, torchvision's way: PIL images through transforms, "
             "sample by sample, in a DataLoader; all threads. serial: the same loop over arrays in "
             "memory, which it gets for nothing. asynckfold: the whole call over loader's data "
