@@ -36,6 +36,7 @@ from asynckfold.bench.loops import (
     Sweep,
     cores,
     digits_mlp,
+    fast_adam,
     from_loader,
     from_memory,
     noisy_patterns,
@@ -55,6 +56,14 @@ SCHEDULES = ("constant", "cosine", "exponential", "step")
 
 MATRIX = 2048
 """Rows and columns of the matrices whose product tells what the machine can do."""
+
+BUSY = 0.25
+"""Load average / cores above which somebody else computes."""
+
+DISTURBED = (
+    " Others were computing: no ratio here is to be trusted, least of all those with all threads, "
+    "whose threads wait for each other while one of them has no core."
+)
 
 COLUMNS = (
     "work",
@@ -157,7 +166,7 @@ def speed_table(
             "data must name an existing folder", str(data), "Leave it out for generated samples."
         )
         raise InputError([problem])
-    peak = matmul_peak(cores())
+    load, peak = os.getloadavg()[0], matmul_peak(cores())
     rows: list[tuple[object, ...]] = []
     origins: dict[str, str] = {}
     for work in works:
@@ -179,11 +188,14 @@ def speed_table(
             f"the LR schedules {', '.join(SCHEDULES)}.",
             "loader: one job after another, torchvision's way: PIL images through transforms, "
             "sample by sample, in a DataLoader; all threads. serial: the same loop over arrays in "
-            "memory, which it gets for nothing. asynckfold: the whole call over loader's data "
+            "memory, which it gets for nothing, and with torch's fused Adam, which asynckfold "
+            "takes by itself. asynckfold: the whole call over loader's data "
             "set, with its checkpoints. fused: with fuse=True. cold: workers are started and "
             "models probed.",
             "GFLOP/s: products of matrices and convolutions only; the peak is that of a product of "
             f"two {MATRIX} × {MATRIX} matrices with all threads: {peak / 1e9:.0f} GFLOP/s.",
+            f"Load average before the start: {load:.2g}."
+            + (DISTURBED if load > BUSY * cores() else ""),
             *(f"{name}: {origin}." for name, origin in origins.items()),
         ),
         machine_facts(),
@@ -208,8 +220,8 @@ def _ways(
     loader, memory = from_loader(dataset), from_memory(inputs, targets)
     ways = {
         "loader": Way(lambda: sweep.one_by_one(loader, cores())),
-        "serial, 1 thread": Way(lambda: sweep.one_by_one(memory, 1)),
-        "serial, all threads": Way(lambda: sweep.one_by_one(memory, cores())),
+        "serial, 1 thread": Way(lambda: sweep.one_by_one(memory, 1, fast_adam)),
+        "serial, all threads": Way(lambda: sweep.one_by_one(memory, cores(), fast_adam)),
     }
     for peer in peers.PEERS if others else ():
         call = _of_peer(peer, sweep, inputs, targets) if peers.installed(peer) else None
