@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn, optim
 
+from asynckfold import proc
 from asynckfold.bench.table import BenchTable, machine_facts
 from asynckfold.data import prepare
 from asynckfold.folds import make_folds
@@ -69,6 +70,8 @@ def fusion_table(
     seconds : float
         How long each row is timed.
     """
+    # As in a worker.
+    proc.keep_freed_memory()
     with seeding.preserved():
         torch.set_num_threads(1)
         rows = tuple(_row(case, width, seconds) for case in cases for width in widths)

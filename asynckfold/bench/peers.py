@@ -19,6 +19,7 @@ from asynckfold.bench.loops import (
     Outcome,
     Sweep,
     cores,
+    fast_adam,
     from_memory,
 )
 from asynckfold.training import lr_schedules
@@ -69,6 +70,7 @@ def _skorch(sweep: Sweep, inputs: torch.Tensor, targets: torch.Tensor) -> Outcom
         sweep.model,
         criterion=nn.CrossEntropyLoss,
         optimizer=optim.Adam,
+        optimizer__fused=True,
         lr=1e-3,
         max_epochs=sweep.epochs,
         batch_size=BATCH,
@@ -104,7 +106,7 @@ def _ray(sweep: Sweep, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
         schedule, fold = sweep.jobs[number]
         # A copy: arrays in shared memory are read-only, which torch warns about.
         samples = torch.tensor(inputs), torch.tensor(targets)
-        return sweep.train(fold, from_memory(*samples), schedule)
+        return sweep.train(fold, from_memory(*samples), schedule, fast_adam)
 
     task = ray.remote(num_cpus=1)(train)
     started = time.perf_counter()

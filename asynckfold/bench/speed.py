@@ -8,7 +8,7 @@
     asynckfold          the whole call over the user's data set, workers there already
     asynckfold, cold    the first call of a process: workers start, every model is probed
 
-Each work is done twice: 5 folds, and 5 folds × 4 LR schedules.
+Each work is done twice: 5 folds, and 5 folds × 4 LR schedules; in a quick table the former only.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from asynckfold.bench.loops import (
     Sweep,
     cores,
     digits_mlp,
+    fast_adam,
     from_loader,
     from_memory,
     noisy_patterns,
@@ -55,6 +56,14 @@ SCHEDULES = ("constant", "cosine", "exponential", "step")
 
 MATRIX = 2048
 """Rows and columns of the matrices whose product tells what the machine can do."""
+
+BUSY = 0.25
+"""Load average / cores above which somebody else computes."""
+
+DISTURBED = (
+    " Others were computing: no ratio here is to be trusted, least of all those with all threads, "
+    "whose threads wait for each other while one of them has no core."
+)
 
 COLUMNS = (
     "work",
@@ -97,8 +106,8 @@ class Work:
     size: int = 0
 
     def quick(self) -> Work:
-        """Return a third of it."""
-        return replace(self, samples=self.samples // 3)
+        """Return a sixth of it."""
+        return replace(self, samples=self.samples // 6)
 
 
 WORKS = (
@@ -127,6 +136,7 @@ def speed_table(
     works: Sequence[Work] = WORKS,
     turns: int = 3,
     *,
+    counts: Sequence[int] = (1, len(SCHEDULES)),
     data: Path | None = None,
     with_peers: bool = False,
 ) -> BenchTable:
@@ -138,6 +148,8 @@ def speed_table(
         What to train.
     turns : int
         How often each way is timed, the ways one after another in each turn; a cold one once.
+    counts : sequence of int
+        Numbers of LR schedules, each a sweep of its own.
     data : Path, optional
         Folder of MNIST and CIFAR-10, see `images_of`; generated samples of the same shapes stand
         for what is not there.
@@ -154,15 +166,15 @@ def speed_table(
             "data must name an existing folder", str(data), "Leave it out for generated samples."
         )
         raise InputError([problem])
-    peak = matmul_peak(cores())
+    load, peak = os.getloadavg()[0], matmul_peak(cores())
     rows: list[tuple[object, ...]] = []
     origins: dict[str, str] = {}
     for work in works:
         dataset, origins[work.data] = _dataset(work, data)
         inputs, targets = next(iter(DataLoader(dataset, len(dataset))))  # type: ignore[arg-type]
         folds = make_folds(len(targets), targets.numpy(), FOLDS)
-        for schedules in (SCHEDULES[:1], SCHEDULES):
-            sweep = Sweep(work.model, folds, work.epochs, schedules)
+        for count in counts:
+            sweep = Sweep(work.model, folds, work.epochs, SCHEDULES[:count])
             ways = _ways(sweep, dataset, inputs, targets, with_peers)
             rows += _rows(work.name, sweep, _timed(ways, turns), _flops(sweep, inputs), peak)
     return BenchTable(
@@ -172,15 +184,18 @@ def speed_table(
         (
             f"Medians of {turns} turns, each way once a turn, a cold one once; spread: from the "
             f"fastest to the slowest / median. Batches of {BATCH}, float32, Adam at 0.001, "
-            f"evaluation after each epoch; {FOLDS} jobs are {FOLDS} folds, {len(SCHEDULES)} times "
-            f"as many those under the LR schedules {', '.join(SCHEDULES)}.",
+            f"evaluation after each epoch; jobs are {FOLDS} folds under the first one or more of "
+            f"the LR schedules {', '.join(SCHEDULES)}.",
             "loader: one job after another, torchvision's way: PIL images through transforms, "
             "sample by sample, in a DataLoader; all threads. serial: the same loop over arrays in "
-            "memory, which it gets for nothing. asynckfold: the whole call over loader's data "
+            "memory, which it gets for nothing, and with torch's fused Adam, which asynckfold "
+            "takes by itself. asynckfold: the whole call over loader's data "
             "set, with its checkpoints. fused: with fuse=True. cold: workers are started and "
             "models probed.",
             "GFLOP/s: products of matrices and convolutions only; the peak is that of a product of "
             f"two {MATRIX} × {MATRIX} matrices with all threads: {peak / 1e9:.0f} GFLOP/s.",
+            f"Load average before the start: {load:.2g}."
+            + (DISTURBED if load > BUSY * cores() else ""),
             *(f"{name}: {origin}." for name, origin in origins.items()),
         ),
         machine_facts(),
@@ -205,8 +220,8 @@ def _ways(
     loader, memory = from_loader(dataset), from_memory(inputs, targets)
     ways = {
         "loader": Way(lambda: sweep.one_by_one(loader, cores())),
-        "serial, 1 thread": Way(lambda: sweep.one_by_one(memory, 1)),
-        "serial, all threads": Way(lambda: sweep.one_by_one(memory, cores())),
+        "serial, 1 thread": Way(lambda: sweep.one_by_one(memory, 1, fast_adam)),
+        "serial, all threads": Way(lambda: sweep.one_by_one(memory, cores(), fast_adam)),
     }
     for peer in peers.PEERS if others else ():
         call = _of_peer(peer, sweep, inputs, targets) if peers.installed(peer) else None

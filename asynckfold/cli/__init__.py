@@ -279,7 +279,7 @@ def _bench_table(parsed: argparse.Namespace) -> BenchTable:
         return bench.packing_table(turns=1) if quick else bench.packing_table()
     if subject == "speed":
         data = Path(parsed.data) if parsed.data else None
-        some: dict[str, Any] = {"works": bench.QUICK, "turns": 1} if quick else {}
+        some: dict[str, Any] = {"works": bench.QUICK, "turns": 1, "counts": (1,)} if quick else {}
         return bench.speed_table(data=data, with_peers=parsed.peers, **some)
     if subject == "use":
         return bench.use_table(turns=1) if quick else bench.use_table()
