@@ -105,8 +105,9 @@ class AsyncKFold:
         Train jobs of one model as one, which is faster for small models on CPUs: each keeps its
         own samples, learning rates, checkpoints and results, close to those of a job by itself;
         their bits depend on how many are trained as one, which the plan holds and a continued run
-        keeps. "auto" decides it by a rule over operations, jobs and allotted cores; True fuses
-        every model that can be; a number says how many jobs are trained as one.
+        keeps. "auto" decides it by a rule over operations, jobs and allotted cores; a number says
+        how many jobs are trained as one, True that every core trains a group. These two refuse a
+        model that cannot be fused.
     reserve_cores : int
         Cores to leave free, whoever is there. They are not allotted, so that the threads of the
         models are decided without them.
@@ -189,7 +190,7 @@ class AsyncKFold:
         max_wait: float | None = Sharing.max_wait,
         yield_to_others: bool = False,
         about: Mapping[str, Any] | None = None,
-        fuse: bool | int | str = False,
+        fuse: bool | int | str = "auto",
         elastic: bool = False,
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)

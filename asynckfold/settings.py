@@ -74,7 +74,7 @@ class Settings:
     plan_from: Path | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     sharing: Sharing = field(default_factory=Sharing)
-    fuse: Fuse = False
+    fuse: Fuse = "auto"
     elastic: bool = False
 
     @property

@@ -241,7 +241,7 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
         type=_fuse,
         metavar="F",
         help="train jobs of one model as one: auto, yes, no, or how many; changes bits, so part of "
-        "the plan (default no)",
+        "the plan" + _default("fuse"),
     )
     group.add_argument(
         "--elastic",

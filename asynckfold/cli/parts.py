@@ -39,7 +39,7 @@ DEFAULTS: dict[str, Any] = {
     "repeats": 1,
     "n_jobs": "auto",
     "threads_per_job": "auto",
-    "fuse": False,
+    "fuse": "auto",
     "devices": "auto",
     "stall_timeout": "auto",
     "baseline": "estimate",

@@ -89,6 +89,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
                         flops[name] = dry.counter.flops
                         pulse.aside()
                         fusible[name] = dry.why_not_fusible()
+                        _check_fusible(bundle, name, fusible[name])
             except _Refused as refused:
                 problems[refused.args[0]] = None
             except (Exception, SystemExit):  # noqa: BLE001
@@ -187,6 +188,19 @@ class _DryRun:
             [self.seen.train(rows.roll(-step * size)[:size], row, step) for row, size in pair]
             for step, pair in enumerate([list(enumerate(sizes))] * 2)
         ]
+
+
+def _check_fusible(bundle: Bundle, name: str, reason: str) -> None:
+    """Refuse what was asked for by more than "auto" and cannot be."""
+    several = sum(job.model == name for job in bundle.plan.jobs) > 1
+    if reason and several and bundle.fuse not in ("auto", False):
+        raise _Refused(
+            (
+                f"fuse={bundle.fuse} needs models that can be fused",
+                f"model {name}: {reason}",
+                "Pass fuse='auto' or fuse=False, or leave the model out.",
+            )
+        )
 
 
 def _check_schedule(name: str, schedule: Any) -> None:

@@ -6,20 +6,24 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
-from asynckfold import AsyncKFold, CVResults, RunStore
+from asynckfold import AsyncKFold, CVResults, InterruptedRunError, RunStore
 from asynckfold.cli.state import state_of
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import AsyncKFoldError
+from asynckfold.models import MLP
 from asynckfold.result import DIVERGED, DONE
 from tests.leftovers import descendants, gone
 from tests.toy import samples
@@ -111,6 +115,32 @@ def test_the_same_bits_on_repeat_and_with_any_number_of_workers(tmp_path: Path, 
     assert len({results.fingerprint for results in found.values()}) == 1
     other = run(tmp_path / "taken over", False, plan_from=tmp_path / "one", threads_per_job="auto")
     assert other.fingerprint == found["one"].fingerprint
+
+
+@pytest.mark.timeout(240)
+def test_what_is_fused_by_default_has_the_same_bits_after_an_interruption(tmp_path: Path) -> None:
+    inputs, targets = load_digits(return_X_y=True)
+    digits = (inputs / 16).astype(np.float32), targets
+
+    def trained(root: Path) -> CVResults:
+        kfold = AsyncKFold(
+            5, digits, root, nn.CrossEntropyLoss(), 32, verbose=0, baseline=None, n_jobs=2
+        )
+        return kfold({"mlp": partial(MLP, 64, [32])}, ["cosine"], adam, {"epochs": 80})
+
+    def interrupt(root: Path) -> None:
+        wait_for(root, lambda store: any(store.checkpoints(job.id) for job in store.plan.jobs))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    whole = trained(tmp_path / "whole")
+    with RunStore.read(tmp_path / "whole") as store:
+        assert sorted(map(len, store.plan.groups)) == [2, 3]
+    hand = threading.Thread(target=interrupt, args=[tmp_path / "parts"])
+    hand.start()
+    with pytest.raises(InterruptedRunError):
+        trained(tmp_path / "parts")
+    hand.join()
+    assert trained(tmp_path / "parts").fingerprint == whole.fingerprint
 
 
 def test_close_to_each_job_by_itself(tmp_path: Path, fuse: Any) -> None:

@@ -399,3 +399,6 @@ def test_why_jobs_are_not_trained_as_one_is_known_before_they_start(
     assert bool(reason) == bool(part)
     assert part in reason
     assert not facts.failures
+    # Asked for by more than "auto", it is no reason to train otherwise but an error.
+    refused = name in ("recurrent", "noisy", "optimizer")
+    assert [received for _, received, _ in facts.problems] == [f"model m: {reason}"] * refused
