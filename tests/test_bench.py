@@ -111,7 +111,7 @@ def test_the_verb_prints_and_saves_its_table(
     assert json.loads(capsys.readouterr().out)["rows"] == [{"model": "mlp", "ms": 1.2345}]
 
 
-@pytest.mark.timeout(600)  # four cold starts
+@pytest.mark.timeout(600)  # two cold starts
 def test_the_same_work_is_done_in_several_ways_and_all_learn_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,14 +119,14 @@ def test_the_same_work_is_done_in_several_ways_and_all_learn_alike(
     monkeypatch.setattr(peers, "installed", lambda peer: False)
     monkeypatch.setattr(speed, "cores", lambda: 1)
     work = speed.Work("MLP", loops.digits_mlp, "digits", 200, 10)
-    table = bench.speed_table([work], turns=2, counts=(1, 2), with_peers=True)
+    table = bench.speed_table([work], turns=2, counts=(2,), with_peers=True)
     rows = table.to_json()["rows"]
-    assert [row["jobs"] for row in rows] == [5] * 9 + [10] * 9
+    assert [row["jobs"] for row in rows] == [10] * 9
     ways = [row["way"] for row in rows[:9]]
     assert ways[:5] == ["loader", "serial, 1 thread", "serial, all threads", "skorch", "ray"]
     assert ways[5:] == [f"asynckfold{part}" for part in ("", ", cold", ", fused", ", fused, cold")]
     timed = [row for row in rows if row["seconds"] != "not installed"]
-    assert len(timed) == 14
+    assert len(timed) == 7
     for row in timed:
         loader = next(other for other in timed if other["jobs"] == row["jobs"])
         assert row["against loader"] == loader["seconds"] / row["seconds"]
