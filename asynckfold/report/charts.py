@@ -551,7 +551,7 @@ def _covered(bars: Sequence[Bar]) -> float:
     Examples
     --------
     >>> from dataclasses import replace
-    >>> bar = Bar("a", "A", 1, (0,), "cpu", 1.0, 3.0, "ok", "")
+    >>> bar = Bar("a", "A", 1, (0,), "cpu", 1.0, 3.0, "ok", "", 2.0, None, None, ())
     >>> _covered([bar, bar, replace(bar, start=2.0, end=5.0), replace(bar, start=7.0, end=8.0)])
     5.0
     """
