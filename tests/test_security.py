@@ -21,6 +21,7 @@ PACKAGE = Path(asynckfold.__file__).parent
 
 ALLOWED = {
     ("training/worker.py", "unpickling"): "the sweep's objects, through the pipe from its parent",
+    ("training/crew.py", "unpickling"): "what a forked process of the job raised, through its pipe",
     ("training/server.py", "import by name"): "modules that the parent names to preload",
     ("cli/parts.py", "import by name"): "code that the user names on the command line",
     ("engines/gpus.py", "import by name"): "pynvml, an optional extra",

@@ -159,7 +159,7 @@ def _bundle(case: Case, schedules: int) -> Iterator[Bundle]:
     folds = make_folds(SAMPLES, targets, FOLDS)
     jobs = make_jobs(["model"], list(names), folds, 0)
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="asynckfold-bench-") as folder,
         closing(prepare((inputs, targets), criterion_wants_classes=True)) as data,
     ):
         plan = Plan(

@@ -266,7 +266,7 @@ def _first_call() -> Iterator[None]:
     """As in a process that has no workers, on a machine that knows no costs."""
     pool.close_warm()
     before = os.environ.get("XDG_CACHE_HOME")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="asynckfold-bench-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         try:
             yield
