@@ -132,7 +132,7 @@ class Floor:
         self.looks, self.after = 0, after
         monkeypatch.setattr(machine.Machine, "_blocked", self.blocked)
 
-    def blocked(self) -> str:
+    def blocked(self, free: int | None) -> str:
         self.looks += 1
         return "the floor is near" if self.looks > self.after else ""
 
