@@ -73,7 +73,8 @@ class Result:
     weights : str
         SHA-256 of the trained parameters and buffers.
     fit_seconds, score_seconds : float
-        Wall time of training with its evaluations, and of the last evaluation.
+        Wall time of training with its evaluations, and of the last evaluation. Jobs that are
+        trained as one have equal parts of their training's.
     peak_memory : int
         Largest resident set of the worker during the job, bytes.
     pid, cores, threads, device : int, tuple of int, int, str

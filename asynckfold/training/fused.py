@@ -215,7 +215,7 @@ class Group:
             with row.drawing():
                 return row.scored()
         except loop.Diverged as error:
-            result = loop.diverged(row, error, time.perf_counter() - self.began)
+            result = loop.diverged(row, error, self.share())
             result = replace(result, pid=os.getpid(), peak_memory=proc.peak_memory())
             self.results[result.job_id] = result
             report(JobEnded(result))
@@ -266,8 +266,11 @@ class Group:
     def finish(self) -> None:
         """Note the results of the jobs that reached their end."""
         for row in self.live:
-            seconds = time.perf_counter() - self.began
-            self.results[row.task.job.id] = loop.result_of(row, seconds)
+            self.results[row.task.job.id] = loop.result_of(row, self.share())
+
+    def share(self) -> float:
+        """Return a job's part of the seconds so far, equal for all of the group."""
+        return (time.perf_counter() - self.began) / len(self.rows)
 
 
 def _positions(rows: Sequence[Replica]) -> list[tuple[int, int]]:
