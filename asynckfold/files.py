@@ -197,11 +197,14 @@ def opened_folder(root: Path, folder: Path, *, make: bool = False) -> Iterator[i
 
 
 def _step(outer: int, place: Path, make: bool) -> int:
-    if make:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(place.name, FOLDER_MODE, dir_fd=outer)
     try:
         return os.open(place.name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=outer)
+    except FileNotFoundError:
+        if not make:
+            raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(place.name, FOLDER_MODE, dir_fd=outer)
+        return _step(outer, place, make=False)
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
             raise _planted(place, outer, "a folder") from error

@@ -79,7 +79,7 @@ class CheckpointWritten:
 
 @dataclass(frozen=True)
 class JobEnded:
-    """One of several jobs that are trained as one has its result before the others."""
+    """One of several jobs of a placement has its result before the others."""
 
     result: Result
 

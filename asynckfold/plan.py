@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -281,9 +282,9 @@ class Plan:
         """(model, LR schedule) pairs, in the caller's order."""
         return tuple(dict.fromkeys((job.model, job.lr_schedule) for job in self.jobs))
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the whole plan."""
+        """SHA-256 over the whole plan; taken once, since each checkpoint carries it."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -109,27 +110,39 @@ def _score(item: Any, classification: bool) -> Score:
 
 def _trained(outputs: Outputs, classification: bool) -> Any:
     """Dress outputs up as a fitted scikit-learn estimator, whose X is row numbers."""
+    return _estimators()[classification](outputs)
+
+
+@cache
+def _estimators() -> tuple[type, type]:
+    """Return a regressor and a classifier: made once, as scikit-learn looks long at a new class."""
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
     class Regressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+        def __init__(self, outputs: Outputs) -> None:
+            self.outputs = outputs
+
         def predict(self, rows: npt.NDArray[np.int64]) -> Outputs:
-            return outputs[rows].squeeze(-1) if outputs.shape[1:] == (1,) else outputs[rows]
+            found = self.outputs[rows]
+            return found.squeeze(-1) if found.shape[1:] == (1,) else found
 
         def __sklearn_is_fitted__(self) -> bool:
             return True
 
     class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-        classes_ = np.arange(outputs.shape[1] if outputs.ndim > 1 else 0)
+        def __init__(self, outputs: Outputs) -> None:
+            self.outputs = outputs
+            self.classes_ = np.arange(outputs.shape[1] if outputs.ndim > 1 else 0)
 
         def predict(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-            return np.asarray(outputs[rows].argmax(axis=1), np.int64)
+            return np.asarray(self.outputs[rows].argmax(axis=1), np.int64)
 
         def predict_proba(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
             from scipy.special import softmax
 
-            return np.asarray(softmax(outputs[rows].astype(np.float64), axis=1))
+            return np.asarray(softmax(self.outputs[rows].astype(np.float64), axis=1))
 
         def __sklearn_is_fitted__(self) -> bool:
             return True
 
-    return Classifier() if classification else Regressor()
+    return Regressor, Classifier

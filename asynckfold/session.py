@@ -28,7 +28,7 @@ from asynckfold.files import make_folders, slug, write_whole
 from asynckfold.identity import ELASTIC, THREADS, differences
 from asynckfold.interruption import Interruption
 from asynckfold.packing import choice_of, packing_of
-from asynckfold.plan import Plan, TrainerParams
+from asynckfold.plan import Job, Plan, TrainerParams
 from asynckfold.planning import Engines, Planned, Planner
 from asynckfold.progress import Display
 from asynckfold.recipe import Recipe, sending_problems
@@ -137,7 +137,9 @@ class Session:
     def _sweep(self, found: Planned, bundle: Any, software: Mapping[str, str]) -> None:
         make, data, plan = found.make, found.data, bundle.plan
         requests = choice.requests(found.choice, found.work)
-        finish = _Finish(plan, bundle, data, resolve(self.settings.scoring, data.classification))
+        finish = _Finish(
+            job_by_id(plan), bundle, data, resolve(self.settings.scoring, data.classification)
+        )
         finished = self.store.results()
         self.display.doing("")
         self.display.begin(plan, requests, list(finished.values()))
@@ -218,7 +220,7 @@ def _interrupted(interrupt: KeyboardInterrupt, state: str) -> InterruptedRunErro
 class _Finish:
     """Scores a result on its held-out fold."""
 
-    plan: Plan
+    jobs: Mapping[str, Job]
     bundle: Any
     data: Prepared
     scores: Mapping[str, Score]
@@ -226,8 +228,8 @@ class _Finish:
     def __call__(self, result: Result) -> Result:
         if result.status != DONE or result.outputs is None:
             return result
-        job = job_by_id(self.plan)[result.job_id]
-        targets = self.data.targets[self.bundle.fold_of(job).valid]
+        fold = self.bundle.fold_of(self.jobs[result.job_id])
+        targets = self.data.targets[fold.valid]
         try:
             found = {
                 name: float(score(targets, result.outputs)) for name, score in self.scores.items()

@@ -96,7 +96,8 @@ class Watch(Protocol):
 class _Start:
     """A placement that runs, its tasks, when it started in run seconds, and jobs that ended.
 
-    It can be moved once a worker has it in hand: that pins itself before it says so. Beyond the
+    In a row it started when the job before ended. It can be moved once a worker has begun one of
+    its jobs: that pins itself before it says so. Beyond the
     cores of its placement it may hold some that are lent to it, until its worker has given them
     back and goes on with those that it keeps; `given_back` says when that was asked for lately, and
     `asks` how often its worker was asked for another number of threads. `pace` is that of its job
@@ -108,7 +109,7 @@ class _Start:
     tasks: list[Task]
     at: float
     ended: set[str] = field(default_factory=set)
-    begun: bool = False
+    begun: set[str] = field(default_factory=set)
     paused: bool = False
     lent: tuple[int, ...] = ()
     keeps: tuple[int, ...] = ()
@@ -288,6 +289,10 @@ class Sweep:
         """Name what is placed as one: a group by its first job."""
         return self._groups.get(job_id, (job_id,))[0]
 
+    def _units(self, placement: Placement) -> list[str]:
+        """Name the units of a placement: several for a row."""
+        return list(dict.fromkeys(map(self._unit, placement.jobs)))
+
     def _left_of(self, unit: str) -> tuple[str, ...]:
         """Return the jobs of a unit that have no result yet."""
         return tuple(name for name in self._groups.get(unit, (unit,)) if name in self._left)
@@ -319,9 +324,13 @@ class Sweep:
         stuck = bool(self._backlog) and not (placed or self._running)
         if self._patience.look(self._clock(), _obstacle(load) if stuck else ""):
             self._take(Remark(None, "waiting", f"nothing can start: {_obstacle(load)}"))
+        taken = [self._backlog.remove(self._unit(placement.jobs[0])) for placement in placed]
+        placed = [
+            self._backlog.row(request, placement, len(load.cores))
+            for request, placement in zip(taken, placed, strict=True)
+        ]
         for placement in placed:
             self._bookings.add(placement)
-            self._backlog.remove(self._unit(placement.jobs[0]))
         if self._steps:
             self._stretch(load, placed, soon)
         whole = [start.whole for start in self._running.values()]
@@ -466,15 +475,18 @@ class Sweep:
 
     def _attempt(self, placement: Placement) -> tuple[Placement, list[Task]]:
         """Number the attempts: durable before a worker hears of them."""
-        tasks = []
-        unit = self._unit(placement.jobs[0])
-        expected = self._request(unit).seconds
-        placed = Placed(placement.memory, self._waits.start(unit, self._clock()))
+        tasks, now = [], self._clock()
+        placed = {
+            unit: Placed(placement.memory, self._waits.start(unit, now))
+            for unit in self._units(placement)
+        }
         for name in placement.jobs:
+            unit = self._unit(name)
+            expected = self._request(unit).seconds
             number = self._store.start_attempt(
                 name, placement.cores, placement.threads, _device(placement), expected
             )
-            self._store.note_placed(name, number, placed)
+            self._store.note_placed(name, number, placed[unit])
             tasks.append(Task(self._jobs[name], number, tuple(self._store.checkpoints(name))))
         return placement, tasks
 
@@ -552,10 +564,9 @@ class Sweep:
         self._watch.heard(item)
 
     def _note_begun(self, job_id: str) -> None:
-        for future, start in self._running.items():
+        for start in self._running.values():
             if job_id in start.placement.jobs:
-                self._running[future] = replace(start, begun=True)
-                return
+                start.begun.add(job_id)
 
     def _end(self, future: Future[Answer]) -> None:
         start = self._running.pop(future)
@@ -566,13 +577,14 @@ class Sweep:
             for task, found in zip(start.tasks, answer.results, strict=True):
                 if task.job.id not in start.ended:
                     self._take_result(task, found, start, answer)
-            unit = self._unit(start.tasks[0].job.id)
-            if self._left_of(unit) and not (unit in self._pauses or self._leaving):
-                # Somebody else's SIGTERM: nothing failed, and it goes on from where it is.
-                self._add(unit)
+            self._add_again(start.placement)
             return
         for task in (task for task in start.tasks if task.job.id not in start.ended):
             if isinstance(error, WorkerDiedError):
+                if start.begun and task.job.id not in start.begun:
+                    # Of a row, only the job in hand has to do with it.
+                    self._take_result(task, None, start, Answer([], error.pid))
+                    continue
                 result = _failed(task, str(error), str(error))
                 self._set_back(task, error.outcome, result, start, error.pid, error.peak_memory)
             elif isinstance(error, UnpackError):
@@ -582,14 +594,27 @@ class Sweep:
                     self._store.end_attempt(task.job.id, task.attempt, "io", error=str(error))
         if not isinstance(error, (WorkerDiedError, UnpackError)):
             raise error
+        self._add_again(start.placement)
+
+    def _add_again(self, placement: Placement) -> None:
+        """Let what has no result be pending, unless it pauses first.
+
+        Nothing of it failed: the worker was stopped by somebody else's SIGTERM, or did not come to
+        all jobs of a row.
+        """
+        for unit in self._units(placement):
+            if self._left_of(unit) and not (unit in self._pauses or self._leaving):
+                self._add(unit)
 
     def _end_early(self, result: Result) -> None:
-        """Record what one of several jobs came to that are trained as one; the others go on."""
-        for start in self._running.values():
-            ended = [task for task in start.tasks if task.job.id == result.job_id]
-            if ended:
+        """Record what one of several jobs of a placement came to; the others go on."""
+        for future, start in self._running.items():
+            if result.job_id in start.placement.jobs:
                 self._record(result, start, result.pid, result.peak_memory)
                 start.ended.add(result.job_id)
+                if start.placement.is_row:
+                    self._running[future] = replace(start, at=self._store.now())
+                return
 
     def _take_result(self, task: Task, found: Any, start: _Start, answer: Answer) -> None:
         if found is None:
@@ -719,7 +744,8 @@ def _can_stretch(start: _Start) -> bool:
     """
     placement = start.placement
     single = placement.trainer != "hogwild"
-    return bool(placement.cores) and placement.gpu is None and not placement.alone and single
+    shared = placement.alone or placement.is_row
+    return bool(placement.cores) and placement.gpu is None and not shared and single
 
 
 def _resized(start: _Start, kind: str, cores: Sequence[int]) -> Remark:

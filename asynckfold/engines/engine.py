@@ -23,7 +23,8 @@ class Answer:
     Parameters
     ----------
     results : list
-        One entry a task: a `Result`, or None where the worker was asked to stop. For a preflight or
+        One entry a task: a `Result`, or None where the worker was asked to stop or told the result
+        before. For a preflight or
         a baseline: its single finding.
     pid : int
         The process that did it.

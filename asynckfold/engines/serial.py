@@ -65,8 +65,13 @@ class SerialEngine:
         future.set_running_or_notify_cancel()
         try:
             with seeding.preserved(), self._signals.breakable():
-                results = worker.execute(
-                    self._bundle, self._data, placement, tasks, self._tell, self._signals.asked
+                results = worker.in_turn(
+                    placement,
+                    tasks,
+                    lambda part: worker.execute(
+                        self._bundle, self._data, placement, part, self._tell, self._signals.asked
+                    ),
+                    self._tell,
                 )
             future.set_result(Answer(results, os.getpid()))
         except (StorageError, WorkerDiedError) as error:

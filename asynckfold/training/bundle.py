@@ -93,10 +93,18 @@ class JobLog:
 
     def __init__(self, root: Path, job: Job) -> None:
         self.path = log_path(root, job)
-        make_folders(root, self.path.parent)
         with _disk(self.path):
-            self._file = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, root)
+            self._file = self._opened(root)
             self.shorten()
+
+    def _opened(self, root: Path) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        try:
+            return open_plain(self.path, flags, root)
+        except FileNotFoundError:
+            # Its folder was made with the plan, and may have been removed since.
+            make_folders(root, self.path.parent)
+            return open_plain(self.path, flags, root)
 
     def write(self, text: str) -> None:
         """Append text; what cannot be encoded is written escaped."""

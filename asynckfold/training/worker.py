@@ -23,6 +23,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -98,7 +100,44 @@ def execute(
             if placement.trainer == "hogwild":
                 cores = placement.cores
                 return [_train_hogwild(bundle, data, tasks[0], cores, report, stop, pulse)]
-            return [_train(bundle, data, task, device, report, stop, pulse) for task in tasks]
+            # Before its first batch, a job that is asked to stop has nothing that could be saved.
+            return [
+                None if stop() else _train(bundle, data, task, device, report, stop, pulse)
+                for task in tasks
+            ]
+
+
+def in_turn(
+    placement: Placement,
+    tasks: Sequence[Task],
+    work: Callable[[Sequence[Task]], list[Any]],
+    report: Report,
+) -> list[Any]:
+    """Do the jobs of a row one after another, and report each result when the next job begins.
+
+    Parameters
+    ----------
+    placement : Placement
+        Where it is no row, all tasks are one piece of work.
+    tasks : sequence of Task
+        The jobs.
+    work : callable
+        Carries out one piece; returns an entry a task.
+    report : callable
+        Receives a `JobEnded` for each result but the last.
+
+    Returns
+    -------
+    list
+        What `work` returned; None where the result was reported already.
+    """
+    results: list[Any] = []
+    for part in [[task] for task in tasks] if placement.is_row else [tasks]:
+        if results and isinstance(found := results[-1], Result):
+            report(JobEnded(replace(found, pid=os.getpid(), peak_memory=proc.peak_memory())))
+            results[-1] = None
+        results += work(part)
+    return results
 
 
 @contextmanager
@@ -317,20 +356,24 @@ class _Worker:
             return ("error", line, self.broken)
         if placement.cores:
             proc.pin(0, placement.cores)
-        proc.reset_peak_memory()
-        self.tasks, self.resized = tasks, 0
+        work = partial(self.execute, self.bundle, self.data, placement)
         try:
-            for task in tasks:
-                self.tell(Started(task.job.id, task.attempt, os.getpid()))
-            with _output_to_log(self.bundle, tasks):
-                results = execute(
-                    self.bundle, self.data, placement, tasks, self.tell, self.stop, self.pulse
-                )
-            return ("answer", results, proc.peak_memory())
+            return ("answer", in_turn(placement, tasks, work, self.tell), proc.peak_memory())
         except StorageError as error:
             return ("storage", error.errno, error.strerror or str(error))
         except WorkerDiedError as error:
             return ("lost", error.cause, error.outcome)
+
+    def execute(
+        self, bundle: Bundle, data: Batches, placement: Placement, tasks: Sequence[Task]
+    ) -> list[Any]:
+        """Carry out a placement, or one job of a row."""
+        proc.reset_peak_memory()
+        self.tasks, self.resized = tasks, 0
+        for task in tasks:
+            self.tell(Started(task.job.id, task.attempt, os.getpid()))
+        with _output_to_log(bundle, tasks):
+            return execute(bundle, data, placement, tasks, self.tell, self.stop, self.pulse)
 
     def resize(self) -> None:
         """Take up another number of threads, between two batches, where the sweep asks for it."""
