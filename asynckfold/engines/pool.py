@@ -385,7 +385,7 @@ class WorkerPool:
         elif kind == "lost":
             # It ends by itself; until that is known here, it must not be given anything.
             worker.open = False
-            work.future.set_exception(WorkerDiedError(worker.pid, content[0], content[1]))
+            work.future.set_exception(_lost(worker, *content))
         else:
             work.future.set_exception(UnpackError(content[0], content[1]))
 
@@ -426,6 +426,13 @@ def _death(worker: Worker) -> WorkerDiedError:
         return WorkerDiedError(worker.pid, cause, peak_memory=peak)
     text = f"{cause}, out of memory at a peak of {gibibytes(peak)}"
     return WorkerDiedError(worker.pid, text, "oom", peak)
+
+
+def _lost(worker: Worker, cause: str, outcome: str) -> WorkerDiedError:
+    """What a worker says itself that cannot go on: a process of its job was killed, say."""
+    if outcome == "died" and was_short_of_memory(worker.oom_kills, 0):
+        return WorkerDiedError(worker.pid, f"{cause}, out of memory", "oom")
+    return WorkerDiedError(worker.pid, cause, outcome)
 
 
 _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)

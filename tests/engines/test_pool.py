@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.placement import Load, Placement
+from asynckfold.pulse import Pulse
 from asynckfold.result import DONE
 from tests.leftovers import alive, descendants, gone, shared_memory
 from tests.toy import Tiny, task, toy_bundle
@@ -277,3 +279,20 @@ def test_killing_the_users_process_takes_everything_along(root: Path, number: in
     script.stdout.close()
     assert gone(family)
     assert shared_memory() == before
+
+
+@pytest.mark.parametrize(
+    ("kills_before", "outcome", "told"),
+    [(2, "died", "oom"), (3, "died", "died"), (2, "device_lost", "device_lost")],
+)
+def test_a_process_of_a_job_that_was_killed_for_want_of_memory_is_told_apart(
+    kills_before: int, outcome: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "was_short_of_memory", lambda before, peak: before < 3)
+    here, _ = Pipe()
+    worker = pools.Worker(1, here, Pulse())
+    worker.oom_kills = kills_before
+    error = pools._lost(worker, "process 2 of the job ended (SIGKILL)", outcome)
+    assert error.outcome == told
+    assert "process 2 of the job ended (SIGKILL)" in error.cause
+    assert ("out of memory" in error.cause) is (told == "oom")
