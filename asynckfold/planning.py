@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asynckfold import cache, choice
+from asynckfold.asking import ask
 from asynckfold.choice import Choice
 from asynckfold.elastic import steps_of
 from asynckfold.engines import pool as pools
@@ -37,7 +38,7 @@ from asynckfold.settings import Settings, one_line
 from asynckfold.sharing import room_problems
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
-from asynckfold.sweep import Inbox, ask
+from asynckfold.sweep import Inbox
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
+from asynckfold.asking import TICK_SECONDS, room
 from asynckfold.costs import Timing
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import UnpackError, WorkerDiedError
@@ -19,7 +20,7 @@ from asynckfold.interruption import Interruption
 from asynckfold.messages import Started
 from asynckfold.placement import Load, Placement
 from asynckfold.plan import Plan
-from asynckfold.sweep import TICK_SECONDS, Inbox, room
+from asynckfold.sweep import Inbox
 
 MEETING_SECONDS = 60.0
 """How long probes on a GPU wait for each other: to open a GPU takes seconds, and further ones to

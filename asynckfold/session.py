@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asynckfold import choice
+from asynckfold.asking import Sampler, ask
 from asynckfold.choice import Choice
 from asynckfold.engines.machine import Machine
 from asynckfold.errors import (
@@ -37,7 +38,7 @@ from asynckfold.result import DIVERGED, DONE, FAILED, CVResults, Result, job_by_
 from asynckfold.scoring import Score, resolve
 from asynckfold.settings import Settings
 from asynckfold.store import RunStore
-from asynckfold.sweep import Sampler, Sweep, ask, is_stray
+from asynckfold.sweep import Sweep, is_stray
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared

@@ -19,23 +19,22 @@ import math
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol
 
-from asynckfold.elastic import Elastic, Pace, stretched
+from asynckfold.asking import TICK_SECONDS, Patience, Sampler
 from asynckfold.engines.engine import Answer, Engine
-from asynckfold.engines.steady import MOST_CHANGES, WINDOW_SECONDS
 from asynckfold.errors import (
     InterruptedRunError,
-    NoRoomError,
     StorageError,
     UnpackError,
     WorkerDiedError,
 )
 from asynckfold.files import remove
 from asynckfold.interruption import Interruption
+from asynckfold.lending import Lender
 from asynckfold.messages import (
     CheckpointWritten,
     EpochEnded,
@@ -51,22 +50,17 @@ from asynckfold.messages import (
 from asynckfold.placement import Backlog, Bookings, Load, Placement, Request, fused, place
 from asynckfold.result import FAILED, Result, job_by_id
 from asynckfold.retries import decide
+from asynckfold.running import Running, RunningJobs
 from asynckfold.sizes import gibibytes
 from asynckfold.store import Placed, RunStore, Waiting
-from asynckfold.waiting import Obstacle, Wait, Waits, named_cores
-from asynckfold.yielding import Held, yielded
-
-TICK_SECONDS = 0.25
-"""Longest wait before the load is looked at again."""
+from asynckfold.waiting import Obstacle, Wait, Waits
+from asynckfold.yielding import yielded
 
 FLUSH_SECONDS = 1.0
 """Longest time that progress stays only in memory."""
 
 GRACE_SECONDS = 10.0
 """What an interrupted job gets to reach its next batch and save itself."""
-
-GAP_SECONDS = 1.0
-"""Most of the time between two looks that counts as waiting: this process may have been stopped."""
 
 Inbox = queue.SimpleQueue["News | Future[Answer]"]
 Finish = Callable[[Result], Result]
@@ -90,51 +84,6 @@ class Watch(Protocol):
     def ticked(self, load: Load) -> None:
         """The load was looked at."""
         ...
-
-
-@dataclass(frozen=True)
-class _Start:
-    """A placement that runs, its tasks, when it started in run seconds, and jobs that ended.
-
-    In a row it started when the job before ended. It can be moved once a worker has begun one of
-    its jobs: that pins itself before it says so. Beyond the
-    cores of its placement it may hold some that are lent to it, until its worker has given them
-    back and goes on with those that it keeps; `given_back` says when that was asked for lately, and
-    `asks` how often its worker was asked for another number of threads. `pace` is that of its job
-    since the last change of threads, by the news of `paced`; `before`, seconds of a batch until
-    then. It grows no more once it was slower with what was lent.
-    """
-
-    placement: Placement
-    tasks: list[Task]
-    at: float
-    ended: set[str] = field(default_factory=set)
-    begun: set[str] = field(default_factory=set)
-    paused: bool = False
-    lent: tuple[int, ...] = ()
-    keeps: tuple[int, ...] = ()
-    given_back: tuple[float, ...] = ()
-    asks: int = 0
-    pace: Pace | None = None
-    paced: str = ""
-    before: float | None = None
-    slower: bool = False
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of a batch with the threads that it has now, once they are known."""
-        return None if self.pace is None else self.pace.seconds
-
-    @property
-    def held(self) -> Held:
-        return Held(self.placement.cores, self.paused)
-
-    @property
-    def whole(self) -> Placement:
-        """The placement with all cores that it holds now."""
-        if not self.lent:
-            return self.placement
-        return replace(self.placement, cores=(*self.placement.cores, *self.lent))
 
 
 @dataclass(frozen=True)
@@ -191,7 +140,6 @@ class Sweep:
         steps: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         self._yields = yields
-        self._steps = steps or {}
         self._patience = Patience(max_wait)
         self._store = store
         self._engine = engine
@@ -206,20 +154,31 @@ class Sweep:
         self._groups = {name: group for group in store.plan.groups for name in group}
         self._left = {name: None for name in self._jobs if name not in finished}
         self._backlog = Backlog()
-        self._bookings = Bookings()
+        self._running = RunningJobs(store.note_cores)
+        self._bookings = self._running.bookings
         self._waits = Waits()
         self._waiting = Waiting((), (), (), {})
         self._pauses: dict[str, _Pause] = {}
-        self._running: dict[Future[Answer], _Start] = {}
         self._history: dict[str, list[str]] = {}
         self._recorded: list[Result] = []
         self._outdated: list[str] = []
         self._sampler = Sampler(store, "packed")
+        self._lender = self._lending(steps) if steps else None
         self._flushed = clock()
         self._told_shortage = False
         self._leaving = False
         for unit in dict.fromkeys(map(self._unit, self._left)):
             self._add(unit)
+
+    def _lending(self, steps: Mapping[str, Sequence[float]]) -> Lender:
+        return Lender(
+            self._running,
+            self._engine,
+            lambda job_id: steps[self._jobs[job_id].model],
+            lambda item: item.at + self._request(self._unit(item.placement.jobs[0])).seconds,
+            self._clock,
+            self._take,
+        )
 
     def run(self) -> None:
         """Work until every job has a result.
@@ -310,13 +269,13 @@ class Sweep:
         self._waits.come(request, self._clock(), before)
 
     def _placements(self) -> list[Placement]:
-        load = self._engine.load([start.whole for start in self._running.values()])
+        load = self._engine.load([item.whole for item in self._running])
         self._sampler.look(load)
         self._watch.ticked(load)
         if self._yields:
             self._make_room(load)
         # What is lent counts as free, and what would start there waits until it is given back.
-        lent = {core for start in self._running.values() for core in start.lent}
+        lent = {core for item in self._running for core in item.lent}
         lent_last = tuple(sorted(load.idle, key=lent.__contains__))
         found = place(self._backlog, self._bookings, replace(load, idle=lent_last))
         placed = [placement for placement in found if lent.isdisjoint(placement.cores)]
@@ -331,9 +290,9 @@ class Sweep:
         ]
         for placement in placed:
             self._bookings.add(placement)
-        if self._steps:
-            self._stretch(load, placed, soon)
-        whole = [start.whole for start in self._running.values()]
+        if self._lender is not None:
+            self._lender.stretch(load, placed, soon, self._yields)
+        whole = [item.whole for item in self._running]
         self._look(load, placed, Bookings([*whole, *placed]) if soon else self._bookings)
         return placed
 
@@ -356,115 +315,14 @@ class Sweep:
 
     def _make_room(self, load: Load) -> None:
         """Move, pause and continue running jobs as the load asks for."""
-        movable = {
-            future: start.held
-            for future, start in self._running.items()
-            # The processes of a job that has several are pinned by themselves.
-            if start.begun
-            and start.placement.cores
-            and start.placement.trainer != "hogwild"
-            and not start.lent
-        }
-        others = [start.whole for future, start in self._running.items() if future not in movable]
-        fixed = [core for placement in others for core in placement.cores]
+        movable = {future: item.held for future, item in self._running.items() if item.can_move}
+        fixed = [core for item in self._running if not item.can_move for core in item.whole.cores]
         for future, cores in yielded(movable, load, fixed).items():
-            start = self._running[future]
+            item = self._running[future]
             self._engine.shift(future, cores)
-            self._take(Remark(start.placement.jobs[0], *_told(start, cores)))
-            changed = self._rebooked(start, cores or start.placement.cores)
+            self._take(Remark(item.placement.jobs[0], *_told(item, cores)))
+            changed = self._running.rebooked(item, cores or item.placement.cores)
             self._running[future] = replace(changed, paused=not cores, pace=None)
-
-    def _rebooked(self, start: _Start, cores: tuple[int, ...]) -> _Start:
-        """Let a placement hold these cores and no others, those beyond its threads lent."""
-        count = len(start.placement.cores)
-        placement = replace(start.placement, cores=cores[:count])
-        self._bookings.remove(start.placement)
-        self._bookings.add(placement)
-        if cores != start.whole.cores:
-            for task in start.tasks:
-                self._store.note_cores(task.job.id, task.attempt, cores)
-        return replace(start, placement=placement, lent=cores[count:])
-
-    def _stretch(self, load: Load, placed: Sequence[Placement], soon: Sequence[Placement]) -> None:
-        """Lend idle cores to running jobs, and ask for those back on which others start soon."""
-        starts = self._running
-        held = Bookings([*(start.whole for start in starts.values()), *placed, *soon])
-        # Threads wait for each other: for the one whose core somebody else uses.
-        load = replace(load, idle=tuple(core for core in load.idle if core not in load.others))
-        free = [] if load.blocked else held.free_cores(load)
-        wanted = {core for item in soon for core in item.cores}
-        if not free and not any(start.lent for start in starts.values()):
-            return
-        if self._yields and any(_is_disturbed(start, load) for start in starts.values()):
-            # Those that must make room come first.
-            free, wanted = [], {core for start in starts.values() for core in start.lent}
-        last_first = sorted(starts, key=lambda future: -self._expected_end(starts[future]))
-        running = {
-            future: self._elastic(starts[future])
-            for future in last_first
-            if starts[future].begun and not starts[future].keeps and _can_stretch(starts[future])
-        }
-        for future, cores in stretched(running, load, free, wanted).items():
-            start = replace(starts[future], slower=running[future].slower)
-            starts[future] = self._asked(future, start, cores)
-
-    def _asked(self, future: Future[Answer], start: _Start, cores: tuple[int, ...]) -> _Start:
-        """Lend a job the cores that it has not yet, or ask it to keep only these."""
-        asked = replace(start, asks=start.asks + 1)
-        if len(cores) > len(start.whole.cores):
-            self._engine.shift(future, cores, len(cores))
-            self._take(_resized(start, "grown", cores))
-            return self._rebooked(asked, cores)
-        self._engine.shift(future, start.whole.cores, len(cores))
-        given_back = (*start.given_back, self._clock())[-MOST_CHANGES:]
-        return replace(asked, keeps=cores, given_back=given_back)
-
-    def _elastic(self, start: _Start) -> Elastic:
-        now = self._clock()
-        lately = sum(now - moment < WINDOW_SECONDS for moment in start.given_back)
-        model, seconds = self._jobs[start.placement.jobs[0]].model, start.seconds
-        slower = bool(start.lent and seconds and start.before and seconds > start.before)
-        return Elastic(
-            start.whole.cores,
-            start.placement.threads,
-            self._steps[model],
-            # What is not known before cannot be seen to become slower.
-            seconds is None or lately == MOST_CHANGES,
-            slower or start.slower,
-        )
-
-    def _note_pace(self, item: Progress) -> None:
-        """Note how fast a job is that may grow."""
-        batches, now = (item.epoch - 1) * item.batches + item.batch, self._clock()
-        for future, start in self._running.items():
-            if item.job_id in start.placement.jobs:
-                known = start.pace
-                if known is None:
-                    pace = Pace(now, now, batches, batches)
-                    self._running[future] = replace(start, pace=pace, paced=item.job_id)
-                elif start.paced == item.job_id:
-                    pace = replace(known, until=now, last=batches)
-                    self._running[future] = replace(start, pace=pace)
-                return
-
-    def _expected_end(self, start: _Start) -> float:
-        """In run seconds, had it the threads of the plan all the time."""
-        return start.at + self._request(self._unit(start.placement.jobs[0])).seconds
-
-    def _note_resized(self, item: Resized) -> None:
-        """Free the cores that a worker has given back, and watch its pace from now on."""
-        for future, start in self._running.items():
-            if item.job_id in start.placement.jobs and item.ask == start.asks:
-                if start.keeps:
-                    self._engine.shift(future, start.keeps)
-                    self._take(_resized(start, "shrunk", start.keeps))
-                    start = self._rebooked(start, start.keeps)
-                else:
-                    start = replace(start, before=start.seconds)
-                known, now = start.pace, self._clock()
-                pace = known and Pace(now, now, known.last, known.last)
-                self._running[future] = replace(start, keeps=(), pace=pace)
-                return
 
     def _tell_shortage(self, obstacles: Iterable[Obstacle]) -> None:
         """Say it, once, where jobs wait for nothing but memory."""
@@ -494,7 +352,7 @@ class Sweep:
         self._watch.placed(placement)
         started = self._store.now()
         future = self._engine.submit(placement, tasks)
-        self._running[future] = _Start(placement, tasks, started)
+        self._running.add(future, Running(placement, tasks, started))
         future.add_done_callback(self._inbox.put)
 
     def _hear(self, wait_s: float) -> None:
@@ -548,11 +406,12 @@ class Sweep:
             return
         if isinstance(item, Started):
             self._store.started(item.job_id, item.attempt, item.pid)
-            self._note_begun(item.job_id)
-        elif isinstance(item, Resized):
-            self._note_resized(item)
-        elif isinstance(item, Progress) and self._steps:
-            self._note_pace(item)
+            if found := self._running.holding(item.job_id):
+                found[1].begun.add(item.job_id)
+        elif isinstance(item, Resized) and self._lender is not None:
+            self._lender.note_resized(item)
+        elif isinstance(item, Progress) and self._lender is not None:
+            self._lender.note_pace(item)
         elif isinstance(item, EpochEnded):
             self._store.epoch(item.job_id, item.attempt, item.epoch)
         elif isinstance(item, CheckpointWritten):
@@ -563,14 +422,8 @@ class Sweep:
             self._store.event(item.kind, item.text, item.job_id)
         self._watch.heard(item)
 
-    def _note_begun(self, job_id: str) -> None:
-        for start in self._running.values():
-            if job_id in start.placement.jobs:
-                start.begun.add(job_id)
-
     def _end(self, future: Future[Answer]) -> None:
         start = self._running.pop(future)
-        self._bookings.remove(start.placement)
         error = future.exception()
         if error is None:
             answer = future.result()
@@ -608,15 +461,14 @@ class Sweep:
 
     def _end_early(self, result: Result) -> None:
         """Record what one of several jobs of a placement came to; the others go on."""
-        for future, start in self._running.items():
-            if result.job_id in start.placement.jobs:
-                self._record(result, start, result.pid, result.peak_memory)
-                start.ended.add(result.job_id)
-                if start.placement.is_row:
-                    self._running[future] = replace(start, at=self._store.now())
-                return
+        if found := self._running.holding(result.job_id):
+            future, start = found
+            self._record(result, start, result.pid, result.peak_memory)
+            start.ended.add(result.job_id)
+            if start.placement.is_row:
+                self._running[future] = replace(start, at=self._store.now())
 
-    def _take_result(self, task: Task, found: Any, start: _Start, answer: Answer) -> None:
+    def _take_result(self, task: Task, found: Any, start: Running, answer: Answer) -> None:
         if found is None:
             self._store.end_attempt(task.job.id, task.attempt, "interrupted", pid=answer.pid)
         elif isinstance(found, Setback):
@@ -624,7 +476,7 @@ class Sweep:
         else:
             self._record(found, start, answer.pid, answer.peak_memory)
 
-    def _record(self, result: Result, start: _Start, pid: int, peak: int) -> None:
+    def _record(self, result: Result, start: Running, pid: int, peak: int) -> None:
         complete = replace(
             self._finish(result),
             pid=pid,
@@ -640,7 +492,7 @@ class Sweep:
             self._recorded.append(complete)
 
     def _set_back(
-        self, task: Task, outcome: str, result: Result, start: _Start, pid: int, peak: int
+        self, task: Task, outcome: str, result: Result, start: Running, pid: int, peak: int
     ) -> None:
         """Try again, or record `result`, as `decide` says."""
         name, number = task.job.id, task.attempt
@@ -669,102 +521,11 @@ class Sweep:
         self._record(replace(result, error=f"{result.error} ({account})"), start, pid, peak)
 
 
-class Patience:
-    """How long nothing could start at all.
-
-    Parameters
-    ----------
-    max_wait : float or None
-        Seconds after which that is told as an error; None: never.
-    """
-
-    def __init__(self, max_wait: float | None) -> None:
-        self._max_wait = max_wait
-        self._waited: float | None = None
-        self._looked = 0.0
-
-    def look(self, now: float, obstacle: str) -> bool:
-        """Return whether waiting begins now.
-
-        Parameters
-        ----------
-        now : float
-            Seconds of a monotonic clock.
-        obstacle : str
-            Why nothing can start; empty where it can.
-
-        Raises
-        ------
-        NoRoomError
-            It was too long.
-        """
-        passed, self._looked = now - self._looked, now
-        if not obstacle:
-            self._waited = None
-            return False
-        begins = self._waited is None
-        self._waited = 0.0 if self._waited is None else self._waited + min(passed, GAP_SECONDS)
-        if self._max_wait is not None and self._waited >= self._max_wait:
-            raise NoRoomError(
-                f"nothing could start for {self._waited:.0f} s (max_wait): {obstacle}; what was "
-                "finished stays, and the same call continues"
-            )
-        return begins
-
-
-def room(engine: Engine, max_wait: float | None, signals: Interruption | None = None) -> Load:
-    """Wait until something may start, and return the load.
-
-    Raises
-    ------
-    NoRoomError
-        That took too long.
-    """
-    patience = Patience(max_wait)
-    while (load := engine.load([])).blocked:
-        patience.look(time.monotonic(), load.blocked)
-        time.sleep(TICK_SECONDS)
-        if signals is not None:
-            signals.check()
-    return load
-
-
 def _obstacle(load: Load) -> str:
     return load.blocked or "no GPU that this run may use can be seen"
 
 
-def _is_disturbed(start: _Start, load: Load) -> bool:
-    return start.paused or not {*start.whole.cores} <= {*load.idle}
-
-
-def _can_stretch(start: _Start) -> bool:
-    """Whether more threads may help: not on a GPU, nor where memory was short before.
-
-    Several processes of a job have one thread each.
-    """
-    placement = start.placement
-    single = placement.trainer != "hogwild"
-    shared = placement.alone or placement.is_row
-    return bool(placement.cores) and placement.gpu is None and not shared and single
-
-
-def _resized(start: _Start, kind: str, cores: Sequence[int]) -> Remark:
-    """What becomes of a job whose threads change: in the log of the run."""
-    now, before = len(cores), len(start.whole.cores)
-    text = (
-        f"{now} {'thread' if now == 1 else 'threads'} on {named_cores(cores)}, before {before}: "
-        + (
-            "cores became free"
-            if kind == "grown"
-            else "with more it was slower"
-            if start.slower
-            else "others need the cores that it gave back"
-        )
-    )
-    return Remark(start.placement.jobs[0], kind, text)
-
-
-def _told(start: _Start, cores: Sequence[int]) -> tuple[str, str]:
+def _told(start: Running, cores: Sequence[int]) -> tuple[str, str]:
     """What becomes of a job because of others: the kind of event, and a sentence."""
     before = ", ".join(map(str, start.placement.cores))
     if not cores:
@@ -783,71 +544,6 @@ def _device(placement: Placement) -> str:
     return "cpu" if placement.gpu is None else f"cuda:{placement.gpu}"
 
 
-class Sampler:
-    """Notes the CPU use, often at first and seldom in a long run.
-
-    Parameters
-    ----------
-    store : RunStore
-        Where it is noted.
-    phase : {"packed", "serial"}
-        What is running.
-    """
-
-    def __init__(self, store: RunStore, phase: str) -> None:
-        self._store = store
-        self._phase = phase
-        self._started = time.monotonic()
-        self._next = 0.0
-
-    def look(self, load: Load) -> None:
-        """Note the use in `load` when it is time."""
-        passed = time.monotonic() - self._started
-        if load.use and passed >= self._next:
-            self._store.sample(self._phase, sum(load.use), load.own, load.use)
-            self._next = passed + max(TICK_SECONDS, passed / 400)
-
-
 def is_stray(error: BaseException) -> bool:
     """Whether a signal raised this anywhere: a host's handler, in the middle of a row perhaps."""
     return isinstance(error, KeyboardInterrupt) and not isinstance(error, InterruptedRunError)
-
-
-def ask(
-    engine: Engine,
-    placement: Placement,
-    max_wait: float | None = None,
-    sampler: Sampler | None = None,
-    signals: Interruption | None = None,
-) -> Any:
-    """Run a placement that belongs to no job (a preflight, a baseline); return its finding.
-
-    Parameters
-    ----------
-    engine : Engine
-        Executes.
-    placement : Placement
-        With the trainer that answers.
-    max_wait : float or None
-        Seconds to wait where nothing may start.
-    sampler : Sampler, optional
-        Notes the CPU use meanwhile.
-    signals : Interruption, optional
-        Looked at meanwhile.
-
-    Raises
-    ------
-    WorkerDiedError
-        The process ended without an answer.
-    NoRoomError
-        It could not start for too long.
-    """
-    room(engine, max_wait, signals)
-    future = engine.submit(placement, [])
-    while not wait([future], timeout=TICK_SECONDS).done:
-        if signals is not None:
-            signals.check()
-        load = engine.load([placement])
-        if sampler is not None:
-            sampler.look(load)
-    return future.result().results[0]

@@ -409,7 +409,7 @@ def test_our_own_kill_at_the_end_is_no_verdict_on_a_job(store: RunStore) -> None
     made, engine, _ = sweep(store, deadly)
 
     def kill(grace_s: float = 0.0) -> None:
-        for future in list(made._running):
+        for future, _ in made._running.items():
             future.set_exception(WorkerDiedError(7, "SIGKILL"))
 
     engine.close = kill  # type: ignore[method-assign]

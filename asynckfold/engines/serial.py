@@ -72,6 +72,7 @@ class SerialEngine:
                         self._bundle, self._data, placement, part, self._tell, self._signals.asked
                     ),
                     self._tell,
+                    self._signals.asked,
                 )
             future.set_result(Answer(results, os.getpid()))
         except (StorageError, WorkerDiedError) as error:

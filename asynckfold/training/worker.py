@@ -100,11 +100,7 @@ def execute(
             if placement.trainer == "hogwild":
                 cores = placement.cores
                 return [_train_hogwild(bundle, data, tasks[0], cores, report, stop, pulse)]
-            # Before its first batch, a job that is asked to stop has nothing that could be saved.
-            return [
-                None if stop() else _train(bundle, data, task, device, report, stop, pulse)
-                for task in tasks
-            ]
+            return [_train(bundle, data, task, device, report, stop, pulse) for task in tasks]
 
 
 def in_turn(
@@ -112,8 +108,11 @@ def in_turn(
     tasks: Sequence[Task],
     work: Callable[[Sequence[Task]], list[Any]],
     report: Report,
+    stop: Stop,
 ) -> list[Any]:
     """Do the jobs of a row one after another, and report each result when the next job begins.
+
+    When asked to stop, those that have not begun are left.
 
     Parameters
     ----------
@@ -125,6 +124,8 @@ def in_turn(
         Carries out one piece; returns an entry a task.
     report : callable
         Receives a `JobEnded` for each result but the last.
+    stop : callable
+        Asked between two jobs.
 
     Returns
     -------
@@ -136,7 +137,7 @@ def in_turn(
         if results and isinstance(found := results[-1], Result):
             report(JobEnded(replace(found, pid=os.getpid(), peak_memory=proc.peak_memory())))
             results[-1] = None
-        results += work(part)
+        results += [None] if results and stop() else work(part)
     return results
 
 
@@ -358,7 +359,8 @@ class _Worker:
             proc.pin(0, placement.cores)
         work = partial(self.execute, self.bundle, self.data, placement)
         try:
-            return ("answer", in_turn(placement, tasks, work, self.tell), proc.peak_memory())
+            results = in_turn(placement, tasks, work, self.tell, self.stop)
+            return ("answer", results, proc.peak_memory())
         except StorageError as error:
             return ("storage", error.errno, error.strerror or str(error))
         except WorkerDiedError as error:
