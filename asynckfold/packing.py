@@ -93,13 +93,15 @@ class Packing:
 
 
 def packing_of(store: RunStore) -> Packing | None:
-    """Return how a run was packed, so far; None before its first attempt."""
+    """Return how a run was packed, so far; None before a process began its first attempt."""
     attempts = store.attempts()
     if not attempts:
         return None
     ends = _ends(attempts, store.session_ends())
     groups = _groups(store.plan)
     held = _held(attempts, ends, groups)
+    if not held:
+        return None
     seconds: dict[_Group, float] = {}
     for attempt, begin, end in held:
         group = groups[attempt.job_id]
@@ -145,10 +147,15 @@ def _groups(plan: Plan) -> dict[str, _Group]:
 def _held(
     attempts: Sequence[Attempt], ends: Sequence[float], groups: Mapping[str, _Group]
 ) -> list[tuple[Attempt, float, float]]:
-    """From when to when each attempt held cores; of those of a group at once, the first did."""
+    """From when to when each attempt held cores; of those of a group at once, the first did.
+
+    Of a row of jobs that was left, those held none that no process had begun.
+    """
     until: dict[_Group, float] = {}
     found = []
     for attempt, end in zip(attempts, ends, strict=True):
+        if attempt.outcome in (None, "interrupted", "lost") and not attempt.pid:
+            continue
         group = groups[attempt.job_id]
         before = until.get(group, attempt.started)
         begin = max(attempt.started, before)

@@ -405,9 +405,7 @@ class Sweep:
             self._end(item)
             return
         if isinstance(item, Started):
-            self._store.started(item.job_id, item.attempt, item.pid)
-            if found := self._running.holding(item.job_id):
-                found[1].begun.add(item.job_id)
+            self._note_begun(item)
         elif isinstance(item, Resized) and self._lender is not None:
             self._lender.note_resized(item)
         elif isinstance(item, Progress) and self._lender is not None:
@@ -421,6 +419,14 @@ class Sweep:
         elif isinstance(item, Remark):
             self._store.event(item.kind, item.text, item.job_id)
         self._watch.heard(item)
+
+    def _note_begun(self, item: Started) -> None:
+        at = None
+        if found := self._running.holding(item.job_id):
+            _, start = found
+            start.begun.add(item.job_id)
+            at = start.at if start.placement.is_row else None
+        self._store.started(item.job_id, item.attempt, item.pid, at)
 
     def _end(self, future: Future[Answer]) -> None:
         start = self._running.pop(future)
@@ -436,7 +442,7 @@ class Sweep:
             if isinstance(error, WorkerDiedError):
                 if start.begun and task.job.id not in start.begun:
                     # Of a row, only the job in hand has to do with it.
-                    self._take_result(task, None, start, Answer([], error.pid))
+                    self._store.end_attempt(task.job.id, task.attempt, "interrupted")
                     continue
                 result = _failed(task, str(error), str(error))
                 self._set_back(task, error.outcome, result, start, error.pid, error.peak_memory)
@@ -470,7 +476,8 @@ class Sweep:
 
     def _take_result(self, task: Task, found: Any, start: Running, answer: Answer) -> None:
         if found is None:
-            self._store.end_attempt(task.job.id, task.attempt, "interrupted", pid=answer.pid)
+            pid = answer.pid if not start.begun or task.job.id in start.begun else 0
+            self._store.end_attempt(task.job.id, task.attempt, "interrupted", pid=pid)
         elif isinstance(found, Setback):
             self._set_back(task, found.outcome, found.result, start, answer.pid, answer.peak_memory)
         else:

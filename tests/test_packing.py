@@ -64,10 +64,12 @@ def write(root: Path, about: Mapping[str, Any]) -> None:
         store.start_attempt(B0, (0,), 1, "cpu", 5.0)
         store.note_placed(B0, 1, Placed(7, (Wait(3.0, "cores", "cores: 2 of 2 busy"),)))
         store.start_attempt(B1, (1,), 1, "cpu", 5.0)
+        store.started(B1, 1, 7)
         store.clock = 5.0
         store.end_attempt(B0, 1, "died")
         store.clock = 6.0
         store.start_attempt(B0, (0,), 1, "cpu", 5.0)
+        store.started(B0, 2, 7)
         store.clock = 8.0
     with FakeClockStore.hold(root) as store:
         assert isinstance(store, FakeClockStore)
@@ -80,6 +82,25 @@ def write(root: Path, about: Mapping[str, Any]) -> None:
         record(store, B0, 3)
         store.clock = 13.0
         record(store, B1, 2)
+
+
+def test_of_a_row_an_attempt_holds_its_core_from_its_turn_on(root: Path) -> None:
+    with FakeClockStore.hold(root) as store:
+        assert isinstance(store, FakeClockStore)
+        store.begin(PLAN, FOLDS, TARGETS)
+        store.clock = 1.0
+        for job in (A0, B0, B1):
+            store.start_attempt(job, (0,), 1, "cpu", 0.1)
+        store.started(A0, 1, 7)
+        store.clock = 2.0
+        record(store, A0, 1)
+        store.started(B0, 1, 7, at=2.0)
+        store.clock = 5.0
+    with RunStore.read(root) as store:
+        found = packing_of(store)
+    # B1 was never begun.
+    assert found is not None
+    assert found.core_seconds == pytest.approx(1 + 3)
 
 
 def test_seconds_and_cores_are_those_of_all_attempts(root: Path) -> None:

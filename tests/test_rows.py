@@ -21,10 +21,12 @@ from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
 from asynckfold import placement as placements
+from asynckfold.cli.state import state_of
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.folds import make_folds
 from asynckfold.messages import JobEnded, Setback, Started, Task
+from asynckfold.packing import packing_of
 from asynckfold.placement import (
     ROW_SECONDS,
     ROW_SHARE,
@@ -172,6 +174,9 @@ def test_short_jobs_are_placed_in_rows_and_each_has_its_result(store: RunStore) 
     # Their times do not overlap: a core belongs to one job at a time.
     spans = sorted((result.started, result.ended) for result in results.values())
     assert all(ended <= later for (_, ended), (later, _) in pairwise(spans))
+    packing = packing_of(store)
+    assert packing is not None
+    assert 0 < packing.core_seconds <= packing.makespan + 1e-9
 
 
 def test_of_a_row_whose_worker_dies_only_the_job_in_hand_is_to_blame(store: RunStore) -> None:
@@ -188,6 +193,9 @@ def test_of_a_row_whose_worker_dies_only_the_job_in_hand_is_to_blame(store: RunS
         outcomes.setdefault(attempt.job_id, []).append(attempt.outcome)
     assert outcomes[guilty] == ["died", "ok"]
     assert outcomes[innocent] == ["interrupted", "ok"]
+    packing = packing_of(store)
+    assert packing is not None
+    assert packing.core_seconds <= packing.makespan + 1e-9
     assert {result.status for result in store.results().values()} == {DONE}
 
 
@@ -263,3 +271,13 @@ def test_rows_of_real_jobs_survive_a_kill_and_change_no_bit(
     logs = [*(tmp_path / "rows").rglob("log.txt")]
     assert len(logs) == 32
     assert all(log.read_text().count("a word of its own") >= 1 for log in logs)
+
+
+def test_status_names_the_job_of_a_row_that_is_in_hand(store: RunStore) -> None:
+    for name in NAMES[:3]:
+        store.start_attempt(name, (0,), 1, "cpu", 0.1)
+    store.start_attempt(NAMES[3], (1,), 1, "cpu", 0.1)
+    store.started(NAMES[1], 1, 7)
+    shown = [item["job"] for item in state_of(store)["running_jobs"]]
+    # That of the other core has no process yet that is known.
+    assert shown == [NAMES[1], NAMES[3]]

@@ -33,11 +33,17 @@ def state_of(store: RunStore) -> dict[str, Any]:
         "fingerprint": store.fingerprint(),
         "bit_identity": asdict(claimed),
         "holder": holder,
-        "running_jobs": [_at_work(store, item) for item in at_work],
+        "running_jobs": [_at_work(store, item) for item in _in_hand(at_work)],
         "idle": _idle(store.waiting, at_work) if holder else None,
         "ended": None if holder else _ended(store, counts, attempts),
         "continue_with": None if holder or not counts["pending"] else continuation(store.about),
     }
+
+
+def _in_hand(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Leave out those of a row of jobs that come after the one in hand, on the same cores."""
+    taken = {item.last_cores for item in attempts if item.pid}
+    return [item for item in attempts if item.pid or item.last_cores not in taken]
 
 
 def _at_work(store: RunStore, attempt: Attempt) -> dict[str, Any]:

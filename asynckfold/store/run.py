@@ -451,11 +451,16 @@ class RunStore(RunReader):
         )
         self._seal("events", "seq = ?", (cursor.lastrowid,))
 
-    def started(self, job_id: str, attempt: int, pid: int) -> None:
-        """Note which process works on an attempt; buffered."""
+    def started(self, job_id: str, attempt: int, pid: int, at: float | None = None) -> None:
+        """Note which process works on an attempt, and since when if not from the start; buffered.
+
+        In a row of jobs, an attempt holds its cores from the end of the one before.
+        """
         self._begin_buffered()
         self._execute(
-            "UPDATE attempts SET pid = ? WHERE job_id = ? AND attempt = ?", (pid, job_id, attempt)
+            "UPDATE attempts SET pid = ?, started = COALESCE(?, started) "
+            "WHERE job_id = ? AND attempt = ?",
+            (pid, at, job_id, attempt),
         )
         self._seal("attempts", "job_id = ? AND attempt = ?", (job_id, attempt))
 
