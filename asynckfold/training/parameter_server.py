@@ -175,7 +175,8 @@ class Server:
         """Serve, once, until so many replicas have come and all that came have left.
 
         More may come, in place of those that died. Where nobody is there for `timeout_s`, those
-        that are still missing are waited for no longer.
+        that are still missing are waited for no longer; a replica that is there is, however long it
+        takes for a step.
 
         Parameters
         ----------
@@ -297,6 +298,7 @@ class Server:
             elif kind == "pull":
                 seen = self._give(line, room)
             elif kind == "leave":
+                frames.send(line, {"kind": "left"})
                 return
             else:
                 raise frames.FrameError(f"a message of unknown kind {kind!r:.40}")
@@ -464,30 +466,33 @@ class Hogwild(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
-            for parameter in self._trained():
-                if parameter.grad is not None:
-                    share = 1 / self.accumulate
-                    self._kept(parameter)["gradient"].add_(parameter.grad, alpha=share)
             self._calls += 1
+            for parameter in self._trained() if self.accumulate > 1 else ():
+                if parameter.grad is not None:
+                    mean = self._kept(parameter, "gradient")
+                    mean.add_(parameter.grad, alpha=1 / self.accumulate)
             if self._calls % self.accumulate == 0:
                 self._move()
         return loss
 
-    def _kept(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What comes together for a parameter: gradients of one step, and steps of one push."""
+    def _kept(self, parameter: torch.Tensor, what: str) -> torch.Tensor:
+        """What comes together for a parameter: the gradient of a step, the update of a push."""
         state: dict[str, torch.Tensor] = self.state[parameter]
-        if not state:
-            state["gradient"] = torch.zeros_like(parameter)
-            state["update"] = torch.zeros_like(parameter, dtype=self._vector.dtype)
-        return state
+        if what not in state:
+            state[what] = torch.zeros_like(parameter, dtype=self._vector.dtype)
+        return state[what]
 
     def _move(self) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
-                state = self._kept(parameter)
-                parameter.add_(state["gradient"], alpha=-group["lr"])
-                state["update"].add_(state["gradient"], alpha=group["lr"])
-                state["gradient"].zero_()
+                whole = self.accumulate == 1
+                gradient = parameter.grad if whole else self._kept(parameter, "gradient")
+                if gradient is None:
+                    continue
+                parameter.add_(gradient, alpha=-group["lr"])
+                self._kept(parameter, "update").add_(gradient, alpha=group["lr"])
+                if not whole:
+                    gradient.zero_()
         self._steps += 1
         self._unpushed += 1
         if self._steps % self.n_push == 0:
@@ -508,8 +513,9 @@ class Hogwild(torch.optim.Optimizer):
         self._vector.zero_()
         for parameter, view in self._pairs():
             if parameter in self.state:
-                view.copy_(self.state[parameter]["update"])
-                self.state[parameter]["update"].zero_()
+                update = self._kept(parameter, "update")
+                view.copy_(update)
+                update.zero_()
         for number, line in self._open():
             with self._telling(number):
                 frames.send(line, {"kind": "push"}, self._piece(number))
@@ -563,9 +569,10 @@ class Hogwild(torch.optim.Optimizer):
                 f"({error.strerror or error}): "
             )
             if self.checkpoint is None or not self._steps:
+                hint = "" if self.checkpoint else "; checkpoint=PATH keeps the model in such a case"
                 raise PeerLostError(
                     text + "nothing of this replica was saved. Start the server and its replicas "
-                    "again; checkpoint=PATH keeps the model in such a case"
+                    f"again{hint}"
                 ) from error
             save_model(self.model, self.checkpoint)
             raise PeerLostError(
@@ -576,6 +583,8 @@ class Hogwild(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Push the steps that are left, and leave; gradients of no whole step are dropped.
+
+        When it returns, all that this replica pushed is in the server's parameters.
 
         Raises
         ------
@@ -588,6 +597,7 @@ class Hogwild(torch.optim.Optimizer):
             for number, line in self._open():
                 with self._telling(number):
                     frames.send(line, {"kind": "leave"})
+                    frames.receive(line)
             self._hang_up()
 
     def _hang_up(self) -> None:
