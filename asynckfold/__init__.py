@@ -5,6 +5,9 @@
 'Train every model with every LR schedule on every fold.'
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from asynckfold.errors import (
     AllJobsFailedError,
     AsyncKFoldError,
@@ -12,6 +15,7 @@ from asynckfold.errors import (
     InterruptedRunError,
     JobFailedError,
     NoRoomError,
+    PeerLostError,
     PlanMismatchError,
     Problem,
     RunHeldError,
@@ -24,6 +28,9 @@ from asynckfold.plan import Job, Plan, TrainerParams
 from asynckfold.result import Baseline, CVResults, Epoch, Result
 from asynckfold.store import RunStore
 
+if TYPE_CHECKING:
+    from asynckfold.training.parameter_server import Hogwild, Server
+
 __all__ = [
     "AllJobsFailedError",
     "AsyncKFold",
@@ -32,20 +39,35 @@ __all__ = [
     "CVResults",
     "Epoch",
     "Fold",
+    "Hogwild",
     "InputError",
     "InterruptedRunError",
     "Job",
     "JobFailedError",
     "JobsFailedWarning",
     "NoRoomError",
+    "PeerLostError",
     "Plan",
     "PlanMismatchError",
     "Problem",
     "Result",
     "RunHeldError",
     "RunStore",
+    "Server",
     "StorageError",
     "StoreCorruptError",
     "TrainerParams",
     "load_results",
 ]
+
+_IMPORTED_ON_USE = {
+    "Hogwild": "asynckfold.training.parameter_server",
+    "Server": "asynckfold.training.parameter_server",
+}
+"""What needs torch, and where it is: ``import asynckfold`` costs no torch."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IMPORTED_ON_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_IMPORTED_ON_USE[name]), name)

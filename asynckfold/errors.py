@@ -11,6 +11,7 @@
      ├─ NoRoomError           nothing could start for `max_wait`; can be continued      exit 5
      ├─ AllJobsFailedError    not one job succeeded                                     exit 1
      ├─ JobFailedError        a job failed and ``error_score="raise"``                  exit 1
+     ├─ PeerLostError         a parameter server, or all its replicas, answer no more   exit 1
      ├─ UnpackError           a worker could not unpack the sweep's objects (recorded)
      └─ WorkerDiedError       a worker process ended without an answer (retried)
 
@@ -133,6 +134,10 @@ class WorkerDiedError(AsyncKFoldError):
         self.outcome = outcome
         self.peak_memory = peak_memory
         super().__init__(f"worker process {pid} died: {cause}")
+
+
+class PeerLostError(AsyncKFoldError):
+    """The other side of a parameter server does not answer, or answers no more."""
 
 
 class UnpackError(AsyncKFoldError):

@@ -10,7 +10,12 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.mark.parametrize(
-    ("script", "models"), [("mnist", ["LeNet5", "AlexNet"]), ("cifar10", ["MobileNet", "VGG"])]
+    ("script", "models"),
+    [
+        ("mnist", ["LeNet5", "AlexNet"]),
+        ("cifar10", ["MobileNet", "VGG"]),
+        ("dbn", ["DBN", "plain"]),
+    ],
 )
 def test_an_example_runs_by_itself(
     script: str, models: list[str], root: Path, warm: Nursery
@@ -21,3 +26,13 @@ def test_an_example_runs_by_itself(
     page = Path(run.printed().splitlines()[-1])
     assert page.name == "index.html"
     assert all(model in page.read_text() for model in models)
+
+
+def test_the_parameter_server_and_its_replicas_run_by_themselves(
+    tmp_path: Path, warm: Nursery
+) -> None:
+    run = warm.start([EXAMPLES / "parameter_server.py", "--quick"], tmp_path / "printed")
+    assert run.wait(110) == 0, run.printed()
+    told, score = run.printed().splitlines()[-2:]
+    assert told.startswith("Served(replicas=2, lost=(), refused=(), pushes=")
+    assert float(score.removeprefix("accuracy ")) > 0.8

@@ -176,8 +176,8 @@ def _add_model_flags(verb: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--models",
         metavar="A,B",
-        help="mlp, lenet, lenet5, alexnet, mobilenet, vgg11, vgg13, vgg16, vgg19, or pkg.mod:Name"
-        + _default("models"),
+        help="mlp, dbn, lenet, lenet5, alexnet, mobilenet, vgg11, vgg13, vgg16, vgg19, or "
+        "pkg.mod:Name" + _default("models"),
     )
     group.add_argument(
         "--schedulers",

@@ -16,21 +16,26 @@ from torch import nn
 
 from asynckfold.errors import Problem, refuse
 from asynckfold.models.alexnet import AlexNet
+from asynckfold.models.dbn import DBN
 from asynckfold.models.lenet import LeNet
 from asynckfold.models.lenet5 import LeNet5
 from asynckfold.models.mlp import MLP
 from asynckfold.models.mobilenet import MobileNet
+from asynckfold.models.rbm import RBM, Pretraining
 from asynckfold.models.vgg import VGG
 
 __all__ = [
     "ARCHITECTURES",
+    "DBN",
     "MLP",
+    "RBM",
     "VGG",
     "AlexNet",
     "Architecture",
     "LeNet",
     "LeNet5",
     "MobileNet",
+    "Pretraining",
     "shared_input_shape",
 ]
 
@@ -102,6 +107,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         item.name: item
         for item in (
             Architecture("alexnet", AlexNet, (1, 32, 32)),
+            Architecture("dbn", DBN),
             Architecture("lenet", LeNet, (3, 32, 32)),
             Architecture("lenet5", LeNet5, (1, 32, 32)),
             Architecture("mlp", MLP),

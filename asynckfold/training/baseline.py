@@ -22,11 +22,13 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from asynckfold.data import Batches
 from asynckfold.folds import Fold
 from asynckfold.plan import Job
+from asynckfold.pulse import Pulse
 from asynckfold.result import Baseline
 from asynckfold.training import lr_schedules, seeding
-from asynckfold.training.bundle import Bundle
+from asynckfold.training.bundle import Bundle, NoLog
 from asynckfold.training.isolation import isolated
 from asynckfold.training.loop import batch_bounds, fitted, schedule_of
+from asynckfold.training.pretraining import pretrain, wanted
 
 ESTIMATE_SECONDS = 0.3
 """How long an estimate times the batches of one model, for training and for evaluation each."""
@@ -88,12 +90,17 @@ def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baselin
 class _Loop:
     """An ordinary training of one job, on the kind of device that the sweep uses."""
 
-    def __init__(self, bundle: Bundle, job: Job, data: Batches) -> None:
+    def __init__(self, bundle: Bundle, job: Job, data: Batches, *, pretrains: bool = False) -> None:
         plan, recipe = bundle.plan, bundle.recipe
         self.params, self.job, self.fold = plan.params, job, bundle.fold_of(job)
         self.device = torch.device(plan.device)
         seeding.seed_all(job.seed)
         self.model = recipe.models[job.model]().to(self.device)
+        if pretrains and wanted(self.model):
+            seen = fitted(data, recipe.preprocess, self.fold.train).to(self.device)
+            size = plan.params.eval_batch_size
+            with NoLog() as log:
+                pretrain(self.model, seen, self.fold.train, job.seed, log, Pulse(), size)
         self.optimizer = recipe.opt_fn(self.model)
         self.criterion = copy.deepcopy(recipe.criterion)
         if isinstance(self.criterion, nn.Module):
@@ -145,7 +152,7 @@ class _Loop:
 
 
 def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) -> float | None:
-    loop = _Loop(bundle, job, data)
+    loop = _Loop(bundle, job, data, pretrains=True)
     accuracy = 0.0
     for _ in range(loop.params.epochs):
         loop.model.train()

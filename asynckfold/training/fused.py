@@ -293,7 +293,7 @@ def _tree(row: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
     root = row.bundle.root
     try:
         tree = checkpoint.load(root / ref.file, ref.sha256, root)
-        row.check(tree)
+        loop.check(row.bundle, row.task, tree)
     except StoreCorruptError as error:
         text = f"{error}; its group goes on from an older one, or starts anew"
         report(Remark(row.task.job.id, "damage", text))

@@ -34,7 +34,7 @@ from asynckfold.plan import Job, TrainerParams
 from asynckfold.pulse import Pulse
 from asynckfold.result import DIVERGED, DONE, Epoch, Result
 from asynckfold.store import CheckpointRef
-from asynckfold.training import checkpoint, lr_schedules, saving, seeding
+from asynckfold.training import checkpoint, lr_schedules, pretraining, saving, seeding
 from asynckfold.training.bundle import Bundle, JobLog, job_folder
 from asynckfold.training.kernels import with_fused_kernel
 
@@ -96,7 +96,8 @@ class Training:
     ``train`` is divided into batches at ``bounds``; ``steer`` are the samples of the training fold
     that steer an LR schedule which reacts to a loss. ``epoch`` whole epochs and ``batch`` batches
     of the next are behind it, which began with the learning rate ``lr``. ``outputs`` are those of
-    the last evaluation of ``valid``.
+    the last evaluation of ``valid``. ``pretrained`` says what came of a stage before the training,
+    where there was one just now.
     """
 
     task: Task
@@ -124,6 +125,7 @@ class Training:
     score_seconds: float = 0.0
     order: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     told: float = 0.0
+    pretrained: str = ""
 
     @property
     def seed(self) -> int:
@@ -308,13 +310,6 @@ class Training:
         """Return the state of the generators."""
         return seeding.state()
 
-    def check(self, tree: dict[str, Any]) -> None:
-        """Refuse a tree that `tree` returned for another job or plan."""
-        if tree["job"] != self.task.job.id:
-            raise StoreCorruptError(f"a checkpoint of {tree['job']} stands for {self.task.job.id}")
-        if tree["plan"] != self.bundle.plan.fingerprint:
-            raise StoreCorruptError(f"a checkpoint of {tree['job']} comes from another plan")
-
     def take_up(self, tree: dict[str, Any]) -> None:
         """Put everything where a tree says it was."""
         self.model.load_state_dict(tree["model"])
@@ -371,6 +366,9 @@ def train(
 def trained(training: Training, report: Report, stop: Callable[[], bool]) -> Result | None:
     """Train from the newest good checkpoint to the result; None when asked to stop before."""
     _restore(training, report)
+    if training.pretrained:
+        report(Remark(training.task.job.id, "pretrained", training.pretrained))
+        training.save(report)
     started = time.perf_counter()
     try:
         if not run(training, training.params, report, stop):
@@ -400,12 +398,31 @@ def place_of(error: BaseException) -> str:
 
 
 def build(
-    bundle: Bundle, task: Task, data: Batches, device: torch.device, log: JobLog, pulse: Pulse
+    bundle: Bundle,
+    task: Task,
+    data: Batches,
+    device: torch.device,
+    log: JobLog,
+    pulse: Pulse,
+    *,
+    pretrains: bool = True,
 ) -> Training:
-    """Seed everything and make the live objects of a job, before its first step."""
+    """Seed everything and make the live objects of a job, before its first step.
+
+    A model's stage before the training is done, too, unless a checkpoint has what came of it.
+    """
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
     fold = bundle.fold_of(job)
-    model, optimizer = begun(bundle, job, device)
+    data = moved(fitted(data, recipe.preprocess, fold.train), device)
+    pretrained = ""
+
+    def prepare(model: nn.Module) -> None:
+        nonlocal pretrained
+        if pretrains and pretraining.wanted(model) and not _restorable(bundle, task):
+            size = plan.params.eval_batch_size
+            pretrained = pretraining.pretrain(model, data, fold.train, job.seed, log, pulse, size)
+
+    model, optimizer = begun(bundle, job, device, prepare)
     schedule, train_part, steer = schedule_of(bundle, job, model, optimizer, fold.train)
     criterion = copy.deepcopy(recipe.criterion)
     if isinstance(criterion, nn.Module):
@@ -418,7 +435,7 @@ def build(
         criterion,
         optimizer,
         schedule,
-        moved(fitted(data, recipe.preprocess, fold.train), device),
+        data,
         train_part,
         list(batch_bounds(len(train_part), plan.batch_size, model)),
         steer,
@@ -426,15 +443,20 @@ def build(
         log,
         pulse,
         plan.params.clip_grad_norm,
+        pretrained=pretrained,
     )
 
 
 def begun(
-    bundle: Bundle, job: Job, device: torch.device
+    bundle: Bundle,
+    job: Job,
+    device: torch.device,
+    prepare: Callable[[nn.Module], None] = lambda model: None,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Seed everything, and return the model and the optimizer of a job."""
+    """Seed everything, and return the model, prepared, and the optimizer of a job."""
     seeding.seed_all(job.seed)
     model = bundle.recipe.models[job.model]().to(device)
+    prepare(model)
     return model, with_fused_kernel(bundle.recipe.opt_fn, model)
 
 
@@ -495,14 +517,34 @@ def moved(data: Batches, device: torch.device) -> Batches:
     return data.to(device, int(RESIDENT_SHARE * free))
 
 
+def _tree(bundle: Bundle, task: Task, ref: CheckpointRef) -> dict[str, Any]:
+    """Return what a checkpoint holds; raise `StoreCorruptError` where it is not this job's."""
+    tree = checkpoint.load(bundle.root / ref.file, ref.sha256, bundle.root)
+    check(bundle, task, tree)
+    return tree
+
+
+def check(bundle: Bundle, task: Task, tree: dict[str, Any]) -> None:
+    """Refuse a tree that `Training.tree` returned for another job or plan."""
+    if tree["job"] != task.job.id:
+        raise StoreCorruptError(f"a checkpoint of {tree['job']} stands for {task.job.id}")
+    if tree["plan"] != bundle.plan.fingerprint:
+        raise StoreCorruptError(f"a checkpoint of {tree['job']} comes from another plan")
+
+
+def _restorable(bundle: Bundle, task: Task) -> bool:
+    for ref in task.checkpoints:
+        with contextlib.suppress(StoreCorruptError):
+            _tree(bundle, task, ref)
+            return True
+    return False
+
+
 def _restore(training: Training, report: Report) -> None:
     refs = training.task.checkpoints
     for position, ref in enumerate(refs, 1):
         try:
-            root = training.bundle.root
-            tree = checkpoint.load(root / ref.file, ref.sha256, root)
-            training.check(tree)
-            training.take_up(tree)
+            training.take_up(_tree(training.bundle, training.task, ref))
         except StoreCorruptError as error:
             instead = "an older one is used" if position < len(refs) else "the job starts anew"
             report(Remark(training.task.job.id, "damage", f"{error}; {instead}"))

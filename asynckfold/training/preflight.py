@@ -24,7 +24,7 @@ from asynckfold import fusing
 from asynckfold.data import Batches
 from asynckfold.messages import Facts
 from asynckfold.pulse import Pulse
-from asynckfold.training import lr_schedules, seeding
+from asynckfold.training import lr_schedules, pretraining, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.flops import FlopCounter
@@ -164,6 +164,8 @@ class _DryRun:
     def why_not_fusible(self) -> str:
         """Return why jobs of the model are not to be trained as one, or nothing where they are."""
         bundle, recipe = self.bundle, self.bundle.recipe
+        if pretraining.wanted(self.model):
+            return "it has a stage of pretraining, which each job does by itself"
         reason = fusing.why_not_paying(
             bundle.fuse, bundle.plan, bundle.folds, self.name, self.counter.flops
         )

@@ -88,7 +88,7 @@ def _timing(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with NoLog() as log:
-        training = loop.build(bundle, Task(job), data, device, log, Pulse())
+        training = loop.build(bundle, Task(job), data, device, log, Pulse(), pretrains=False)
         step = _seconds(_steps(training), device, PROBE_SECONDS, meet)
         valid = training.valid[: bundle.plan.params.eval_batch_size]
         evaluation = _seconds(cycle([lambda: loop.evaluate(training, valid)]), device, 0.0)

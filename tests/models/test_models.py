@@ -168,6 +168,7 @@ def test_a_training_step_lowers_the_loss(name: str) -> None:
 def test_the_shell_knows_these_names() -> None:
     assert list(ARCHITECTURES) == [
         "alexnet",
+        "dbn",
         "lenet",
         "lenet5",
         "mlp",

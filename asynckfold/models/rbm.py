@@ -1,0 +1,281 @@
+"""The restricted Boltzmann machine, of which a deep belief network is stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from asynckfold.errors import Problem, refuse
+
+Report = Callable[[int, Mapping[str, float]], None]
+"""Hears the number of an epoch, from 1, and what was measured after it, by name."""
+
+VISIBLE = ("binary", "gaussian")
+
+CENTRE_SHARE = 0.01
+"""Of a batch in the running mean of the hidden units [3]_, see `RBM.fit`."""
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """How each layer of a deep belief network is trained by itself.
+
+    Hinton's guide [1]_ says what to look at when they are changed.
+
+    Parameters
+    ----------
+    epochs : int
+        Of each layer; 0 leaves the stage out.
+    lr, gaussian_lr : float
+        Learning rate of binary visible units, and of Gaussian ones, which need less.
+    momentum, weight_decay : float
+        Of the updates; the decay is that of weights, not of biases.
+    k : int
+        Steps of Gibbs sampling in contrastive divergence.
+    batch_size : int
+        Samples of an update.
+    validation : float
+        Share of the samples that is not trained on, for the free-energy gap.
+
+    References
+    ----------
+    .. [1] Hinton (2010). A practical guide to training restricted Boltzmann machines. UTML TR
+       2010-003.
+    """
+
+    epochs: int = 10
+    lr: float = 0.05
+    gaussian_lr: float = 0.002
+    momentum: float = 0.9
+    weight_decay: float = 2e-4
+    k: int = 1
+    batch_size: int = 32
+    validation: float = 0.1
+
+    def __post_init__(self) -> None:
+        refuse(self._problems())
+
+    def _problems(self) -> Iterator[Problem]:
+        for name, least in (("epochs", 0), ("k", 1), ("batch_size", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                rule = f"{name} must be a whole number of at least {least}"
+                yield Problem(rule, repr(value), "Leave it out for the default.")
+        for name in ("lr", "gaussian_lr", "momentum", "weight_decay", "validation"):
+            value = getattr(self, name)
+            most = 1.0 if name in ("momentum", "validation") else float("inf")
+            if not isinstance(value, (int, float)) or not 0 <= value < most:
+                rule = f"{name} must be a number of at least 0 and below {most:g}"
+                yield Problem(rule, repr(value), "Leave it out for the default.")
+
+
+class RBM(nn.Module):
+    """Visible and hidden units, connected with each other but not among themselves [1]_.
+
+    With visible values v, hidden values h in {0, 1}, weights W and biases b, c the energy is
+    −b·v − c·h − h·Wv for binary v, and ½|v − b|² − c·h − h·Wv for Gaussian v, whose variance given
+    h is 1: scale such inputs to variance 1.
+
+    Parameters
+    ----------
+    n_visible, n_hidden : int
+        Units.
+    visible : {"binary", "gaussian"}
+        Kind of the visible units; inputs of binary ones are probabilities, from 0 to 1.
+    generator : torch.Generator, optional
+        What the weights are drawn from, N(0, 0.01²); the biases are zero.
+
+    References
+    ----------
+    .. [1] Smolensky (1986). Information processing in dynamical systems: foundations of harmony
+       theory. Parallel Distributed Processing 1.
+    .. [2] Hinton (2002). Training products of experts by minimizing contrastive divergence. Neural
+       Computation 14(8).
+    .. [3] Melchior, Fischer, Wiskott (2016). How to center deep Boltzmann machines. Journal of
+       Machine Learning Research 17(99).
+
+    Examples
+    --------
+    >>> rbm = RBM(4, 2)
+    >>> rbm.reconstruct(torch.zeros(3, 4)).shape
+    torch.Size([3, 4])
+    """
+
+    def __init__(
+        self,
+        n_visible: int = 784,
+        n_hidden: int = 500,
+        visible: str = "binary",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if visible not in VISIBLE:
+            known = "binary or gaussian"
+            refuse([Problem(f"visible must be {known}", repr(visible), "Pass one of them.")])
+        self.visible = visible
+        device = None if generator is None else generator.device
+        self.weight = nn.Parameter(torch.empty(n_hidden, n_visible, device=device))
+        self.visible_bias = nn.Parameter(torch.zeros(n_visible, device=device))
+        self.hidden_bias = nn.Parameter(torch.zeros(n_hidden, device=device))
+        nn.init.normal_(self.weight, 0, 0.01, generator=generator)
+
+    def extra_repr(self) -> str:
+        n_hidden, n_visible = self.weight.shape
+        return f"{n_visible}, {n_hidden}, visible={self.visible!r}"
+
+    def forward(self, visible: Tensor) -> Tensor:
+        """Return the probability of each hidden unit, (B, n_hidden), for (B, n_visible)."""
+        return torch.sigmoid(functional.linear(visible, self.weight, self.hidden_bias))
+
+    def visible_mean(self, hidden: Tensor) -> Tensor:
+        """Return the mean of each visible unit, (B, n_visible), for (B, n_hidden)."""
+        field = functional.linear(hidden, self.weight.t(), self.visible_bias)
+        return field if self.visible == "gaussian" else torch.sigmoid(field)
+
+    def sample_hidden(self, visible: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Draw hidden values."""
+        return torch.bernoulli(self(visible), generator=generator)
+
+    def sample_visible(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Draw visible values."""
+        mean = self.visible_mean(hidden)
+        if self.visible == "binary":
+            return torch.bernoulli(mean, generator=generator)
+        noise = torch.empty_like(mean).normal_(generator=generator)
+        return mean + noise
+
+    def free_energy(self, visible: Tensor) -> Tensor:
+        """Return F(v), (B,): exp(−F) is proportional to the probability of v."""
+        field = functional.linear(visible, self.weight, self.hidden_bias)
+        if self.visible == "gaussian":
+            own = 0.5 * (visible - self.visible_bias).square().sum(1)
+        else:
+            own = -(visible @ self.visible_bias)
+        return own - functional.softplus(field).sum(1)
+
+    def free_energy_gap(self, train: Tensor, valid: Tensor) -> float:
+        """Return how much higher the mean free energy of other samples is: it grows by overfitting.
+
+        Hinton (2010), section 6; the unknown partition function cancels.
+        """
+        with torch.no_grad():
+            return float(self.free_energy(valid).mean() - self.free_energy(train).mean())
+
+    def reconstruct(self, visible: Tensor) -> Tensor:
+        """Return the visible means for the hidden probabilities of (B, n_visible)."""
+        return self.visible_mean(self(visible))
+
+    def reconstruction_error(self, visible: Tensor) -> float:
+        """Return the mean square difference to the reconstruction, over samples and units."""
+        with torch.no_grad():
+            return float(functional.mse_loss(self.reconstruct(visible), visible))
+
+    @torch.no_grad()
+    def contrastive_divergence(
+        self, visible: Tensor, k: int = 1, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        """Return the CD-k estimate of the gradient of the mean negative log-likelihood [2]_.
+
+        Parameters
+        ----------
+        visible : Tensor, shape (B, n_visible)
+            Samples.
+        k : int
+            Steps of Gibbs sampling that begin at the samples.
+        generator : torch.Generator, optional
+            What they draw from.
+
+        Returns
+        -------
+        dict of str to Tensor
+            By the name of the parameter.
+        """
+        begin = self(visible)
+        hidden, drawn = begin, visible
+        for _ in range(k):
+            drawn = self.sample_visible(torch.bernoulli(hidden, generator=generator), generator)
+            # In the statistics probabilities stand for drawn values: the same mean, less noise.
+            hidden = self(drawn)
+        return {
+            "weight": (hidden.t() @ drawn - begin.t() @ visible) / len(visible),
+            "visible_bias": (drawn - visible).mean(0),
+            "hidden_bias": (hidden - begin).mean(0),
+        }
+
+    @torch.no_grad()
+    def start_at(self, samples: Tensor) -> None:
+        """Set the visible biases so that without weights the visible means are the samples' own."""
+        mean = samples.mean(0)
+        self.visible_bias.copy_(mean if self.visible == "gaussian" else mean.logit(0.01))
+
+    def fit(
+        self,
+        train: Tensor,
+        valid: Tensor,
+        how: Pretraining,
+        generator: torch.Generator,
+        report: Report = lambda epoch, measures: None,
+    ) -> None:
+        """Train by contrastive divergence, centred [3]_.
+
+        The steps are those of the energy over v − μ and h − λ, μ the mean of the samples and λ a
+        running mean of the hidden units, written back to this one. Without, what all units have in
+        common is learned as one large step of every weight: of 500 units over 500 others (digits,
+        standardised) all were switched off, with a mean of 2e-11; with it their mean was 0.5.
+
+        Parameters
+        ----------
+        train, valid : Tensor, shape (n, n_visible) and (m, n_visible)
+            Samples to train on, and others for the free-energy gap.
+        how : Pretraining
+            Settings.
+        generator : torch.Generator
+            Everything that is drawn comes from it.
+        report : callable
+            Hears `reconstruction_error` and `free_energy_gap` after each epoch, of the validation
+            samples and against as many samples that were trained on.
+        """
+        groups: list[dict[str, Any]] = [
+            {"params": [self.weight], "weight_decay": how.weight_decay},
+            {"params": [self.visible_bias, self.hidden_bias]},
+        ]
+        optimizer = torch.optim.SGD(
+            groups,
+            how.gaussian_lr if self.visible == "gaussian" else how.lr,
+            how.momentum,
+        )
+        mean, hidden_mean = train.mean(0), torch.full_like(self.hidden_bias, 0.5)
+        for epoch in range(1, how.epochs + 1):
+            order = torch.randperm(len(train), generator=generator, device=generator.device)
+            for rows in order.split(how.batch_size):  # type: ignore[no-untyped-call]
+                with torch.no_grad():
+                    hidden_mean.lerp_(self(train[rows]).mean(0), CENTRE_SHARE)
+                    self._step(optimizer, train[rows], (mean, hidden_mean), how.k, generator)
+            gap = self.free_energy_gap(train[: len(valid)], valid)
+            measures = {"reconstruction_error": self.reconstruction_error(valid)}
+            report(epoch, {**measures, "free_energy_gap": gap})
+
+    def _step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        samples: Tensor,
+        centre: tuple[Tensor, Tensor],
+        k: int,
+        generator: torch.Generator,
+    ) -> None:
+        mean, hidden_mean = centre
+        estimate, before = self.contrastive_divergence(samples, k, generator), self.weight.clone()
+        estimate["weight"] -= torch.outer(hidden_mean, estimate["visible_bias"])
+        estimate["weight"] -= torch.outer(estimate["hidden_bias"], mean)
+        for name, parameter in self.named_parameters():
+            parameter.grad = estimate[name]
+        optimizer.step()
+        # What the weights changed for the means is taken back: a centred energy has no such part.
+        change = self.weight - before
+        self.visible_bias.sub_(hidden_mean @ change)
+        self.hidden_bias.sub_(change @ mean)

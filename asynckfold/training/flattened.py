@@ -1,0 +1,122 @@
+"""The parameters of a model as one vector, so that they can be sent, and divided into parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from asynckfold.errors import Problem, refuse
+from asynckfold.training.frames import FrameError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parameters of a model as one vector: in their order, one behind the other.
+
+    Parameters
+    ----------
+    shapes : tuple of (str, tuple of int)
+        Name and shape of each; what is tied stands there once.
+    dtype : {"float32", "float64"}
+        Of the vector; every smaller type is exact in it.
+    """
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    dtype: str
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layout:
+        """Return that of a model.
+
+        Raises
+        ------
+        InputError
+            The model has no parameters, or some that are no real numbers.
+        """
+        named = list(model.named_parameters())
+        refuse(_parameter_problems(named))
+        double = any(item.dtype == torch.float64 for _, item in named)
+        shapes = tuple((name, tuple(item.shape)) for name, item in named)
+        return cls(shapes, "float64" if double else "float32")
+
+    @property
+    def total(self) -> int:
+        """Numbers of the vector."""
+        return sum(math.prod(shape) for _, shape in self.shapes)
+
+    def part(self, index: int, count: int) -> slice:
+        """Return which numbers one of several servers holds; they differ by one in length.
+
+        Examples
+        --------
+        >>> layout = Layout((("weight", (2, 3)), ("bias", (1,))), "float32")
+        >>> layout.part(0, 2), layout.part(1, 2)
+        (slice(0, 3, None), slice(3, 7, None))
+        """
+        return slice(self.total * index // count, self.total * (index + 1) // count)
+
+    def empty(self) -> torch.Tensor:
+        """Return a vector of zeros."""
+        return torch.zeros(self.total, dtype=getattr(torch, self.dtype))
+
+    def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """Return each parameter's numbers in a vector, in its shape."""
+        sizes = [math.prod(shape) for _, shape in self.shapes]
+        pieces = zip(torch.split(vector, sizes), self.shapes, strict=True)
+        return [piece.view(shape) for piece, (_, shape) in pieces]
+
+    def difference(self, other: Layout) -> str:
+        """Return where another first differs; empty where it does not.
+
+        Examples
+        --------
+        >>> layout = Layout((("weight", (2, 3)), ("bias", (2,))), "float32")
+        >>> layout.difference(Layout((("weight", (2, 4)),), "float32"))
+        'weight of shape (2, 4) instead of weight of shape (2, 3)'
+        >>> layout.difference(Layout(layout.shapes[:1], "float32"))
+        '1 parameters instead of 2'
+        """
+        for (name, shape), (theirs, their_shape) in zip(self.shapes, other.shapes, strict=False):
+            if (name, shape) != (theirs, their_shape):
+                return f"{theirs} of shape {their_shape} instead of {name} of shape {shape}"
+        if len(self.shapes) != len(other.shapes):
+            return f"{len(other.shapes)} parameters instead of {len(self.shapes)}"
+        return "" if self.dtype == other.dtype else f"{other.dtype} instead of {self.dtype}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        # Raw numbers are in the byte order of the processor that has them.
+        return {"shapes": self.shapes, "dtype": f"{np.dtype(self.dtype).newbyteorder('=').str}"}
+
+    @classmethod
+    def from_json(cls, found: Any) -> Layout:
+        """Return what `to_json` described.
+
+        Raises
+        ------
+        FrameError
+            It is no such description.
+        """
+        try:
+            shapes = tuple((str(name), tuple(map(int, shape))) for name, shape in found["shapes"])
+            code = str(found["dtype"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise FrameError(f"what came describes no model: {error}") from error
+        known = {np.dtype(name).str: name for name in ("float32", "float64")}
+        return cls(shapes, known.get(code, code))
+
+
+def _parameter_problems(named: Sequence[tuple[str, torch.Tensor]]) -> Iterator[Problem]:
+    if not named:
+        yield Problem("a model must have parameters", "none", "Pass the model that is trained.")
+    for name, item in named:
+        if not item.is_floating_point():
+            yield Problem(
+                "parameters must be real numbers", f"{name} of {item.dtype}", "Use another model."
+            )

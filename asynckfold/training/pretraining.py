@@ -1,0 +1,101 @@
+"""A stage before the first epoch: what a model does with its training fold by itself.
+
+A model that has a method ``pretrain(inputs, generator, report)`` has such a stage. A job calls it
+once, with all inputs of its training fold (in the eval view, without targets), before its optimizer
+is made. All that it draws has to come from the generator, which the job's seed starts. It may call
+``report(stage, epoch, measures)`` with the name of a part, the number of an epoch from 1, and
+numbers by name. A job that is killed meanwhile begins the stage again; after it a checkpoint is
+written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from asynckfold.data import Batches
+from asynckfold.folds import Indices
+from asynckfold.pulse import Pulse
+from asynckfold.training import seeding
+from asynckfold.training.bundle import JobLog
+
+
+class Report(Protocol):
+    """What a stage tells with."""
+
+    def __call__(self, stage: str, epoch: int, measures: Mapping[str, float]) -> None:
+        """Tell what was measured after an epoch of a part of the stage."""
+
+
+@runtime_checkable
+class Pretrained(Protocol):
+    """A model with such a stage."""
+
+    def pretrain(self, inputs: torch.Tensor, generator: torch.Generator, report: Report) -> Any:
+        """Train on the inputs, in place."""
+
+
+def wanted(model: nn.Module) -> bool:
+    """Whether a model has a stage before its training.
+
+    Examples
+    --------
+    >>> from asynckfold.models import DBN, MLP
+    >>> wanted(DBN()), wanted(MLP())
+    (True, False)
+    """
+    return isinstance(model, Pretrained)
+
+
+def pretrain(
+    model: nn.Module,
+    data: Batches,
+    train: Indices,
+    seed: int,
+    log: JobLog,
+    pulse: Pulse,
+    batch_size: int,
+) -> str:
+    """Do a model's stage; return what came of it, in one line; nothing for a model without one.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Where it will be trained.
+    data : Batches
+        All samples, on the model's device.
+    train : ndarray of int64
+        The training fold.
+    seed : int
+        The job's.
+    log : JobLog
+        Gets a line for each report.
+    pulse : Pulse
+        Shows each report to whoever watches.
+    batch_size : int
+        Samples that are gathered at once.
+    """
+    if not isinstance(model, Pretrained):
+        return ""
+    started = time.perf_counter()
+    last: dict[str, str] = {}
+
+    def report(stage: str, epoch: int, measures: Mapping[str, float]) -> None:
+        found = " ".join(f"{name} {value:.4g}" for name, value in measures.items())
+        last[stage] = f"{stage} after {epoch} epochs {found}"
+        log.write(f"pretraining {stage} epoch {epoch} {found}\n")
+        pulse.aside()
+
+    rows = torch.from_numpy(train)
+    inputs = torch.cat([data.eval(part)[0] for part in torch.split(rows, batch_size)])
+    generator = torch.Generator(inputs.device)
+    # No epoch has the number 0.
+    generator.manual_seed(seeding.stream(seed, 0, 1))
+    model.train()
+    model.pretrain(inputs, generator, report)
+    seconds = time.perf_counter() - started
+    return "; ".join([f"pretrained on {len(train)} samples in {seconds:.2f} s", *last.values()])

@@ -1,0 +1,205 @@
+"""A stage before the training: on the training fold, before the optimizer, the same bits always."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from asynckfold import AsyncKFold, RunStore
+from asynckfold.messages import CheckpointWritten, Remark
+from asynckfold.models import DBN, Pretraining
+from asynckfold.plan import TrainerParams
+from tests.training.tiny import Plain, Tiny, always, checkpoints, samples, sgd
+
+SEEN: list[list[int]] = []
+"""The numbers of the samples, of each call of `Spy.pretrain` in this process."""
+
+
+class Spy(Plain):
+    """Notes whom it is pretrained on; draws from the generator, as it should."""
+
+    def pretrain(self, inputs: torch.Tensor, generator: torch.Generator, report: Any) -> None:
+        SEEN.append([int(value) for value in inputs[:, 0]])
+        with torch.no_grad():
+            self.linear.weight.normal_(generator=generator)
+        report("linear", 1, {"error": 0.75})
+        report("linear", 2, {"error": 0.5})
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> None:
+    SEEN.clear()
+
+
+def spied(root: Path, **given: Any) -> Tiny:
+    return Tiny(root, **{"models": {"spy": Spy}, "params": TrainerParams(epochs=3), **given})
+
+
+def test_each_job_is_pretrained_once_on_all_of_its_training_fold_and_nobody_else(
+    root: Path,
+) -> None:
+    tiny = spied(root)
+    for job in tiny.jobs:
+        SEEN.clear()
+        tiny.train(job)
+        fold = tiny.bundle.fold_of(job)
+        assert [fold.train.tolist()] == SEEN
+        assert not set(SEEN[0]) & set(fold.valid.tolist())
+
+
+def test_it_comes_before_the_optimizer_and_has_the_preprocessed_inputs(root: Path) -> None:
+    from sklearn.preprocessing import StandardScaler
+
+    met: list[float] = []
+
+    class Scaled(Plain):
+        def pretrain(self, inputs: torch.Tensor, generator: torch.Generator, report: Any) -> None:
+            torch.testing.assert_close(inputs.mean(0), torch.zeros(8), atol=1e-5, rtol=0)
+            with torch.no_grad():
+                self.linear.bias.fill_(7)
+
+    def opt_fn(model: Any) -> Any:
+        met.append(model.linear.bias[0].item())
+        return sgd(model)
+
+    tiny = spied(root, models={"scaled": Scaled}, opt_fn=opt_fn, preprocess=StandardScaler())
+    tiny.train()
+    assert met == [7]
+
+
+def test_the_same_bits_on_repeat_and_others_for_another_fold(tmp_path: Path) -> None:
+    one, again = spied(tmp_path / "one"), spied(tmp_path / "again")
+    digests = [one.train(job).digest for job in one.jobs]
+    torch.rand(5)
+    assert digests == [again.train(job).digest for job in again.jobs]
+    assert len(set(digests)) == len(digests)
+
+
+def test_stopped_after_every_batch_it_is_pretrained_once_and_ends_alike(tmp_path: Path) -> None:
+    whole = spied(tmp_path / "whole").train()
+    SEEN.clear()
+    pieces, attempts = spied(tmp_path / "pieces").train_with_stops()
+    assert pieces.digest == whole.digest
+    assert attempts > 3
+    assert len(SEEN) == 1
+
+
+def test_a_checkpoint_and_a_remark_follow_it(root: Path) -> None:
+    tiny = spied(root)
+    _, news = tiny.attempt()
+    first, second = [item for item in news if isinstance(item, (Remark, CheckpointWritten))][:2]
+    assert isinstance(first, Remark)
+    assert first.kind == "pretrained"
+    assert first.text.startswith("pretrained on 40 samples in ")
+    assert first.text.endswith("s; linear after 2 epochs error 0.5")
+    assert isinstance(second, CheckpointWritten)
+    assert (second.ref.epoch, second.ref.batch) == (0, 0)
+    assert "pretraining linear epoch 1 error 0.75\n" in tiny.log()
+
+
+def test_models_without_a_stage_write_what_they_always_wrote(root: Path) -> None:
+    _, news = Tiny(root).attempt()
+    assert not [item for item in news if isinstance(item, Remark)]
+    assert min(ref.epoch for ref in checkpoints(news)) > 0
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_damaged_checkpoints_mean_an_older_one_or_the_stage_again(
+    tmp_path: Path, kept: int
+) -> None:
+    whole = spied(tmp_path / "whole").train()
+    SEEN.clear()
+    tiny = spied(tmp_path / "damaged")
+    _, news = tiny.attempt(stop=always)
+    refs = checkpoints(news)
+    assert [(ref.epoch, ref.batch) for ref in refs] == [(0, 1), (0, 0)]
+    for ref in refs[: len(refs) - kept]:
+        (tiny.root / ref.file).write_bytes(b"damaged")
+    result, news = tiny.attempt(attempt=2, refs=refs)
+    assert result is not None
+    assert result.digest == whole.digest
+    assert len(SEEN) == 2 - kept
+    assert sum(isinstance(item, Remark) and item.kind == "damage" for item in news) == 2 - kept
+
+
+def test_one_process_of_hogwild_does_what_the_plain_trainer_does(tmp_path: Path) -> None:
+    plain = spied(tmp_path / "plain")
+    tiny = spied(tmp_path / "hogwild")
+    (found,) = tiny.execute(tiny.jobs[0], trainer="hogwild")
+    assert found.digest == plain.train().digest
+    assert len(SEEN) == 2
+
+
+def test_only_whole_trainings_have_the_stage(root: Path) -> None:
+    tiny = spied(root)
+    (facts,) = tiny.execute(trainer="preflight")
+    assert facts.fusible == {"spy": "it has a stage of pretraining, which each job does by itself"}
+    tiny.execute(tiny.jobs[0], trainer="probe")
+    tiny.execute(trainer="estimate")
+    assert SEEN == []
+    tiny.execute(trainer="measure")
+    assert len(SEEN) == len(tiny.jobs)
+
+
+def test_what_it_raises_is_the_end_of_its_job(root: Path) -> None:
+    class Bad(Plain):
+        def pretrain(self, inputs: Any, generator: Any, report: Any) -> None:
+            raise ValueError("no such luck")
+
+    tiny = spied(root, models={"bad": Bad})
+    (result,) = tiny.execute(tiny.jobs[0])
+    assert (result.status, result.error) == ("failed", "ValueError: no such luck")
+
+
+# A sweep, with workers
+
+X, Y = samples(60)
+
+
+class Mortal(DBN):
+    """Is killed in the middle of its stage, as long as there is a file that says so."""
+
+    def pretrain(self, inputs: Any, generator: Any, report: Any = None) -> Any:
+        def told(*item: Any) -> None:
+            report(*item)
+            if item[:2] == ("layer 2", 1) and (marker := Path(os.environ["DOOM"])).exists():
+                marker.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return super().pretrain(inputs, generator, told)
+
+
+def dbn(kind: Callable[..., nn.Module]) -> Callable[[], nn.Module]:
+    return partial(kind, 8, (6, 4), 3, pretraining=Pretraining(epochs=2, batch_size=10))
+
+
+def test_killed_in_the_middle_of_it_a_job_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "doom"
+    monkeypatch.setenv("DOOM", str(marker))
+
+    def run(name: str, n_jobs: int) -> Any:
+        kfold = AsyncKFold(
+            3, (X, Y), tmp_path / name, nn.CrossEntropyLoss(), 10,
+            n_jobs=n_jobs, baseline=None, verbose=0, threads_per_job=1,
+        )  # fmt: skip
+        return kfold({"dbn": dbn(Mortal)}, ["cosine"], sgd, {"epochs": 2})
+
+    whole = run("whole", 1)
+    marker.touch()
+    killed = run("killed", 2)
+    assert not marker.exists()
+    assert killed.fingerprint == whole.fingerprint
+    told = [event.text for event in RunStore.read(tmp_path / "killed").events()
+            if event.kind == "pretrained"]  # fmt: skip
+    assert len(told) == 3
+    assert all("layer 2 after 2 epochs reconstruction_error" in text for text in told)
