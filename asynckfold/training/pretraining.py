@@ -1,6 +1,7 @@
 """A stage before the first epoch: what a model does with its training fold by itself.
 
-A model that has a method ``pretrain(inputs, generator, report)`` has such a stage. A job calls it
+A model that has a method ``pretrain(inputs, generator, report)`` has such a stage; one whose
+parameters have other names is the user's own business, and is not called. A job calls it
 once, with all inputs of its training fold (in the eval view, without targets), before its optimizer
 is made. All that it draws has to come from the generator, which the job's seed starts. It may call
 ``report(stage, epoch, measures)`` with the name of a part, the number of an epoch from 1, and
@@ -10,9 +11,10 @@ written.
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -31,14 +33,6 @@ class Report(Protocol):
         """Tell what was measured after an epoch of a part of the stage."""
 
 
-@runtime_checkable
-class Pretrained(Protocol):
-    """A model with such a stage."""
-
-    def pretrain(self, inputs: torch.Tensor, generator: torch.Generator, report: Report) -> Any:
-        """Train on the inputs, in place."""
-
-
 def wanted(model: nn.Module) -> bool:
     """Whether a model has a stage before its training.
 
@@ -48,7 +42,10 @@ def wanted(model: nn.Module) -> bool:
     >>> wanted(DBN()), wanted(MLP())
     (True, False)
     """
-    return isinstance(model, Pretrained)
+    method = getattr(model, "pretrain", None)
+    if not inspect.ismethod(method):
+        return False
+    return {"inputs", "generator", "report"} <= inspect.signature(method).parameters.keys()
 
 
 def pretrain(
@@ -79,7 +76,7 @@ def pretrain(
     batch_size : int
         Samples that are gathered at once.
     """
-    if not isinstance(model, Pretrained):
+    if not wanted(model):
         return ""
     started = time.perf_counter()
     last: dict[str, str] = {}
@@ -96,6 +93,7 @@ def pretrain(
     # No epoch has the number 0.
     generator.manual_seed(seeding.stream(seed, 0, 1))
     model.train()
-    model.pretrain(inputs, generator, report)
+    stage: Callable[..., Any] = getattr(model, "pretrain")  # noqa: B009 - modules have no such
+    stage(inputs, generator, report)
     seconds = time.perf_counter() - started
     return "; ".join([f"pretrained on {len(train)} samples in {seconds:.2f} s", *last.values()])

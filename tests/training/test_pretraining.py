@@ -17,6 +17,7 @@ from asynckfold import AsyncKFold, RunStore
 from asynckfold.messages import CheckpointWritten, Remark
 from asynckfold.models import DBN, Pretraining
 from asynckfold.plan import TrainerParams
+from asynckfold.training.pretraining import wanted
 from tests.training.tiny import Plain, Tiny, always, checkpoints, samples, sgd
 
 SEEN: list[list[int]] = []
@@ -203,3 +204,14 @@ def test_killed_in_the_middle_of_it_a_job_ends_with_the_same_bits(
             if event.kind == "pretrained"]  # fmt: skip
     assert len(told) == 3
     assert all("layer 2 after 2 epochs reconstruction_error" in text for text in told)
+
+
+class Namesake(nn.Linear):
+    """Its method is meant for somebody else."""
+
+    def pretrain(self, epochs: int) -> None:
+        raise AssertionError("called")
+
+
+def test_a_method_with_other_parameters_is_no_stage() -> None:
+    assert not wanted(Namesake(2, 2))
