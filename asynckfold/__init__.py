@@ -18,6 +18,7 @@ from asynckfold.errors import (
     StorageError,
     StoreCorruptError,
 )
+from asynckfold.fitting import Accuracy, DistributedTester, DistributedTrainer, Fitted, fit
 from asynckfold.folds import Fold
 from asynckfold.kfold import AsyncKFold, JobsFailedWarning, load_results
 from asynckfold.plan import Job, Plan, TrainerParams
@@ -25,12 +26,16 @@ from asynckfold.result import Baseline, CVResults, Epoch, Result
 from asynckfold.store import RunStore
 
 __all__ = [
+    "Accuracy",
     "AllJobsFailedError",
     "AsyncKFold",
     "AsyncKFoldError",
     "Baseline",
     "CVResults",
+    "DistributedTester",
+    "DistributedTrainer",
     "Epoch",
+    "Fitted",
     "Fold",
     "InputError",
     "InterruptedRunError",
@@ -47,5 +52,6 @@ __all__ = [
     "StorageError",
     "StoreCorruptError",
     "TrainerParams",
+    "fit",
     "load_results",
 ]

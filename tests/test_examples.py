@@ -10,7 +10,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.mark.parametrize(
-    ("script", "models"), [("mnist", ["LeNet5", "AlexNet"]), ("cifar10", ["MobileNet", "VGG"])]
+    ("script", "models"),
+    [("mnist", ["LeNet5", "AlexNet"]), ("cifar10", ["MobileNet", "VGG"]), ("fit", ["MLP"])],
 )
 def test_an_example_runs_by_itself(
     script: str, models: list[str], root: Path, warm: Nursery
