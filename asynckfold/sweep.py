@@ -49,6 +49,7 @@ from asynckfold.messages import (
     Task,
 )
 from asynckfold.placement import Backlog, Bookings, Load, Placement, Request, fused, place
+from asynckfold.plan import SEVERAL
 from asynckfold.result import FAILED, Result, job_by_id
 from asynckfold.retries import decide
 from asynckfold.sizes import gibibytes
@@ -353,7 +354,7 @@ class Sweep:
             # The processes of a job that has several are pinned by themselves.
             if start.begun
             and start.placement.cores
-            and start.placement.trainer != "hogwild"
+            and start.placement.trainer not in SEVERAL
             and not start.lent
         }
         others = [start.whole for future, start in self._running.items() if future not in movable]
@@ -718,7 +719,7 @@ def _can_stretch(start: _Start) -> bool:
     Several processes of a job have one thread each.
     """
     placement = start.placement
-    single = placement.trainer != "hogwild"
+    single = placement.trainer not in SEVERAL
     return bool(placement.cores) and placement.gpu is None and not placement.alone and single
 
 

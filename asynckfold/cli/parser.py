@@ -227,8 +227,9 @@ def _add_training_flags(verb: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--trainer",
         choices=TRAINERS,
-        help="how one job is trained; hogwild: by processes that update one shared model without "
-        "locks" + _default("trainer"),
+        help="how one job is trained; by several processes that update one shared model without "
+        "locks (hogwild), add up the gradients of their parts of each batch (allreduce), or train "
+        "clones that are averaged (averaging)" + _default("trainer"),
     )
     group.add_argument(
         "--processes",
@@ -240,7 +241,19 @@ def _add_training_flags(verb: argparse.ArgumentParser) -> None:
         "--shared-state",
         action="store_true",
         default=None,
-        help="let the processes of a job share what the optimizer keeps, too",
+        help="hogwild: let the processes of a job share what the optimizer keeps, too",
+    )
+    group.add_argument(
+        "--steps-per-round",
+        type=int,
+        metavar="N",
+        help="averaging: steps of each process between two averages (default 16)",
+    )
+    group.add_argument(
+        "--accumulate",
+        type=int,
+        metavar="N",
+        help="hogwild: batches of a process whose gradients are one update (default 1)",
     )
     group.add_argument("--seed", type=int, metavar="N", help="root of all seeds" + _default("seed"))
     group.add_argument(

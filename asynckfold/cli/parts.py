@@ -82,6 +82,8 @@ _TRAINER_PARAMS = (
     "trainer",
     "processes",
     "shared_state",
+    "steps_per_round",
+    "accumulate",
 )
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
 _NOT_WITH_A_FILE = ("data_root", "download", "target", "header", "limit", "augment", "models")
