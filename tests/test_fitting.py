@@ -28,6 +28,7 @@ from asynckfold import (
     RunStore,
     fit,
 )
+from asynckfold.cli import main
 from asynckfold.data import joined
 from tests.leftovers import descendants, gone
 from tests.toy import Tiny, adam, samples
@@ -243,3 +244,33 @@ def test_killed_and_called_again_it_ends_with_the_same_bits(tmp_path: Path) -> N
     assert weights == fitted(tmp_path / "whole", valid=range(60, 90), epochs=12).result.weights
     log = next((tmp_path / "killed").rglob("log.txt")).read_text()
     assert "continues after epoch" in log
+
+
+# From the shell
+
+
+def test_the_shell_trains_one_model_and_continues_it(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "--data", "digits", "--limit", "200", "--epochs", "2", "--root", str(root)]
+    words += ["--trainer", "averaging", "--processes", "2", "--batch-size", "16", "--json", "-q"]
+    found = []
+    for line in (words, words, ["resume", str(root), "--json", "-q"]):
+        assert main(line) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [item["done"] for item in found] == [1, 1, 1]
+    assert len({item["fingerprint"] for item in found}) == 1
+    with RunStore.read(root) as store:
+        (fold,), _ = store.splits()
+        assert (len(fold.train), len(fold.valid)) == (160, 40)
+        assert len(store.attempts()) == 1
+
+
+def test_the_shell_refuses_several_models(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--data", "digits", "--root", str(root), "--held-out", "2"]
+    assert main([*words, "--models", "mlp,lenet5", "--schedulers", "cosine,step"]) == 2
+    told = capsys.readouterr().err
+    assert "--held-out must be a share between 0 and 1: received 2.0" in told
+    assert "train takes one model: received mlp, lenet5" in told
+    assert "train takes one LR schedule: received cosine, step" in told
+    assert not root.exists()
