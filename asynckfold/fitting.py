@@ -150,7 +150,7 @@ def fit(
 
 
 class DistributedTrainer:
-    """Train one model on several processes.
+    """Train one model on several processes, on CPUs.
 
     One process is the plain trainer with one thread; several update one shared model without locks
     (``trainer="hogwild"``).
@@ -216,6 +216,7 @@ class DistributedTrainer:
             trainer="plain" if self.num_processes == 1 else "hogwild",
             processes=self.num_processes,
             threads_per_job=1,
+            devices="cpu",
             verbose=0,
         )
 

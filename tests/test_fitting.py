@@ -29,7 +29,7 @@ from asynckfold import (
     fit,
 )
 from asynckfold.cli import main
-from asynckfold.data import joined
+from asynckfold.data import joined, repeated
 from tests.leftovers import descendants, gone
 from tests.toy import Tiny, adam, samples
 
@@ -118,6 +118,9 @@ def test_data_sets_keep_their_own_transforms() -> None:
     both, first, second = joined(Shifted(3, 10), Shifted(2, 20))
     assert [both[int(index)][0] for index in first] == [10, 11, 12]
     assert [both[int(index)][0] for index in second] == [20, 21]
+    twice, first, second = repeated(Shifted(4, 10), 2)
+    assert [twice[int(index)][0] for index in first] == [10, 11, 12, 13]
+    assert [twice[int(index)][0] for index in second] == [10, 13]
 
 
 def test_what_does_not_fit_is_refused_before_the_start(root: Path) -> None:
@@ -132,6 +135,8 @@ def test_what_does_not_fit_is_refused_before_the_start(root: Path) -> None:
         fitted(root, module, adam, scheduler=schedule)
     with pytest.raises(InputError, match="of one kind"):
         joined((X, Y), [1, 2])
+    with pytest.raises(InputError, match=r"X of dataset .* one shape: received \(8,\) and \(7,\)"):
+        fitted(root, valid=(X[:, 1:], Y))
     with pytest.raises(InputError, match="processes must not exceed the cores"):
         DistributedTrainer(4096, nn.CrossEntropyLoss(), root, 10)(
             module, (X, Y), adam, "constant", epochs=1

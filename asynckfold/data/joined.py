@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ def joined(dataset: Any, other: Any) -> tuple[Any, Indices, Indices]:
     pair = _arrays(dataset), _arrays(other)
     if None in pair and pair != (None, None):
         refuse([_kind_problem(dataset, other)])
+    if pair[0] is not None:
+        refuse(_shape_problems(*pair))
     counts = (len(dataset), len(other)) if pair[0] is None else (len(pair[0][0]), len(pair[1][0]))
     numbers = np.arange(sum(counts))
     found: Any = (
@@ -86,6 +89,17 @@ def _stacked(mine: Any, theirs: Any) -> Any:
     if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
         return cat([mine, theirs])
     return np.concatenate([np.asarray(mine), np.asarray(theirs)])
+
+
+def _shape_problems(mine: Any, theirs: Any) -> Iterator[Problem]:
+    for name, one, other in zip(("X", "y"), mine, theirs, strict=True):
+        shapes = np.shape(one)[1:], np.shape(other)[1:]
+        if shapes[0] != shapes[1]:
+            yield Problem(
+                f"{name} of dataset and of valid must have samples of one shape",
+                f"{shapes[0]} and {shapes[1]}",
+                "Bring them into one shape.",
+            )
 
 
 def _kind_problem(dataset: Any, other: Any) -> Problem:

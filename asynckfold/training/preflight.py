@@ -234,6 +234,14 @@ def _check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
                         f"Use another, such as SGD or Adam, or leave {tensors_only} out.",
                     )
                 )
+    if params.trainer == "allreduce" and _has_sparse_gradients(optimizer):
+        raise _Refused(
+            (
+                "gradients that are added up must be dense",
+                "sparse ones, as of an Embedding with sparse=True",
+                "Pass sparse=False, or trainer='hogwild'.",
+            )
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise _Refused(
             (
@@ -242,6 +250,11 @@ def _check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
                 "Use another, such as SGD or Adam, or processes=1.",
             )
         )
+
+
+def _has_sparse_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    held = [item for group in optimizer.param_groups for item in group["params"]]
+    return any(item.grad is not None and item.grad.is_sparse for item in held)
 
 
 def _check_schedule(name: str, schedule: Any) -> None:

@@ -346,6 +346,26 @@ def test_what_an_optimizer_keeps_must_suit_the_trainer(tmp_path: Path) -> None:
     assert "such as SGD or Adam" in remedy
 
 
+def test_sparse_gradients_are_not_added_up(tmp_path: Path) -> None:
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(60, 3, sparse=True)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.table(inputs[:, 0].long())
+            return found
+
+    def opt_fn(model: nn.Module) -> optim.Optimizer:
+        return optim.SGD(model.parameters(), 0.1)
+
+    tiny = Tiny(tmp_path, {"m": Looking}, opt_fn=opt_fn, params=params("allreduce"))
+    ((rule, received, remedy),) = preflight.check(tiny.bundle, tiny.batches).problems
+    assert "must be dense" in rule
+    assert "sparse=True" in received
+    assert "trainer='hogwild'" in remedy
+
+
 def test_a_plan_without_the_new_words_is_what_it_was() -> None:
     def plan(**given: Any) -> str:
         params = TrainerParams(**given)
