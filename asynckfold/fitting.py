@@ -96,7 +96,7 @@ def fit(
         Folder of the run: checkpoints, log, results.
     batch_size : int
         Samples per step.
-    scheduler : str, callable or LR schedule
+    scheduler : str, callable, LR schedule or None
         A name as in `AsyncKFold`, optimizer → LR schedule, or an LR schedule of the optimizer.
     valid : Dataset, (X, y), or array of int, optional
         What is scored after each epoch: other samples, or the numbers of samples of `dataset`
@@ -350,7 +350,7 @@ def _given(model: Any, optimizer: Any, scheduler: Any, is_module: bool) -> tuple
 
 def _schedule_of(scheduler: Any, optimizer: Any) -> Any:
     if not (hasattr(scheduler, "state_dict") and hasattr(scheduler, "optimizer")):
-        return scheduler
+        return "constant" if scheduler is None else scheduler
     if scheduler.optimizer is not optimizer:
         refuse(
             [

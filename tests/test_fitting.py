@@ -86,7 +86,7 @@ def test_a_module_is_trained_from_its_weights_with_its_own_optimizer_and_schedul
 
 
 def test_without_other_samples_all_are_trained_on_and_some_scored(tmp_path: Path) -> None:
-    found = fitted(tmp_path / "run", valid=None)
+    found = fitted(tmp_path / "run", valid=None, scheduler=None)
     with RunStore.read(tmp_path / "run") as store:
         (fold,), _ = store.splits()
     assert fold.train.tolist() == list(range(90))

@@ -29,6 +29,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -135,10 +136,13 @@ class AllReduce(Team):
         A part of one sample cannot be normalised by BatchNorm: then fewer have one.
         """
         low, high = self.bounds[batch]
-        least = 2 if loop.normalises_batches(self.model) else 1
-        ranks = max(1, min(self.params.processes, (high - low) // least))
+        ranks = max(1, min(self.params.processes, (high - low) // self._least))
         numbers = range(self.params.processes + 1)
         return [low + (high - low) * min(rank, ranks) // ranks for rank in numbers]
+
+    @cached_property
+    def _least(self) -> int:
+        return 2 if loop.normalises_batches(self.model) else 1
 
     def _shares(self, batch: int) -> list[float]:
         """Of the batch's samples, the share of each rank."""

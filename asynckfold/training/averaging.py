@@ -8,8 +8,9 @@
 A round is ``steps_per_round`` steps of every process, the last of an epoch fewer; the samples of an
 epoch are put in the order of the plain trainer and dealt out batch by batch, so that all together
 see each once. Parameters and running statistics are averaged; what an optimizer keeps is each
-process's own. Within a round the learning rate stays. The mean is summed in the order of the
-ranks: the same plan gives the same bits each time. One process is the plain trainer.
+process's own. Within a round the learning rate stays, and nothing is saved, stopped or paused. The
+mean is summed in the order of the ranks: the same plan gives the same bits each time. One process
+is the plain trainer.
 
 Each process's random numbers are seeded for each round, rank 0 goes on with those of the job.
 

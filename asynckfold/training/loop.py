@@ -96,7 +96,7 @@ class Training:
     ``train`` is divided into batches at ``bounds``; ``steer`` are the samples of the training fold
     that steer an LR schedule which reacts to a loss. ``epoch`` whole epochs and ``batch`` batches
     of the next are behind it, which began with the learning rate ``lr``. ``outputs`` are those of
-    the last evaluation of ``valid``.
+    the last evaluation of ``valid``, ``logged`` how many lines the log has of the epoch's batches.
     """
 
     task: Task
@@ -124,6 +124,7 @@ class Training:
     score_seconds: float = 0.0
     order: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     told: float = 0.0
+    logged: int = 0
 
     @property
     def seed(self) -> int:
@@ -167,6 +168,7 @@ class Training:
             self.lr = float(self.optimizer.param_groups[0]["lr"])
         self.order = torch.from_numpy(epoch_order(self.train, self.seed, self.epoch))
         self.told = time.monotonic()
+        self.logged = self.batch // self.params.print_frequency
 
     @property
     def epoch_seed(self) -> int:
@@ -196,7 +198,9 @@ class Training:
     def tell(self, report: Report) -> None:
         """Write the log, and report progress where the last is some time ago."""
         params, job = self.params, self.task.job
-        if self.batch % params.print_frequency == 0:
+        # Several processes may do several batches at once.
+        before, self.logged = self.logged, self.batch // params.print_frequency
+        if self.logged > before:
             self.log.write(
                 f"epoch {self.epoch + 1}/{params.epochs} batch {self.batch}/{self.batches} "
                 f"loss {float(self.losses[-1]):.4f}\n"

@@ -256,7 +256,7 @@ def test_a_mean_of_clones_is_weighted_by_samples(tmp_path: Path) -> None:
 
 
 def test_it_tells_rounds_time_and_samples_of_each(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path, params=params("averaging", 2, epochs=2), batch_size=5)
+    tiny = Tiny(tmp_path, params=params("averaging", 2, epochs=2, print_frequency=3), batch_size=5)
     _, news = attempt(tiny)
     (told,) = [item for item in news if isinstance(item, Remark)]
     assert told.kind == "averaging"
@@ -264,6 +264,7 @@ def test_it_tells_rounds_time_and_samples_of_each(tmp_path: Path) -> None:
     assert "4 rounds in" in told.text
     assert "samples × epochs of each process: 45, 35" in told.text
     assert told.text in tiny.log()
+    assert [f"batch {batch}/8" in tiny.log() for batch in (1, 4, 5, 8)] == [False, True, True, True]
 
 
 @given(
