@@ -22,6 +22,7 @@ from asynckfold.errors import (
     StorageError,
     StoreCorruptError,
 )
+from asynckfold.fitting import Accuracy, DistributedTester, DistributedTrainer, Fitted, fit
 from asynckfold.folds import Fold
 from asynckfold.kfold import AsyncKFold, JobsFailedWarning, load_results
 from asynckfold.plan import Job, Plan, TrainerParams
@@ -32,12 +33,16 @@ if TYPE_CHECKING:
     from asynckfold.training.parameter_server import Hogwild, Server
 
 __all__ = [
+    "Accuracy",
     "AllJobsFailedError",
     "AsyncKFold",
     "AsyncKFoldError",
     "Baseline",
     "CVResults",
+    "DistributedTester",
+    "DistributedTrainer",
     "Epoch",
+    "Fitted",
     "Fold",
     "Hogwild",
     "InputError",
@@ -57,6 +62,7 @@ __all__ = [
     "StorageError",
     "StoreCorruptError",
     "TrainerParams",
+    "fit",
     "load_results",
 ]
 

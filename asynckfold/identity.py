@@ -77,9 +77,9 @@ def _deterministic_kernels(plan: Plan, sessions: Sequence[Software]) -> Iterator
 
 def _one_process(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
     count = plan.params.processes
-    if count > 1:
+    if count > 1 and plan.params.trainer == "hogwild":
         yield (
-            f"{count} processes updated each model without locks ({plan.params.trainer}), so that "
+            f"{count} processes updated each model without locks (hogwild), so that "
             "the order of their updates was left to chance"
         )
 

@@ -100,10 +100,11 @@ class AsyncKFold:
         keeps. "auto" decides it by a rule over operations, jobs and allotted cores; a number says
         how many jobs are trained as one, True that every core trains a group. These two refuse a
         model that cannot be fused.
-    trainer : {"plain", "hogwild"}
-        One process a job, or several that update one shared model without locks (Recht et al.
-        2011), faster where jobs are fewer than cores, with last digits that differ from run to
-        run. Also a key of `trainer_params`, like the two that follow.
+    trainer : {"plain", "hogwild", "allreduce", "averaging"}
+        One process a job, or several, which is faster where jobs are fewer than cores: they update
+        one shared model without locks (Recht et al. 2011), with last digits that differ from run to
+        run, or add up the gradients of their parts of each batch, or train clones that are averaged
+        every `steps_per_round` steps. Also a key of `trainer_params`, like the two that follow.
     processes : int
         Processes of a job, each on a core of its own; with more than one, `trainer` is not plain.
     shared_state : bool

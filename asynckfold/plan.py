@@ -55,8 +55,11 @@ class Job:
         return f"{self.candidate}/{repeat}fold-{self.fold}"
 
 
-TRAINERS = ("plain", "hogwild")
+TRAINERS = ("plain", "hogwild", "allreduce", "averaging")
 """How one job may be trained; that some are trained as one is in the plan's groups."""
+
+SEVERAL = TRAINERS[1:]
+"""Those of several processes."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +83,18 @@ class TrainerParams:
         Largest gradient norm.
     eval_batch_size : int
         Samples per batch where nothing is trained; touches no result but through rounding.
-    trainer : {"plain", "hogwild"}
-        One process a job, or several that update one shared model without locks.
+    trainer : {"plain", "hogwild", "allreduce", "averaging"}
+        One process a job, or several: they update one shared model without locks, or add up the
+        gradients of their parts of each batch, or train clones that are averaged each round.
     processes : int
         Processes of a job, of one thread and on one core each.
     shared_state : bool
         Whether these share also what the optimizer keeps (momentum, moments), rather than each
-        having its own.
+        having its own; for hogwild.
+    steps_per_round : int
+        Steps of each process between two averages of the clones; for averaging.
+    accumulate : int
+        Batches of a process whose mean gradient is one update of the shared model; for hogwild.
     """
 
     epochs: int = 5
@@ -99,6 +107,8 @@ class TrainerParams:
     trainer: str = "plain"
     processes: int = 1
     shared_state: bool = False
+    steps_per_round: int = 16
+    accumulate: int = 1
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any] | None) -> TrainerParams:
@@ -116,8 +126,9 @@ class TrainerParams:
         >>> TrainerParams.from_mapping({"epoch": 2})
         Traceback (most recent call last):
         asynckfold.errors.InputError: trainer_params must use known keys: received 'epoch'. \
-Did you mean 'epochs'? Valid: clip_grad_norm, epochs, eval_batch_size, inner_val, lr_step, \
-print_frequency, processes, save_checkpoint_frequency, shared_state, trainer.
+Did you mean 'epochs'? Valid: accumulate, clip_grad_norm, epochs, eval_batch_size, inner_val, \
+lr_step, print_frequency, processes, save_checkpoint_frequency, shared_state, steps_per_round, \
+trainer.
         """
         known = {item.name for item in fields(cls)}
         values = {key: _plain(value) for key, value in dict(given or {}).items()}
@@ -173,9 +184,21 @@ print_frequency, processes, save_checkpoint_frequency, shared_state, trainer.
                 f"processes={self.processes!r}, shared_state={self.shared_state!r}",
                 "Pass trainer='hogwild' for several.",
             )
+        else:
+            yield from self._misplaced()
         given: object = self.shared_state
         if not isinstance(given, bool):
             yield Problem("shared_state must be True or False", repr(given), "Leave it out.")
+
+    def _misplaced(self) -> Iterator[Problem]:
+        """Yield what would have no effect on this trainer."""
+        for name, trainer in _OF_TRAINER.items():
+            if self.trainer != trainer and getattr(self, name) != getattr(TrainerParams, name):
+                yield Problem(
+                    f"{name} applies to the trainer {trainer!r} only",
+                    f"it with {self.trainer!r}",
+                    f"Leave {name} out, or pass trainer={trainer!r}.",
+                )
 
 
 _COUNTS = (
@@ -184,7 +207,19 @@ _COUNTS = (
     "print_frequency",
     "eval_batch_size",
     "processes",
+    "steps_per_round",
+    "accumulate",
 )
+
+_OF_TRAINER = {
+    "shared_state": "hogwild",
+    "steps_per_round": "averaging",
+    "accumulate": "hogwild",
+}
+"""The only trainer that a field says something to."""
+
+_LATER = ("steps_per_round", "accumulate")
+"""Fields that older plans lack: with their defaults they are left out, and fingerprints stay."""
 
 
 def _plain(value: Any) -> Any:
@@ -289,7 +324,11 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as canonical JSON."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        raw = asdict(self)
+        for name in _LATER:
+            if raw["params"][name] == getattr(TrainerParams, name):
+                del raw["params"][name]
+        return json.dumps(raw, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

@@ -121,7 +121,7 @@ class Planner:
                 if pool is not None and not data.held:
                     refuse(sending_problems({"dataset": bundle.data}))
                 if self.params.processes > 1:
-                    refuse(_process_problems(draft, data))
+                    refuse(_process_problems(draft, folds, data))
                 self.display.doing("checking the candidates")
                 facts = self._preflight(make, bundle)
                 gpus = len(machine.gpus().gpus)
@@ -409,7 +409,7 @@ def _joined(parts: list[Facts]) -> Facts:
     )
 
 
-def _process_problems(draft: Plan, data: Prepared) -> Iterator[Problem]:
+def _process_problems(draft: Plan, folds: Sequence[Fold], data: Prepared) -> Iterator[Problem]:
     """Yield why several processes cannot train one model here."""
     if draft.device != "cpu":
         yield Problem(
@@ -422,6 +422,20 @@ def _process_problems(draft: Plan, data: Prepared) -> Iterator[Problem]:
             "several processes of a job need samples that are held in memory",
             "a dataset that is read sample by sample",
             "Pass processes=1, or arrays.",
+        )
+    count, size = draft.params.processes, draft.batch_size
+    least = min(len(fold.train) for fold in folds)
+    if draft.params.trainer == "allreduce" and min(size, least) < count:
+        yield Problem(
+            "each process must have a sample of each batch",
+            f"batch_size={size} of {least} samples for processes={count}",
+            "Pass a greater batch_size, or fewer processes.",
+        )
+    elif draft.params.trainer != "allreduce" and least < count * size:
+        yield Problem(
+            "the samples of a process must make a batch",
+            f"{least} samples for processes={count} and batch_size={size}",
+            f"Pass batch_size={max(1, least // count)} or less, or fewer processes.",
         )
 
 

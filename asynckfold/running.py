@@ -17,6 +17,7 @@ from asynckfold.elastic import Pace
 from asynckfold.engines.engine import Answer
 from asynckfold.messages import Progress, Task
 from asynckfold.placement import Bookings, Load, Placement
+from asynckfold.plan import SEVERAL
 from asynckfold.yielding import Held
 
 
@@ -69,7 +70,7 @@ class Running:
     def can_move(self) -> bool:
         """Whether its worker has it in hand, and can be pinned to other cores as one process."""
         placement = self.placement
-        single = placement.trainer != "hogwild"
+        single = placement.trainer not in SEVERAL
         return bool(self.begun and placement.cores) and single and not self.lent
 
     @property
@@ -79,7 +80,7 @@ class Running:
         Several processes of a job have one thread each, and a row of short ones is soon over.
         """
         placement = self.placement
-        if not self.begun or placement.trainer == "hogwild" or placement.is_row:
+        if not self.begun or placement.trainer in SEVERAL or placement.is_row:
             return False
         return bool(placement.cores) and placement.gpu is None and not placement.alone
 

@@ -181,7 +181,7 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "unknown trainer parameter": (
         {"trainer_params": {"epoch": 2}},
-        ["known keys", "'epoch'", "Did you mean 'epochs'?", "Valid: clip_grad_norm, epochs"],
+        ["known keys", "'epoch'", "Did you mean 'epochs'?", "Valid: accumulate, clip_grad_norm"],
     ),
     "trainer parameters in a list": (
         {"trainer_params": ["epochs"]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from asynckfold import bench
-from asynckfold.bench import loops, packing, peers, speed, use
+from asynckfold.bench import loops, packing, peers, speed, trainers, use
 from asynckfold.bench.checkpoints import Work
 from asynckfold.bench.fusion import Case
 from asynckfold.cli import main
@@ -76,19 +77,39 @@ def test_the_use_of_the_cores_is_that_of_real_jobs(
     assert not list(tmp_path.iterdir())
 
 
+def test_trainers_are_timed_on_the_same_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    compared = [trainers.Way("plain"), trainers.Way("averaging", 2)]
+    monkeypatch.setattr(trainers, "ways", lambda: compared)
+    work = trainers.Work("MLP", loops.digits_mlp, 8, epochs=3, target=0.5, samples=400)
+    hard = replace(work, name="hard", epochs=1, target=1.1)
+    rows = bench.trainers_table([work, hard], turns=1).to_json()["rows"]
+    assert [(row["trainer"], row["processes"]) for row in rows] == [
+        ("plain", 1),
+        ("averaging", 2),
+    ] * 2
+    assert all(row["samples/s"] > 0 and row["accuracy"] > 0.2 for row in rows)
+    assert rows[0]["speed against one"] == 1
+    assert rows[0]["seconds to it"] > 0
+    assert rows[2]["seconds to it"] is None
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_verb_finds_each_subject(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
         bench, "place_table", lambda *counts: bench.BenchTable("Place", ("n",), ((len(counts),),))
     )
-    for name in ("packing", "use"):
+    for name in ("packing", "trainers", "use"):
         monkeypatch.setattr(
             bench,
             f"{name}_table",
             lambda **turns: bench.BenchTable("Table", ("n",), ((turns.get("turns", 0),),)),
         )
-    for subject in ("place", "packing", "use"):
+    for subject in ("place", "packing", "trainers", "use"):
         assert main(["bench", subject, "--json"]) == 0
         assert main(["bench", subject, "--quick", "--json"]) == 0
         told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -159,7 +180,7 @@ def test_images_are_what_a_folder_holds_or_generated(tmp_path: Path) -> None:
 def test_flags_of_one_subject_are_refused_with_others(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "place", "--peers", "--data", "here"]) == 2
     told = capsys.readouterr().err
-    assert "--data applies to speed only" in told
+    assert "--data applies to speed and trainers only" in told
     assert "--peers applies to speed only" in told
     assert main(["bench", "speed", "--data", "/nowhere/at/all"]) == 2
     assert "data must name an existing folder" in capsys.readouterr().err

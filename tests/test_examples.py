@@ -15,6 +15,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("mnist", ["LeNet5", "AlexNet"]),
         ("cifar10", ["MobileNet", "VGG"]),
         ("dbn", ["DBN", "plain"]),
+        ("fit", ["MLP"]),
     ],
 )
 def test_an_example_runs_by_itself(

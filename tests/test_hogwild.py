@@ -31,7 +31,7 @@ class Slow(Tiny):
         time.sleep(0.02 if self.training else 0)
         return super().forward(inputs)
 
-results = kfold(sys.argv[1], stall_timeout=float(sys.argv[2]))(
+results = kfold(sys.argv[1], stall_timeout=float(sys.argv[2]), trainer=sys.argv[3])(
     {"slow": Slow}, ["cosine"], adam, {"epochs": 12}
 )
 print(results.best_score_)
@@ -39,10 +39,9 @@ print(results.best_score_)
 
 
 def kfold(root: Any, **settings: Any) -> AsyncKFold:
-    settings = {"verbose": 0, "baseline": None, "n_jobs": 1, "processes": 2, **settings}
-    return AsyncKFold(
-        2, samples(240), root, nn.CrossEntropyLoss(), 8, trainer="hogwild", **settings
-    )
+    settings = {"trainer": "hogwild", "processes": 2, **settings}
+    settings = {"verbose": 0, "baseline": None, "n_jobs": 1, **settings}
+    return AsyncKFold(2, samples(240), root, nn.CrossEntropyLoss(), 8, **settings)
 
 
 def run(root: Path, **settings: Any) -> CVResults:
@@ -72,9 +71,11 @@ def test_one_process_is_the_plain_trainer(tmp_path: Path) -> None:
 # Kills
 
 
-def start(root: Path, stall_timeout: float = 60.0) -> subprocess.Popen[str]:
+def start(
+    root: Path, stall_timeout: float = 60.0, trainer: str = "hogwild"
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(root), str(stall_timeout)],
+        [sys.executable, "-c", SCRIPT, str(root), str(stall_timeout), trainer],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

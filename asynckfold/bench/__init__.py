@@ -10,6 +10,7 @@ from asynckfold.bench.packing import packing_table
 from asynckfold.bench.place import place_table
 from asynckfold.bench.speed import QUICK, speed_table
 from asynckfold.bench.table import BenchTable
+from asynckfold.bench.trainers import trainers_table
 from asynckfold.bench.use import use_table
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "packing_table",
     "place_table",
     "speed_table",
+    "trainers_table",
     "use_table",
 ]

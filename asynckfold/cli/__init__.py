@@ -3,6 +3,7 @@
 ::
 
     run     cross-validate a sweep; the same command continues it
+    train   train one model alone; the same command continues it
     plan    what a run would do, and what it should take; trains nothing
     resume  continue a run by its folder
     status  how far a run is
@@ -125,7 +126,7 @@ def _tell_interruption(
 
 
 def run(parsed: argparse.Namespace, out: Output) -> int:
-    """Cross-validate a sweep."""
+    """Cross-validate a sweep, or train one model alone."""
     pool.start_early(["torchvision", "sklearn"], _level(parsed))
     with patience(parsed, "importing torch"):
         sweep = sweep_parts(parsed)
@@ -262,9 +263,11 @@ def bench(parsed: argparse.Namespace, out: Output) -> int:
 
 
 def _bench_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
+    subjects = {"--data": ("speed", "trainers"), "--peers": ("speed",)}
     for flag, given in (("--data", parsed.data), ("--peers", parsed.peers)):
-        if given and parsed.subject != "speed":
-            yield Problem(f"{flag} applies to speed only", f"bench {parsed.subject}", "Drop it.")
+        if given and parsed.subject not in subjects[flag]:
+            only = " and ".join(subjects[flag])
+            yield Problem(f"{flag} applies to {only} only", f"bench {parsed.subject}", "Drop it.")
 
 
 def _bench_table(parsed: argparse.Namespace) -> BenchTable:
@@ -277,8 +280,12 @@ def _bench_table(parsed: argparse.Namespace) -> BenchTable:
         return bench.fusion_table(seconds=1.0) if quick else bench.fusion_table()
     if subject == "packing":
         return bench.packing_table(turns=1) if quick else bench.packing_table()
+    data = Path(parsed.data) if parsed.data else None
+    if subject == "trainers":
+        return (
+            bench.trainers_table(data=data, turns=1) if quick else bench.trainers_table(data=data)
+        )
     if subject == "speed":
-        data = Path(parsed.data) if parsed.data else None
         some: dict[str, Any] = {"works": bench.QUICK, "turns": 1, "counts": (1,)} if quick else {}
         return bench.speed_table(data=data, with_peers=parsed.peers, **some)
     if subject == "use":
@@ -297,6 +304,7 @@ VERBS = {
     "bench": bench,
     "compare": compare,
     "run": run,
+    "train": run,
     "plan": plan,
     "resume": resume,
     "status": status,

@@ -8,6 +8,9 @@ from importlib import metadata
 from asynckfold.cli.parts import DEFAULTS
 from asynckfold.plan import TRAINERS
 
+HELD_OUT = 0.2
+"""Share of the samples on which a model that is trained alone is scored."""
+
 EXIT_CODES = (
     "Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is "
     "held by another process, 4 the run on disk is damaged, 5 an I/O fault or no room to start "
@@ -20,6 +23,12 @@ RUN_HELP = (
     "defined in a Python file (dataset, criterion, models, schedulers, opt_fn; optionally "
     "trainer_params and settings); flags stand above the file. Killed or interrupted, the same "
     "command continues."
+)
+
+TRAIN_HELP = (
+    "Takes what run takes, with one model and one LR schedule, and scores it on the samples that "
+    "--held-out sets aside. With --trainer and --processes on several cores. The trained weights "
+    "are the last checkpoint in the run's folder. Killed or interrupted, the same command goes on."
 )
 
 PLAN_HELP = (
@@ -48,19 +57,21 @@ def make_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, text in (
         ("run", "cross-validate a sweep; the same command continues it"),
+        ("train", "train one model alone; the same command continues it"),
         ("plan", "print what a run would do, and what it should take; trains nothing"),
     ):
+        more = {"run": RUN_HELP, "train": TRAIN_HELP, "plan": PLAN_HELP}[name]
         verb = verbs.add_parser(
             name,
             help=text,
-            description=f"{_sentence(text)} {RUN_HELP if name == 'run' else PLAN_HELP}",
+            description=f"{_sentence(text)} {more}",
             epilog=EXIT_CODES,
             usage=_usage(name),
         )
         _add_data_flags(verb)
         _add_model_flags(verb)
-        _add_training_flags(verb)
-        _add_running_flags(verb, root_required=name == "run")
+        _add_training_flags(verb, alone=name == "train")
+        _add_running_flags(verb, root_required=name != "plan")
         _add_output_flags(verb)
         _add_progress_flags(verb)
     for name, text in (
@@ -88,19 +99,21 @@ def make_parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("bench", help=text, description=_sentence(text), epilog=EXIT_CODES)
     verb.add_argument(
         "subject",
-        choices=("checkpoints", "fusion", "packing", "place", "speed", "use"),
+        choices=("checkpoints", "fusion", "packing", "place", "speed", "trainers", "use"),
         help="checkpoints: their share of a run's time; fusion: a step of several jobs as one "
         "against one after another; packing: one sweep in four ways; place: the time of a "
         "decision, by the number of pending jobs; speed: a DataLoader loop, the best serial loop "
-        "and asynckfold, plain and fused, warm and cold; use: of the cores, and a job's overhead",
+        "and asynckfold, plain and fused, warm and cold; trainers: one model on all cores, by each "
+        "of them; use: of the cores, and a job's overhead",
     )
     verb.add_argument("--quick", action="store_true", help="seconds instead of minutes; rough")
     verb.add_argument("--save", metavar="FILE.md", help="write the table as a page, too")
     verb.add_argument(
         "--data",
         metavar="DIR",
-        help="speed only: where torchvision keeps MNIST and CIFAR-10 (or train/CLASS/*.jpg for the "
-        "latter); generated samples of the same shapes without it",
+        help="speed and trainers only: where torchvision keeps MNIST and CIFAR-10 (or "
+        "train/CLASS/*.jpg for the latter); generated samples of the same shapes, or digits, "
+        "without it",
     )
     verb.add_argument(
         "--peers",
@@ -122,11 +135,16 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _usage(verb: str) -> str:
     """One line: with all flags, an error message would be lost below its usage."""
-    root = "--root DIR" if verb == "run" else "[--root DIR]"
-    what = "--data SOURCE | SWEEP.py" if verb == "run" else "--data SOURCE | SWEEP.py | DIR"
+    root = "[--root DIR]" if verb == "plan" else "--root DIR"
+    what = "--data SOURCE | SWEEP.py" + (" | DIR" if verb == "plan" else "")
+    some = (
+        "[--models A] [--trainer T] [--processes N]"
+        if verb == "train"
+        else "[--models A,B] [--schedulers A,B] [--folds K]"
+    )
     return (
-        f"asynckfold {verb} ({what}) {root} [--models A,B] [--schedulers A,B] "
-        f"[--folds K] [--epochs N] …\nall flags: asynckfold {verb} --help"
+        f"asynckfold {verb} ({what}) {root} {some} [--epochs N] …\n"
+        f"all flags: asynckfold {verb} --help"
     )
 
 
@@ -203,17 +221,19 @@ def _add_model_flags(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_training_flags(verb: argparse.ArgumentParser) -> None:
+def _add_training_flags(verb: argparse.ArgumentParser, alone: bool) -> None:
     group = verb.add_argument_group("training")
-    group.add_argument("--folds", type=int, metavar="K", help="number of folds" + _default("folds"))
-    group.add_argument(
-        "--repeats", type=int, metavar="N", help="divide so often anew" + _default("repeats")
-    )
-    group.add_argument(
-        "--no-stratify",
-        action="store_true",
-        help="do not keep the class proportions in each fold",
-    )
+    if alone:
+        verb.set_defaults(folds=None, repeats=None, no_stratify=False, baseline="none")
+        group.add_argument(
+            "--held-out",
+            type=float,
+            metavar="X",
+            default=HELD_OUT,
+            help=f"share of the samples that is not trained on but scored (default {HELD_OUT})",
+        )
+    else:
+        _add_fold_flags(group)
     group.add_argument(
         "--epochs", type=int, metavar="N", help="passes over the data" + _default("epochs")
     )
@@ -227,8 +247,9 @@ def _add_training_flags(verb: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--trainer",
         choices=TRAINERS,
-        help="how one job is trained; hogwild: by processes that update one shared model without "
-        "locks" + _default("trainer"),
+        help="how one job is trained; by several processes that update one shared model without "
+        "locks (hogwild), add up the gradients of their parts of each batch (allreduce), or train "
+        "clones that are averaged (averaging)" + _default("trainer"),
     )
     group.add_argument(
         "--processes",
@@ -240,13 +261,37 @@ def _add_training_flags(verb: argparse.ArgumentParser) -> None:
         "--shared-state",
         action="store_true",
         default=None,
-        help="let the processes of a job share what the optimizer keeps, too",
+        help="hogwild: let the processes of a job share what the optimizer keeps, too",
+    )
+    group.add_argument(
+        "--steps-per-round",
+        type=int,
+        metavar="N",
+        help="averaging: steps of each process between two averages (default 16)",
+    )
+    group.add_argument(
+        "--accumulate",
+        type=int,
+        metavar="N",
+        help="hogwild: batches of a process whose gradients are one update (default 1)",
     )
     group.add_argument("--seed", type=int, metavar="N", help="root of all seeds" + _default("seed"))
     group.add_argument(
         "--scoring",
         metavar="A,B",
         help="scikit-learn scorers, such as accuracy,f1_macro; the first ranks (default accuracy)",
+    )
+
+
+def _add_fold_flags(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--folds", type=int, metavar="K", help="number of folds" + _default("folds"))
+    group.add_argument(
+        "--repeats", type=int, metavar="N", help="divide so often anew" + _default("repeats")
+    )
+    group.add_argument(
+        "--no-stratify",
+        action="store_true",
+        help="do not keep the class proportions in each fold",
     )
 
 

@@ -82,6 +82,8 @@ _TRAINER_PARAMS = (
     "trainer",
     "processes",
     "shared_state",
+    "steps_per_round",
+    "accumulate",
 )
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
 _NOT_WITH_A_FILE = ("data_root", "download", "target", "header", "limit", "augment", "models")
@@ -453,11 +455,41 @@ def make_kfold(parsed: argparse.Namespace, sweep: SweepParts) -> AsyncKFold:
     aliased = {"cv", "n_splits"} & set(settings)
     folds = settings.pop("kfolds", None if aliased else DEFAULTS["folds"])
     batch_size = settings.pop("batch_size", DEFAULTS["batch_size"])
+    if parsed.verb == "train":
+        refuse(_alone_problems(parsed, sweep))
+        aliases = {"cv", "n_splits", "n_repeats", "groups"}
+        settings = {name: value for name, value in settings.items() if name not in aliases}
+        folds = _held_out(parsed)
     settings.setdefault("verbose", 0 if parsed.quiet else 1 + parsed.verbose)
     about = {**settings.pop("about", {}), "cli": parsed.line, "folder": str(Path.cwd())}
     return AsyncKFold(
         folds, sweep.dataset, parsed.root, sweep.criterion, batch_size, about=about, **settings
     )
+
+
+def _alone_problems(parsed: argparse.Namespace, sweep: SweepParts) -> Iterator[Problem]:
+    from asynckfold.recipe import named_lr_schedules, named_models
+
+    if not 0 < parsed.held_out < 1:
+        yield Problem(
+            "--held-out must be a share between 0 and 1", str(parsed.held_out), "Pass 0.2."
+        )
+    for what, named in (
+        ("model", named_models(sweep.models)[0]),
+        ("LR schedule", named_lr_schedules(sweep.schedulers)[0]),
+    ):
+        if len(named) != 1:
+            yield Problem(
+                f"train takes one {what}", ", ".join(named) or "none", "Use run for several."
+            )
+
+
+def _held_out(parsed: argparse.Namespace) -> Any:
+    """What sets a share of the samples aside; in proportion, where there are surely classes."""
+    from sklearn import model_selection
+
+    kind = model_selection.ShuffleSplit if parsed.file else model_selection.StratifiedShuffleSplit
+    return kind(1, test_size=parsed.held_out, random_state=parsed.seed or 0)
 
 
 def _given_settings(parsed: argparse.Namespace) -> dict[str, Any]:

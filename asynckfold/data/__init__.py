@@ -19,11 +19,13 @@ workers, and `Prepared.notes` says so.
 `opened`        a dataset taken apart: samples, transform, labels
 `labels`        class indices or regression targets
 `batches`       what a worker does: batches by sample number
+`joined`        two parts of one data set: trained on, and scored on
 `shared`        arrays without a name
 =============== ======================================================================
 """
 
 from asynckfold.data.batches import Batches, DataHandle
+from asynckfold.data.joined import joined, repeated
 from asynckfold.data.labels import Labels, resolve_labels
 from asynckfold.data.opened import OneByOne, Opened, open_source
 from asynckfold.data.prepared import Prepared, prepare
@@ -40,8 +42,10 @@ __all__ = [
     "Prepared",
     "SharedArray",
     "Views",
+    "joined",
     "make_views",
     "open_source",
     "prepare",
+    "repeated",
     "resolve_labels",
 ]

@@ -96,8 +96,8 @@ class Training:
     ``train`` is divided into batches at ``bounds``; ``steer`` are the samples of the training fold
     that steer an LR schedule which reacts to a loss. ``epoch`` whole epochs and ``batch`` batches
     of the next are behind it, which began with the learning rate ``lr``. ``outputs`` are those of
-    the last evaluation of ``valid``. ``pretrained`` says what came of a stage before the training,
-    where there was one just now.
+    the last evaluation of ``valid``, ``logged`` how many lines the log has of the epoch's batches.
+    ``pretrained`` says what came of a stage before the training, where there was one just now.
     """
 
     task: Task
@@ -126,6 +126,7 @@ class Training:
     order: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     told: float = 0.0
     pretrained: str = ""
+    logged: int = 0
 
     @property
     def seed(self) -> int:
@@ -169,6 +170,7 @@ class Training:
             self.lr = float(self.optimizer.param_groups[0]["lr"])
         self.order = torch.from_numpy(epoch_order(self.train, self.seed, self.epoch))
         self.told = time.monotonic()
+        self.logged = self.batch // self.params.print_frequency
 
     @property
     def epoch_seed(self) -> int:
@@ -177,7 +179,11 @@ class Training:
 
     def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and targets."""
-        low, high = self.bounds[self.batch]
+        return self.samples_of(self.batch)
+
+    def samples_of(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and targets of a batch of the epoch."""
+        low, high = self.bounds[batch]
         return self.data.train(self.order[low:high], self.seed, self.epoch)
 
     def step(self) -> None:
@@ -194,7 +200,9 @@ class Training:
     def tell(self, report: Report) -> None:
         """Write the log, and report progress where the last is some time ago."""
         params, job = self.params, self.task.job
-        if self.batch % params.print_frequency == 0:
+        # Several processes may do several batches at once.
+        before, self.logged = self.logged, self.batch // params.print_frequency
+        if self.logged > before:
             self.log.write(
                 f"epoch {self.epoch + 1}/{params.epochs} batch {self.batch}/{self.batches} "
                 f"loss {float(self.losses[-1]):.4f}\n"
@@ -595,10 +603,8 @@ def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tenso
 
     def backward() -> torch.Tensor:
         training.optimizer.zero_grad()
-        loss: torch.Tensor = training.criterion(training.model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if training.clip is not None:
-            nn.utils.clip_grad_norm_(training.model.parameters(), training.clip)
+        loss = add_gradient(training, inputs, targets)
+        clip(training)
         return loss
 
     if isinstance(training.optimizer, torch.optim.LBFGS):
@@ -606,7 +612,34 @@ def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tenso
         return torch.as_tensor(training.optimizer.step(backward)).detach()  # type: ignore[no-untyped-call]
     loss = backward()
     training.optimizer.step()
+    return loss
+
+
+def add_gradient(
+    training: Training, inputs: torch.Tensor, targets: torch.Tensor, weight: float = 1.0
+) -> torch.Tensor:
+    """Add the gradient of the loss, times a weight, to what the parameters have.
+
+    With the weight 1, its bits are those without any. Returns the loss, detached, without weight.
+    """
+    loss: torch.Tensor = training.criterion(training.model(inputs), targets)
+    (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
     return loss.detach()
+
+
+def weight(criterion: Callable[..., Any], share: float) -> float:
+    """Return the weight of the loss of a part of a batch, which has this share of its samples.
+
+    Means are weighted by samples; a criterion whose ``reduction`` says that it sums needs no
+    weights.
+    """
+    return 1.0 if getattr(criterion, "reduction", "mean") == "sum" else share
+
+
+def clip(training: Training) -> None:
+    """Shorten the gradient where the plan says so."""
+    if training.clip is not None:
+        nn.utils.clip_grad_norm_(training.model.parameters(), training.clip)
 
 
 def _mean_loss(training: Training) -> float:
@@ -691,11 +724,12 @@ def batch_bounds(count: int, size: int, model: nn.Module) -> Iterator[tuple[int,
     low = 0
     while low < count:
         high = min(low + size, count)
-        if count - high == 1 and _normalises_batches(model):
+        if count - high == 1 and normalises_batches(model):
             high = count
         yield low, high
         low = high
 
 
-def _normalises_batches(model: nn.Module) -> bool:
+def normalises_batches(model: nn.Module) -> bool:
+    """Whether it has BatchNorm."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

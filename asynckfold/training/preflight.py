@@ -211,9 +211,14 @@ def _check_fusible(bundle: Bundle, name: str, reason: str) -> None:
 
 def _check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer whose state several processes can neither share nor keep."""
-    if bundle.plan.params.processes == 1:
+    params = bundle.plan.params
+    if params.processes == 1:
         return
-    for values in optimizer.state.values():
+    # Of the gradients of several processes one optimizer makes one step.
+    states = [] if params.trainer == "allreduce" else optimizer.state.values()
+    tensors_only = "shared_state=True" if params.shared_state else ""
+    tensors_only = "trainer='averaging'" if params.trainer == "averaging" else tensors_only
+    for values in states:
         for name, value in values.items():
             if not isinstance(value, (torch.Tensor, int, float, bool, type(None))):
                 raise _Refused(
@@ -223,14 +228,22 @@ def _check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
                         "Use another, such as SGD or Adam, or processes=1.",
                     )
                 )
-            if bundle.plan.params.shared_state and not isinstance(value, torch.Tensor):
+            if tensors_only and not isinstance(value, torch.Tensor):
                 raise _Refused(
                     (
-                        "shared_state=True needs an optimizer that keeps tensors only",
+                        f"{tensors_only} needs an optimizer that keeps tensors only",
                         f"{type(optimizer).__name__}, whose {name} is a {type(value).__name__}",
-                        "Leave shared_state out: each process then keeps its own.",
+                        f"Use another, such as SGD or Adam, or leave {tensors_only} out.",
                     )
                 )
+    if params.trainer == "allreduce" and _has_sparse_gradients(optimizer):
+        raise _Refused(
+            (
+                "gradients that are added up must be dense",
+                "sparse ones, as of an Embedding with sparse=True",
+                "Pass sparse=False, or trainer='hogwild'.",
+            )
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise _Refused(
             (
@@ -239,6 +252,11 @@ def _check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
                 "Use another, such as SGD or Adam, or processes=1.",
             )
         )
+
+
+def _has_sparse_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    held = [item for group in optimizer.param_groups for item in group["params"]]
+    return any(item.grad is not None and item.grad.is_sparse for item in held)
 
 
 def _check_schedule(name: str, schedule: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -57,8 +57,13 @@ def share_model(model: nn.Module) -> None:
     Parameters stay the objects that an optimizer knows; what is tied stays tied.
     """
     found = list(dict.fromkeys([*model.parameters(), *model.buffers()]))
-    for tensor, place in zip(found, shared(found), strict=True):
-        tensor.data = place
+    place(found, shared(found))
+
+
+def place(tensors: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> None:
+    """Let tensors, which stay the objects that they are, have their values in these places."""
+    for tensor, found in zip(tensors, places, strict=True):
+        tensor.data = found
 
 
 def share_state(

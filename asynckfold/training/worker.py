@@ -39,7 +39,7 @@ from asynckfold.messages import JobEnded, News, Resized, Setback, Started, Task
 from asynckfold.placement import Placement
 from asynckfold.pulse import STACKS_SIGNAL, Pulse
 from asynckfold.result import FAILED, Result
-from asynckfold.training import baseline, fused, hogwild, loop, preflight, probe
+from asynckfold.training import baseline, fused, loop, preflight, probe, several
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.faults import outcome_of
 from asynckfold.training.isolation import isolated
@@ -81,7 +81,7 @@ def execute(
     """
     pulse = pulse or Pulse()
     with isolated():
-        torch.set_num_threads(1 if placement.trainer == "hogwild" else placement.threads)
+        torch.set_num_threads(1 if placement.trainer in several.TRAINERS else placement.threads)
         torch.set_default_dtype(getattr(torch, bundle.default_dtype))
         torch.set_deterministic_debug_mode(bundle.deterministic)
         if placement.trainer == "preflight":
@@ -97,9 +97,9 @@ def execute(
                 return [probe.measure(bundle, job, data, device, report, stop, pulse)]
             if placement.trainer == "fused":
                 return _train_group(bundle, data, tasks, device, report, stop, pulse)
-            if placement.trainer == "hogwild":
+            if placement.trainer in several.TRAINERS:
                 cores = placement.cores
-                return [_train_hogwild(bundle, data, tasks[0], cores, report, stop, pulse)]
+                return [_train_on_several(bundle, data, tasks[0], cores, report, stop, pulse)]
             return [_train(bundle, data, task, device, report, stop, pulse) for task in tasks]
 
 
@@ -172,7 +172,7 @@ def _train(
     return found
 
 
-def _train_hogwild(
+def _train_on_several(
     bundle: Bundle,
     data: Batches,
     task: Task,
@@ -182,7 +182,7 @@ def _train_hogwild(
     pulse: Pulse,
 ) -> Result | Setback | None:
     def work() -> list[Any]:
-        return [hogwild.train(bundle, task, data, cores, report, stop, pulse)]
+        return [several.train(bundle, task, data, cores, report, stop, pulse)]
 
     found: Result | Setback | None = _attempted(bundle, [task], work)[0]
     return found

@@ -20,7 +20,7 @@ from asynckfold.messages import EpochEnded, News, Task
 from asynckfold.plan import TrainerParams
 from asynckfold.result import DIVERGED, DONE, Result
 from asynckfold.store import CheckpointRef
-from asynckfold.training import hogwild, preflight
+from asynckfold.training import hogwild, preflight, several
 from asynckfold.training.shared import share_model, share_state, shared
 from tests.leftovers import descendants
 from tests.training.tiny import FEATURES, Noisy, Plain, Tiny, checkpoints, never, sgd
@@ -47,7 +47,7 @@ def attempt(
     task = Task(tiny.jobs[0], number, tuple(refs))
     before = descendants()
     try:
-        result = hogwild.train(tiny.bundle, task, tiny.batches, (), news.append, stop)
+        result = several.train(tiny.bundle, task, tiny.batches, (), news.append, stop)
     finally:
         assert descendants() <= before
     return result, news

@@ -1,0 +1,217 @@
+"""What more cores for one model bring: each trainer on one and on all cores, turn by turn."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from asynckfold.bench.loops import BATCH, adam, cores
+from asynckfold.bench.speed import images_of
+from asynckfold.bench.table import BenchTable, machine_facts
+from asynckfold.fitting import fit
+from asynckfold.models import MLP, LeNet5
+from asynckfold.sources import load_source
+
+HELD_OUT = 0.2
+"""Share of the samples on which accuracy is measured after each epoch."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model, what it learns, and when it has learned it.
+
+    Parameters
+    ----------
+    name : str
+        Of the model.
+    model : callable
+        Makes a new one.
+    size : int
+        Pixels to which images are resized.
+    epochs : int
+        Passes over the samples.
+    target : float
+        The accuracy to which the time is told.
+    samples : int
+        How many, of those that there are.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    size: int
+    epochs: int = 12
+    target: float = 0.97
+    samples: int = 6_000
+
+
+WORKS = (
+    Work("MLP 784-128-10", MLP, 28, epochs=20),
+    Work("LeNet5", LeNet5, 32),
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A trainer; `accumulate` is hogwild's."""
+
+    trainer: str
+    processes: int = 1
+    accumulate: int = 1
+
+    @property
+    def name(self) -> str:
+        """As it stands in the table."""
+        return self.trainer + (f", accumulate={self.accumulate}" if self.accumulate > 1 else "")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Samples a second, seconds to the target (None where it was not reached), accuracy at last."""
+
+    speed: float
+    seconds: float | None
+    accuracy: float
+
+
+def ways() -> list[Way]:
+    """Return what is compared: the plain trainer first."""
+    count = cores()
+    return [
+        Way("plain"),
+        Way("hogwild", count),
+        Way("hogwild", count, accumulate=4),
+        Way("allreduce", count),
+        Way("averaging", count),
+    ]
+
+
+def trainers_table(
+    works: Sequence[Work] = WORKS, data: Path | None = None, turns: int = 3
+) -> BenchTable:
+    """Train each model in each way, in turns.
+
+    Parameters
+    ----------
+    works : sequence of Work
+        What is trained: with Adam at 1e-3, in batches of 32.
+    data : Path, optional
+        Folder of MNIST; scikit-learn's digits, enlarged to its shape, without it.
+    turns : int
+        How often; medians are told.
+    """
+    rows, origin = [], ""
+    for work in works:
+        samples, origin = _samples(work, data)
+        found: dict[Way, list[Outcome]] = {way: [] for way in ways()}
+        for _ in range(turns):
+            for way, outcomes in found.items():
+                outcomes.append(_trained(work, samples, way))
+        rows += _rows(work, found)
+    return BenchTable(
+        "What more cores for one model bring",
+        (
+            "model",
+            "trainer",
+            "processes",
+            "samples/s",
+            "speed against one",
+            "target",
+            "seconds to it",
+            "time against one",
+            "accuracy",
+        ),
+        tuple(rows),
+        (
+            f"{origin}; all ways train the same samples for the same epochs, Adam 1e-3, batches of "
+            f"{BATCH} (a process's own; of allreduce, all processes' together).",
+            f"Medians of {turns} turns; seconds are those of the epochs, with an evaluation on "
+            f"{HELD_OUT:.0%} of the samples after each, without the start of the workers.",
+            "–: the target was not reached in most turns. Hogwild's accuracy differs from run to "
+            "run; the others give the same bits each time.",
+        ),
+        machine_facts(),
+    )
+
+
+def _samples(work: Work, data: Path | None) -> tuple[tuple[Any, Any], str]:
+    """Return images (n, 1, size, size) of mean 0 and deviation 1 and their classes; whence."""
+    found = None if data is None else images_of("mnist", data, work.samples)
+    if found is None:
+        digits: Any = load_source("digits").dataset
+        images, targets, origin = digits.data, digits.targets, "Digits of scikit-learn, enlarged"
+    else:
+        (images, targets), origin = found, "MNIST"
+    chosen = np.random.default_rng(0).permutation(len(images))[: work.samples]
+    pixels = torch.as_tensor(np.asarray(images)[chosen]).float()
+    pixels = pixels.reshape(len(chosen), 1, *pixels.shape[-2:])
+    large = nn.functional.interpolate(pixels, (work.size, work.size), mode="bilinear")
+    return ((large - large.mean()) / large.std(), torch.as_tensor(targets)[chosen].long()), origin
+
+
+def _trained(work: Work, samples: tuple[Any, Any], way: Way) -> Outcome:
+    count = len(samples[0])
+    held_out = np.arange(count - round(count * HELD_OUT), count)
+    # Beside the caller's files: a system's temporary folder may lie in memory.
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="asynckfold-bench-") as folder:
+        found = fit(
+            work.model,
+            samples,
+            adam,
+            nn.CrossEntropyLoss(),
+            Path(folder) / "run",
+            BATCH,
+            valid=held_out,
+            epochs=work.epochs,
+            trainer_params={"accumulate": way.accumulate},
+            trainer=way.trainer,
+            processes=way.processes,
+            threads_per_job=1,
+            devices="cpu",
+            verbose=0,
+        )
+    ends = list(accumulate(epoch.seconds for epoch in found.epochs))
+    reached = [
+        end
+        for end, epoch in zip(ends, found.epochs, strict=True)
+        if (epoch.accuracy or 0) >= work.target
+    ]
+    trained = (count - len(held_out)) * work.epochs
+    return Outcome(trained / ends[-1], reached[0] if reached else None, found.score)
+
+
+def _rows(work: Work, found: Mapping[Way, Sequence[Outcome]]) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    first: tuple[float, float | None] | None = None
+    for way, outcomes in found.items():
+        speed = median(item.speed for item in outcomes)
+        seconds = _median([item.seconds for item in outcomes])
+        first = first or (speed, seconds)
+        rows.append(
+            (
+                work.name,
+                way.name,
+                way.processes,
+                speed,
+                speed / first[0],
+                work.target,
+                seconds,
+                first[1] / seconds if first[1] and seconds else None,
+                median(item.accuracy for item in outcomes),
+            )
+        )
+    return rows
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    """The median, None counted as later than everything."""
+    found = median(float("inf") if value is None else value for value in values)
+    return None if found == float("inf") else found

@@ -1,0 +1,110 @@
+"""Two parts of one data set: what is trained on, and what it is scored on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch import Tensor, cat
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from asynckfold.data.opened import open_source
+from asynckfold.errors import Problem, refuse
+from asynckfold.folds import Indices
+
+
+def joined(dataset: Any, other: Any) -> tuple[Any, Indices, Indices]:
+    """Return one data set of the samples of two, and where those of each are in it.
+
+    Parameters
+    ----------
+    dataset, other : map-style torch Dataset, or tuple (X, y) of arrays
+        Both of one kind. Of two data sets, each sample comes by its own transform.
+
+    Raises
+    ------
+    InputError
+        One has arrays, the other is a data set, or the shapes of their samples differ.
+
+    Examples
+    --------
+    >>> both, first, second = joined((np.zeros((3, 2)), [0, 1, 0]), (np.ones((1, 2)), [1]))
+    >>> both[0].shape, both[1].tolist(), first.tolist(), second.tolist()
+    ((4, 2), [0, 1, 0, 1], [0, 1, 2], [3])
+    """
+    pair = _arrays(dataset), _arrays(other)
+    if None in pair and pair != (None, None):
+        refuse([_kind_problem(dataset, other)])
+    if pair[0] is not None:
+        refuse(_shape_problems(*pair))
+    counts = (len(dataset), len(other)) if pair[0] is None else (len(pair[0][0]), len(pair[1][0]))
+    numbers = np.arange(sum(counts))
+    found: Any = (
+        ConcatDataset([dataset, other])
+        if pair[0] is None
+        else tuple(_stacked(mine, theirs) for mine, theirs in zip(*pair, strict=True))
+    )
+    return found, numbers[: counts[0]], numbers[counts[0] :]
+
+
+def repeated(dataset: Any, most: int) -> tuple[Any, Indices, Indices]:
+    """Return a data set with some of its samples, evenly spread, once more at its end.
+
+    Parameters
+    ----------
+    dataset : map-style torch Dataset, or tuple (X, y) of arrays
+        What is trained on.
+    most : int
+        How many samples stand twice, if there are so many.
+
+    Examples
+    --------
+    >>> both, first, second = repeated((np.arange(4.0), [0, 1, 0, 1]), 2)
+    >>> both[0].tolist(), first.tolist(), second.tolist()
+    ([0.0, 1.0, 2.0, 3.0, 0.0, 3.0], [0, 1, 2, 3], [4, 5])
+    """
+    count = len(open_source(dataset))
+    rows = np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)
+    numbers = np.concatenate([np.arange(count), rows])
+    arrays = _arrays(dataset)
+    found: Any = (
+        Subset(dataset, numbers.tolist())
+        if arrays is None
+        else tuple(np.asarray(part)[numbers] for part in arrays)
+    )
+    places = np.arange(len(numbers))
+    return found, places[:count], places[count:]
+
+
+def _arrays(dataset: Any) -> Any:
+    if isinstance(dataset, tuple) and len(dataset) == 2:
+        return dataset
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+        return dataset.tensors
+    return None
+
+
+def _stacked(mine: Any, theirs: Any) -> Any:
+    if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+        return cat([mine, theirs])
+    return np.concatenate([np.asarray(mine), np.asarray(theirs)])
+
+
+def _shape_problems(mine: Any, theirs: Any) -> Iterator[Problem]:
+    for name, one, other in zip(("X", "y"), mine, theirs, strict=True):
+        shapes = np.shape(one)[1:], np.shape(other)[1:]
+        if shapes[0] != shapes[1]:
+            yield Problem(
+                f"{name} of dataset and of valid must have samples of one shape",
+                f"{shapes[0]} and {shapes[1]}",
+                "Bring them into one shape.",
+            )
+
+
+def _kind_problem(dataset: Any, other: Any) -> Problem:
+    return Problem(
+        "dataset and valid must be of one kind",
+        f"{type(dataset).__name__} and {type(other).__name__}",
+        "Pass two data sets, two tuples (X, y), or sample numbers as valid.",
+    )

@@ -1,0 +1,405 @@
+"""One model, trained alone: a run of one job, by the same trainers and with the same promises.
+
+::
+
+    fit(model, dataset, …) ── AsyncKFold with one fold ── the last checkpoint ── the model, trained
+
+What a run has, this has: a folder to be continued from, checkpoints, workers that are started the
+same way in scripts and notebooks, a report. `DistributedTrainer` and `DistributedTester` are the
+same by the names and signatures of the project that this one grew out of.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asynckfold.errors import Problem, refuse
+from asynckfold.files import make_folder, write_whole
+from asynckfold.folds import Indices
+from asynckfold.kfold import AsyncKFold
+from asynckfold.recipe import InitialState
+from asynckfold.result import CVResults, Epoch, Result
+from asynckfold.store import RunStore
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SEEN_AGAIN = 1000
+"""Of the samples that are trained on, how many are scored where there are no others."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A trained model, and how its training went.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The caller's own where one was given, or a new one.
+    results : CVResults
+        Of the run, whose only job this was.
+    """
+
+    model: nn.Module
+    results: CVResults
+
+    @property
+    def result(self) -> Result:
+        """The job's result: scores, times, where it ran."""
+        return next(iter(self.results.results.values()))
+
+    @property
+    def epochs(self) -> tuple[Epoch, ...]:
+        """Losses, accuracy and seconds of each epoch."""
+        return self.result.epochs
+
+    @property
+    def score(self) -> float:
+        """The first score, on what was not trained on where there is such."""
+        return self.result.scores[self.results.plan.scoring[0]]
+
+
+def fit(
+    model: Any,
+    dataset: Any,
+    optimizer: Any,
+    criterion: Callable[..., Any],
+    root_dir: str | Path,
+    batch_size: int = 32,
+    *,
+    scheduler: Any = "constant",
+    valid: Any = None,
+    epochs: int = 5,
+    trainer_params: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Fitted:
+    """Train one model alone; the same call on the same folder continues it.
+
+    Parameters
+    ----------
+    model : nn.Module, class or zero-argument callable
+        A module is trained from its present weights, and has the trained ones afterwards.
+    dataset : Dataset or (X, y)
+        What is trained on, but for `valid`.
+    optimizer : callable or torch.optim.Optimizer
+        Model → optimizer; or an optimizer of the parameters of the module.
+    criterion : callable
+        (outputs, targets) → scalar loss.
+    root_dir : str or Path
+        Folder of the run: checkpoints, log, results.
+    batch_size : int
+        Samples per step.
+    scheduler : str, callable, LR schedule or None
+        A name as in `AsyncKFold`, optimizer → LR schedule, or an LR schedule of the optimizer.
+    valid : Dataset, (X, y), or array of int, optional
+        What is scored after each epoch: other samples, or the numbers of samples of `dataset`
+        that are then not trained on. Without it all are trained on, and the scores are those of
+        up to 1,000 of them: they tell how well they are learned, not how well the model does on
+        others.
+    epochs : int
+        Passes over the samples.
+    trainer_params : Mapping, optional
+        The other fields of `TrainerParams`.
+    **settings
+        Keyword arguments of `AsyncKFold`: `trainer`, `processes`, `random_state`, `verbose`, ….
+
+    Returns
+    -------
+    Fitted
+        The trained model, the epochs, the run's results.
+
+    Raises
+    ------
+    InputError
+        Nothing was started.
+    AllJobsFailedError
+        What the user's code raised, or it diverged.
+    InterruptedRunError
+        Ctrl-C; the same call continues.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> found = fit(torch.nn.Linear(64, 10), (X.astype("float32"), y),
+    ...             lambda model: torch.optim.Adam(model.parameters(), 1e-2),
+    ...             torch.nn.CrossEntropyLoss(), tempfile.mkdtemp(), valid=range(1500, 1797),
+    ...             epochs=3, verbose=0)
+    >>> len(found.epochs), found.score > 0.7
+    (3, True)
+    """
+    is_module = hasattr(model, "state_dict") and not isinstance(model, type)
+    opt_fn, schedule = _given(model, optimizer, scheduler, is_module)
+    named = {type(model).__name__: InitialState(copy.deepcopy(model))} if is_module else [model]
+    samples, train, held_out = _parts(dataset, valid)
+    settings = {"baseline": None, **settings}
+    kfold = AsyncKFold([(train, held_out)], samples, root_dir, criterion, batch_size, **settings)
+    params = {**(trainer_params or {}), "epochs": epochs}
+    results = kfold(named, schedule, opt_fn, params)
+    trained = model if is_module else model()
+    trained.load_state_dict(_weights(Path(root_dir), results))
+    return Fitted(trained, results)
+
+
+class DistributedTrainer:
+    """Train one model on several processes, on CPUs.
+
+    One process is the plain trainer with one thread; several update one shared model without locks
+    (``trainer="hogwild"``).
+
+    Parameters
+    ----------
+    num_processes : int
+        Processes, a core each.
+    criterion : callable
+        (outputs, targets) → scalar loss.
+    root_dir : str or Path
+        Folder of the run, with its checkpoints; a call with the same arguments continues it.
+    batch_size : int
+        Samples per step of each process.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> model, inputs = torch.nn.Linear(4, 2), torch.randn(64, 4)
+    >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    >>> trainer = DistributedTrainer(1, torch.nn.CrossEntropyLoss(), tempfile.mkdtemp(), 16)
+    >>> found = trainer(model, (inputs, (inputs[:, 0] > 0).long()), optimizer, scheduler, epochs=2)
+    >>> found.model is model, [round(epoch.lr, 3) for epoch in found.epochs]
+    (True, [0.1, 0.01])
+    """
+
+    def __init__(
+        self,
+        num_processes: int,
+        criterion: Callable[..., Any],
+        root_dir: str | Path,
+        batch_size: int,
+    ) -> None:
+        self.num_processes = num_processes
+        self.criterion = criterion
+        self.root_dir = Path(root_dir)
+        self.batch_size = batch_size
+
+    def __call__(
+        self,
+        model: Any,
+        dataset: Any,
+        optimizer: Any,
+        scheduler: Any,
+        epochs: int = 5,
+        print_frequency: int = 100,
+    ) -> Fitted:
+        """Train; what these are and what comes back is as in `fit`.
+
+        `print_frequency` counts the batches between two lines of the log in `root_dir`.
+        """
+        return fit(
+            model,
+            dataset,
+            optimizer,
+            self.criterion,
+            self.root_dir,
+            self.batch_size,
+            scheduler=scheduler,
+            epochs=epochs,
+            trainer_params={"print_frequency": print_frequency},
+            trainer="plain" if self.num_processes == 1 else "hogwild",
+            processes=self.num_processes,
+            threads_per_job=1,
+            devices="cpu",
+            verbose=0,
+        )
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What a model makes of samples it is tested on.
+
+    Parameters
+    ----------
+    samples : int
+        How many.
+    accuracy : float
+        Share of them whose greatest output is that of their class.
+    class_accuracy : tuple of float
+        The same for the samples of each class; NaN where there is none.
+    """
+
+    samples: int
+    accuracy: float
+    class_accuracy: tuple[float, ...]
+
+
+class DistributedTester:
+    """Test a model on the samples of a loader, and write ``test.json`` into a folder.
+
+    Parameters
+    ----------
+    data_loader : iterable of (inputs, targets)
+        Batches; targets are class indices of shape (B,).
+    root_dir : str or Path
+        Where ``test.json`` goes; may be the folder of a run.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> inputs = torch.eye(3)
+    >>> tester = DistributedTester([(inputs, torch.tensor([0, 1, 1]))], tempfile.mkdtemp())
+    >>> tester(torch.nn.Identity())
+    Accuracy(samples=3, accuracy=0.6666666666666666, class_accuracy=(1.0, 0.5, nan))
+    """
+
+    def __init__(self, data_loader: Iterable[Sequence[Any]], root_dir: str | Path) -> None:
+        self.data_loader = data_loader
+        self.root_dir = Path(root_dir)
+
+    def __call__(self, model: nn.Module) -> Accuracy:
+        """Return the accuracy, in all and of each class; the model keeps its mode.
+
+        Raises
+        ------
+        InputError
+            There are no samples, or their targets are no class indices.
+        """
+        import torch
+
+        before, right, seen = model.training, np.zeros(0, np.int64), np.zeros(0, np.int64)
+        model.eval()
+        try:
+            with torch.no_grad():
+                for inputs, targets in self.data_loader:
+                    outputs = model(inputs)
+                    refuse(_target_problems(outputs, targets))
+                    size = max(len(seen), outputs.shape[1])
+                    hits = targets[outputs.argmax(1) == targets]
+                    right, seen = (
+                        np.pad(counts, (0, size - len(counts)))
+                        + np.bincount(labels.numpy(), minlength=size)
+                        for counts, labels in ((right, hits), (seen, targets))
+                    )
+        finally:
+            model.train(before)
+        if not seen.sum():
+            refuse([Problem("data_loader must give samples", "none", "Check its data set.")])
+        with np.errstate(invalid="ignore"):
+            found = Accuracy(
+                int(seen.sum()), float(right.sum() / seen.sum()), tuple((right / seen).tolist())
+            )
+        make_folder(self.root_dir)
+        shares = [None if share != share else share for share in found.class_accuracy]
+        told = {**vars(found), "class_accuracy": shares}
+        write_whole(self.root_dir / "test.json", json.dumps(told).encode())
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _SameOptimizer:
+    """Makes an optimizer as it is, with its state, for a copy of the module that it is of."""
+
+    optimizer: Any
+    parameters: list[Any]
+
+    def __call__(self, model: Any) -> Any:
+        own = dict(zip(map(id, self.parameters), model.parameters(), strict=True))
+        return copy.deepcopy(self.optimizer, own)
+
+
+@dataclass(frozen=True, eq=False)
+class _SameSchedule:
+    """Makes an LR schedule as it is for a copy of the optimizer that it is of."""
+
+    schedule: Any
+
+    def __call__(self, optimizer: Any) -> Any:
+        from torch.optim.lr_scheduler import ConstantLR
+
+        # Torch wraps the steps of an optimizer when a schedule is made of it, and misses that in a
+        # copy; this one changes no rate.
+        ConstantLR(optimizer, factor=1.0)
+        return copy.deepcopy(self.schedule, {id(self.schedule.optimizer): optimizer})
+
+
+def _given(model: Any, optimizer: Any, scheduler: Any, is_module: bool) -> tuple[Any, Any]:
+    """Return what makes the optimizer and the LR schedule of a job."""
+    if not hasattr(optimizer, "param_groups"):
+        return optimizer, _schedule_of(scheduler, None)
+    own = {id(item): item for item in model.parameters()} if is_module else {}
+    held = [item for group in optimizer.param_groups for item in group["params"]]
+    if not all(id(item) in own for item in held):
+        refuse(
+            [
+                Problem(
+                    "an optimizer must have parameters of the module that is trained",
+                    f"{type(optimizer).__name__} and {_kind(model)}",
+                    "Pass the module itself, or model → optimizer.",
+                )
+            ]
+        )
+    return _SameOptimizer(optimizer, list(own.values())), _schedule_of(scheduler, optimizer)
+
+
+def _schedule_of(scheduler: Any, optimizer: Any) -> Any:
+    if not (hasattr(scheduler, "state_dict") and hasattr(scheduler, "optimizer")):
+        return "constant" if scheduler is None else scheduler
+    if scheduler.optimizer is not optimizer:
+        refuse(
+            [
+                Problem(
+                    "an LR schedule must be of the optimizer that trains",
+                    f"{type(scheduler).__name__} of another",
+                    "Pass both as objects, or optimizer → LR schedule.",
+                )
+            ]
+        )
+    return {type(scheduler).__name__: _SameSchedule(scheduler)}
+
+
+def _kind(model: Any) -> str:
+    return model.__name__ if isinstance(model, type) else type(model).__name__
+
+
+def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
+    """Return one data set, the samples that are trained on, and those that are scored."""
+    from asynckfold.data import joined, open_source, repeated
+
+    if valid is None:
+        return repeated(dataset, SEEN_AGAIN)
+    if isinstance(valid, tuple) or (hasattr(valid, "__getitem__") and _gives_pairs(valid)):
+        return joined(dataset, valid)
+    numbers = np.asarray(valid)
+    numbers = np.flatnonzero(numbers) if numbers.dtype == bool else numbers
+    return dataset, np.setdiff1d(np.arange(len(open_source(dataset))), numbers), numbers
+
+
+def _gives_pairs(valid: Any) -> bool:
+    return len(valid) > 0 and isinstance(valid[0], (tuple, list))
+
+
+def _weights(root: Path, results: CVResults) -> Any:
+    from asynckfold.training import checkpoint
+
+    with RunStore.read(root) as store:
+        ref = store.checkpoints(next(iter(results.results)))[0]
+    return checkpoint.load(root / ref.file, ref.sha256, root)["model"]
+
+
+def _target_problems(outputs: Any, targets: Any) -> list[Problem]:
+    if targets.ndim == 1 and not targets.is_floating_point() and outputs.ndim == 2:
+        return []
+    return [
+        Problem(
+            "a tester needs class indices, and one output a class",
+            f"targets of shape {tuple(targets.shape)}, outputs {tuple(outputs.shape)}",
+            "Pass a loader of (inputs, class indices).",
+        )
+    ]

@@ -1,0 +1,159 @@
+"""Synchronous gradients: each process differentiates its part of every batch, the sum is one step.
+
+::
+
+    rank 0   part 0 ─ backward ┐      ┌ sum in order of rank ─ one optimizer step ─ next batch
+    rank 1   part 1 ─ backward ┼──────┤
+    rank 2   part 2 ─ backward ┘      └ (wait)
+
+Each part's loss is weighted by its samples, so that the sum is the gradient of the whole batch, to
+rounding, for a criterion that takes the mean over samples (or their sum, where its ``reduction``
+says so) and a model that treats samples independently. BatchNorm normalises each part by itself,
+as torch's DistributedDataParallel does; running statistics are averaged after each step. Parts are
+summed in the order of the ranks: the same plan gives the same bits each time. One process is the
+plain trainer.
+
+With all samples in one batch this is the map-reduce form that multi-threaded RPROP needs [1]_.
+
+DistributedDataParallel over gloo sums the same gradients through sockets; on one machine it brings
+nothing but a port and a timeout that may fail, and the order of its sums is that of a ring.
+
+References
+----------
+.. [1] Riedmiller, Braun (1993). A direct adaptive method for faster backpropagation learning: the
+   RPROP algorithm. IEEE International Conference on Neural Networks, 586-591.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from asynckfold.training import loop
+from asynckfold.training.shared import place, shared
+from asynckfold.training.team import Team, average
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Differentiate your part of this batch."""
+
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The loss of a part, and which parameters got no gradient from it."""
+
+    loss: float
+    without: frozenset[int] = frozenset()
+
+
+@dataclass(eq=False)
+class AllReduce(Team):
+    """A job in progress, whose gradients several processes compute.
+
+    ``gradients`` and ``buffers`` are those of each rank, in shared memory.
+    """
+
+    gradients: list[list[torch.Tensor]] = field(default_factory=list)
+    buffers: list[list[torch.Tensor]] = field(default_factory=list)
+
+    def share(self) -> None:
+        """Let all see the parameters; each has gradients and running statistics of its own."""
+        found, ranks = self._parameters, range(self.params.processes)
+        place(found, shared(found))
+        self.gradients = [shared(found if rank else []) for rank in ranks]
+        self.buffers = [shared(self._statistics) for _ in ranks]
+        place(self._statistics, self.buffers[0])
+
+    def enter(self) -> None:
+        """Take up one's own running statistics."""
+        place(self._statistics, self.buffers[self.rank])
+
+    def obey(self, order: _Order) -> _Part:
+        """Differentiate a part, and leave its gradient where rank 0 finds it."""
+        self.begin(order.epoch, order.batch)
+        loss = self._differentiated(order.batch)
+        given = [parameter.grad for parameter in self._parameters]
+        for slot, gradient in zip(self.gradients[self.rank], given, strict=True):
+            if gradient is not None:
+                slot.copy_(gradient)
+        without = [index for index, gradient in enumerate(given) if gradient is None]
+        return _Part(loss, frozenset(without))
+
+    def step(self) -> None:
+        """Take one step with the gradient of all."""
+        crew = self.assembled()
+        if crew is None:
+            super().step()
+            return
+        crew.order(_Order(self.epoch, self.batch))
+        parts = {0: _Part(self._differentiated(self.batch))}
+        crew.gather()
+        parts |= crew.answers
+        shares = self._shares(self.batch)
+        self._add_up(parts)
+        average(self.buffers, shares)
+        loop.clip(self)
+        self.optimizer.step()
+        losses = [
+            parts[rank].loss * loop.weight(self.criterion, share)
+            for rank, share in enumerate(shares)
+        ]
+        self.note_step(torch.tensor(sum(losses), dtype=torch.float64))
+        if self.steps_each_batch:
+            self.lr_schedule.step()
+
+    def _differentiated(self, batch: int) -> float:
+        """Compute the gradient of one's part; return its loss, 0 where it is empty."""
+        self.optimizer.zero_grad()
+        low, high = self._edges(batch)[self.rank : self.rank + 2]
+        if low == high:
+            return 0.0
+        inputs, targets = self.data.train(self.order[low:high], self.seed, self.epoch)
+        weight = loop.weight(self.criterion, self._shares(batch)[self.rank])
+        return float(loop.add_gradient(self, inputs, targets, weight))
+
+    def _add_up(self, parts: dict[int, _Part]) -> None:
+        """Add the gradients of the others to that of rank 0, in order."""
+        for index, parameter in enumerate(self._parameters):
+            for rank in range(1, self.params.processes):
+                if index in parts[rank].without:
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad.add_(self.gradients[rank][index])
+
+    def _edges(self, batch: int) -> Sequence[int]:
+        """Where the part of each rank begins, and the last ends.
+
+        A part of one sample cannot be normalised by BatchNorm: then fewer have one.
+        """
+        low, high = self.bounds[batch]
+        ranks = max(1, min(self.params.processes, (high - low) // self._least))
+        numbers = range(self.params.processes + 1)
+        return [low + (high - low) * min(rank, ranks) // ranks for rank in numbers]
+
+    @cached_property
+    def _least(self) -> int:
+        return 2 if loop.normalises_batches(self.model) else 1
+
+    def _shares(self, batch: int) -> list[float]:
+        """Of the batch's samples, the share of each rank."""
+        edges = self._edges(batch)
+        sizes = [high - low for low, high in itertools.pairwise(edges)]
+        return [size / sum(sizes) for size in sizes]
+
+    @property
+    def _parameters(self) -> list[torch.Tensor]:
+        return [item for group in self.optimizer.param_groups for item in group["params"]]
+
+    @property
+    def _statistics(self) -> list[torch.Tensor]:
+        return [item for item in self.model.buffers() if item.is_floating_point()]

@@ -1,0 +1,74 @@
+"""The trainers of several processes, by their names in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from asynckfold.data import Batches
+from asynckfold.messages import Task
+from asynckfold.pulse import Pulse
+from asynckfold.result import Result
+from asynckfold.training import loop
+from asynckfold.training.allreduce import AllReduce
+from asynckfold.training.averaging import Averaging
+from asynckfold.training.bundle import Bundle, JobLog
+from asynckfold.training.hogwild import Hogwild
+from asynckfold.training.loop import Report
+from asynckfold.training.team import Team
+
+TRAINERS: dict[str, type[Team]] = {
+    "hogwild": Hogwild,
+    "allreduce": AllReduce,
+    "averaging": Averaging,
+}
+
+
+def train(
+    bundle: Bundle,
+    task: Task,
+    data: Batches,
+    cores: Sequence[int],
+    report: Report,
+    stop: Callable[[], bool],
+    pulse: Pulse | None = None,
+) -> Result | None:
+    """Train one job on as many processes as its plan says, and score its held-out fold.
+
+    Parameters
+    ----------
+    bundle : Bundle
+        The sweep, whose plan names the trainer.
+    task : Task
+        The job, and where earlier attempts got to.
+    data : Batches
+        The samples, held in memory.
+    cores : sequence of int
+        One for each process; empty for no pinning.
+    report : callable
+        Receives progress, epochs and checkpoints as they come.
+    stop : callable
+        Asked after every batch; when true, the training is saved and left.
+    pulse : Pulse, optional
+        Shows progress to whoever watches.
+
+    Returns
+    -------
+    Result or None
+        None when it was asked to stop.
+
+    Raises
+    ------
+    WorkerDiedError
+        One of the other processes ended.
+    """
+    pulse = pulse or Pulse()
+    pulse.aside()
+    with JobLog(bundle.root, task.job) as log:
+        plain = loop.build(bundle, task, data, torch.device("cpu"), log, pulse)
+        training = TRAINERS[bundle.plan.params.trainer](**vars(plain), cores=tuple(cores))
+        try:
+            return loop.trained(training, report, stop)
+        finally:
+            training.close()

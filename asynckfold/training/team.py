@@ -1,0 +1,176 @@
+"""A job on several processes: what its trainers have in common.
+
+::
+
+    rank 0 (the worker)  first batch ─ share, fork ─ order ─ its part ─ hear the others …
+    rank 1, 2 …                                        └──── their part ─ answer
+
+Rank 0 alone evaluates, steps the LR schedule and writes checkpoints, while the others wait for an
+order. They are forked after the first batch: by then the optimizer has what it keeps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from asynckfold import proc
+from asynckfold.training import loop, seeding
+from asynckfold.training.crew import Crew
+from asynckfold.training.loop import Training
+from asynckfold.training.shared import share_state
+
+
+@dataclass(eq=False)
+class Team(Training):
+    """A job in progress on several processes, one of which this is; rank 0 is the worker.
+
+    ``cores`` are those of each rank.
+    """
+
+    cores: tuple[int, ...] = ()
+    rank: int = 0
+    crew: Crew | None = None
+
+    def assembled(self) -> Crew | None:
+        """Return the others, who are forked when it is time; None before, and of one process."""
+        begun = self.batch > 0 or self.epoch > 0
+        if begun and self.crew is None and self.params.processes > 1:
+            self.share()
+            proc.pin(0, self.cores[:1])
+            self.crew = Crew(self.params.processes - 1, self._obey, self.cores)
+        return self.crew
+
+    def share(self) -> None:
+        """Move into shared memory what all are to see, before the others are forked."""
+
+    def enter(self) -> None:
+        """In a member: what comes before its first order."""
+
+    def obey(self, order: Any) -> Any:
+        """In a member: carry out an order."""
+
+    def _obey(self, rank: int, order: Any) -> Any:
+        if self.rank != rank:
+            self.rank = rank
+            self.enter()
+        return self.obey(order)
+
+    def begin(self, epoch: int, step: int) -> None:
+        """In a member: begin or continue an epoch, with random numbers of its own."""
+        if self.epoch != epoch:
+            self.epoch = epoch
+            self.put_in_order()
+            loop.set_mode(self, train=True)
+        seeding.seed_all(seeding.stream(self.seed, epoch + 1, self.rank, step))
+
+    def note_step(self, loss: torch.Tensor) -> None:
+        """One more batch is behind it; losses of others come as numbers of 64 bits."""
+        super().note_step(loss.double())
+
+    def close(self) -> None:
+        """End the other processes."""
+        if self.crew is not None:
+            self.crew.close()
+
+
+@dataclass(eq=False)
+class Stepping(Team):
+    """One in which each process takes steps with what its own optimizer keeps, in ``states``."""
+
+    states: list[Any] = field(default_factory=list)
+
+    def share(self) -> None:
+        """Give each rank what the optimizer keeps now, or what a checkpoint has of it."""
+        count = self.params.processes
+        loaded = self.states or [self.optimizer.state] * count
+        if self.params.shared_state:
+            self.states = [_shared_state(loaded[0])] * count
+        else:
+            self.states = [_shared_state(state) for state in loaded]
+        self.optimizer.state = self.states[0]
+
+    def enter(self) -> None:
+        """Take up one's own."""
+        self.optimizer.state = self.states[self.rank]
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return what each process's optimizer keeps; one entry where they share it."""
+        states = self.states[:1] if self.params.shared_state else self.states
+        found = []
+        own = self.optimizer.state
+        for state in states or [own]:
+            self.optimizer.state = state
+            found.append(self.optimizer.state_dict())
+        self.optimizer.state = own
+        return {"ranks": found}
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Take up what `optimizer_state` returned; a single entry stands for all."""
+        loaded: list[Any] = []
+        for entry in reversed(state["ranks"]):
+            self.optimizer.load_state_dict(entry)
+            loaded.insert(0, self.optimizer.state)
+        missing = self.params.processes - len(loaded)
+        self.states = [*loaded, *loaded[:1] * missing]
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of the parameter groups, such as learning rates."""
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def set_settings(optimizer: torch.optim.Optimizer, settings: Sequence[dict[str, Any]]) -> None:
+    """Put the parameter groups at settings that `settings_of` returned."""
+    for group, values in zip(optimizer.param_groups, settings, strict=True):
+        group.update(values)
+
+
+def tensors_of(model: nn.Module) -> list[torch.Tensor]:
+    """Return parameters and buffers, each once."""
+    return list(dict.fromkeys([*model.parameters(), *model.buffers()]))
+
+
+def average(copies: Sequence[Sequence[torch.Tensor]], shares: Sequence[float]) -> None:
+    """Set each rank's copy of some tensors to the mean of all.
+
+    The sum goes in the order of the ranks, so that its bits are the same each time; whole numbers,
+    such as counts, become those of the first.
+
+    Parameters
+    ----------
+    copies : sequence of sequences of Tensor
+        By rank: tensors of the same shapes.
+    shares : sequence of float
+        Weight of each rank; they sum to 1. A rank without weight is left out of the sum.
+
+    Examples
+    --------
+    >>> first, second = [torch.tensor([1.0, 2.0])], [torch.tensor([5.0, 2.0])]
+    >>> average([first, second], [0.75, 0.25])
+    >>> first[0].tolist(), second[0].tolist()
+    ([2.0, 2.0], [2.0, 2.0])
+    """
+    with torch.no_grad():
+        for tensors in zip(*copies, strict=True):
+            total = tensors[0]
+            if total.is_floating_point() or total.is_complex():
+                total.mul_(shares[0])
+                for tensor, share in zip(tensors[1:], shares[1:], strict=True):
+                    if share:
+                        total.add_(tensor, alpha=share)
+            for tensor in tensors[1:]:
+                tensor.copy_(total)
+
+
+def _shared_state(state: Any) -> Any:
+    """In shared memory, and such that a parameter without an entry gets one."""
+    return defaultdict(dict, share_state(state))

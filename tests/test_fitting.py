@@ -1,0 +1,281 @@
+"""One model trained alone: the caller's own, with the bits of a run, and continued like one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn, optim
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from asynckfold import (
+    AsyncKFold,
+    AsyncKFoldError,
+    DistributedTester,
+    DistributedTrainer,
+    Fitted,
+    InputError,
+    RunStore,
+    fit,
+)
+from asynckfold.cli import main
+from asynckfold.data import joined, repeated
+from tests.leftovers import descendants, gone
+from tests.toy import Tiny, adam, samples
+
+X, Y = samples(90)
+HELD_OUT = np.arange(60, 90)
+
+
+def made(seed: int = 0) -> Tiny:
+    torch.manual_seed(seed)
+    return Tiny()
+
+
+def digest(module: nn.Module) -> list[list[float]]:
+    return [value.double().flatten().tolist() for value in module.state_dict().values()]
+
+
+def fitted(root: Path, model: Any = Tiny, optimizer: Any = adam, **settings: Any) -> Fitted:
+    settings = {"valid": HELD_OUT, "epochs": 3, "verbose": 0, "threads_per_job": 1, **settings}
+    return fit(model, (X, Y), optimizer, nn.CrossEntropyLoss(), root, 10, **settings)
+
+
+def test_it_is_a_run_of_one_job_and_gives_its_model(root: Path) -> None:
+    found = fitted(root / "fit", scheduler="cosine")
+    fold = np.arange(60), HELD_OUT
+    run = AsyncKFold(
+        [fold], (X, Y), root / "run", nn.CrossEntropyLoss(), 10, baseline=None, verbose=0
+    )({"Tiny": Tiny}, ["cosine"], adam, {"epochs": 3})
+    (job,) = run.results.values()
+    assert found.result.weights == job.weights
+    assert [item.number for item in found.epochs] == [1, 2, 3]
+    found.model.eval()
+    right = found.model(torch.from_numpy(X[60:])).argmax(1).numpy() == Y[60:]
+    assert right.mean() == pytest.approx(found.score)
+
+
+def test_a_module_is_trained_from_its_weights_with_its_own_optimizer_and_schedule(
+    root: Path,
+) -> None:
+    module = made()
+    start = digest(module)
+    optimizer = optim.Adam(module.parameters(), 1e-2)
+    schedule = optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    found = fitted(root / "objects", module, optimizer, scheduler=schedule)
+    assert found.model is module
+    assert digest(module) != start
+    assert [item.lr for item in found.epochs] == pytest.approx([1e-2, 5e-3, 2.5e-3])
+    assert "Seems like" not in "".join(p.read_text() for p in root.rglob("log.txt"))
+
+    def halved(optimizer: optim.Optimizer) -> Any:
+        return optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    again = fitted(root / "functions", made(), adam, scheduler=halved)
+    assert digest(again.model) == digest(module)
+
+
+def test_without_other_samples_all_are_trained_on_and_some_scored(tmp_path: Path) -> None:
+    found = fitted(tmp_path / "run", valid=None, scheduler=None)
+    with RunStore.read(tmp_path / "run") as store:
+        (fold,), _ = store.splits()
+    assert fold.train.tolist() == list(range(90))
+    assert fold.valid.tolist() == list(range(90, 180))
+    assert found.score > 0.5
+
+
+def test_other_samples_may_be_arrays_or_a_data_set(root: Path) -> None:
+    inside = fitted(root / "numbers")
+    arrays = fit(
+        *(Tiny, (X[:60], Y[:60]), adam, nn.CrossEntropyLoss(), root / "arrays", 10),
+        **{"valid": (X[60:], Y[60:]), "epochs": 3, "verbose": 0, "threads_per_job": 1},
+    )
+    assert arrays.result.weights == inside.result.weights
+    assert arrays.score == inside.score
+
+
+def test_data_sets_keep_their_own_transforms() -> None:
+    class Shifted(Dataset[Any]):
+        def __init__(self, count: int, shift: int) -> None:
+            self.count, self.shift = count, shift
+
+        def __len__(self) -> int:
+            return self.count
+
+        def __getitem__(self, index: int) -> tuple[int, int]:
+            return index + self.shift, 0
+
+    both, first, second = joined(Shifted(3, 10), Shifted(2, 20))
+    assert [both[int(index)][0] for index in first] == [10, 11, 12]
+    assert [both[int(index)][0] for index in second] == [20, 21]
+    twice, first, second = repeated(Shifted(4, 10), 2)
+    assert [twice[int(index)][0] for index in first] == [10, 11, 12, 13]
+    assert [twice[int(index)][0] for index in second] == [10, 13]
+
+
+def test_what_does_not_fit_is_refused_before_the_start(root: Path) -> None:
+    module, other = made(), made()
+    optimizer = optim.SGD(other.parameters(), 0.1)
+    with pytest.raises(InputError, match="parameters of the module that is trained"):
+        fitted(root, module, optimizer)
+    schedule = optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(InputError, match="must be of the optimizer that trains"):
+        fitted(root, module, optim.SGD(module.parameters(), 0.1), scheduler=schedule)
+    with pytest.raises(InputError, match="must be of the optimizer that trains"):
+        fitted(root, module, adam, scheduler=schedule)
+    with pytest.raises(InputError, match="of one kind"):
+        joined((X, Y), [1, 2])
+    with pytest.raises(InputError, match=r"X of dataset .* one shape: received \(8,\) and \(7,\)"):
+        fitted(root, valid=(X[:, 1:], Y))
+    with pytest.raises(InputError, match="processes must not exceed the cores"):
+        DistributedTrainer(4096, nn.CrossEntropyLoss(), root, 10)(
+            module, (X, Y), adam, "constant", epochs=1
+        )
+    assert not root.exists()
+
+
+# The ancestor's names
+
+
+class Noting(Tiny):
+    """Writes down how many samples each step has."""
+
+    path: Path
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with self.path.open("a") as file:
+                file.write(f"{os.getpid()} {len(inputs)}\n")
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_distributed_trainer_respects_its_batch_size(root: Path, processes: int) -> None:
+    module, path = Noting(), root.with_name("noted")
+    module.path = path
+    optimizer = optim.SGD(module.parameters(), 0.05)
+    schedule = optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    trainer = DistributedTrainer(processes, nn.CrossEntropyLoss(), root, 25)
+    found = trainer(module, (X, Y), optimizer, schedule, epochs=3, print_frequency=1)
+    lines = path.read_text().split("\n")[:-1]
+    sizes = Counter(int(line.split()[1]) for line in lines)
+    dry_run = sum(sizes.values()) - 3 * 4
+    assert sizes[25] == 3 * 3 + dry_run
+    assert sizes[15] == 3
+    assert len(found.result.cores) == processes
+    assert list(root.rglob("checkpoint-*.safetensors"))
+    path.unlink()
+    again = trainer(module, (X, Y), optimizer, schedule, epochs=3, print_frequency=1)
+    assert again.result.weights == found.result.weights
+    assert Counter(path.read_text().split("\n")[:-1]).total() == dry_run
+
+
+def test_a_distributed_tester_tells_accuracy_in_all_and_of_each_class(tmp_path: Path) -> None:
+    module = nn.Identity().train()
+    outputs, targets = torch.eye(4)[[0, 1, 1, 3]], torch.tensor([0, 1, 0, 3])
+    loader = DataLoader(TensorDataset(outputs, targets), batch_size=3)
+    found = DistributedTester(loader, tmp_path / "new")(module)
+    assert (found.samples, found.accuracy) == (4, 0.75)
+    assert found.class_accuracy[:2] == (0.5, 1.0)
+    assert found.class_accuracy[2] != found.class_accuracy[2]
+    assert module.training
+    told = json.loads((tmp_path / "new" / "test.json").read_text())
+    assert told == {"samples": 4, "accuracy": 0.75, "class_accuracy": [0.5, 1.0, None, 1.0]}
+
+
+def test_a_tester_refuses_what_it_cannot_test(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="must give samples"):
+        DistributedTester([], tmp_path)(nn.Identity())
+    numbers = [(torch.zeros(2, 1), torch.zeros(2))]
+    with pytest.raises(InputError, match="needs class indices"):
+        DistributedTester(numbers, tmp_path)(nn.Identity())
+
+
+SCRIPT = """
+import sys, time
+from asynckfold import fit
+from torch import nn
+from tests.toy import Tiny, adam, samples
+
+class Slow(Tiny):
+    def forward(self, inputs):
+        time.sleep(0.02 if self.training else 0)
+        return super().forward(inputs)
+
+found = fit(Slow, samples(90), adam, nn.CrossEntropyLoss(), sys.argv[1], 10, epochs=12,
+            valid=range(60, 90), verbose=0, threads_per_job=1)
+print(found.result.weights)
+"""
+
+
+def has_checkpoint(root: Path) -> bool:
+    try:
+        with RunStore.read(root) as store:
+            return store.has_plan and bool(store.checkpoints(store.plan.jobs[0].id))
+    except AsyncKFoldError:
+        return False  # there is no run yet
+
+
+@pytest.mark.timeout(240)
+def test_killed_and_called_again_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(tmp_path / "killed")],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    killed = start()
+    deadline = time.monotonic() + 100
+    while not has_checkpoint(tmp_path / "killed"):
+        assert time.monotonic() < deadline
+        assert killed.poll() is None
+        time.sleep(0.02)
+    family = descendants(killed.pid)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert gone(family)
+    weights = start().communicate(timeout=100)[0].strip()
+    assert weights == fitted(tmp_path / "whole", valid=range(60, 90), epochs=12).result.weights
+    log = next((tmp_path / "killed").rglob("log.txt")).read_text()
+    assert "continues after epoch" in log
+
+
+# From the shell
+
+
+def test_the_shell_trains_one_model_and_continues_it(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "--data", "digits", "--limit", "200", "--epochs", "2", "--root", str(root)]
+    words += ["--trainer", "averaging", "--processes", "2", "--batch-size", "16", "--json", "-q"]
+    found = []
+    for line in (words, words, ["resume", str(root), "--json", "-q"]):
+        assert main(line) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [item["done"] for item in found] == [1, 1, 1]
+    assert len({item["fingerprint"] for item in found}) == 1
+    with RunStore.read(root) as store:
+        (fold,), _ = store.splits()
+        assert (len(fold.train), len(fold.valid)) == (160, 40)
+        assert len(store.attempts()) == 1
+
+
+def test_the_shell_refuses_several_models(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--data", "digits", "--root", str(root), "--held-out", "2"]
+    assert main([*words, "--models", "mlp,lenet5", "--schedulers", "cosine,step"]) == 2
+    told = capsys.readouterr().err
+    assert "--held-out must be a share between 0 and 1: received 2.0" in told
+    assert "train takes one model: received mlp, lenet5" in told
+    assert "train takes one LR schedule: received cosine, step" in told
+    assert not root.exists()
