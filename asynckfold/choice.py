@@ -170,6 +170,7 @@ class Workload:
                 "device": plan.device,
                 "cores": self.cores,
                 "machine": self.machine,
+                **plan.params.options,
             }
         )
 

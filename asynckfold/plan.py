@@ -86,6 +86,8 @@ class TrainerParams:
     shared_state : bool
         Whether these share also what the optimizer keeps (momentum, moments), rather than each
         having its own.
+    precision : {"fp32", "bf16"}
+        What models compute in: float32, or bfloat16 by `torch.autocast`.
     """
 
     epochs: int = 5
@@ -98,6 +100,7 @@ class TrainerParams:
     trainer: str = "plain"
     processes: int = 1
     shared_state: bool = False
+    precision: str = "fp32"
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any] | None) -> TrainerParams:
@@ -116,7 +119,7 @@ class TrainerParams:
         Traceback (most recent call last):
         asynckfold.errors.InputError: trainer_params must use known keys: received 'epoch'. \
 Did you mean 'epochs'? Valid: clip_grad_norm, epochs, eval_batch_size, inner_val, lr_step, \
-print_frequency, processes, save_checkpoint_frequency, shared_state, trainer.
+precision, print_frequency, processes, save_checkpoint_frequency, shared_state, trainer.
         """
         known = {item.name for item in fields(cls)}
         values = {key: _plain(value) for key, value in dict(given or {}).items()}
@@ -145,6 +148,7 @@ print_frequency, processes, save_checkpoint_frequency, shared_state, trainer.
                     f"Pass {name}=1 or more.",
                 )
         yield from self._trainer_problems()
+        yield from self._word_problems()
         if self.lr_step not in ("epoch", "batch"):
             yield Problem(
                 "lr_step must be 'epoch' or 'batch'", repr(self.lr_step), "The default is 'epoch'."
@@ -163,9 +167,8 @@ print_frequency, processes, save_checkpoint_frequency, shared_state, trainer.
 
     def _trainer_problems(self) -> Iterator[Problem]:
         if self.trainer not in TRAINERS:
-            shown = ", ".join(map(repr, TRAINERS))
             guess = nearest(str(self.trainer), TRAINERS).strip() or "The default is 'plain'."
-            yield Problem(f"trainer must be one of {shown}", repr(self.trainer), guess)
+            yield Problem(f"trainer must be one of {_listed(TRAINERS)}", repr(self.trainer), guess)
         elif self.trainer == "plain" and (self.processes != 1 or self.shared_state):
             yield Problem(
                 "the plain trainer has one process",
@@ -176,6 +179,32 @@ print_frequency, processes, save_checkpoint_frequency, shared_state, trainer.
         if not isinstance(given, bool):
             yield Problem("shared_state must be True or False", repr(given), "Leave it out.")
 
+    def _word_problems(self) -> Iterator[Problem]:
+        for name, words in WORDS.items():
+            value = getattr(self, name)
+            if value not in words:
+                guess = nearest(str(value), words).strip() or f"The default is {words[0]!r}."
+                yield Problem(f"{name} must be one of {_listed(words)}", repr(value), guess)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What of `_LATER` is not the default, by name."""
+        defaults = TrainerParams()
+        found = {name: getattr(self, name) for name in _LATER}
+        return {key: value for key, value in found.items() if value != getattr(defaults, key)}
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """By name, but for defaults in `_LATER`: runs without these keep their fingerprint."""
+        first = {key: value for key, value in asdict(self).items() if key not in _LATER}
+        return {**first, **self.options}
+
+
+_LATER = ("precision",)
+"""Parameters that the first plans did not have."""
+
+WORDS = {"precision": ("fp32", "bf16")}
+"""Parameters with a choice of words, the default first."""
 
 _COUNTS = (
     "epochs",
@@ -189,6 +218,10 @@ _COUNTS = (
 def _plain(value: Any) -> Any:
     """A NumPy number as Python's own, which JSON can hold."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(map(repr, words))
 
 
 def _is_count(value: object) -> bool:
@@ -288,7 +321,8 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as canonical JSON."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        found = {**asdict(self), "params": self.params.named}
+        return json.dumps(found, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -311,7 +345,7 @@ class Plan:
         >>> plan.first_difference(replace(plan, batch_size=64))
         'batch_size: 32 there, 64 here'
         """
-        mine, theirs = json.loads(self.to_json()), json.loads(other.to_json())
+        mine, theirs = (json.loads(json.dumps(asdict(plan))) for plan in (self, other))
         order = ("batch_size", "params", "random_state", "jobs", "dataset", "folds", "scoring")
         names = [*order, *(name for name in mine if name not in order)]
         for name in names:

@@ -79,6 +79,7 @@ class Settings:
     processes: int = 1
     shared_state: bool = False
     elastic: bool = False
+    precision: str = "fp32"
 
     @property
     def wants_classes(self) -> bool | None:
@@ -263,6 +264,7 @@ class Settings:
             "trainer": self.trainer,
             "processes": self.processes,
             "shared_state": self.shared_state,
+            "precision": self.precision,
         }
 
     def _process_problems(self, params: TrainerParams) -> Iterator[Problem]:

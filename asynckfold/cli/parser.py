@@ -6,7 +6,7 @@ import argparse
 from importlib import metadata
 
 from asynckfold.cli.parts import DEFAULTS
-from asynckfold.plan import TRAINERS
+from asynckfold.plan import TRAINERS, WORDS
 
 EXIT_CODES = (
     "Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is "
@@ -241,6 +241,12 @@ def _add_training_flags(verb: argparse.ArgumentParser) -> None:
         action="store_true",
         default=None,
         help="let the processes of a job share what the optimizer keeps, too",
+    )
+    group.add_argument(
+        "--precision",
+        choices=WORDS["precision"],
+        help="what models compute in; bf16: bfloat16 by autocast, faster where the processor has "
+        "it, with 2 to 3 digits" + _default("precision"),
     )
     group.add_argument("--seed", type=int, metavar="N", help="root of all seeds" + _default("seed"))
     group.add_argument(

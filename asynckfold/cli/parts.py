@@ -48,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "lr_step": "epoch",
     "trainer": "plain",
     "processes": 1,
+    "precision": "fp32",
 }
 """What a flag means when it is left out; a sweep file's own settings stand above these."""
 
@@ -82,6 +83,7 @@ _TRAINER_PARAMS = (
     "trainer",
     "processes",
     "shared_state",
+    "precision",
 )
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
 _NOT_WITH_A_FILE = ("data_root", "download", "target", "header", "limit", "augment", "models")

@@ -81,6 +81,7 @@ def _numbers(found: Forecast, elastic: bool) -> dict[str, Any]:
         "classes": list(plan.classes),
         "epochs": plan.params.epochs,
         "batch_size": plan.batch_size,
+        "options": plan.params.options,
         "device": plan.device,
         "threads": dict(choice.threads),
         "why": dict(choice.why),
@@ -180,9 +181,10 @@ def _lines(found: Forecast) -> Iterator[str]:
     for name, line in {**found.failures, **choice.failures}.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"
     prediction, cores = choice.prediction, choice.cores
+    options = "".join(f", {name}={value}" for name, value in plan.params.options.items())
     yield (
         f"{len(plan.jobs)} jobs on {plan.device}, {plan.params.epochs} epochs in batches of "
-        f"{plan.batch_size}"
+        f"{plan.batch_size}{options}"
     )
     yield (
         f"predicted: {clock(prediction.makespan)} on {cores} {'core' if cores == 1 else 'cores'}, "

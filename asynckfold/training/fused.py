@@ -169,7 +169,8 @@ class Group:
         batches = [
             row.next_batch() if part else None for row, part in zip(self.rows, busy, strict=True)
         ]
-        losses = backward(self.fused, self.criterion, parts_of(batches))
+        precision = self.rows[0].params.precision
+        losses = backward(self.fused, self.criterion, parts_of(batches), precision)
         clip = self.rows[0].clip
         if clip is not None:
             clip_gradients(self.fused, clip)

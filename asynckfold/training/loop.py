@@ -37,6 +37,7 @@ from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint, lr_schedules, saving, seeding
 from asynckfold.training.bundle import Bundle, JobLog, job_folder
 from asynckfold.training.kernels import with_fused_kernel
+from asynckfold.training.precision import outputs_of
 
 _PLACE = "__asynckfold_place__"
 """The attribute of an exception that says where it was raised."""
@@ -553,7 +554,8 @@ def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tenso
 
     def backward() -> torch.Tensor:
         training.optimizer.zero_grad()
-        loss: torch.Tensor = training.criterion(training.model(inputs), targets)
+        outputs = outputs_of(training.model, inputs, training.params.precision)
+        loss: torch.Tensor = training.criterion(outputs, targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if training.clip is not None:
             nn.utils.clip_grad_norm_(training.model.parameters(), training.clip)
@@ -585,13 +587,14 @@ def evaluate(
 ) -> tuple[npt.NDArray[np.float32], float, float | None]:
     """Return outputs, loss and accuracy (None for regression) of the model in hand."""
     set_mode(training, train=False)
-    size = training.bundle.plan.params.eval_batch_size
+    params = training.params
+    size = params.eval_batch_size
     outputs, targets = [], []
     # Not inference_mode: what a model keeps of such a pass could not be trained with afterwards.
     with torch.no_grad():
         for low in range(0, len(indices), size):
             inputs, wanted = training.data.eval(torch.from_numpy(indices[low : low + size]))
-            outputs.append(training.model(inputs))
+            outputs.append(outputs_of(training.model, inputs, params.precision))
             targets.append(wanted)
             training.pulse.beat()
         found, wanted = torch.cat(outputs), torch.cat(targets)

@@ -33,6 +33,7 @@ from asynckfold.training.fusion.arms import why_not_stackable
 from asynckfold.training.isolation import isolated
 from asynckfold.training.kernels import with_fused_kernel
 from asynckfold.training.loop import fitted
+from asynckfold.training.precision import outputs_of
 from asynckfold.transforms import describe
 
 REPLICA_BATCH = 8
@@ -149,7 +150,7 @@ class _DryRun:
     def _step(self) -> float:
         started = time.perf_counter()
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
-        outputs = self.model.train()(self.inputs)
+        outputs = outputs_of(self.model.train(), self.inputs, self.bundle.plan.params.precision)
         _check_outputs(self.name, outputs, self.targets, self.bundle)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -173,7 +174,8 @@ class _DryRun:
         try:
             models = [recipe.models[self.name]() for _ in range(2)]
             opt_fn = partial(with_fused_kernel, recipe.opt_fn)
-            found = check_equivalence(models, recipe.criterion, self._steps(), opt_fn)
+            precision = bundle.plan.params.precision
+            found = check_equivalence(models, recipe.criterion, self._steps(), opt_fn, precision)
             if found.refusal is not None:
                 return found.refusal
             fused = fuse(models, [self.inputs[:2]])

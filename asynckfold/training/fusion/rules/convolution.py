@@ -47,6 +47,11 @@ def convolve_images(
     groups: int,
 ) -> torch.Tensor:
     """Return ``F.conv2d`` of these, with gradients by `_Images`."""
+    if torch.is_autocast_enabled(x.device.type):
+        # Autocast does not look into a function with a gradient of its own.
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
     found: torch.Tensor = _Images.apply(x, weight, bias, stride, padding, dilation, groups)
     return found
 
