@@ -88,6 +88,8 @@ class TrainerParams:
         having its own.
     precision : {"fp32", "bf16"}
         What models compute in: float32, or bfloat16 by `torch.autocast`.
+    compile : bool
+        Whether `torch.compile` compiles each job's model, whole, in the plain trainer.
     """
 
     epochs: int = 5
@@ -101,6 +103,7 @@ class TrainerParams:
     processes: int = 1
     shared_state: bool = False
     precision: str = "fp32"
+    compile: bool = False
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any] | None) -> TrainerParams:
@@ -118,8 +121,8 @@ class TrainerParams:
         >>> TrainerParams.from_mapping({"epoch": 2})
         Traceback (most recent call last):
         asynckfold.errors.InputError: trainer_params must use known keys: received 'epoch'. \
-Did you mean 'epochs'? Valid: clip_grad_norm, epochs, eval_batch_size, inner_val, lr_step, \
-precision, print_frequency, processes, save_checkpoint_frequency, shared_state, trainer.
+Did you mean 'epochs'? Valid: clip_grad_norm, compile, epochs, eval_batch_size, inner_val, \
+lr_step, precision, print_frequency, processes, save_checkpoint_frequency, shared_state, trainer.
         """
         known = {item.name for item in fields(cls)}
         values = {key: _plain(value) for key, value in dict(given or {}).items()}
@@ -175,9 +178,16 @@ precision, print_frequency, processes, save_checkpoint_frequency, shared_state, 
                 f"processes={self.processes!r}, shared_state={self.shared_state!r}",
                 "Pass trainer='hogwild' for several.",
             )
-        given: object = self.shared_state
-        if not isinstance(given, bool):
-            yield Problem("shared_state must be True or False", repr(given), "Leave it out.")
+        if self.compile is True and self.trainer != "plain":
+            yield Problem(
+                "only the plain trainer compiles models",
+                f"compile=True, trainer={self.trainer!r}",
+                "Leave one of them out.",
+            )
+        for name in ("shared_state", "compile"):
+            given: object = getattr(self, name)
+            if not isinstance(given, bool):
+                yield Problem(f"{name} must be True or False", repr(given), "Leave it out.")
 
     def _word_problems(self) -> Iterator[Problem]:
         for name, words in WORDS.items():
@@ -200,7 +210,7 @@ precision, print_frequency, processes, save_checkpoint_frequency, shared_state, 
         return {**first, **self.options}
 
 
-_LATER = ("precision",)
+_LATER = ("precision", "compile")
 """Parameters that the first plans did not have."""
 
 WORDS = {"precision": ("fp32", "bf16")}

@@ -241,6 +241,14 @@ class Settings:
             except InputError as error:
                 problems += error.problems
         problems += self._process_problems(params)
+        if self.elastic and params.compile:
+            problems.append(
+                Problem(
+                    "compiled models keep their threads, which elastic changes",
+                    "compile=True, elastic=True",
+                    "Leave one of them out.",
+                )
+            )
         problems += _opt_fn_problems(opt_fn)
         parts = {
             **{f"model {name}": model for name, model in named.items()},

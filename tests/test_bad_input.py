@@ -181,7 +181,7 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "unknown trainer parameter": (
         {"trainer_params": {"epoch": 2}},
-        ["known keys", "'epoch'", "Did you mean 'epochs'?", "Valid: clip_grad_norm, epochs"],
+        ["known keys", "'epoch'", "Did you mean 'epochs'?", "Valid: clip_grad_norm, compile"],
     ),
     "trainer parameters in a list": (
         {"trainer_params": ["epochs"]},
@@ -236,6 +236,10 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
     "half shared": (
         {"trainer": "hogwild", "shared_state": "yes"},
         ["shared_state must be True or False", "'yes'"],
+    ),
+    "half precision": (
+        {"precision": "fp16"},
+        ["precision must be one of 'fp32', 'bf16'", "'fp16'", "Did you mean"],
     ),
     "no time for a batch": (
         {"stall_timeout": 0},

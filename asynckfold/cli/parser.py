@@ -248,6 +248,13 @@ def _add_training_flags(verb: argparse.ArgumentParser) -> None:
         help="what models compute in; bf16: bfloat16 by autocast, faster where the processor has "
         "it, with 2 to 3 digits" + _default("precision"),
     )
+    group.add_argument(
+        "--compile",
+        action="store_true",
+        default=None,
+        help="compile models by torch.compile, which takes seconds a job; refused before the start "
+        "where a model cannot be compiled",
+    )
     group.add_argument("--seed", type=int, metavar="N", help="root of all seeds" + _default("seed"))
     group.add_argument(
         "--scoring",

@@ -84,6 +84,7 @@ _TRAINER_PARAMS = (
     "processes",
     "shared_state",
     "precision",
+    "compile",
 )
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
 _NOT_WITH_A_FILE = ("data_root", "download", "target", "header", "limit", "augment", "models")
@@ -527,7 +528,7 @@ def _flagged(text: str) -> str:
     flags |= {"root_dir": "root", **{name: name for name in _TRAINER_PARAMS}}
     names = "|".join(flags)
     text = text.replace("stratify=False", "--no-stratify")
-    for name in ("allow_different_software", "yield_to_others", "elastic"):
+    for name in ("allow_different_software", "yield_to_others", "elastic", "compile"):
         text = text.replace(f"{name}=True", _flag(name))
     text = re.sub(
         rf"\b({names})=('?)([^\s',;]*[^\s',;.])\2",

@@ -36,6 +36,7 @@ from asynckfold.result import DIVERGED, DONE, Epoch, Result
 from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint, lr_schedules, saving, seeding
 from asynckfold.training.bundle import Bundle, JobLog, job_folder
+from asynckfold.training.compiling import compile_whole
 from asynckfold.training.kernels import with_fused_kernel
 from asynckfold.training.precision import outputs_of
 
@@ -408,6 +409,8 @@ def build(
     fold = bundle.fold_of(job)
     model, optimizer = begun(bundle, job, device)
     schedule, train_part, steer = schedule_of(bundle, job, model, optimizer, fold.train)
+    if plan.params.compile:
+        compile_whole(model)
     criterion = copy.deepcopy(recipe.criterion)
     if isinstance(criterion, nn.Module):
         criterion = criterion.to(device)

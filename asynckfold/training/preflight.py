@@ -27,6 +27,7 @@ from asynckfold.pulse import Pulse
 from asynckfold.training import lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
+from asynckfold.training.compiling import compile_whole
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fusion import check_equivalence, fuse
 from asynckfold.training.fusion.arms import why_not_stackable
@@ -91,6 +92,9 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
                         memory[name] = _bytes(dry)
                         _check_shareable(bundle, dry.optimizer)
                         flops[name] = dry.counter.flops
+                        if bundle.plan.params.compile:
+                            pulse.aside()
+                            dry.check_compiled()
                         pulse.aside()
                         fusible[name] = dry.why_not_fusible()
                         _check_fusible(bundle, name, fusible[name])
@@ -150,7 +154,7 @@ class _DryRun:
     def _step(self) -> float:
         started = time.perf_counter()
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
-        outputs = outputs_of(self.model.train(), self.inputs, self.bundle.plan.params.precision)
+        outputs = self._outputs(self.model.train())
         _check_outputs(self.name, outputs, self.targets, self.bundle)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -161,6 +165,28 @@ class _DryRun:
         if not isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.step()
         return time.perf_counter() - started
+
+    def check_compiled(self) -> None:
+        """Refuse a model that ran, and does not when it is compiled."""
+        compile_whole(self.model)
+        try:
+            self._step()
+            with torch.no_grad():
+                self._outputs(self.model.eval())
+        except Exception as error:
+            first = next(iter(str(error).strip().splitlines()), "")
+            raise _Refused(
+                (
+                    "compile=True needs models that torch.compile takes whole",
+                    f"model {self.name}: {type(error).__name__}: {first:.200}",
+                    "Leave compile out, or change the model.",
+                )
+            ) from error
+        finally:
+            torch.compiler.reset()
+
+    def _outputs(self, model: nn.Module) -> Any:
+        return outputs_of(model, self.inputs, self.bundle.plan.params.precision)
 
     def why_not_fusible(self) -> str:
         """Return why jobs of the model are not to be trained as one, or nothing where they are."""
