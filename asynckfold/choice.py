@@ -171,6 +171,7 @@ class Workload:
                 "cores": self.cores,
                 "machine": self.machine,
                 **plan.params.options,
+                **({"channels_last": True} if name in plan.channels_last else {}),
             }
         )
 

@@ -133,6 +133,8 @@ class Facts:
     fusible : dict of str to str
         By model name why its jobs are not to be trained as one; empty where they can be. Models
         that could not be checked are not in it.
+    formats : dict of str to str
+        The same of training channels last in memory.
     """
 
     recipe: dict[str, Any]
@@ -142,3 +144,4 @@ class Facts:
     failures: dict[str, str] = field(default_factory=dict)
     flops: dict[str, int] = field(default_factory=dict)
     fusible: dict[str, str] = field(default_factory=dict)
+    formats: dict[str, str] = field(default_factory=dict)

@@ -88,6 +88,10 @@ class TrainerParams:
         having its own.
     precision : {"fp32", "bf16"}
         What models compute in: float32, or bfloat16 by `torch.autocast`.
+    memory_format : {"auto", "channels_last", "contiguous"}
+        How images lie in memory in jobs that the plain trainer trains by themselves; "auto" takes
+        channels last for models whose convolutions are faster so, by the rule of
+        `asynckfold.formats`.
     compile : bool
         Whether `torch.compile` compiles each job's model, whole, in the plain trainer.
     """
@@ -104,6 +108,7 @@ class TrainerParams:
     shared_state: bool = False
     precision: str = "fp32"
     compile: bool = False
+    memory_format: str = "auto"
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any] | None) -> TrainerParams:
@@ -122,7 +127,8 @@ class TrainerParams:
         Traceback (most recent call last):
         asynckfold.errors.InputError: trainer_params must use known keys: received 'epoch'. \
 Did you mean 'epochs'? Valid: clip_grad_norm, compile, epochs, eval_batch_size, inner_val, \
-lr_step, precision, print_frequency, processes, save_checkpoint_frequency, shared_state, trainer.
+lr_step, memory_format, precision, print_frequency, processes, save_checkpoint_frequency, \
+shared_state, trainer.
         """
         known = {item.name for item in fields(cls)}
         values = {key: _plain(value) for key, value in dict(given or {}).items()}
@@ -178,12 +184,13 @@ lr_step, precision, print_frequency, processes, save_checkpoint_frequency, share
                 f"processes={self.processes!r}, shared_state={self.shared_state!r}",
                 "Pass trainer='hogwild' for several.",
             )
-        if self.compile is True and self.trainer != "plain":
-            yield Problem(
-                "only the plain trainer compiles models",
-                f"compile=True, trainer={self.trainer!r}",
-                "Leave one of them out.",
-            )
+        for name, value in (("compile", True), ("memory_format", "channels_last")):
+            if getattr(self, name) == value and self.trainer != "plain":
+                yield Problem(
+                    f"{name}={value!r} is for the plain trainer",
+                    f"trainer={self.trainer!r}",
+                    "Leave one of them out.",
+                )
         for name in ("shared_state", "compile"):
             given: object = getattr(self, name)
             if not isinstance(given, bool):
@@ -210,10 +217,13 @@ lr_step, precision, print_frequency, processes, save_checkpoint_frequency, share
         return {**first, **self.options}
 
 
-_LATER = ("precision", "compile")
+_LATER = ("precision", "compile", "memory_format")
 """Parameters that the first plans did not have."""
 
-WORDS = {"precision": ("fp32", "bf16")}
+WORDS = {
+    "precision": ("fp32", "bf16"),
+    "memory_format": ("auto", "channels_last", "contiguous"),
+}
 """Parameters with a choice of words, the default first."""
 
 _COUNTS = (
@@ -271,6 +281,8 @@ class Plan:
     groups : tuple of tuple of str
         Ids of jobs that are trained as one, two or more each; all other jobs are trained by
         themselves. How many are trained as one touches their bits.
+    channels_last : tuple of str
+        Models whose jobs keep images channels last in memory, where they are trained by themselves.
     """
 
     jobs: tuple[Job, ...]
@@ -286,10 +298,15 @@ class Plan:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     threads: Mapping[str, int] = field(default_factory=dict)
     groups: tuple[tuple[str, ...], ...] = ()
+    channels_last: tuple[str, ...] = ()
 
     def group_of(self, job_id: str) -> tuple[str, ...]:
         """Return the ids of all jobs that are trained as one with a job, itself included."""
         return next((group for group in self.groups if job_id in group), (job_id,))
+
+    def is_channels_last(self, job: Job) -> bool:
+        """Whether a job keeps images channels last in memory."""
+        return job.model in self.channels_last and len(self.group_of(job.id)) == 1
 
     def threads_of(self, model: str) -> int:
         """Return the threads inside each job of a model."""
@@ -332,6 +349,9 @@ class Plan:
     def to_json(self) -> str:
         """Return the plan as canonical JSON."""
         found = {**asdict(self), "params": self.params.named}
+        if not self.channels_last:
+            # Runs that were begun before there was a choice keep their fingerprint.
+            del found["channels_last"]
         return json.dumps(found, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -341,8 +361,8 @@ class Plan:
         raw["jobs"] = tuple(Job(**job) for job in raw["jobs"])
         raw["params"] = TrainerParams(**raw["params"])
         raw["groups"] = tuple(tuple(group) for group in raw.get("groups", ()))
-        for name in ("scoring", "classes"):
-            raw[name] = tuple(raw[name])
+        for name in ("scoring", "classes", "channels_last"):
+            raw[name] = tuple(raw.get(name, ()))
         return cls(**raw)
 
     def first_difference(self, other: Plan) -> str | None:
@@ -397,6 +417,9 @@ class Plan:
                 for name in other.recipe
             },
             groups=tuple(group for group in other.groups if mine.intersection(group)),
+            channels_last=tuple(
+                model for model in other.channels_last if model in {job.model for job in self.jobs}
+            ),
         ).with_threads({job.model: other.threads_of(job.model) for job in self.jobs})
         return self.first_difference(
             replace(common, **{name: getattr(self, name) for name in free})

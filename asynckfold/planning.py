@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asynckfold import cache, choice
+from asynckfold import cache, choice, formats
 from asynckfold.choice import Choice
 from asynckfold.elastic import steps_of
 from asynckfold.engines import pool as pools
@@ -123,9 +123,12 @@ class Planner:
                     refuse(_process_problems(draft, data))
                 self.display.doing("checking the candidates")
                 facts = self._preflight(make, bundle)
+                other = None if settings.plan_from is None else _plan_of(settings.plan_from)
+                last = formats.chosen(draft, facts.formats, stored or other)
+                draft = replace(draft, channels_last=last)
+                bundle = replace(bundle, plan=draft)
                 gpus = len(machine.gpus().gpus)
                 work = choice.Workload(draft, folds, facts, make.allotted, _identity(machine), gpus)
-                other = None if settings.plan_from is None else _plan_of(settings.plan_from)
                 threads = self._choose(make, bundle, work, before, other)
                 groups = self._group(work, threads, stored or other)
                 threads = foreseen(work, threads, groups)
@@ -405,6 +408,7 @@ def _joined(parts: list[Facts]) -> Facts:
         {name: value for part in parts for name, value in part.failures.items()},
         {name: value for part in parts for name, value in part.flops.items()},
         {name: value for part in parts for name, value in part.fusible.items()},
+        {name: value for part in parts for name, value in part.formats.items()},
     )
 
 

@@ -88,8 +88,9 @@ def make_parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("bench", help=text, description=_sentence(text), epilog=EXIT_CODES)
     verb.add_argument(
         "subject",
-        choices=("checkpoints", "fusion", "packing", "place", "speed", "use"),
-        help="checkpoints: their share of a run's time; fusion: a step of several jobs as one "
+        choices=("checkpoints", "formats", "fusion", "packing", "place", "speed", "use"),
+        help="checkpoints: their share of a run's time; formats: a step of convolutional models in "
+        "both memory formats; fusion: a step of several jobs as one "
         "against one after another; packing: one sweep in four ways; place: the time of a "
         "decision, by the number of pending jobs; speed: a DataLoader loop, the best serial loop "
         "and asynckfold, plain and fused, warm and cold; use: of the cores, and a job's overhead",
@@ -247,6 +248,12 @@ def _add_training_flags(verb: argparse.ArgumentParser) -> None:
         choices=WORDS["precision"],
         help="what models compute in; bf16: bfloat16 by autocast, faster where the processor has "
         "it, with 2 to 3 digits" + _default("precision"),
+    )
+    group.add_argument(
+        "--memory-format",
+        choices=WORDS["memory_format"],
+        help="how images lie in memory; auto: channels last where a rule over the convolutions "
+        "says that it pays; changes bits, so part of the plan" + _default("memory_format"),
     )
     group.add_argument(
         "--compile",

@@ -49,6 +49,7 @@ DEFAULTS: dict[str, Any] = {
     "trainer": "plain",
     "processes": 1,
     "precision": "fp32",
+    "memory_format": "auto",
 }
 """What a flag means when it is left out; a sweep file's own settings stand above these."""
 
@@ -85,6 +86,7 @@ _TRAINER_PARAMS = (
     "shared_state",
     "precision",
     "compile",
+    "memory_format",
 )
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
 _NOT_WITH_A_FILE = ("data_root", "download", "target", "header", "limit", "augment", "models")

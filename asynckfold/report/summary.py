@@ -615,7 +615,10 @@ def _facts(plan: Plan, found: CVResults) -> Facts:
         random_state=plan.random_state,
         threads_per_job=plan.threads_text,
         device=clean(plan.device),
-        params={item.name: getattr(plan.params, item.name) for item in fields(plan.params)},
+        params={
+            **{item.name: getattr(plan.params, item.name) for item in fields(plan.params)},
+            "channels_last": ", ".join(map(clean, plan.channels_last)) or "no model",
+        },
         recipe=flat(plan.recipe),
         dataset=clean(plan.dataset),
         folds_fingerprint=clean(plan.folds),

@@ -247,6 +247,7 @@ class Hogwild(Training):
         loaded: list[Any] = []
         for entry in reversed(state["ranks"]):
             self.optimizer.load_state_dict(entry)
+            loop.follow_parameters(self.optimizer)
             loaded.insert(0, self.optimizer.state)
         missing = self.params.processes - len(loaded)
         self.states = [*loaded, *loaded[:1] * missing]

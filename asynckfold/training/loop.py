@@ -305,6 +305,7 @@ class Training:
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Take up what `optimizer_state` returned."""
         self.optimizer.load_state_dict(state)
+        follow_parameters(self.optimizer)
 
     def random_state(self) -> dict[str, Any]:
         """Return the state of the generators."""
@@ -439,6 +440,8 @@ def begun(
     """Seed everything, and return the model and the optimizer of a job."""
     seeding.seed_all(job.seed)
     model = bundle.recipe.models[job.model]().to(device)
+    if bundle.plan.is_channels_last(job):
+        model = model.to(memory_format=torch.channels_last)
     return model, with_fused_kernel(bundle.recipe.opt_fn, model)
 
 
@@ -497,6 +500,21 @@ def moved(data: Batches, device: torch.device) -> Batches:
         return data.to(device)
     free, _ = torch.cuda.mem_get_info(device)
     return data.to(device, int(RESIDENT_SHARE * free))
+
+
+def follow_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Lay what an optimizer keeps of each element out in memory as its parameter is.
+
+    Checkpoints keep the values in their order; torch's fused kernels take the places to be equal.
+    """
+    for parameter, entries in optimizer.state.items():
+        for name, value in entries.items():
+            if (
+                isinstance(value, torch.Tensor)
+                and value.shape == parameter.shape
+                and value.stride() != parameter.stride()
+            ):
+                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _restore(training: Training, report: Report) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold import fusing
+from asynckfold import formats, fusing
 from asynckfold.data import Batches
 from asynckfold.messages import Facts
 from asynckfold.pulse import Pulse
@@ -31,6 +31,7 @@ from asynckfold.training.compiling import compile_whole
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fusion import check_equivalence, fuse
 from asynckfold.training.fusion.arms import why_not_stackable
+from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.isolation import isolated
 from asynckfold.training.kernels import with_fused_kernel
 from asynckfold.training.loop import fitted
@@ -42,6 +43,10 @@ REPLICA_BATCH = 8
 """
 
 _Problem = tuple[str, str, str]
+
+SAME = 1e-2
+"""Largest difference of outputs in two memory formats, as a share of their size: a model that
+reads memory in the wrong order has others altogether, and bfloat16 rounds to some thousandths."""
 
 SHORT_SECONDS = 2.0
 """A step that took no longer is timed again."""
@@ -75,6 +80,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
     memory: dict[str, int] = {}
     flops: dict[str, int] = {}
     fusible: dict[str, str] = {}
+    channels_last: dict[str, str] = {}
     problems: dict[_Problem, None] = {}
     failures: dict[str, str] = {}
     for name in recipe.models:
@@ -92,6 +98,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
                         memory[name] = _bytes(dry)
                         _check_shareable(bundle, dry.optimizer)
                         flops[name] = dry.counter.flops
+                        channels_last[name] = dry.why_not_channels_last()
                         if bundle.plan.params.compile:
                             pulse.aside()
                             dry.check_compiled()
@@ -108,7 +115,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
         "criterion": _describe(recipe.criterion),
         "preprocess": None if recipe.preprocess is None else _transformer(recipe.preprocess),
     }
-    return Facts(facts, seconds, memory, tuple(problems), failures, flops, fusible)
+    return Facts(facts, seconds, memory, tuple(problems), failures, flops, fusible, channels_last)
 
 
 class _DryRun:
@@ -166,6 +173,39 @@ class _DryRun:
             self.optimizer.step()
         return time.perf_counter() - started
 
+    def why_not_channels_last(self) -> str:
+        """Return why the model is not to be trained channels last, or nothing where it is."""
+        plan = self.bundle.plan
+        reason = formats.why_not_paying(plan, self.counter.convolutions)
+        if reason:
+            return reason
+        # What the user's code raises, such as a view of what does not lie in a row, is the reason.
+        try:
+            reason = self._difference_channels_last()
+        except Exception as error:  # noqa: BLE001
+            reason = f"{type(error).__name__} was raised: {_first_line(error)}"
+        if reason and plan.params.memory_format == "channels_last":
+            raise _Refused(
+                (
+                    "memory_format='channels_last' needs models that compute the same so",
+                    f"model {self.name}: {reason}",
+                    "Leave memory_format out, or use flatten in place of view.",
+                )
+            )
+        return reason
+
+    def _difference_channels_last(self) -> str:
+        """Compare one step in both formats: a model may look into the memory of its tensors."""
+        found = []
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            model = copied(self.model).to(memory_format=memory_format).train()
+            with seeding.preserved():
+                outputs = self._outputs(model)
+                copy.deepcopy(self.bundle.recipe.criterion)(outputs, self.targets).backward()
+            found.append(outputs.detach())
+        apart, size = float((found[0] - found[1]).abs().max()), float(found[0].abs().max())
+        return "" if apart <= SAME * size else f"its outputs differ by {apart:.1e} of {size:.1e}"
+
     def check_compiled(self) -> None:
         """Refuse a model that ran, and does not when it is compiled."""
         compile_whole(self.model)
@@ -174,11 +214,10 @@ class _DryRun:
             with torch.no_grad():
                 self._outputs(self.model.eval())
         except Exception as error:
-            first = next(iter(str(error).strip().splitlines()), "")
             raise _Refused(
                 (
                     "compile=True needs models that torch.compile takes whole",
-                    f"model {self.name}: {type(error).__name__}: {first:.200}",
+                    f"model {self.name}: {type(error).__name__}: {_first_line(error)}",
                     "Leave compile out, or change the model.",
                 )
             ) from error
@@ -220,6 +259,10 @@ class _DryRun:
             [self.seen.train(rows.roll(-step * size)[:size], row, step) for row, size in pair]
             for step, pair in enumerate([list(enumerate(sizes))] * 2)
         ]
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")[:200]
 
 
 def _check_fusible(bundle: Bundle, name: str, reason: str) -> None:

@@ -63,7 +63,7 @@ def test_compiled_jobs_are_not_fused(tmp_path: Path) -> None:
     ("params", "told"),
     [
         ({"compile": "yes"}, "compile must be True or False: received 'yes'"),
-        ({"compile": True, "trainer": "hogwild"}, "only the plain trainer compiles models"),
+        ({"compile": True, "trainer": "hogwild"}, "compile=True is for the plain trainer"),
     ],
 )
 def test_what_it_does_not_go_with(params: dict, told: str) -> None:
