@@ -13,7 +13,7 @@ an idle and on a busy machine: no timing has a say here. The groups are written 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -126,6 +126,7 @@ def grouped(
     why_not: Mapping[str, str],
     cores: int,
     before: Plan | None = None,
+    failing: Collection[str] = (),
 ) -> Grouping:
     """Divide the jobs of each model that is to be fused into groups.
 
@@ -141,6 +142,8 @@ def grouped(
         Allotted cores.
     before : Plan, optional
         Of this run or of another, whose groups are kept.
+    failing : collection of str
+        Candidates whose dry run failed: their jobs would end those that they are trained with.
 
     Examples
     --------
@@ -161,14 +164,20 @@ def grouped(
     for model in dict.fromkeys(job.model for job in plan.jobs):
         names = [job.id for job in plan.jobs if job.model == model]
         mine = [group for group in kept if group[0] in names]
-        fresh = [name for name in names if name not in known]
+        fresh = [
+            job.id
+            for job in plan.jobs
+            if job.model == model and job.id not in known and job.candidate not in failing
+        ]
         reason = why_not.get(model, "it could not be checked")
+        if not fresh and not known.issuperset(names):
+            reason = reason or "its dry run failed"
         made = [] if reason or not fresh else _divided(fresh, fuse, cores * _per_core(plan, model))
         if not reason and fresh and not made:
             reason = f"{len(fresh)} jobs are too few for {cores} cores"
         mine += made
         groups += mine
-        why[model] = _told(mine, len(names), reason, taken_over=not fresh)
+        why[model] = _told(mine, len(names), reason, taken_over=known.issuperset(names))
         if mine:
             widths[model] = max(map(len, mine))
     return Grouping(tuple(groups), why, widths)

@@ -158,7 +158,9 @@ class Planner:
     def _group(self, work: choice.Workload, threads: Choice, before: Plan | None) -> Grouping:
         """Decide which jobs are trained as one; a run that has a plan keeps its groups."""
         fuse, plan = self.settings.fuse, work.plan.with_threads(threads.threads)
-        found = grouped(plan, fuse, work.facts.fusible, work.cores, before)
+        found = grouped(
+            plan, fuse, work.facts.fusible, work.cores, before, work.facts.failures.keys()
+        )
         return found if found.groups or fuse is not False else Grouping()
 
     def _bundle(self, plan: Plan, folds: tuple[Fold, ...], data: Prepared, fuse: Fuse) -> Any:

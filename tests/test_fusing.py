@@ -70,6 +70,16 @@ def test_a_number_gives_the_same_groups_on_any_number_of_cores(
     assert here.groups == there.groups
 
 
+def test_a_candidate_whose_dry_run_failed_is_in_no_group() -> None:
+    plan = plan_of(1, 2, 5)
+    found = grouped(plan, True, {"m0": ""}, 2, failing={"m0/s1"})
+    assert [name for group in found.groups for name in group] == [
+        job.id for job in plan.jobs if job.lr_schedule == "s0"
+    ]
+    none = grouped(plan, True, {"m0": ""}, 2, failing={"m0/s0", "m0/s1"})
+    assert (none.groups, none.why) == ((), {"m0": "not fused: its dry run failed"})
+
+
 def test_every_core_gets_a_group() -> None:
     plan = plan_of(1, 4, 5)
     sizes = [len(group) for group in grouped(plan, "auto", {"m0": ""}, 4).groups]

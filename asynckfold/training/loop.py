@@ -383,7 +383,8 @@ def trained(training: Training, report: Report, stop: Callable[[], bool]) -> Res
         return diverged(training, error, time.perf_counter() - started)
 
 
-def _note_place(error: BaseException, course: Course) -> None:
+def note_place(error: BaseException, course: Course) -> None:
+    """Let an exception know where a training was when it was raised."""
     batch, batches = course.batch, course.batches
     where = "end of the epoch" if batch == batches else f"batch {batch + 1} of {batches}"
     # The user may have defined an exception that takes no attributes.
@@ -541,7 +542,7 @@ def run(course: Course, params: TrainerParams, report: Report, stop: Callable[[]
     try:
         return _run(course, params, report, stop)
     except BaseException as error:
-        _note_place(error, course)
+        note_place(error, course)
         raise
 
 
