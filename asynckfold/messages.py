@@ -133,6 +133,9 @@ class Facts:
     fusible : dict of str to str
         By model name why its jobs are not to be trained as one; empty where they can be. Models
         that could not be checked are not in it.
+    fused : dict of str to str
+        What a check of fused models found, by the names of those that can be: how far they are from
+        plain ones, and how their optimizers step.
     formats : dict of str to str
         The same of training channels last in memory.
     """
@@ -145,3 +148,4 @@ class Facts:
     flops: dict[str, int] = field(default_factory=dict)
     fusible: dict[str, str] = field(default_factory=dict)
     formats: dict[str, str] = field(default_factory=dict)
+    fused: dict[str, str] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from asynckfold.choice import Choice
 from asynckfold.elastic import steps_of
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
-from asynckfold.engines.machine import Machine, resolve_n_jobs
+from asynckfold.engines.machine import Machine, resolve_n_jobs, total_memory
 from asynckfold.engines.process import ProcessEngine, preloads
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import Problem, WorkerDiedError, refuse
@@ -158,8 +158,19 @@ class Planner:
     def _group(self, work: choice.Workload, threads: Choice, before: Plan | None) -> Grouping:
         """Decide which jobs are trained as one; a run that has a plan keeps its groups."""
         fuse, plan = self.settings.fuse, work.plan.with_threads(threads.threads)
+        facts = work.facts
+        # By a rule over shapes: what a probe measures differs a little from time to time.
+        room = self.machine.max_memory or total_memory()
+        most = {name: room // size for name, size in facts.memory.items() if room and size}
         found = grouped(
-            plan, fuse, work.facts.fusible, work.cores, before, work.facts.failures.keys()
+            plan,
+            fuse,
+            facts.fusible,
+            work.cores,
+            before,
+            facts.failures.keys(),
+            facts.fused,
+            most,
         )
         return found if found.groups or fuse is not False else Grouping()
 
@@ -411,6 +422,7 @@ def _joined(parts: list[Facts]) -> Facts:
         {name: value for part in parts for name, value in part.flops.items()},
         {name: value for part in parts for name, value in part.fusible.items()},
         {name: value for part in parts for name, value in part.formats.items()},
+        {name: value for part in parts for name, value in part.fused.items()},
     )
 
 

@@ -136,7 +136,7 @@ class Session:
 
     def _sweep(self, found: Planned, bundle: Any, software: Mapping[str, str]) -> None:
         make, data, plan = found.make, found.data, bundle.plan
-        requests = choice.requests(found.choice, found.work)
+        requests = choice.requests(found.choice, found.work, found.groups.groups)
         finish = _Finish(plan, bundle, data, resolve(self.settings.scoring, data.classification))
         finished = self.store.results()
         self.display.doing("")

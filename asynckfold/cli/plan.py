@@ -201,5 +201,5 @@ def _lines(found: Forecast) -> Iterator[str]:
         f"core-seconds / cores and the longest job ({clock(prediction.longest)})"
     )
     if plan.groups:
-        yield "jobs trained as one are predicted, and drawn, as if they ran one after another"
+        yield "what fusing gains is predicted by operations and jobs, see `asynckfold bench fusion`"
     yield from gantt(found.simulation.spans, range(cores))

@@ -36,6 +36,7 @@ from asynckfold.result import Epoch, Result
 from asynckfold.training import loop, seeding
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.crew import Crew
+from asynckfold.training.kernels import follow_parameters
 from asynckfold.training.loop import Report, Training
 from asynckfold.training.shared import share_model, share_state, shared
 
@@ -247,7 +248,7 @@ class Hogwild(Training):
         loaded: list[Any] = []
         for entry in reversed(state["ranks"]):
             self.optimizer.load_state_dict(entry)
-            loop.follow_parameters(self.optimizer)
+            follow_parameters(self.optimizer)
             loaded.insert(0, self.optimizer.state)
         missing = self.params.processes - len(loaded)
         self.states = [*loaded, *loaded[:1] * missing]

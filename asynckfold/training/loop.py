@@ -37,7 +37,7 @@ from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint, lr_schedules, saving, seeding
 from asynckfold.training.bundle import Bundle, JobLog, job_folder
 from asynckfold.training.compiling import compile_whole
-from asynckfold.training.kernels import with_fused_kernel
+from asynckfold.training.kernels import follow_parameters, with_fused_kernel
 from asynckfold.training.precision import outputs_of
 
 _PLACE = "__asynckfold_place__"
@@ -501,21 +501,6 @@ def moved(data: Batches, device: torch.device) -> Batches:
         return data.to(device)
     free, _ = torch.cuda.mem_get_info(device)
     return data.to(device, int(RESIDENT_SHARE * free))
-
-
-def follow_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Lay what an optimizer keeps of each element out in memory as its parameter is.
-
-    Checkpoints keep the values in their order; torch's fused kernels take the places to be equal.
-    """
-    for parameter, entries in optimizer.state.items():
-        for name, value in entries.items():
-            if (
-                isinstance(value, torch.Tensor)
-                and value.shape == parameter.shape
-                and value.stride() != parameter.stride()
-            ):
-                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _restore(training: Training, report: Report) -> None:

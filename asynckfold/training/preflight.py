@@ -29,8 +29,15 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.flops import FlopCounter
-from asynckfold.training.fusion import check_equivalence, fuse
-from asynckfold.training.fusion.arms import why_not_stackable
+from asynckfold.training.fusion import (
+    arms_of,
+    backward,
+    check_equivalence,
+    fuse,
+    fuse_criterion,
+    parts_of,
+)
+from asynckfold.training.fusion.arms import why_not_on_views
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.isolation import isolated
 from asynckfold.training.kernels import with_fused_kernel
@@ -81,6 +88,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
     flops: dict[str, int] = {}
     fusible: dict[str, str] = {}
     channels_last: dict[str, str] = {}
+    fused: dict[str, str] = {}
     problems: dict[_Problem, None] = {}
     failures: dict[str, str] = {}
     for name in recipe.models:
@@ -104,6 +112,8 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
                             dry.check_compiled()
                         pulse.aside()
                         fusible[name] = dry.why_not_fusible()
+                        if not fusible[name]:
+                            fused[name] = dry.fused
                         _check_fusible(bundle, name, fusible[name])
             except _Refused as refused:
                 problems[refused.args[0]] = None
@@ -115,14 +125,16 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
         "criterion": _describe(recipe.criterion),
         "preprocess": None if recipe.preprocess is None else _transformer(recipe.preprocess),
     }
-    return Facts(facts, seconds, memory, tuple(problems), failures, flops, fusible, channels_last)
+    return Facts(
+        facts, seconds, memory, tuple(problems), failures, flops, fusible, channels_last, fused
+    )
 
 
 class _DryRun:
     def __init__(self, bundle: Bundle, data: Batches, name: str, schedule: str) -> None:
         recipe, plan = bundle.recipe, bundle.plan
         self.bundle, self.name = bundle, name
-        self.counter = FlopCounter()
+        self.counter, self.fused = FlopCounter(), ""
         seeding.seed_all(bundle.folds[0].index)
         self.model = recipe.models[name]()
         if not isinstance(self.model, nn.Module):
@@ -238,16 +250,27 @@ class _DryRun:
         # What the user's code raises in two replicas is the reason.
         try:
             models = [recipe.models[self.name]() for _ in range(2)]
+            plain = [copied(model) for model in models]
             opt_fn = partial(with_fused_kernel, recipe.opt_fn)
-            precision = bundle.plan.params.precision
-            found = check_equivalence(models, recipe.criterion, self._steps(), opt_fn, precision)
+            precision, steps = bundle.plan.params.precision, self._steps()
+            found = check_equivalence(models, recipe.criterion, steps, opt_fn, precision)
             if found.refusal is not None:
                 return found.refusal
             fused = fuse(models, [self.inputs[:2]])
             if fused.why_vmap:
                 return f"there is no batched form of it: {fused.why_vmap}"
-            optimizers = [opt_fn(model) for model in models]
-            return why_not_stackable(fused, optimizers, range(2)) or ""
+            self.fused = str(found)
+            arms, own = arms_of(fused, [opt_fn(model) for model in models], [range(2)])
+            if own is None:
+                return ""
+            self.fused += f"; each job steps an optimizer of its own: {own}"
+            batches = steps[0]
+            outputs = copied(plain[0])(batches[0][0])
+            criterion = fuse_criterion(recipe.criterion, len(plain), outputs, batches[0][1])
+            backward(fused, criterion, parts_of(batches), precision)
+            optimizers = [opt_fn(model) for model in plain]
+            reason = why_not_on_views(fused, arms, plain, optimizers) or ""
+            return f"{own}, and {reason}" if reason else ""
         except Exception as error:  # noqa: BLE001
             return f"{type(error).__name__} was raised: {error}"
 

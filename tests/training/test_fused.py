@@ -178,6 +178,24 @@ def test_a_group_stopped_after_every_step_gives_the_same_bits(tmp_path: Path, mo
     assert attempt >= 8
 
 
+def adafactor(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(model.parameters(), 1e-2)
+
+
+def test_optimizers_of_their_own_step_the_jobs_of_a_group(tmp_path: Path) -> None:
+    whole, _ = grouped(tmp_path / "whole", "conv", opt_fn=adafactor).group()
+    plain = grouped(tmp_path / "plain", "conv", opt_fn=adafactor)
+    for job in plain.jobs:
+        mine = whole[job.id]
+        assert mine is not None
+        np.testing.assert_allclose(mine.outputs, plain.train(job).outputs, rtol=1e-3, atol=1e-4)
+    tiny = grouped(tmp_path / "stopped", "conv", opt_fn=adafactor)
+    left = iter(range(6))
+    _, news = tiny.group(stop=lambda: next(left, None) is None)
+    again, _ = tiny.group(refs_of(news), attempt=2)
+    assert digests(again) == digests(whole)
+
+
 @pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=8, deadline=None)
 @given(st.data())

@@ -93,6 +93,12 @@ class Equivalence:
     refusal: str | None = None
     bfloat16: Differences | None = None
 
+    def __str__(self) -> str:
+        """The largest difference in each precision."""
+        found = {name: getattr(self, name) for name in ("float64", "float32", "bfloat16")}
+        told = [f"{item.largest:.1e} in {name}" for name, item in found.items() if item]
+        return f"at most {' and '.join(told)} from each by itself"
+
 
 @dataclass(frozen=True)
 class _Test:
