@@ -87,7 +87,8 @@ class AsyncKFold:
     baseline : {"estimate", "measure", None}
         The ordinary serial loop to compare with: timed for some batches, run whole, or left out.
     plan_from : str or Path, optional
-        Folder of another run, whose threads of each model and groups of jobs are taken over.
+        Folder of another run, whose threads of each model, memory formats and groups of jobs are
+        taken over.
     verbose : int
         0 silent, 1 live table, 2 a line for each job, 3 a line for each epoch.
     allow_different_software : bool

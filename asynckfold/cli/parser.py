@@ -246,8 +246,9 @@ def _add_training_flags(verb: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--precision",
         choices=WORDS["precision"],
-        help="what models compute in; bf16: bfloat16 by autocast, faster where the processor has "
-        "it, with 2 to 3 digits" + _default("precision"),
+        help="what models compute in; bf16: bfloat16 by autocast, with 2 to 3 digits, faster where "
+        "the processor has instructions for it, and many times slower elsewhere"
+        + _default("precision"),
     )
     group.add_argument(
         "--memory-format",

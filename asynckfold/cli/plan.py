@@ -186,7 +186,8 @@ def _lines(found: Forecast) -> Iterator[str]:
         yield "jobs trained as one:"
         yield from (f"  {model}: {text}" for model, text in found.fusing.items())
     if last := _channels_last(plan):
-        yield f"channels last in memory, by the rule: {', '.join(last)}"
+        rule = ", by the rule" if plan.params.memory_format == "auto" else ""
+        yield f"channels last in memory{rule}: {', '.join(last)}"
     for name, line in {**found.failures, **choice.failures}.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"
     prediction, cores = choice.prediction, choice.cores

@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from asynckfold.identity import CPU as CPU_CLASS
 from asynckfold.messages import Task
 from asynckfold.plan import Plan, TrainerParams
 from asynckfold.result import DONE
+from asynckfold.session import slow_notes
 from asynckfold.training import hogwild, preflight
 from asynckfold.training.fusion import check_equivalence
 from asynckfold.training.precision import outputs_of
@@ -34,6 +36,17 @@ def test_a_plan_has_it_only_where_it_was_asked_for(tmp_path: Path) -> None:
     assert Plan.from_json(short.to_json()) == short
     assert short.fingerprint != plan.fingerprint
     assert plan.first_difference(short) == "params.precision: fp32 there, bf16 here"
+
+
+def test_where_it_is_slow_that_is_told(tmp_path: Path) -> None:
+    plan = Tiny(tmp_path).bundle.plan
+    short = replace(plan, params=replace(plan.params, precision="bf16"))
+    plain, able = {CPU_CLASS: "x86_64 AVX2 (avx2)"}, {CPU_CLASS: "x86_64 (amx_bf16 avx2)"}
+    assert list(slow_notes(plan, plain)) == []
+    assert list(slow_notes(short, able)) == []
+    assert list(slow_notes(short, {})) == []
+    (note,) = slow_notes(short, plain)
+    assert "no instructions for bfloat16" in note
 
 
 class Watched(Plain):
