@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from asynckfold import cache
+from asynckfold import cache, fusing
 from asynckfold.costs import Cost, Timing, Work, gathered, work_of
 from asynckfold.decide import (
     Decision,
@@ -170,6 +170,8 @@ class Workload:
                 "device": plan.device,
                 "cores": self.cores,
                 "machine": self.machine,
+                **plan.params.options,
+                **({"channels_last": True} if name in plan.channels_last else {}),
             }
         )
 
@@ -323,8 +325,15 @@ def _measured_on_gpu(
     return found, failures
 
 
-def requests(choice: Choice, workload: Workload) -> dict[str, Request]:
-    """Return the request of each job, by its id."""
+def requests(
+    choice: Choice, workload: Workload, groups: Sequence[Sequence[str]] = ()
+) -> dict[str, Request]:
+    """Return the request of each job, by its id.
+
+    Jobs of a group share the seconds that the group should take, in proportion to those of each by
+    itself.
+    """
+    together = {name: len(group) for group in groups for name in group}
     works, params, gpu = workload.works(), workload.plan.params, workload.plan.device == "cuda"
     found = {}
     for job in workload.plan.jobs:
@@ -333,7 +342,8 @@ def requests(choice: Choice, workload: Workload) -> dict[str, Request]:
         per_gpu = choice.per_gpu.get(job.model, 1)
         found[job.id] = Request(
             job.id,
-            cost.shared(per_gpu).seconds(works[job.id], cores),
+            cost.shared(per_gpu).seconds(works[job.id], cores)
+            / fusing.gain(cost.flops, together.get(job.id, 1)),
             cores,
             cost.memory,
             gpu,

@@ -32,8 +32,8 @@ class Forecast:
     requests : Mapping of str to Request
         By job id: expected seconds, threads and bytes of memory.
     units : Mapping of str to Request
-        The same of what is placed as one: of each group by its first job, which counts as if its
-        jobs ran one after another, and of each job in none.
+        The same of what is placed as one: of each group by its first job, with the seconds of all
+        of its jobs, and of each job in none.
     fusing : Mapping of str to str
         By model which jobs are trained as one, or why none; empty where that was not asked for.
     simulation : Simulation
@@ -65,7 +65,7 @@ def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -
         Which jobs are trained as one.
     """
     grouping = grouping or Grouping()
-    asked = requests(choice, work)
+    asked = requests(choice, work, grouping.groups)
     placed = units(asked, grouping.groups)
     simulation = simulate(list(placed.values()), VirtualMachine(choice.cores, work.gpus))
     return Forecast(

@@ -13,7 +13,7 @@ an idle and on a busy machine: no timing has a say here. The groups are written 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -57,6 +57,13 @@ Measured like the table above, on a busier machine: 2 jobs 1.27 to 1.59 times fa
 LEAST_SECONDS = 5.0
 """Seconds of a model's jobs, one after another by the rule of `decide`, below which its check in
 both precisions (0.2 s for an MLP, 0.6 s for LeNet5) and tracing would eat up what is gained."""
+
+GAINS = ((1.3e6, 2.73), (1.31e7, 1.86), (7.3e7, 1.5), (2.9e8, 1.5), (1.87e9, 1.25))
+"""Operations of a step, and how many times faster five jobs are as one, from the table above: of
+models of nearly as many operations the geometric mean."""
+
+GAINING_JOBS = 5
+"""Jobs as one beyond which more of them gain little more."""
 
 Fuse = bool | int | str
 """``"auto"``, True for every model that can be, False, or how many jobs are trained as one."""
@@ -103,6 +110,8 @@ def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, fl
         return "only jobs on CPUs are fused"
     if plan.params.trainer != "plain":
         return f"each is trained by the trainer {plan.params.trainer!r}"
+    if plan.params.compile:
+        return "each is compiled by itself (compile=True)"
     jobs = [job for job in plan.jobs if job.model == model]
     if len(jobs) < 2:
         return "there is one job"
@@ -118,12 +127,43 @@ def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, fl
     return ""
 
 
+def gain(flops: float, jobs: int) -> float:
+    """Return how many times faster jobs are trained as one than one after another, for a forecast.
+
+    Between the measured points of `GAINS` by the logarithms of operations and of jobs: no bit
+    depends on it.
+
+    Parameters
+    ----------
+    flops : float
+        Operations of a training step.
+    jobs : int
+        Trained as one.
+
+    Examples
+    --------
+    >>> [round(gain(1.31e7, jobs), 2) for jobs in (1, 2, 5, 10)]
+    [1.0, 1.37, 1.86, 1.86]
+    """
+    points = [math.log(point) for point, _ in GAINS]
+    log = min(max(math.log(max(flops, 1.0)), points[0]), points[-1])
+    most = GAINS[-1][1]
+    for (left, low), (right, high) in pairwise(zip(points, (g for _, g in GAINS), strict=True)):
+        if log <= right:
+            most = low + (high - low) * (log - left) / (right - left)
+            break
+    return 1 + (most - 1) * min(1.0, math.log(jobs) / math.log(GAINING_JOBS))
+
+
 def grouped(
     plan: Plan,
     fuse: Fuse,
     why_not: Mapping[str, str],
     cores: int,
     before: Plan | None = None,
+    failing: Collection[str] = (),
+    found: Mapping[str, str] | None = None,
+    most: Mapping[str, int] | None = None,
 ) -> Grouping:
     """Divide the jobs of each model that is to be fused into groups.
 
@@ -139,6 +179,12 @@ def grouped(
         Allotted cores.
     before : Plan, optional
         Of this run or of another, whose groups are kept.
+    failing : collection of str
+        Candidates whose dry run failed: their jobs would end those that they are trained with.
+    found : Mapping of str to str, optional
+        What is known of fused models, to be told with the groups.
+    most : Mapping of str to int, optional
+        By model how many jobs fit into the memory at once.
 
     Examples
     --------
@@ -159,14 +205,28 @@ def grouped(
     for model in dict.fromkeys(job.model for job in plan.jobs):
         names = [job.id for job in plan.jobs if job.model == model]
         mine = [group for group in kept if group[0] in names]
-        fresh = [name for name in names if name not in known]
+        fresh = [
+            job.id
+            for job in plan.jobs
+            if job.model == model and job.id not in known and job.candidate not in failing
+        ]
         reason = why_not.get(model, "it could not be checked")
-        made = [] if reason or not fresh else _divided(fresh, fuse, cores * _per_core(plan, model))
+        if not fresh and not known.issuperset(names):
+            reason = reason or "its dry run failed"
+        fitting = (most or {}).get(model, len(names))
+        if fitting < 2 and fresh:
+            reason = reason or "no two of its jobs fit into the memory at once"
+        places = cores * _per_core(plan, model)
+        made = [] if reason or not fresh else _divided(fresh, fuse, places, fitting)
         if not reason and fresh and not made:
             reason = f"{len(fresh)} jobs are too few for {cores} cores"
         mine += made
         groups += mine
-        why[model] = _told(mine, len(names), reason, taken_over=not fresh)
+        why[model] = _told(mine, len(names), reason, taken_over=known.issuperset(names))
+        if made and made != _divided(fresh, fuse, places, len(names)):
+            why[model] += f", since no more than {fitting} at once fit into the memory"
+        if made and found and found.get(model):
+            why[model] += f"; {found[model]}"
         if mine:
             widths[model] = max(map(len, mine))
     return Grouping(tuple(groups), why, widths)
@@ -176,13 +236,16 @@ def _per_core(plan: Plan, model: str) -> float:
     return 1 / plan.threads_of(model)
 
 
-def _divided(names: Sequence[str], fuse: Fuse, places: float) -> list[tuple[str, ...]]:
+def _divided(
+    names: Sequence[str], fuse: Fuse, places: float, fitting: int
+) -> list[tuple[str, ...]]:
     """Equal groups of neighbours, so that jobs of one LR schedule stay together."""
     if isinstance(fuse, int) and not isinstance(fuse, bool):
         count = math.ceil(len(names) / fuse)
     else:
         at_once = max(1, math.floor(places))
         count = max(math.ceil(len(names) / MOST_JOBS), min(at_once, len(names)))
+    count = max(count, math.ceil(len(names) / fitting))
     ends = [round(part * len(names) / count) for part in range(count + 1)]
     parts = [tuple(names[low:high]) for low, high in pairwise(ends)]
     if fuse == "auto" and max(map(len, parts)) < LEAST_JOBS:

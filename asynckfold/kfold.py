@@ -87,7 +87,8 @@ class AsyncKFold:
     baseline : {"estimate", "measure", None}
         The ordinary serial loop to compare with: timed for some batches, run whole, or left out.
     plan_from : str or Path, optional
-        Folder of another run, whose threads of each model and groups of jobs are taken over.
+        Folder of another run, whose threads of each model, memory formats and groups of jobs are
+        taken over.
     verbose : int
         0 silent, 1 live table, 2 a line for each job, 3 a line for each epoch.
     allow_different_software : bool
@@ -133,6 +134,10 @@ class AsyncKFold:
         back: both between two batches, only where the costs of the plan say that a step becomes
         faster, and only as long as batches do not become slower. Since threads change bits, status,
         report and comparison of such a run say that the same bits are not promised.
+    precision : {"fp32", "bf16"}
+        What models compute in, also where they are evaluated: float32, or bfloat16 by
+        `torch.autocast`, faster on processors with AMX and on GPUs, and with 2 to 3 digits only;
+        the loss is taken in float32. Also a key of `trainer_params`.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
 
@@ -196,6 +201,7 @@ class AsyncKFold:
         processes: int = 1,
         shared_state: bool = False,
         elastic: bool = False,
+        precision: str = "fp32",
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)
         self.settings = Settings(
@@ -238,6 +244,7 @@ class AsyncKFold:
             plain(processes),
             shared_state,
             elastic,
+            precision,
         )
         given = {"kfolds": kfolds, "cv": cv, "n_splits": n_splits}
         refuse([*alias_problems(given), *self.settings.problems()])

@@ -133,6 +133,11 @@ class Facts:
     fusible : dict of str to str
         By model name why its jobs are not to be trained as one; empty where they can be. Models
         that could not be checked are not in it.
+    fused : dict of str to str
+        What a check of fused models found, by the names of those that can be: how far they are from
+        plain ones, and how their optimizers step.
+    formats : dict of str to str
+        The same of training channels last in memory.
     """
 
     recipe: dict[str, Any]
@@ -142,3 +147,5 @@ class Facts:
     failures: dict[str, str] = field(default_factory=dict)
     flops: dict[str, int] = field(default_factory=dict)
     fusible: dict[str, str] = field(default_factory=dict)
+    formats: dict[str, str] = field(default_factory=dict)
+    fused: dict[str, str] = field(default_factory=dict)

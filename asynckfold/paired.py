@@ -22,6 +22,18 @@ SIGNIFICANT = 0.05
 
 _ROUNDING = 1e-12
 
+_SHARES = (
+    *("accuracy", "average_precision", "balanced_accuracy", "f1", "jaccard", "precision"),
+    *("recall", "roc_auc", "top_k_accuracy"),
+)
+_BOUNDS = {
+    **dict.fromkeys(_SHARES, (0.0, 1.0)),
+    "matthews_corrcoef": (-1.0, 1.0),
+    **dict.fromkeys(("explained_variance", "r2"), (-math.inf, 1.0)),
+    "neg": (-math.inf, 0.0),
+}
+"""Of scikit-learn's scores, by the beginning of their names."""
+
 Verdict = Literal["tie", "untestable", "real", "chance"]
 
 
@@ -60,8 +72,23 @@ def train_valid_ratio(folds: Sequence[Fold]) -> float:
     return float(np.mean([len(fold.valid) / len(fold.train) for fold in folds]))
 
 
+def bounds_of(name: str) -> tuple[float, float]:
+    """Return between what a score lies, by its name among scikit-learn's; infinite if unknown.
+
+    >>> bounds_of("f1_macro"), bounds_of("neg_log_loss"), bounds_of("profit")
+    ((0.0, 1.0), (-inf, 0.0), (-inf, inf))
+    """
+    for begin, bounds in _BOUNDS.items():
+        if name == begin or name.startswith(f"{begin}_"):
+            return bounds
+    return -math.inf, math.inf
+
+
 def confidence_interval(
-    scores: npt.NDArray[np.float64], train_valid_ratio: float, level: float = 0.95
+    scores: npt.NDArray[np.float64],
+    train_valid_ratio: float,
+    level: float = 0.95,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> tuple[float, float]:
     """Return the corrected resampled t interval of a mean over folds.
 
@@ -77,6 +104,9 @@ def confidence_interval(
         ``n_valid / n_train``.
     level : float
         Coverage.
+    bounds : tuple of float
+        Between what the score lies: no more is said of its mean. Of no account where a score lies
+        beyond, which then is another one of that name.
 
     Returns
     -------
@@ -90,7 +120,10 @@ def confidence_interval(
         return (float("nan"), float("nan"))
     error = np.sqrt((1 / count + train_valid_ratio) * scores.var(ddof=1))
     half = float(stats.t.ppf((1 + level) / 2, count - 1) * error)
-    return (float(scores.mean()) - half, float(scores.mean()) + half)
+    mean, (least, most) = float(scores.mean()), bounds
+    if scores.min() < least or scores.max() > most:
+        return mean - half, mean + half
+    return max(least, mean - half), min(most, mean + half)
 
 
 def paired_difference(

@@ -95,6 +95,14 @@ class TrainerParams:
         Steps of each process between two averages of the clones; for averaging.
     accumulate : int
         Batches of a process whose mean gradient is one update of the shared model; for hogwild.
+    precision : {"fp32", "bf16"}
+        What models compute in: float32, or bfloat16 by `torch.autocast`.
+    memory_format : {"auto", "channels_last", "contiguous"}
+        How images lie in memory in jobs that the plain trainer trains by themselves; "auto" takes
+        channels last for models whose convolutions are faster so, by the rule of
+        `asynckfold.formats`.
+    compile : bool
+        Whether `torch.compile` compiles each job's model, whole, in the plain trainer.
     """
 
     epochs: int = 5
@@ -109,6 +117,9 @@ class TrainerParams:
     shared_state: bool = False
     steps_per_round: int = 16
     accumulate: int = 1
+    precision: str = "fp32"
+    compile: bool = False
+    memory_format: str = "auto"
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any] | None) -> TrainerParams:
@@ -126,9 +137,9 @@ class TrainerParams:
         >>> TrainerParams.from_mapping({"epoch": 2})
         Traceback (most recent call last):
         asynckfold.errors.InputError: trainer_params must use known keys: received 'epoch'. \
-Did you mean 'epochs'? Valid: accumulate, clip_grad_norm, epochs, eval_batch_size, inner_val, \
-lr_step, print_frequency, processes, save_checkpoint_frequency, shared_state, steps_per_round, \
-trainer.
+Did you mean 'epochs'? Valid: accumulate, clip_grad_norm, compile, epochs, eval_batch_size, \
+inner_val, lr_step, memory_format, precision, print_frequency, processes, \
+save_checkpoint_frequency, shared_state, steps_per_round, trainer.
         """
         known = {item.name for item in fields(cls)}
         values = {key: _plain(value) for key, value in dict(given or {}).items()}
@@ -157,6 +168,7 @@ trainer.
                     f"Pass {name}=1 or more.",
                 )
         yield from self._trainer_problems()
+        yield from self._word_problems()
         if self.lr_step not in ("epoch", "batch"):
             yield Problem(
                 "lr_step must be 'epoch' or 'batch'", repr(self.lr_step), "The default is 'epoch'."
@@ -175,9 +187,8 @@ trainer.
 
     def _trainer_problems(self) -> Iterator[Problem]:
         if self.trainer not in TRAINERS:
-            shown = ", ".join(map(repr, TRAINERS))
             guess = nearest(str(self.trainer), TRAINERS).strip() or "The default is 'plain'."
-            yield Problem(f"trainer must be one of {shown}", repr(self.trainer), guess)
+            yield Problem(f"trainer must be one of {_listed(TRAINERS)}", repr(self.trainer), guess)
         elif self.trainer == "plain" and (self.processes != 1 or self.shared_state):
             yield Problem(
                 "the plain trainer has one process",
@@ -186,9 +197,24 @@ trainer.
             )
         else:
             yield from self._misplaced()
-        given: object = self.shared_state
-        if not isinstance(given, bool):
-            yield Problem("shared_state must be True or False", repr(given), "Leave it out.")
+        for name, value in (("compile", True), ("memory_format", "channels_last")):
+            if getattr(self, name) == value and self.trainer != "plain":
+                yield Problem(
+                    f"{name}={value!r} is for the plain trainer",
+                    f"trainer={self.trainer!r}",
+                    "Leave one of them out.",
+                )
+        for name in ("shared_state", "compile"):
+            given: object = getattr(self, name)
+            if not isinstance(given, bool):
+                yield Problem(f"{name} must be True or False", repr(given), "Leave it out.")
+
+    def _word_problems(self) -> Iterator[Problem]:
+        for name, words in WORDS.items():
+            value = getattr(self, name)
+            if value not in words:
+                guess = nearest(str(value), words).strip() or f"The default is {words[0]!r}."
+                yield Problem(f"{name} must be one of {_listed(words)}", repr(value), guess)
 
     def _misplaced(self) -> Iterator[Problem]:
         """Yield what would have no effect on this trainer."""
@@ -200,6 +226,28 @@ trainer.
                     f"Leave {name} out, or pass trainer={trainer!r}.",
                 )
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What of `_LATER` is not the default, by name."""
+        defaults = TrainerParams()
+        found = {name: getattr(self, name) for name in _LATER}
+        return {key: value for key, value in found.items() if value != getattr(defaults, key)}
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """By name, but for defaults in `_LATER`: runs without these keep their fingerprint."""
+        first = {key: value for key, value in asdict(self).items() if key not in _LATER}
+        return {**first, **self.options}
+
+
+_LATER = ("steps_per_round", "accumulate", "precision", "compile", "memory_format")
+"""Parameters that the first plans did not have."""
+
+WORDS = {
+    "precision": ("fp32", "bf16"),
+    "memory_format": ("auto", "channels_last", "contiguous"),
+}
+"""Parameters with a choice of words, the default first."""
 
 _COUNTS = (
     "epochs",
@@ -218,13 +266,14 @@ _OF_TRAINER = {
 }
 """The only trainer that a field says something to."""
 
-_LATER = ("steps_per_round", "accumulate")
-"""Fields that older plans lack: with their defaults they are left out, and fingerprints stay."""
-
 
 def _plain(value: Any) -> Any:
     """A NumPy number as Python's own, which JSON can hold."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(map(repr, words))
 
 
 def _is_count(value: object) -> bool:
@@ -264,6 +313,8 @@ class Plan:
     groups : tuple of tuple of str
         Ids of jobs that are trained as one, two or more each; all other jobs are trained by
         themselves. How many are trained as one touches their bits.
+    channels_last : tuple of str
+        Models whose jobs keep images channels last in memory, where they are trained by themselves.
     """
 
     jobs: tuple[Job, ...]
@@ -279,10 +330,15 @@ class Plan:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     threads: Mapping[str, int] = field(default_factory=dict)
     groups: tuple[tuple[str, ...], ...] = ()
+    channels_last: tuple[str, ...] = ()
 
     def group_of(self, job_id: str) -> tuple[str, ...]:
         """Return the ids of all jobs that are trained as one with a job, itself included."""
         return next((group for group in self.groups if job_id in group), (job_id,))
+
+    def is_channels_last(self, job: Job) -> bool:
+        """Whether a job keeps images channels last in memory."""
+        return job.model in self.channels_last and len(self.group_of(job.id)) == 1
 
     def threads_of(self, model: str) -> int:
         """Return the threads inside each job of a model."""
@@ -324,11 +380,11 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as canonical JSON."""
-        raw = asdict(self)
-        for name in _LATER:
-            if raw["params"][name] == getattr(TrainerParams, name):
-                del raw["params"][name]
-        return json.dumps(raw, sort_keys=True, separators=(",", ":"))
+        found = {**asdict(self), "params": self.params.named}
+        if not self.channels_last:
+            # Runs that were begun before there was a choice keep their fingerprint.
+            del found["channels_last"]
+        return json.dumps(found, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -337,8 +393,8 @@ class Plan:
         raw["jobs"] = tuple(Job(**job) for job in raw["jobs"])
         raw["params"] = TrainerParams(**raw["params"])
         raw["groups"] = tuple(tuple(group) for group in raw.get("groups", ()))
-        for name in ("scoring", "classes"):
-            raw[name] = tuple(raw[name])
+        for name in ("scoring", "classes", "channels_last"):
+            raw[name] = tuple(raw.get(name, ()))
         return cls(**raw)
 
     def first_difference(self, other: Plan) -> str | None:
@@ -351,7 +407,7 @@ class Plan:
         >>> plan.first_difference(replace(plan, batch_size=64))
         'batch_size: 32 there, 64 here'
         """
-        mine, theirs = json.loads(self.to_json()), json.loads(other.to_json())
+        mine, theirs = (json.loads(json.dumps(asdict(plan))) for plan in (self, other))
         order = ("batch_size", "params", "random_state", "jobs", "dataset", "folds", "scoring")
         names = [*order, *(name for name in mine if name not in order)]
         for name in names:
@@ -393,6 +449,9 @@ class Plan:
                 for name in other.recipe
             },
             groups=tuple(group for group in other.groups if mine.intersection(group)),
+            channels_last=tuple(
+                model for model in other.channels_last if model in {job.model for job in self.jobs}
+            ),
         ).with_threads({job.model: other.threads_of(job.model) for job in self.jobs})
         return self.first_difference(
             replace(common, **{name: getattr(self, name) for name in free})

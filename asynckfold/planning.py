@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asynckfold import cache, choice
+from asynckfold import cache, choice, formats
 from asynckfold.asking import ask
 from asynckfold.choice import Choice
 from asynckfold.elastic import steps_of
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
-from asynckfold.engines.machine import Machine, resolve_n_jobs
+from asynckfold.engines.machine import Machine, resolve_n_jobs, total_memory
 from asynckfold.engines.process import ProcessEngine, preloads
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import Problem, WorkerDiedError, refuse
@@ -124,9 +124,12 @@ class Planner:
                     refuse(_process_problems(draft, folds, data))
                 self.display.doing("checking the candidates")
                 facts = self._preflight(make, bundle)
+                other = None if settings.plan_from is None else _plan_of(settings.plan_from)
+                last = formats.chosen(draft, facts.formats, stored or other)
+                draft = replace(draft, channels_last=last)
+                bundle = replace(bundle, plan=draft)
                 gpus = len(machine.gpus().gpus)
                 work = choice.Workload(draft, folds, facts, make.allotted, _identity(machine), gpus)
-                other = None if settings.plan_from is None else _plan_of(settings.plan_from)
                 threads = self._choose(make, bundle, work, before, other)
                 groups = self._group(work, threads, stored or other)
                 threads = foreseen(work, threads, groups)
@@ -156,7 +159,20 @@ class Planner:
     def _group(self, work: choice.Workload, threads: Choice, before: Plan | None) -> Grouping:
         """Decide which jobs are trained as one; a run that has a plan keeps its groups."""
         fuse, plan = self.settings.fuse, work.plan.with_threads(threads.threads)
-        found = grouped(plan, fuse, work.facts.fusible, work.cores, before)
+        facts = work.facts
+        # By a rule over shapes: what a probe measures differs a little from time to time.
+        room = self.machine.max_memory or total_memory()
+        most = {name: room // size for name, size in facts.memory.items() if room and size}
+        found = grouped(
+            plan,
+            fuse,
+            facts.fusible,
+            work.cores,
+            before,
+            facts.failures.keys(),
+            facts.fused,
+            most,
+        )
         return found if found.groups or fuse is not False else Grouping()
 
     def _bundle(self, plan: Plan, folds: tuple[Fold, ...], data: Prepared, fuse: Fuse) -> Any:
@@ -406,6 +422,8 @@ def _joined(parts: list[Facts]) -> Facts:
         {name: value for part in parts for name, value in part.failures.items()},
         {name: value for part in parts for name, value in part.flops.items()},
         {name: value for part in parts for name, value in part.fusible.items()},
+        {name: value for part in parts for name, value in part.formats.items()},
+        {name: value for part in parts for name, value in part.fused.items()},
     )
 
 

@@ -16,7 +16,13 @@ import numpy.typing as npt
 
 from asynckfold.folds import Fold
 from asynckfold.identity import Claim
-from asynckfold.paired import Lead, confidence_interval, paired_difference, train_valid_ratio
+from asynckfold.paired import (
+    Lead,
+    bounds_of,
+    confidence_interval,
+    paired_difference,
+    train_valid_ratio,
+)
 from asynckfold.plan import Job, Plan
 
 if TYPE_CHECKING:
@@ -501,7 +507,7 @@ class CVResults:
         ratio = train_valid_ratio(self.folds)
         table = []
         for position, row in zip(rank(rows, first), rows, strict=True):
-            low, high = confidence_interval(row.scores[first], ratio)
+            low, high = confidence_interval(row.scores[first], ratio, bounds=bounds_of(first))
             entry: dict[str, Any] = {
                 "rank": position if row.ranks_by(first) else float("nan"),
                 "model": row.model,

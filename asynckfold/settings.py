@@ -79,6 +79,7 @@ class Settings:
     processes: int = 1
     shared_state: bool = False
     elastic: bool = False
+    precision: str = "fp32"
 
     @property
     def wants_classes(self) -> bool | None:
@@ -240,6 +241,14 @@ class Settings:
             except InputError as error:
                 problems += error.problems
         problems += self._process_problems(params)
+        if self.elastic and params.compile:
+            problems.append(
+                Problem(
+                    "compiled models keep their threads, which elastic changes",
+                    "compile=True, elastic=True",
+                    "Leave one of them out.",
+                )
+            )
         problems += _opt_fn_problems(opt_fn)
         parts = {
             **{f"model {name}": model for name, model in named.items()},
@@ -263,6 +272,7 @@ class Settings:
             "trainer": self.trainer,
             "processes": self.processes,
             "shared_state": self.shared_state,
+            "precision": self.precision,
         }
 
     def _process_problems(self, params: TrainerParams) -> Iterator[Problem]:

@@ -89,7 +89,9 @@ def told(root: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, int]]
 def test_every_job_is_somewhere_before_and_after_an_interruption(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def struck_last(threads: choice.Choice, work: choice.Workload) -> dict[str, Request]:
+    def struck_last(
+        threads: choice.Choice, work: choice.Workload, groups: object
+    ) -> dict[str, Request]:
         return {job.id: Request(job.id, float(job.model != "Struck")) for job in work.plan.jobs}
 
     monkeypatch.setattr(choice, "requests", struck_last)

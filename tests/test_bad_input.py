@@ -237,6 +237,10 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"trainer": "hogwild", "shared_state": "yes"},
         ["shared_state must be True or False", "'yes'"],
     ),
+    "half precision": (
+        {"precision": "fp16"},
+        ["precision must be one of 'fp32', 'bf16'", "'fp16'", "Did you mean"],
+    ),
     "no time for a batch": (
         {"stall_timeout": 0},
         ["stall_timeout must be a number of seconds above 0", "received 0", "stall_timeout='auto'"],

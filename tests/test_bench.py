@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 
 from asynckfold import bench
-from asynckfold.bench import loops, packing, peers, speed, trainers, use
+from asynckfold.bench import formats, loops, packing, peers, speed, trainers, use
 from asynckfold.bench.checkpoints import Work
 from asynckfold.bench.fusion import Case
 from asynckfold.cli import main
@@ -204,3 +204,12 @@ def test_steps_are_timed_plain_and_fused() -> None:
     for row in (one, two):
         assert row["plain / fused"] == pytest.approx(row["plain ms"] / row["fused ms"])
         assert row["turns"] >= 3
+
+
+def test_steps_are_timed_in_both_memory_formats() -> None:
+    table = bench.format_table([formats.Case("VGG", loops.small_vgg, batch_size=2)], 0.0)
+    ((name, products, narrow, *seconds, turns, rule),) = table.rows
+    assert (name, narrow, rule) == ("VGG", 0.0, "channels last")
+    assert products == pytest.approx(261, abs=1)
+    assert all(isinstance(value, float) and value > 0 for value in seconds)
+    assert turns >= 3

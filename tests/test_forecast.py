@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asynckfold.forecast import forecast, forecast_of, foreseen
-from asynckfold.fusing import Grouping, grouped
+from asynckfold.fusing import Grouping, gain, grouped
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 from tests.test_choice import LARGE, SMALL, choose, workload
@@ -46,6 +46,17 @@ def test_a_group_takes_the_seconds_of_all_its_jobs_on_the_cores_of_one() -> None
         assert span.end - span.start == pytest.approx(sum(seconds))
         assert len(span.cores) == found.choice.threads["A"]
     assert foreseen(work, alone, Grouping()) is alone
+
+
+def test_a_forecast_credits_what_fusing_gains() -> None:
+    work = workload(1, 4, "cpu", B=SMALL)
+    alone = choose(work)
+    grouping = grouped(work.plan.with_threads(alone.threads), 4, {"B": ""}, 4)
+    plain, together = forecast(work, alone), forecast(work, alone, grouping)
+    faster = gain(alone.costs["B"].flops, 4)
+    assert faster > 1.2
+    for name, request in plain.requests.items():
+        assert together.requests[name].seconds == pytest.approx(request.seconds / faster)
 
 
 def test_a_run_that_recorded_no_decision_has_no_forecast(root: Path) -> None:

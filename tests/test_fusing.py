@@ -15,6 +15,7 @@ from asynckfold.fusing import (
     MOST_FLOPS,
     MOST_JOBS,
     Fuse,
+    gain,
     grouped,
     why_not_paying,
 )
@@ -68,6 +69,38 @@ def test_a_number_gives_the_same_groups_on_any_number_of_cores(
     plan = plan_of(1, schedules, count)
     here, there = (grouped(plan, fuse, {"m0": ""}, number) for number in (cores, 1))
     assert here.groups == there.groups
+
+
+def test_a_candidate_whose_dry_run_failed_is_in_no_group() -> None:
+    plan = plan_of(1, 2, 5)
+    found = grouped(plan, True, {"m0": ""}, 2, failing={"m0/s1"})
+    assert [name for group in found.groups for name in group] == [
+        job.id for job in plan.jobs if job.lr_schedule == "s0"
+    ]
+    none = grouped(plan, True, {"m0": ""}, 2, failing={"m0/s0", "m0/s1"})
+    assert (none.groups, none.why) == ((), {"m0": "not fused: its dry run failed"})
+
+
+@pytest.mark.parametrize("fuse", ["auto", True, 10])
+def test_a_group_that_does_not_fit_into_the_memory_is_split_and_that_is_told(fuse: Fuse) -> None:
+    plan = plan_of(1, 2, 5)
+    whole = grouped(plan, fuse, {"m0": ""}, 1, found={"m0": "all is well"}, most={"m0": 10})
+    assert whole.why == {"m0": "fused: 10 of 10 jobs; all is well"}
+    split = grouped(plan, fuse, {"m0": ""}, 1, most={"m0": 4})
+    assert sorted(map(len, split.groups)) == [3, 3, 4]
+    told = "fused: 3 + 4 + 3 of 10 jobs, since no more than 4 at once fit into the memory"
+    assert split.why == {"m0": told}
+    assert split.widths == {"m0": 4}
+    none = grouped(plan, fuse, {"m0": ""}, 1, most={"m0": 1})
+    assert none.why == {"m0": "not fused: no two of its jobs fit into the memory at once"}
+
+
+def test_what_fusing_gains_grows_with_jobs_and_shrinks_with_operations() -> None:
+    for flops in (1.0, 1e6, 1e7, 1e8, 1e12):
+        gains = [gain(flops, jobs) for jobs in (1, 2, 3, 5, 10)]
+        assert gains[0] == 1.0
+        assert gains == sorted(gains)
+        assert gain(10 * flops, 5) <= gains[3]
 
 
 def test_every_core_gets_a_group() -> None:

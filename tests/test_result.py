@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import GridSearchCV
 
 from asynckfold.folds import make_folds
-from asynckfold.paired import confidence_interval
+from asynckfold.paired import bounds_of, confidence_interval
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.result import (
     DONE,
@@ -192,6 +192,19 @@ def test_the_corrected_interval_is_nadeau_and_bengios() -> None:
     assert [low, high] == pytest.approx([0.8 - half, 0.8 + half], abs=1e-5)
     assert all(map(math.isnan, confidence_interval(np.array([0.7]), 0.5)))
     assert all(map(math.isnan, confidence_interval(np.array([0.7, math.nan]), 0.5)))
+
+
+def test_an_interval_ends_where_the_score_does() -> None:
+    scores = np.array([0.9, 0.99, 1.0])
+    plain = confidence_interval(scores, 0.25)
+    assert plain[1] > 1
+    assert confidence_interval(scores, 0.25, bounds=bounds_of("accuracy")) == (plain[0], 1.0)
+    low, high = confidence_interval(-scores, 0.25, bounds=bounds_of("neg_log_loss"))
+    assert (low, high) == (-plain[1], -plain[0])
+    assert confidence_interval(scores - 0.9, 0.25, bounds=bounds_of("recall_macro"))[0] == 0.0
+    # Somebody's own accuracy, in percent.
+    percent = confidence_interval(100 * scores, 0.25, bounds=bounds_of("accuracy"))
+    assert percent == pytest.approx([100 * end for end in plain])
 
 
 # Out-of-fold outputs

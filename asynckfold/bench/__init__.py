@@ -5,6 +5,7 @@ turns; nothing here asserts a speed.
 """
 
 from asynckfold.bench.checkpoints import checkpoint_table
+from asynckfold.bench.formats import format_table
 from asynckfold.bench.fusion import fusion_table
 from asynckfold.bench.packing import packing_table
 from asynckfold.bench.place import place_table
@@ -17,6 +18,7 @@ __all__ = [
     "QUICK",
     "BenchTable",
     "checkpoint_table",
+    "format_table",
     "fusion_table",
     "packing_table",
     "place_table",

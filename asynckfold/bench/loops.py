@@ -1,4 +1,4 @@
-"""One sweep of one model, and the loops that a user writes for it: what asynckfold is held against.
+"""One exercise for one model, and the loops that a user writes for it: asynckfold's measure.
 
 All train the same samples in batches of the same size for the same epochs, on the same folds under
 the same LR schedules, and evaluate the held-out fold after each epoch. Loops write nothing down;
@@ -107,7 +107,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Exercise:
     """Folds × LR schedules of one model.
 
     Parameters

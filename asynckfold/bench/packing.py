@@ -29,8 +29,8 @@ from torch.utils.data import TensorDataset
 from asynckfold.bench.loops import (
     BATCH,
     FOLDS,
+    Exercise,
     Outcome,
-    Sweep,
     cores,
     digits_mlp,
     fast_adam,
@@ -152,9 +152,9 @@ def _samples(work: Work) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets)
 
 
-def _sweep(work: Work, targets: torch.Tensor) -> Sweep:
+def _sweep(work: Work, targets: torch.Tensor) -> Exercise:
     folds = make_folds(work.samples, targets.numpy(), FOLDS)
-    return Sweep(work.model, folds, work.epochs)
+    return Exercise(work.model, folds, work.epochs)
 
 
 def _ways(work: Work) -> dict[str, Callable[[], Outcome]]:

@@ -1,4 +1,4 @@
-"""The same sweep by other tools, each at its best: samples in memory, a worker a core, one thread.
+"""The same work by other tools, each at its best: samples in memory, a worker a core, one thread.
 
 Neither is needed by asynckfold; ``pip install 'asynckfold[bench]'`` brings both.
 """
@@ -16,8 +16,8 @@ from torch import nn, optim
 from asynckfold.bench.loops import (
     BATCH,
     EVALUATION_BATCH,
+    Exercise,
     Outcome,
-    Sweep,
     cores,
     fast_adam,
     from_memory,
@@ -32,22 +32,22 @@ def installed(peer: str) -> bool:
     return find_spec(peer) is not None
 
 
-def run(peer: str, sweep: Sweep, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
+def run(peer: str, exercise: Exercise, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
     """Train all jobs by a peer; its workers stay for the next call.
 
     Parameters
     ----------
     peer : {"skorch", "ray"}
         Which one.
-    sweep : Sweep
+    exercise : Exercise
         What to train.
     inputs, targets : Tensor
         All samples.
     """
-    return {"skorch": _skorch, "ray": _ray}[peer](sweep, inputs, targets)
+    return {"skorch": _skorch, "ray": _ray}[peer](exercise, inputs, targets)
 
 
-def _skorch(sweep: Sweep, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
+def _skorch(exercise: Exercise, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
     """scikit-learn's grid search over skorch's nets; it evaluates after the last epoch only."""
     from sklearn.model_selection import GridSearchCV
     from skorch import NeuralNetClassifier
@@ -67,23 +67,23 @@ def _skorch(sweep: Sweep, inputs: torch.Tensor, targets: torch.Tensor) -> Outcom
 
     started = time.perf_counter()
     net = NeuralNetClassifier(
-        sweep.model,
+        exercise.model,
         criterion=nn.CrossEntropyLoss,
         optimizer=optim.Adam,
         optimizer__fused=True,
         lr=1e-3,
-        max_epochs=sweep.epochs,
+        max_epochs=exercise.epochs,
         batch_size=BATCH,
         iterator_train__shuffle=True,
         iterator_valid__batch_size=EVALUATION_BATCH,
         train_split=None,
-        callbacks=[("stepped", Stepped(sweep.schedules[0], sweep.epochs))],
+        callbacks=[("stepped", Stepped(exercise.schedules[0], exercise.epochs))],
         verbose=0,
     )
     search = GridSearchCV(
         net,
-        {"callbacks__stepped__schedule": list(sweep.schedules)},
-        cv=[(fold.train, fold.valid) for fold in sweep.folds],
+        {"callbacks__stepped__schedule": list(exercise.schedules)},
+        cv=[(fold.train, fold.valid) for fold in exercise.folds],
         scoring="accuracy",
         n_jobs=cores(),
         refit=False,
@@ -94,22 +94,22 @@ def _skorch(sweep: Sweep, inputs: torch.Tensor, targets: torch.Tensor) -> Outcom
     return Outcome(seconds, float(np.mean(search.cv_results_["mean_test_score"])))
 
 
-def _ray(sweep: Sweep, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
+def _ray(exercise: Exercise, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
     """A task for each job, over arrays in Ray's shared memory."""
     import ray
 
     if not ray.is_initialized():
         ray.init(num_cpus=cores(), include_dashboard=False, log_to_driver=False)
 
-    def train(sweep: Sweep, inputs: Any, targets: Any, number: int) -> float:
+    def train(exercise: Exercise, inputs: Any, targets: Any, number: int) -> float:
         torch.set_num_threads(1)
-        schedule, fold = sweep.jobs[number]
+        schedule, fold = exercise.jobs[number]
         # A copy: arrays in shared memory are read-only, which torch warns about.
         samples = torch.tensor(inputs), torch.tensor(targets)
-        return sweep.train(fold, from_memory(*samples), schedule, fast_adam)
+        return exercise.train(fold, from_memory(*samples), schedule, fast_adam)
 
     task = ray.remote(num_cpus=1)(train)
     started = time.perf_counter()
-    held = [ray.put(item) for item in (sweep, inputs.numpy(), targets.numpy())]
-    found = ray.get([task.remote(*held, number) for number in range(len(sweep.jobs))])
+    held = [ray.put(item) for item in (exercise, inputs.numpy(), targets.numpy())]
+    found = ray.get([task.remote(*held, number) for number in range(len(exercise.jobs))])
     return Outcome(time.perf_counter() - started, float(np.mean(found)))

@@ -32,8 +32,8 @@ from asynckfold.bench import peers
 from asynckfold.bench.loops import (
     BATCH,
     FOLDS,
+    Exercise,
     Outcome,
-    Sweep,
     cores,
     digits_mlp,
     fast_adam,
@@ -149,7 +149,7 @@ def speed_table(
     turns : int
         How often each way is timed, the ways one after another in each turn; a cold one once.
     counts : sequence of int
-        Numbers of LR schedules, each a sweep of its own.
+        Numbers of LR schedules, each an exercise of its own.
     data : Path, optional
         Folder of MNIST and CIFAR-10, see `images_of`; generated samples of the same shapes stand
         for what is not there.
@@ -174,9 +174,9 @@ def speed_table(
         inputs, targets = next(iter(DataLoader(dataset, len(dataset))))  # type: ignore[arg-type]
         folds = make_folds(len(targets), targets.numpy(), FOLDS)
         for count in counts:
-            sweep = Sweep(work.model, folds, work.epochs, SCHEDULES[:count])
-            ways = _ways(sweep, dataset, inputs, targets, with_peers)
-            rows += _rows(work.name, sweep, _timed(ways, turns), _flops(sweep, inputs), peak)
+            exercise = Exercise(work.model, folds, work.epochs, SCHEDULES[:count])
+            ways = _ways(exercise, dataset, inputs, targets, with_peers)
+            rows += _rows(work.name, exercise, _timed(ways, turns), _flops(exercise, inputs), peak)
     return BenchTable(
         "The same work in several ways",
         COLUMNS,
@@ -215,32 +215,36 @@ def matmul_peak(count: int, seconds: float = 0.5) -> float:
 
 
 def _ways(
-    sweep: Sweep, dataset: Dataset[Any], inputs: torch.Tensor, targets: torch.Tensor, others: bool
+    exercise: Exercise,
+    dataset: Dataset[Any],
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    others: bool,
 ) -> dict[str, Way]:
     loader, memory = from_loader(dataset), from_memory(inputs, targets)
     ways = {
-        "loader": Way(lambda: sweep.one_by_one(loader, cores())),
-        "serial, 1 thread": Way(lambda: sweep.one_by_one(memory, 1, fast_adam)),
-        "serial, all threads": Way(lambda: sweep.one_by_one(memory, cores(), fast_adam)),
+        "loader": Way(lambda: exercise.one_by_one(loader, cores())),
+        "serial, 1 thread": Way(lambda: exercise.one_by_one(memory, 1, fast_adam)),
+        "serial, all threads": Way(lambda: exercise.one_by_one(memory, cores(), fast_adam)),
     }
     for peer in peers.PEERS if others else ():
-        call = _of_peer(peer, sweep, inputs, targets) if peers.installed(peer) else None
+        call = _of_peer(peer, exercise, inputs, targets) if peers.installed(peer) else None
         ways[peer] = Way(call)
     for name, fuse in (("asynckfold", False), ("asynckfold, fused", True)):
-        call = _of_asynckfold(sweep, dataset, fuse)
+        call = _of_asynckfold(exercise, dataset, fuse)
         ways[name] = Way(call)
         ways[f"{name}, cold"] = Way(call, cold=True)
     return ways
 
 
 def _of_peer(
-    peer: str, sweep: Sweep, inputs: torch.Tensor, targets: torch.Tensor
+    peer: str, exercise: Exercise, inputs: torch.Tensor, targets: torch.Tensor
 ) -> Callable[[], Outcome]:
-    return lambda: peers.run(peer, sweep, inputs, targets)
+    return lambda: peers.run(peer, exercise, inputs, targets)
 
 
-def _of_asynckfold(sweep: Sweep, dataset: Dataset[Any], fuse: bool) -> Callable[[], Outcome]:
-    return lambda: sweep.asynckfold(dataset, fuse=fuse)
+def _of_asynckfold(exercise: Exercise, dataset: Dataset[Any], fuse: bool) -> Callable[[], Outcome]:
+    return lambda: exercise.asynckfold(dataset, fuse=fuse)
 
 
 def _timed(ways: Mapping[str, Way], turns: int) -> dict[str, list[Outcome]]:
@@ -277,20 +281,20 @@ def _first_call() -> Iterator[None]:
 
 
 def _rows(
-    name: str, sweep: Sweep, found: Mapping[str, Sequence[Outcome]], flops: float, peak: float
+    name: str, exercise: Exercise, found: Mapping[str, Sequence[Outcome]], flops: float, peak: float
 ) -> Iterator[tuple[object, ...]]:
     seconds = {way: median(item.seconds for item in turns) for way, turns in found.items() if turns}
     serial = min(value for way, value in seconds.items() if way.startswith("serial"))
     others = [seconds[peer] for peer in peers.PEERS if peer in seconds]
     for way, turns in found.items():
         if not turns:
-            yield name, len(sweep.jobs), way, "not installed", *(None,) * (len(COLUMNS) - 4)
+            yield name, len(exercise.jobs), way, "not installed", *(None,) * (len(COLUMNS) - 4)
             continue
         own = seconds[way]
         all_seconds = [item.seconds for item in turns]
         yield (
             name,
-            len(sweep.jobs),
+            len(exercise.jobs),
             way,
             own,
             100 * (max(all_seconds) - min(all_seconds)) / own if len(turns) > 1 else None,
@@ -303,18 +307,18 @@ def _rows(
         )
 
 
-def _flops(sweep: Sweep, inputs: torch.Tensor) -> float:
-    """Operations of the whole sweep: those of a step and of an evaluation, by sample."""
-    model, batch = sweep.model(), inputs[:BATCH]
+def _flops(exercise: Exercise, inputs: torch.Tensor) -> float:
+    """Operations of the whole exercise: those of a step and of an evaluation, by sample."""
+    model, batch = exercise.model(), inputs[:BATCH]
     with FlopCounter() as training:
         model(batch).sum().backward()
     with FlopCounter() as evaluation, torch.no_grad():
         model.eval()(batch)
     of_an_epoch: int = sum(
         training.flops * len(fold.train) + evaluation.flops * len(fold.valid)
-        for _, fold in sweep.jobs
+        for _, fold in exercise.jobs
     )
-    return of_an_epoch * sweep.epochs / len(batch)
+    return of_an_epoch * exercise.epochs / len(batch)
 
 
 def _dataset(work: Work, data: Path | None) -> tuple[Dataset[Any], str]:

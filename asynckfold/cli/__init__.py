@@ -276,6 +276,8 @@ def _bench_table(parsed: argparse.Namespace) -> BenchTable:
     subject, quick = parsed.subject, parsed.quick
     if subject == "place":
         return bench.place_table((100, 1_000, 10_000)) if quick else bench.place_table()
+    if subject == "formats":
+        return bench.format_table(seconds=1.0) if quick else bench.format_table()
     if subject == "fusion":
         return bench.fusion_table(seconds=1.0) if quick else bench.fusion_table()
     if subject == "packing":

@@ -6,7 +6,19 @@ import argparse
 from importlib import metadata
 
 from asynckfold.cli.parts import DEFAULTS
-from asynckfold.plan import TRAINERS
+from asynckfold.plan import TRAINERS, WORDS
+
+SUBJECTS = (
+    "checkpoints",
+    "formats",
+    "fusion",
+    "packing",
+    "place",
+    "speed",
+    "trainers",
+    "use",
+)
+"""What `asynckfold bench` measures."""
 
 HELD_OUT = 0.2
 """Share of the samples on which a model that is trained alone is scored."""
@@ -99,8 +111,9 @@ def make_parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("bench", help=text, description=_sentence(text), epilog=EXIT_CODES)
     verb.add_argument(
         "subject",
-        choices=("checkpoints", "fusion", "packing", "place", "speed", "trainers", "use"),
-        help="checkpoints: their share of a run's time; fusion: a step of several jobs as one "
+        choices=SUBJECTS,
+        help="checkpoints: their share of a run's time; formats: a step of convolutional models in "
+        "both memory formats; fusion: a step of several jobs as one "
         "against one after another; packing: one sweep in four ways; place: the time of a "
         "decision, by the number of pending jobs; speed: a DataLoader loop, the best serial loop "
         "and asynckfold, plain and fused, warm and cold; trainers: one model on all cores, by each "
@@ -274,6 +287,26 @@ def _add_training_flags(verb: argparse.ArgumentParser, alone: bool) -> None:
         type=int,
         metavar="N",
         help="hogwild: batches of a process whose gradients are one update (default 1)",
+    )
+    group.add_argument(
+        "--precision",
+        choices=WORDS["precision"],
+        help="what models compute in; bf16: bfloat16 by autocast, with 2 to 3 digits, faster where "
+        "the processor has instructions for it, and many times slower elsewhere"
+        + _default("precision"),
+    )
+    group.add_argument(
+        "--memory-format",
+        choices=WORDS["memory_format"],
+        help="how images lie in memory; auto: channels last where a rule over the convolutions "
+        "says that it pays; changes bits, so part of the plan" + _default("memory_format"),
+    )
+    group.add_argument(
+        "--compile",
+        action="store_true",
+        default=None,
+        help="compile models by torch.compile, which takes seconds a job; refused before the start "
+        "where a model cannot be compiled",
     )
     group.add_argument("--seed", type=int, metavar="N", help="root of all seeds" + _default("seed"))
     group.add_argument(

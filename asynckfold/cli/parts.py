@@ -48,6 +48,8 @@ DEFAULTS: dict[str, Any] = {
     "lr_step": "epoch",
     "trainer": "plain",
     "processes": 1,
+    "precision": "fp32",
+    "memory_format": "auto",
 }
 """What a flag means when it is left out; a sweep file's own settings stand above these."""
 
@@ -84,6 +86,9 @@ _TRAINER_PARAMS = (
     "shared_state",
     "steps_per_round",
     "accumulate",
+    "precision",
+    "compile",
+    "memory_format",
 )
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
 _NOT_WITH_A_FILE = ("data_root", "download", "target", "header", "limit", "augment", "models")
@@ -557,7 +562,7 @@ def _flagged(text: str) -> str:
     flags |= {"root_dir": "root", **{name: name for name in _TRAINER_PARAMS}}
     names = "|".join(flags)
     text = text.replace("stratify=False", "--no-stratify")
-    for name in ("allow_different_software", "yield_to_others", "elastic"):
+    for name in ("allow_different_software", "yield_to_others", "elastic", "compile"):
         text = text.replace(f"{name}=True", _flag(name))
     text = re.sub(
         rf"\b({names})=('?)([^\s',;]*[^\s',;.])\2",

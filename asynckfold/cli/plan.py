@@ -21,6 +21,7 @@ from asynckfold.errors import Problem, refuse
 from asynckfold.forecast import Forecast, forecast_of
 from asynckfold.identity import ELASTIC
 from asynckfold.placement import place
+from asynckfold.plan import Plan
 from asynckfold.progress import clock
 from asynckfold.sizes import gibibytes
 from asynckfold.store import RunStore
@@ -81,6 +82,8 @@ def _numbers(found: Forecast, elastic: bool) -> dict[str, Any]:
         "classes": list(plan.classes),
         "epochs": plan.params.epochs,
         "batch_size": plan.batch_size,
+        "options": plan.params.options,
+        "channels_last": _channels_last(plan),
         "device": plan.device,
         "threads": dict(choice.threads),
         "why": dict(choice.why),
@@ -104,6 +107,11 @@ def _numbers(found: Forecast, elastic: bool) -> dict[str, Any]:
         "failures": {**found.failures, **choice.failures},
         "elastic": _most_threads(found) if elastic else None,
     }
+
+
+def _channels_last(plan: Plan) -> list[str]:
+    """Return the models some of whose jobs keep images channels last in memory."""
+    return list(dict.fromkeys(job.model for job in plan.jobs if plan.is_channels_last(job)))
 
 
 def _most_threads(found: Forecast) -> dict[str, int]:
@@ -177,12 +185,16 @@ def _lines(found: Forecast) -> Iterator[str]:
     if found.fusing:
         yield "jobs trained as one:"
         yield from (f"  {model}: {text}" for model, text in found.fusing.items())
+    if last := _channels_last(plan):
+        rule = ", by the rule" if plan.params.memory_format == "auto" else ""
+        yield f"channels last in memory{rule}: {', '.join(last)}"
     for name, line in {**found.failures, **choice.failures}.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"
     prediction, cores = choice.prediction, choice.cores
+    options = "".join(f", {name}={value}" for name, value in plan.params.options.items())
     yield (
         f"{len(plan.jobs)} jobs on {plan.device}, {plan.params.epochs} epochs in batches of "
-        f"{plan.batch_size}"
+        f"{plan.batch_size}{options}"
     )
     yield (
         f"predicted: {clock(prediction.makespan)} on {cores} {'core' if cores == 1 else 'cores'}, "
@@ -190,5 +202,5 @@ def _lines(found: Forecast) -> Iterator[str]:
         f"core-seconds / cores and the longest job ({clock(prediction.longest)})"
     )
     if plan.groups:
-        yield "jobs trained as one are predicted, and drawn, as if they ran one after another"
+        yield "what fusing gains is predicted by operations and jobs, see `asynckfold bench fusion`"
     yield from gantt(found.simulation.spans, range(cores))

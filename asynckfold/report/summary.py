@@ -19,7 +19,7 @@ import numpy.typing as npt
 from asynckfold import identity
 from asynckfold.confusion import class_accuracy, count_classes
 from asynckfold.packing import Packing, packing_of
-from asynckfold.paired import Lead, confidence_interval, train_valid_ratio
+from asynckfold.paired import Lead, bounds_of, confidence_interval, train_valid_ratio
 from asynckfold.plan import Job, Plan
 from asynckfold.report.text import TEXT_LIMIT, clean, flat, plain_data
 from asynckfold.result import DONE, Candidate, CVResults, Epoch, Result, cause, job_by_id, rank
@@ -419,7 +419,7 @@ def _row(
     n_classes: int,
 ) -> CandidateRow:
     scores = candidate.scores
-    low, high = confidence_interval(scores[metric], ratio)
+    low, high = confidence_interval(scores[metric], ratio, bounds=bounds_of(metric))
     mean = {clean(name): _over_known(values, np.mean) for name, values in scores.items()}
     return CandidateRow(
         name=f"{clean(candidate.model)}/{clean(candidate.lr_schedule)}",
@@ -615,7 +615,10 @@ def _facts(plan: Plan, found: CVResults) -> Facts:
         random_state=plan.random_state,
         threads_per_job=plan.threads_text,
         device=clean(plan.device),
-        params={item.name: getattr(plan.params, item.name) for item in fields(plan.params)},
+        params={
+            **{item.name: getattr(plan.params, item.name) for item in fields(plan.params)},
+            "channels_last": ", ".join(map(clean, plan.channels_last)) or "no model",
+        },
         recipe=flat(plan.recipe),
         dataset=clean(plan.dataset),
         folds_fingerprint=clean(plan.folds),

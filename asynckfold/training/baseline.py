@@ -28,6 +28,7 @@ from asynckfold.training import lr_schedules, seeding
 from asynckfold.training.bundle import Bundle, NoLog
 from asynckfold.training.isolation import isolated
 from asynckfold.training.loop import batch_bounds, fitted, schedule_of
+from asynckfold.training.precision import outputs_of
 from asynckfold.training.pretraining import pretrain, wanted
 
 ESTIMATE_SECONDS = 0.3
@@ -123,7 +124,7 @@ class _Loop:
 
         def backward() -> torch.Tensor:
             self.optimizer.zero_grad()
-            loss: torch.Tensor = self.criterion(self.model(inputs), targets)
+            loss: torch.Tensor = self.criterion(self.outputs_of(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
             if self.params.clip_grad_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.params.clip_grad_norm)
@@ -135,10 +136,13 @@ class _Loop:
         self.optimizer.step()
         return loss.item()
 
+    def outputs_of(self, inputs: torch.Tensor) -> Any:
+        return outputs_of(self.model, inputs, self.params.precision)
+
     def score(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         with torch.no_grad():
-            outputs = self.model(inputs)
+            outputs = self.outputs_of(inputs)
             loss = float(self.criterion(outputs, targets)) * len(targets)
         right = outputs.argmax(1) == targets if outputs.ndim == 2 else targets != targets
         return loss, float(right.sum()) if right.shape == targets.shape else 0.0

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from asynckfold.formats import Convolution
+
 _Formula = Callable[[Sequence[Any], Any], int]
 
 
@@ -74,6 +76,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ----------
     flops : int
         Counted so far.
+    convolutions : list of Convolution
+        Those of images, forward.
 
     Examples
     --------
@@ -86,6 +90,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
+        self.convolutions: list[Convolution] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -100,6 +105,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         formula = _FORMULAS.get(func._schema.name)
         if formula is not None:
             self.flops += _counted(formula, args, out)
+        if func._schema.name == "aten::convolution" and out.dim() == 4:
+            self.convolutions.append(Convolution(tuple(out.shape), tuple(args[1].shape)))
         return out
 
 

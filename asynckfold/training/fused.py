@@ -8,8 +8,9 @@
 
 How many replicas compute together touches their bits, and so does the place of each. Therefore a
 group is always trained whole, from one common position on: a job that has its result already, or
-that diverged, stays in its row, and what becomes of it is thrown away. No row's numbers depend on
-what is in another, so that those of a job are a function of the plan alone, as in the plain loop.
+that diverged or raised, stays in its row, and what becomes of it is thrown away. No row's numbers
+depend on what is in another, so that those of a job are a function of the plan alone, as in the
+plain loop.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from torch import nn
 
 from asynckfold import proc
 from asynckfold.data import Batches
-from asynckfold.errors import StoreCorruptError
-from asynckfold.messages import JobEnded, News, Remark, Task
+from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
+from asynckfold.messages import JobEnded, News, Remark, Setback, Task
 from asynckfold.plan import Job
 from asynckfold.pulse import Pulse
 from asynckfold.result import Result
@@ -51,6 +52,14 @@ from asynckfold.training.fusion import (
 from asynckfold.training.loop import Report, Training
 
 Tree = dict[str, Any]
+
+Fail = Callable[[Task, BaseException], Result | Setback]
+"""(job, what its code raised) → what it comes to; a setback where it may succeed another time."""
+
+
+def raised(task: Task, error: BaseException) -> Result | Setback:
+    """Raise it, so that it ends all jobs of the group."""
+    raise error
 
 
 @dataclass(eq=False)
@@ -128,6 +137,8 @@ class Group:
         Ids of the jobs that have no result yet.
     pulse : Pulse
         Beats once a fused step.
+    fail : callable
+        Says what a job comes to whose own code raised.
     """
 
     def __init__(
@@ -138,9 +149,11 @@ class Group:
         rows: Sequence[Replica],
         wanted: Sequence[str],
         pulse: Pulse,
+        fail: Fail,
     ) -> None:
         self.fused, self.criterion, self.arms, self.rows = fused, criterion, arms, rows
-        self.pulse = pulse
+        self.pulse, self.fail = pulse, fail
+        self.untold: list[Result] = []
         self.live = [row for row in rows if row.task.job.id in wanted]
         self.results: dict[str, Result] = {}
         self.epoch = self.batch = 0
@@ -166,60 +179,114 @@ class Group:
     def step(self) -> None:
         """One step of all rows that have a batch left, and of their optimizers."""
         busy = [self.batch < row.batches for row in self.rows]
-        batches = [
-            row.next_batch() if part else None for row, part in zip(self.rows, busy, strict=True)
-        ]
-        losses = backward(self.fused, self.criterion, parts_of(batches))
+        batches = self._next_batches(busy)
+        if not self.live:
+            self.batch += 1
+            return
+        precision = self.rows[0].params.precision
+        losses = backward(self.fused, self.criterion, parts_of(batches), precision)
         clip = self.rows[0].clip
         if clip is not None:
             clip_gradients(self.fused, clip)
         for arm in self.arms:
             lead = arm.rows.start
             if busy[lead]:
-                arm.step()
-                if self.rows[lead].steps_each_batch:
-                    self.rows[lead].lr_schedule.step()
+                with self._sparing_others(self._rows_of(arm)):
+                    arm.step()
+                    if self.rows[lead].steps_each_batch:
+                        self.rows[lead].lr_schedule.step()
         for row, part, loss in zip(self.rows, busy, losses.unbind(), strict=True):
             if part:
                 row.note_step(loss)
         self.batch += 1
 
+    def _next_batches(self, busy: Sequence[bool]) -> list[Any]:
+        """The batch of each row that has one left."""
+        found: list[Any] = [None] * len(self.rows)
+        for place, row in enumerate(self.rows):
+            if busy[place]:
+                with self._sparing_others([row]):
+                    found[place] = row.next_batch()
+        there = next((batch for batch in found if batch is not None), None)
+        for place, row in enumerate(self.rows):
+            if busy[place] and found[place] is None and there is not None:
+                # How many compute together touches bits: a job without samples takes others'.
+                low, high = row.bounds[self.batch]
+                taken = torch.arange(high - low, device=there[1].device) % len(there[1])
+                found[place] = tuple(item.index_select(0, taken) for item in there)
+        return found
+
+    def _rows_of(self, arm: Arm) -> Sequence[Replica]:
+        return self.rows[arm.rows.start : arm.rows.stop]
+
+    @contextmanager
+    def _sparing_others(self, rows: Sequence[Replica]) -> Iterator[None]:
+        """Let what the code of these jobs raises end them, and no other of the group.
+
+        What may pass by itself, such as want of memory, ends the attempt of all.
+        """
+        try:
+            yield
+        except (StorageError, WorkerDiedError, loop.Diverged):
+            raise
+        except (Exception, SystemExit) as error:
+            loop.note_place(error, self)
+            for row in [row for row in rows if row in self.live]:
+                found = self.fail(row.task, error)
+                if isinstance(found, Setback):
+                    raise
+                self._end(row, found)
+
+    def _end(self, row: Replica, result: Result) -> None:
+        """Note what a job came to before the others; it goes along from now on."""
+        result = replace(result, pid=os.getpid(), peak_memory=proc.peak_memory())
+        self.results[result.job_id] = result
+        self.live.remove(row)
+        self.untold.append(result)
+
+    def _tell_ended(self, report: Report) -> None:
+        while self.untold:
+            report(JobEnded(self.untold.pop(0)))
+
     def tell(self, report: Report) -> None:
         """Say where each job is that has got on."""
+        self._tell_ended(report)
         for row in self.live:
             if row.batch == self.batch:
                 row.tell(report)
 
     def end_epoch(self, started: float, report: Report) -> None:
         """Evaluate each job, step each LR schedule, note the epoch."""
-        items = {row: item for row in self.live if (item := self._scored(row, report)) is not None}
+        scored = [(row, self._scored(row)) for row in tuple(self.live)]
+        items = {row: item for row, item in scored if item is not None}
         for arm in self.arms:
             lead = self.rows[arm.rows.start]
             # One that reacts to a loss has a row of its own, and wants no loss of a passenger.
             if lead in items or not lr_schedules.needs_metric(lead.lr_schedule):
-                with lead.drawing(), warnings.catch_warnings():
+                with (
+                    self._sparing_others(self._rows_of(arm)),
+                    lead.drawing(),
+                    warnings.catch_warnings(),
+                ):
                     # Its steps of this epoch may all have been taken before a resume.
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
                     lead.step_lr_schedule()
-        self.live = list(items)
+        self._tell_ended(report)
         for row in self.rows:
-            if row in items:
+            if row in self.live:
                 row.close_epoch(items[row], started, report)
             else:
                 row.stand_at(self.epoch + 1, 0)
         self.epoch, self.batch = self.epoch + 1, 0
 
-    def _scored(self, row: Replica, report: Report) -> Any:
-        """The losses of a job's epoch, or None: it diverged, and has its result."""
+    def _scored(self, row: Replica) -> Any:
+        """The losses of a job's epoch, or None: it diverged or raised, and has its result."""
         try:
-            with row.drawing():
+            with self._sparing_others([row]), row.drawing():
                 return row.scored()
         except loop.Diverged as error:
-            result = loop.diverged(row, error, self.share())
-            result = replace(result, pid=os.getpid(), peak_memory=proc.peak_memory())
-            self.results[result.job_id] = result
-            report(JobEnded(result))
-            return None
+            self._end(row, loop.diverged(row, error, self.share()))
+        return None
 
     def save(self, report: Report) -> None:
         """Write a checkpoint of each job, as the plain loop would.
@@ -227,8 +294,10 @@ class Group:
         They are told together, so that hardly a kill leaves some jobs with newer ones than others.
         """
         written: list[News] = []
-        for row in self.live:
-            row.save(written.append)
+        for row in tuple(self.live):
+            with self._sparing_others([row]):
+                row.save(written.append)
+        self._tell_ended(report)
         for item in written:
             report(item)
 
@@ -309,6 +378,7 @@ def train(
     report: Report,
     stop: Callable[[], bool],
     pulse: Pulse | None = None,
+    fail: Fail = raised,
 ) -> list[Result | None]:
     """Train the jobs of one group of the plan as one module.
 
@@ -323,11 +393,15 @@ def train(
     device : torch.device
         Where to train.
     report : callable
-        Receives progress, epochs, checkpoints, and results of jobs that diverge, as they come.
+        Receives progress, epochs, checkpoints, and results of jobs that diverge or raise, as they
+        come.
     stop : callable
         Asked after every batch; when true, all jobs are saved and left.
     pulse : Pulse, optional
         Shows every finished step to whoever watches.
+    fail : callable
+        Says what a job comes to whose own code raised: its LR schedule, the transforms of its
+        samples, the loss of its evaluation.
 
     Returns
     -------
@@ -342,7 +416,7 @@ def train(
     pulse = pulse or Pulse()
     pulse.aside()
     with ExitStack() as logs:
-        group = build(bundle, tasks, data, device, pulse, logs)
+        group = build(bundle, tasks, data, device, pulse, logs, fail)
         group.restore(report)
         group.began = time.perf_counter()
         if loop.run(group, bundle.plan.params, report, stop):
@@ -357,6 +431,7 @@ def build(
     device: torch.device,
     pulse: Pulse,
     logs: ExitStack,
+    fail: Fail = raised,
 ) -> Group:
     """Make the live objects of the group that the tasks belong to, before its first step."""
     wanted = {task.job.id: task for task in tasks}
@@ -413,7 +488,7 @@ def build(
                     generator=fused.generators[row],
                 )
             )
-    return Group(fused, losses, arms, rows, list(wanted), pulse)
+    return Group(fused, losses, arms, rows, list(wanted), pulse, fail)
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,6 +54,21 @@ def with_fused_kernel(opt_fn: Callable[[nn.Module], Any], model: nn.Module) -> A
     return optimizer
 
 
+def follow_parameters(optimizer: Optimizer) -> None:
+    """Lay what an optimizer keeps of each element out in memory as its parameter is.
+
+    Checkpoints keep the values in their order; torch's fused kernels take the places to be equal.
+    """
+    for parameter, entries in optimizer.state.items():
+        for name, value in entries.items():
+            if (
+                isinstance(value, torch.Tensor)
+                and value.shape == parameter.shape
+                and value.stride() != parameter.stride()
+            ):
+                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
 def _is_open(optimizer: Any, model: nn.Module) -> bool:
     return (
         isinstance(optimizer, Optimizer)

@@ -36,7 +36,9 @@ from asynckfold.result import DIVERGED, DONE, Epoch, Result
 from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint, lr_schedules, pretraining, saving, seeding
 from asynckfold.training.bundle import Bundle, JobLog, job_folder
-from asynckfold.training.kernels import with_fused_kernel
+from asynckfold.training.compiling import compile_whole
+from asynckfold.training.kernels import follow_parameters, with_fused_kernel
+from asynckfold.training.precision import outputs_of
 
 _PLACE = "__asynckfold_place__"
 """The attribute of an exception that says where it was raised."""
@@ -313,6 +315,7 @@ class Training:
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Take up what `optimizer_state` returned."""
         self.optimizer.load_state_dict(state)
+        follow_parameters(self.optimizer)
 
     def random_state(self) -> dict[str, Any]:
         """Return the state of the generators."""
@@ -386,7 +389,8 @@ def trained(training: Training, report: Report, stop: Callable[[], bool]) -> Res
         return diverged(training, error, time.perf_counter() - started)
 
 
-def _note_place(error: BaseException, course: Course) -> None:
+def note_place(error: BaseException, course: Course) -> None:
+    """Let an exception know where a training was when it was raised."""
     batch, batches = course.batch, course.batches
     where = "end of the epoch" if batch == batches else f"batch {batch + 1} of {batches}"
     # The user may have defined an exception that takes no attributes.
@@ -432,6 +436,8 @@ def build(
 
     model, optimizer = begun(bundle, job, device, prepare)
     schedule, train_part, steer = schedule_of(bundle, job, model, optimizer, fold.train)
+    if plan.params.compile:
+        compile_whole(model)
     criterion = copy.deepcopy(recipe.criterion)
     if isinstance(criterion, nn.Module):
         criterion = criterion.to(device)
@@ -464,6 +470,8 @@ def begun(
     """Seed everything, and return the model, prepared, and the optimizer of a job."""
     seeding.seed_all(job.seed)
     model = bundle.recipe.models[job.model]().to(device)
+    if bundle.plan.is_channels_last(job):
+        model = model.to(memory_format=torch.channels_last)
     prepare(model)
     return model, with_fused_kernel(bundle.recipe.opt_fn, model)
 
@@ -569,7 +577,7 @@ def run(course: Course, params: TrainerParams, report: Report, stop: Callable[[]
     try:
         return _run(course, params, report, stop)
     except BaseException as error:
-        _note_place(error, course)
+        note_place(error, course)
         raise
 
 
@@ -622,7 +630,8 @@ def add_gradient(
 
     With the weight 1, its bits are those without any. Returns the loss, detached, without weight.
     """
-    loss: torch.Tensor = training.criterion(training.model(inputs), targets)
+    outputs = outputs_of(training.model, inputs, training.params.precision)
+    loss: torch.Tensor = training.criterion(outputs, targets)
     (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
@@ -660,13 +669,14 @@ def evaluate(
 ) -> tuple[npt.NDArray[np.float32], float, float | None]:
     """Return outputs, loss and accuracy (None for regression) of the model in hand."""
     set_mode(training, train=False)
-    size = training.bundle.plan.params.eval_batch_size
+    params = training.params
+    size = params.eval_batch_size
     outputs, targets = [], []
     # Not inference_mode: what a model keeps of such a pass could not be trained with afterwards.
     with torch.no_grad():
         for low in range(0, len(indices), size):
             inputs, wanted = training.data.eval(torch.from_numpy(indices[low : low + size]))
-            outputs.append(training.model(inputs))
+            outputs.append(outputs_of(training.model, inputs, params.precision))
             targets.append(wanted)
             training.pulse.beat()
         found, wanted = torch.cat(outputs), torch.cat(targets)

@@ -20,19 +20,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold import fusing
+from asynckfold import formats, fusing
 from asynckfold.data import Batches
 from asynckfold.messages import Facts
 from asynckfold.pulse import Pulse
 from asynckfold.training import lr_schedules, pretraining, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
+from asynckfold.training.compiling import compile_whole
 from asynckfold.training.flops import FlopCounter
-from asynckfold.training.fusion import check_equivalence, fuse
-from asynckfold.training.fusion.arms import why_not_stackable
+from asynckfold.training.fusion import (
+    arms_of,
+    backward,
+    check_equivalence,
+    fuse,
+    fuse_criterion,
+    parts_of,
+)
+from asynckfold.training.fusion.arms import why_not_on_views
+from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.isolation import isolated
 from asynckfold.training.kernels import with_fused_kernel
 from asynckfold.training.loop import fitted
+from asynckfold.training.precision import outputs_of
 from asynckfold.transforms import describe
 
 REPLICA_BATCH = 8
@@ -40,6 +50,10 @@ REPLICA_BATCH = 8
 """
 
 _Problem = tuple[str, str, str]
+
+SAME = 1e-2
+"""Largest difference of outputs in two memory formats, as a share of their size: a model that
+reads memory in the wrong order has others altogether, and bfloat16 rounds to some thousandths."""
 
 SHORT_SECONDS = 2.0
 """A step that took no longer is timed again."""
@@ -73,6 +87,8 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
     memory: dict[str, int] = {}
     flops: dict[str, int] = {}
     fusible: dict[str, str] = {}
+    channels_last: dict[str, str] = {}
+    fused: dict[str, str] = {}
     problems: dict[_Problem, None] = {}
     failures: dict[str, str] = {}
     for name in recipe.models:
@@ -90,8 +106,14 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
                         memory[name] = _bytes(dry)
                         _check_shareable(bundle, dry.optimizer)
                         flops[name] = dry.counter.flops
+                        channels_last[name] = dry.why_not_channels_last()
+                        if bundle.plan.params.compile:
+                            pulse.aside()
+                            dry.check_compiled()
                         pulse.aside()
                         fusible[name] = dry.why_not_fusible()
+                        if not fusible[name]:
+                            fused[name] = dry.fused
                         _check_fusible(bundle, name, fusible[name])
             except _Refused as refused:
                 problems[refused.args[0]] = None
@@ -103,14 +125,16 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
         "criterion": _describe(recipe.criterion),
         "preprocess": None if recipe.preprocess is None else _transformer(recipe.preprocess),
     }
-    return Facts(facts, seconds, memory, tuple(problems), failures, flops, fusible)
+    return Facts(
+        facts, seconds, memory, tuple(problems), failures, flops, fusible, channels_last, fused
+    )
 
 
 class _DryRun:
     def __init__(self, bundle: Bundle, data: Batches, name: str, schedule: str) -> None:
         recipe, plan = bundle.recipe, bundle.plan
         self.bundle, self.name = bundle, name
-        self.counter = FlopCounter()
+        self.counter, self.fused = FlopCounter(), ""
         seeding.seed_all(bundle.folds[0].index)
         self.model = recipe.models[name]()
         if not isinstance(self.model, nn.Module):
@@ -149,7 +173,7 @@ class _DryRun:
     def _step(self) -> float:
         started = time.perf_counter()
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
-        outputs = self.model.train()(self.inputs)
+        outputs = self._outputs(self.model.train())
         _check_outputs(self.name, outputs, self.targets, self.bundle)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -160,6 +184,60 @@ class _DryRun:
         if not isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.step()
         return time.perf_counter() - started
+
+    def why_not_channels_last(self) -> str:
+        """Return why the model is not to be trained channels last, or nothing where it is."""
+        plan = self.bundle.plan
+        reason = formats.why_not_paying(plan, self.counter.convolutions)
+        if reason:
+            return reason
+        # What the user's code raises, such as a view of what does not lie in a row, is the reason.
+        try:
+            reason = self._difference_channels_last()
+        except Exception as error:  # noqa: BLE001
+            reason = f"{type(error).__name__} was raised: {_first_line(error)}"
+        if reason and plan.params.memory_format == "channels_last":
+            raise _Refused(
+                (
+                    "memory_format='channels_last' needs models that compute the same so",
+                    f"model {self.name}: {reason}",
+                    "Leave memory_format out, or use flatten in place of view.",
+                )
+            )
+        return reason
+
+    def _difference_channels_last(self) -> str:
+        """Compare one step in both formats: a model may look into the memory of its tensors."""
+        found = []
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            model = copied(self.model).to(memory_format=memory_format).train()
+            with seeding.preserved():
+                outputs = self._outputs(model)
+                copy.deepcopy(self.bundle.recipe.criterion)(outputs, self.targets).backward()
+            found.append(outputs.detach())
+        apart, size = float((found[0] - found[1]).abs().max()), float(found[0].abs().max())
+        return "" if apart <= SAME * size else f"its outputs differ by {apart:.1e} of {size:.1e}"
+
+    def check_compiled(self) -> None:
+        """Refuse a model that ran, and does not when it is compiled."""
+        compile_whole(self.model)
+        try:
+            self._step()
+            with torch.no_grad():
+                self._outputs(self.model.eval())
+        except Exception as error:
+            raise _Refused(
+                (
+                    "compile=True needs models that torch.compile takes whole",
+                    f"model {self.name}: {type(error).__name__}: {_first_line(error)}",
+                    "Leave compile out, or change the model.",
+                )
+            ) from error
+        finally:
+            torch.compiler.reset()
+
+    def _outputs(self, model: nn.Module) -> Any:
+        return outputs_of(model, self.inputs, self.bundle.plan.params.precision)
 
     def why_not_fusible(self) -> str:
         """Return why jobs of the model are not to be trained as one, or nothing where they are."""
@@ -174,15 +252,27 @@ class _DryRun:
         # What the user's code raises in two replicas is the reason.
         try:
             models = [recipe.models[self.name]() for _ in range(2)]
+            plain = [copied(model) for model in models]
             opt_fn = partial(with_fused_kernel, recipe.opt_fn)
-            found = check_equivalence(models, recipe.criterion, self._steps(), opt_fn)
+            precision, steps = bundle.plan.params.precision, self._steps()
+            found = check_equivalence(models, recipe.criterion, steps, opt_fn, precision)
             if found.refusal is not None:
                 return found.refusal
             fused = fuse(models, [self.inputs[:2]])
             if fused.why_vmap:
                 return f"there is no batched form of it: {fused.why_vmap}"
-            optimizers = [opt_fn(model) for model in models]
-            return why_not_stackable(fused, optimizers, range(2)) or ""
+            self.fused = str(found)
+            arms, own = arms_of(fused, [opt_fn(model) for model in models], [range(2)])
+            if own is None:
+                return ""
+            self.fused += f"; each job steps an optimizer of its own: {own}"
+            batches = steps[0]
+            outputs = copied(plain[0])(batches[0][0])
+            criterion = fuse_criterion(recipe.criterion, len(plain), outputs, batches[0][1])
+            backward(fused, criterion, parts_of(batches), precision)
+            optimizers = [opt_fn(model) for model in plain]
+            reason = why_not_on_views(fused, arms, plain, optimizers) or ""
+            return f"{own}, and {reason}" if reason else ""
         except Exception as error:  # noqa: BLE001
             return f"{type(error).__name__} was raised: {error}"
 
@@ -194,6 +284,10 @@ class _DryRun:
             [self.seen.train(rows.roll(-step * size)[:size], row, step) for row, size in pair]
             for step, pair in enumerate([list(enumerate(sizes))] * 2)
         ]
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")[:200]
 
 
 def _check_fusible(bundle: Bundle, name: str, reason: str) -> None:

@@ -22,6 +22,7 @@ from torch import nn
 from asynckfold import proc
 from asynckfold.training import loop, seeding
 from asynckfold.training.crew import Crew
+from asynckfold.training.kernels import follow_parameters
 from asynckfold.training.loop import Training
 from asynckfold.training.shared import share_state
 
@@ -115,6 +116,7 @@ class Stepping(Team):
         loaded: list[Any] = []
         for entry in reversed(state["ranks"]):
             self.optimizer.load_state_dict(entry)
+            follow_parameters(self.optimizer)
             loaded.insert(0, self.optimizer.state)
         missing = self.params.processes - len(loaded)
         self.states = [*loaded, *loaded[:1] * missing]

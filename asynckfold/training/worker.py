@@ -197,7 +197,7 @@ def _train_group(
     stop: Stop,
     pulse: Pulse,
 ) -> list[Any]:
-    """What one job's code raises ends all of its group, but for those that ended before."""
+    """What raises for all of a group ends it, but for those of its jobs that ended before."""
     ended: dict[str, Result] = {}
 
     def tell(news: News) -> None:
@@ -205,8 +205,11 @@ def _train_group(
             ended[news.result.job_id] = news.result
         report(news)
 
+    def fail(task: Task, error: BaseException) -> Result | Setback:
+        return failure(bundle, task, error)
+
     def work() -> list[Any]:
-        return list(fused.train(bundle, tasks, data, device, tell, stop, pulse))
+        return list(fused.train(bundle, tasks, data, device, tell, stop, pulse, fail))
 
     found = _attempted(bundle, tasks, work)
     return [ended.get(task.job.id, item) for task, item in zip(tasks, found, strict=True)]

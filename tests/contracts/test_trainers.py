@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -170,8 +171,17 @@ def test_a_continued_run_keeps_its_groups(tmp_path: Path, fuse: Any) -> None:
     with RunStore.read(tmp_path / "run") as store:
         told = [event.text for event in store.events() if event.kind == "fusing"]
         widths = " + ".join(str(len(group)) for group in store.plan.groups)
-    fused = [f"net: fused: {widths} of 8 jobs", f"net: fused: {widths} of 8 jobs, as before"]
-    assert told == (fused if fuse else ["net: not fused, as before"])
+    if not fuse:
+        assert told == ["net: not fused, as before"]
+    else:
+        first, later = told
+        # With the largest difference that was seen.
+        assert re.match(
+            rf"net: fused: {re.escape(widths)} of 8 jobs; at most \d\.\de-\d+ in float64 and "
+            r"\d\.\de-\d+ in float32 from each by itself$",
+            first,
+        )
+        assert later == f"net: fused: {widths} of 8 jobs, as before"
     assert bool(widths) == bool(fuse)
 
 

@@ -178,6 +178,24 @@ def test_a_group_stopped_after_every_step_gives_the_same_bits(tmp_path: Path, mo
     assert attempt >= 8
 
 
+def adafactor(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(model.parameters(), 1e-2)
+
+
+def test_optimizers_of_their_own_step_the_jobs_of_a_group(tmp_path: Path) -> None:
+    whole, _ = grouped(tmp_path / "whole", "conv", opt_fn=adafactor).group()
+    plain = grouped(tmp_path / "plain", "conv", opt_fn=adafactor)
+    for job in plain.jobs:
+        mine = whole[job.id]
+        assert mine is not None
+        np.testing.assert_allclose(mine.outputs, plain.train(job).outputs, rtol=1e-3, atol=1e-4)
+    tiny = grouped(tmp_path / "stopped", "conv", opt_fn=adafactor)
+    left = iter(range(6))
+    _, news = tiny.group(stop=lambda: next(left, None) is None)
+    again, _ = tiny.group(refs_of(news), attempt=2)
+    assert digests(again) == digests(whole)
+
+
 @pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=8, deadline=None)
 @given(st.data())
@@ -336,6 +354,102 @@ def test_a_schedule_that_reacts_has_a_rate_of_its_own_in_each_job(tmp_path: Path
     _, news = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
     again, _ = tiny.group(refs_of(news), attempt=3)
     assert digests(again) == digests(results)
+
+
+def failing(optimizer: torch.optim.Optimizer) -> Any:
+    """A schedule that raises at its third step."""
+
+    def factor(step: int) -> float:
+        if step == 2:
+            raise ValueError("no such rate")
+        return 1.0
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def quarrelsome(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Raises where the one fold with 21 samples is evaluated."""
+    if not torch.is_grad_enabled() and len(outputs) == 21:
+        raise ValueError("too many")
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("lr_step", "place"), [("epoch", "epoch 2, end of the epoch"), ("batch", "epoch 1, batch 2 of")]
+)
+def test_a_schedule_that_raises_ends_its_own_jobs_only(
+    tmp_path: Path, lr_step: str, place: str
+) -> None:
+    params = TrainerParams(epochs=3, lr_step=lr_step)
+    calm = {"one": "constant", "two": "constant"}
+    healthy, _ = grouped(tmp_path / "a", lr_schedules=calm, params=params).group()
+    tiny = grouped(tmp_path / "b", lr_schedules={"one": "constant", "two": failing}, params=params)
+    news: list[News] = []
+    tasks = [Task(job) for job in tiny.jobs]
+    results = tiny.execute(*tiny.jobs, trainer="fused")
+    for task, result in zip(tasks, results, strict=True):
+        if task.job.lr_schedule == "two":
+            assert result.status == FAILED
+            assert result.error.startswith(f"ValueError: no such rate ({place}")
+            assert "in factor" in result.traceback
+            assert "no such rate" in tiny.log(task.job)
+        else:
+            assert result.digest == healthy[task.job.id].digest
+
+    def fail(task: Task, error: BaseException) -> Result:
+        return Result(task.job.id, 1, FAILED, error=str(error))
+
+    found = fused.train(tiny.bundle, tasks, tiny.batches, CPU, news.append, never, fail=fail)
+    ended = [item.result for item in news if isinstance(item, JobEnded)]
+    assert {item.job_id for item in ended} == {
+        task.job.id for task in tasks if task.job.lr_schedule == "two"
+    }
+    assert [item.status for item in found if item] == [DONE] * 3 + [FAILED] * 3
+
+
+def test_an_evaluation_that_raises_ends_its_own_job_only(tmp_path: Path) -> None:
+    tiny = grouped(tmp_path, "linear", criterion=quarrelsome)
+    results = tiny.execute(*tiny.jobs, trainer="fused")
+    statuses = {job.id: item.status for job, item in zip(tiny.jobs, results, strict=True)}
+    sizes = {job.id: len(tiny.bundle.fold_of(job).valid) for job in tiny.jobs}
+    assert statuses == {name: FAILED if size == 21 else DONE for name, size in sizes.items()}
+    whole, _ = grouped(tmp_path / "whole", "linear").group()
+    done = {item.job_id: item.digest for item in results if item.status == DONE}
+    assert done == {name: digest for name, digest in digests(whole).items() if name in done}
+
+
+def test_samples_that_cannot_be_had_end_their_own_job_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = grouped(tmp_path / "whole").group()
+    plain = fused.Replica.next_batch
+
+    def next_batch(row: fused.Replica) -> Any:
+        if row.row in (1, 4) and (row.epoch, row.batch) >= (0, 2):
+            raise OSError("no such image")
+        return plain(row)
+
+    monkeypatch.setattr(fused.Replica, "next_batch", next_batch)
+    tiny = grouped(tmp_path / "tiny")
+    results = tiny.execute(*tiny.jobs, trainer="fused")
+    assert [item.status for item in results] == [DONE, FAILED, DONE, DONE, FAILED, DONE]
+    errors = {item.error for item in results if item.status == FAILED}
+    assert errors == {"OSError: no such image (epoch 1, batch 3 of 4)"}
+    for item in results:
+        if item.status == DONE:
+            assert item.digest == whole[item.job_id].digest
+
+
+def test_want_of_memory_is_no_matter_of_one_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def next_batch(row: fused.Replica) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(fused.Replica, "next_batch", next_batch)
+    tiny = grouped(tmp_path)
+    found = tiny.execute(*tiny.jobs, trainer="fused")
+    assert {item.outcome for item in found} == {"oom"}
 
 
 def test_it_is_told_in_which_epoch_what_ends_a_group_was_raised(tmp_path: Path) -> None:

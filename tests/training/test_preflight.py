@@ -384,6 +384,7 @@ FUSIBLE: dict[str, tuple[dict[str, Any], Any, str]] = {
     "recurrent": ({"models": {"m": Recurrent}}, True, "recurrent"),
     "noisy": ({"models": {"m": Noisy}}, True, "draws random numbers from Python"),
     "optimizer": ({"opt_fn": lambda model: optim.LBFGS(model.parameters())}, True, "LBFGS"),
+    "on views": ({"opt_fn": lambda model: optim.Adafactor(model.parameters())}, True, ""),
     "one fold": ({"cv": [(np.arange(40), np.arange(40, 60))]}, True, "there is one job"),
 }
 
@@ -401,6 +402,10 @@ def test_why_jobs_are_not_trained_as_one_is_known_before_they_start(
     assert not facts.failures
     # Asked for by more than "auto", it is no reason to train otherwise but an error.
     refused = name in ("recurrent", "noisy", "optimizer")
+    told = "".join(facts.fused.values())
+    assert bool(told) == (not part)
+    own = "each job steps an optimizer of its own: Adafactor is not known"
+    assert (own in told) == (name == "on views")
     (model,) = tiny.bundle.recipe.models
     received = [received for _, received, _ in facts.problems]
     assert received == [f"model {model}: {reason}"] * refused

@@ -25,6 +25,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from asynckfold.training.fusion.fused import FusedModule
+from asynckfold.training.kernels import follow_parameters
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
@@ -41,6 +42,10 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     }
 )
 """Each element's step depends on its own gradients alone."""
+
+SAME = 1e-4
+"""Largest difference of parameters after a step with the same gradients, of which sums may be taken
+in another order."""
 
 SHARED_STATE = frozenset({"step", "mu_product"})
 """What these keep once for a whole tensor: counts of steps, which are the same within an arm."""
@@ -122,6 +127,43 @@ def why_not_stackable(
     except KeyError:
         return f"{kind} steps a tensor that is no parameter of the model"
     return None if alike else f"{kind} has other groups or settings for other replicas"
+
+
+def why_not_on_views(
+    fused: FusedModule,
+    arms: Sequence[Arm],
+    plain: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+) -> str | None:
+    """Return why optimizers of their own do not step replicas as plain models, or None if they do.
+
+    Parameters
+    ----------
+    fused : FusedModule
+        The replicas, with gradients; they are stepped.
+    arms : sequence of Arm
+        One for each replica.
+    plain : sequence of nn.Module
+        The same models by themselves; they are given these gradients, and stepped.
+    optimizers : sequence of Optimizer
+        Theirs.
+    """
+    for row, (model, optimizer) in enumerate(zip(plain, optimizers, strict=True)):
+        gradients = fused.gradients_of(row)
+        for name, parameter in model.named_parameters():
+            if name in gradients:
+                parameter.grad = gradients[name].clone(memory_format=torch.contiguous_format)
+        # Any optimizer may want a closure, or memory in one row.
+        try:
+            optimizer.step()
+            arms[row].step()
+        except Exception as error:  # noqa: BLE001
+            return f"{type(error).__name__} was raised by a step on views: {error}"
+        stepped = dict(fused.models[row].named_parameters())
+        for name, parameter in model.named_parameters():
+            if not torch.allclose(stepped[name], parameter, rtol=SAME, atol=SAME):
+                return f"a step on views leads elsewhere ({name})"
+    return None
 
 
 def _settings(
@@ -265,3 +307,4 @@ class OwnArm:
     def load(self, states: Sequence[dict[str, Any]]) -> None:
         """Load the one row's ``state_dict``."""
         self.optimizer.load_state_dict(copy.deepcopy(states[0]))
+        follow_parameters(self.optimizer)

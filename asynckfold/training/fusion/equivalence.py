@@ -22,12 +22,17 @@ from asynckfold.training.fusion.fused import fuse
 from asynckfold.training.fusion.gradients import Batch, backward, fuse_criterion, parts_of
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.tracing import copied
+from asynckfold.training.precision import outputs_of
 
 EXACT = 1e-9
 """Largest relative difference in float64."""
 
 SINGLE = 1e-3
 """Largest relative difference in float32, unless the model itself is more sensitive than that."""
+
+SHORT = 5e-2
+"""The same where models compute in bfloat16, whose numbers have 2 to 3 digits. It tells whether
+both round in the same places; whether their formulas are the same, the others have told."""
 
 NUDGE = 1e-6
 """Relative change of the parameters that tells how sensitive a model is, in float32.
@@ -36,6 +41,9 @@ A MobileNet was seen to change its gradients by 3 % of their size under it, as u
 switch over; it cannot be asked to keep them to 0.1 % when sums are taken in another order. Ten
 times the effect of the nudge is allowed; float64 stays the strict test.
 """
+
+SHORT_NUDGE = 2.0**-9
+"""The same in bfloat16: about what is lost when a number is rounded to it."""
 
 FLOOR = 1e-3
 """A tensor is measured against its own size, or this share of the largest of its kind: what is
@@ -71,10 +79,10 @@ class Equivalence:
 
     Parameters
     ----------
-    float64, float32 : Differences or None
+    float64, float32, bfloat16 : Differences or None
         Between fused and plain; None where it did not come to that.
     sensitivity : Differences or None
-        What a `NUDGE` of its parameters changes in the plain model, in float32.
+        What a nudge of its parameters changes in the plain model, in the shortest of these.
     refusal : str or None
         Why the models must not be fused; None when they may be.
     """
@@ -83,6 +91,40 @@ class Equivalence:
     float32: Differences | None = None
     sensitivity: Differences | None = None
     refusal: str | None = None
+    bfloat16: Differences | None = None
+
+    def __str__(self) -> str:
+        """The largest difference in each precision."""
+        found = {name: getattr(self, name) for name in ("float64", "float32", "bfloat16")}
+        told = [f"{item.largest:.1e} in {name}" for name, item in found.items() if item]
+        return f"at most {' and '.join(told)} from each by itself"
+
+
+@dataclass(frozen=True)
+class _Test:
+    """A comparison: models of a type compute with a precision; what differences are allowed.
+
+    Ten times the effect of a nudge is allowed, too; none is tried where it is 0.
+    """
+
+    name: str
+    dtype: torch.dtype
+    precision: str
+    allowed: float
+    nudge: float
+
+
+_TESTS: dict[str, tuple[_Test, ...]] = {
+    "fp32": (
+        _Test("float64", torch.float64, "fp32", EXACT, 0.0),
+        _Test("float32", torch.float32, "fp32", SINGLE, NUDGE),
+    )
+}
+_TESTS["bf16"] = (
+    *_TESTS["fp32"],
+    _Test("bfloat16", torch.float32, "bf16", SHORT, SHORT_NUDGE),
+)
+"""By the precision that was asked for."""
 
 
 def check_equivalence(
@@ -90,6 +132,7 @@ def check_equivalence(
     criterion: Callable[..., Any],
     steps: Sequence[Sequence[Batch]],
     opt_fn: Callable[[nn.Module], Optimizer],
+    precision: str = "fp32",
 ) -> Equivalence:
     """Compare a few steps of fused replicas with those of the plain models.
 
@@ -103,6 +146,8 @@ def check_equivalence(
         For each step each replica's batch; their sizes may differ.
     opt_fn : callable
         model → optimizer, which steps the plain models.
+    precision : {"fp32", "bf16"}
+        What the models will compute in; float64 and float32 are compared always.
 
     Returns
     -------
@@ -110,28 +155,25 @@ def check_equivalence(
         Its refusal says why they cannot be fused, or by how much they are not equivalent.
     """
     found: dict[str, Any] = {}
-    for dtype in (torch.float64, torch.float32):
-        precision = str(dtype).removeprefix("torch.")
+    for test in _TESTS[precision]:
         # What the user's code raises, in another precision for instance, is the reason.
         try:
             with seeding.preserved():
-                comparison = _Comparison(models, criterion, steps, opt_fn, dtype)
+                comparison = _Comparison(models, criterion, steps, opt_fn, test)
                 differences, sensitivity = comparison.run()
         except NotFusible as error:
             return Equivalence(**found, refusal=str(error))
         except Exception as error:  # noqa: BLE001
-            text = f"{type(error).__name__} was raised in {precision}: {error}"
+            text = f"{type(error).__name__} was raised in {test.name}: {error}"
             return Equivalence(**found, refusal=text)
-        found[precision] = differences
-        if dtype is torch.float32:
+        found[test.name] = differences
+        if test.nudge:
             found["sensitivity"] = sensitivity
         for kind, apart in asdict(differences).items():
-            allowed = EXACT if dtype is torch.float64 else SINGLE
-            if dtype is torch.float32:
-                allowed = max(allowed, 10 * getattr(sensitivity, kind))
+            allowed = max(test.allowed, 10 * getattr(sensitivity, kind) if test.nudge else 0.0)
             if not apart <= allowed:
                 text = (
-                    f"the fused {kind} differ from the plain ones by {apart:.1e} in {precision}, "
+                    f"the fused {kind} differ from the plain ones by {apart:.1e} in {test.name}, "
                     f"and at most {allowed:.0e} is allowed"
                 )
                 return Equivalence(**found, refusal=text)
@@ -147,8 +189,9 @@ class _Comparison:
         criterion: Callable[..., Any],
         steps: Sequence[Sequence[Batch]],
         opt_fn: Callable[[nn.Module], Optimizer],
-        dtype: torch.dtype,
+        test: _Test,
     ) -> None:
+        self.test, dtype = test, test.dtype
         self.plain = [copied(model).to(dtype).train() for model in models]
         self.steps = [[_cast(batch, dtype) for batch in batches] for batches in steps]
         inputs, targets = self.steps[0][0]
@@ -166,7 +209,7 @@ class _Comparison:
     def run(self) -> tuple[Differences, Differences]:
         """Return differences between fused and plain, and between plain and nudged plain."""
         for batches in self.steps:
-            losses = backward(self.fused, self.criterion, parts_of(batches))
+            losses = backward(self.fused, self.criterion, parts_of(batches), self.test.precision)
             for row, batch in enumerate(batches):
                 self._step(row, batch, losses[row])
         self._evaluate(self.steps[-1])
@@ -174,9 +217,9 @@ class _Comparison:
 
     def _step(self, row: int, batch: Batch, fused_loss: torch.Tensor) -> None:
         plain, state = self.plain[row], self.generators[row].get_state()
-        nudged = _nudged(plain, row)
-        other = _plain_step(nudged, self.criteria[row], batch, state)
-        loss = _plain_step(plain, self.criteria[row], batch, state)
+        nudged = self._nudged(plain, row)
+        other = self._plain_step(nudged, row, batch, state)
+        loss = self._plain_step(plain, row, batch, state)
         self.generators[row].set_state(torch.get_rng_state())
         gradients = _gradients(plain)
         _note(self.found, "losses", [(fused_loss, loss)])
@@ -198,13 +241,34 @@ class _Comparison:
         self.fused.eval()
         with torch.no_grad():
             for part in parts_of(batches):
-                outputs = self.fused.rows(part.rows)(part.inputs)
+                outputs = self._outputs(self.fused.rows(part.rows), part.inputs)
                 for place, row in enumerate(part.rows):
                     plain = self.plain[row].eval()
-                    nudged, inputs = _nudged(plain, row), batches[row][0]
-                    expected = plain(inputs)
+                    nudged, inputs = self._nudged(plain, row), batches[row][0]
+                    expected = self._outputs(plain, inputs)
                     _note(self.found, "outputs", [(outputs[place], expected)])
-                    _note(self.nudged, "outputs", [(nudged(inputs), expected)])
+                    _note(self.nudged, "outputs", [(self._outputs(nudged, inputs), expected)])
+
+    def _outputs(self, model: Any, inputs: torch.Tensor) -> Any:
+        return outputs_of(model, inputs, self.test.precision)
+
+    def _plain_step(
+        self, model: nn.Module, row: int, batch: Batch, state: torch.Tensor
+    ) -> torch.Tensor:
+        model.zero_grad()
+        torch.set_rng_state(state)
+        loss: torch.Tensor = self.criteria[row](self._outputs(model, batch[0]), batch[1])
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _nudged(self, model: nn.Module, seed: int) -> nn.Module:
+        generator = torch.Generator().manual_seed(seed)
+        nudged = copied(model)
+        with torch.no_grad():
+            for parameter in nudged.parameters():
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                parameter.mul_(1 + self.test.nudge * noise)
+        return nudged
 
 
 def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
@@ -214,26 +278,6 @@ def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
 
 def _to(criterion: Any, dtype: torch.dtype) -> Any:
     return criterion.to(dtype) if isinstance(criterion, nn.Module) else criterion
-
-
-def _nudged(model: nn.Module, seed: int) -> nn.Module:
-    generator = torch.Generator().manual_seed(seed)
-    nudged = copied(model)
-    with torch.no_grad():
-        for parameter in nudged.parameters():
-            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
-            parameter.mul_(1 + NUDGE * noise)
-    return nudged
-
-
-def _plain_step(
-    model: nn.Module, criterion: Any, batch: Batch, state: torch.Tensor
-) -> torch.Tensor:
-    model.zero_grad()
-    torch.set_rng_state(state)
-    loss: torch.Tensor = criterion(model(batch[0]), batch[1])
-    loss.backward()  # type: ignore[no-untyped-call]
-    return loss.detach()
 
 
 def _same(loss: torch.Tensor) -> torch.Tensor:

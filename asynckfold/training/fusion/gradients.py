@@ -12,6 +12,7 @@ from torch import nn
 
 from asynckfold.training.fusion.fused import FusedModule, fuse
 from asynckfold.training.fusion.layouts import NotFusible
+from asynckfold.training.precision import outputs_of
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """(inputs, targets) of one replica."""
@@ -164,7 +165,9 @@ def _alike(one: Batch | None, other: Batch | None) -> bool:
     return one[0].shape == other[0].shape and one[1].shape == other[1].shape
 
 
-def backward(fused: FusedModule, criterion: Criterion, parts: Sequence[Part]) -> torch.Tensor:
+def backward(
+    fused: FusedModule, criterion: Criterion, parts: Sequence[Part], precision: str = "fp32"
+) -> torch.Tensor:
     """Compute losses, and gradients into the fused parameters.
 
     Parameters
@@ -175,6 +178,8 @@ def backward(fused: FusedModule, criterion: Criterion, parts: Sequence[Part]) ->
         Of as many replicas.
     parts : sequence of Part
         Together some or all replicas, none twice.
+    precision : {"fp32", "bf16"}
+        What the models compute in.
 
     Returns
     -------
@@ -184,12 +189,12 @@ def backward(fused: FusedModule, criterion: Criterion, parts: Sequence[Part]) ->
     fused.zero_grad()
     everyone = range(fused.width)
     if len(parts) == 1 and parts[0].rows == everyone:
-        return _backward(fused, criterion, parts[0])
+        return _backward(fused, criterion, parts[0], precision)
     found: list[tuple[range, torch.Tensor]] = []
     for part in parts:
         view = fused.rows(part.rows)
         view.zero_grad()
-        found.append((part.rows, _backward(view, criterion.rows(part.rows), part)))
+        found.append((part.rows, _backward(view, criterion.rows(part.rows), part, precision)))
         if view is not fused:
             _hand_up(view, fused, part.rows)
     losses = found[0][1].new_full((fused.width,), float("nan"))
@@ -198,8 +203,8 @@ def backward(fused: FusedModule, criterion: Criterion, parts: Sequence[Part]) ->
     return losses
 
 
-def _backward(fused: FusedModule, criterion: Criterion, part: Part) -> torch.Tensor:
-    losses = criterion(fused(part.inputs), part.targets)
+def _backward(fused: FusedModule, criterion: Criterion, part: Part, precision: str) -> torch.Tensor:
+    losses = criterion(outputs_of(fused, part.inputs, precision), part.targets)
     # No replica's loss depends on another's parameters: the sum has each one's own gradients.
     losses.sum().backward()  # type: ignore[no-untyped-call]
     return losses.detach()

@@ -27,27 +27,40 @@ def _rule(function: Any, spatial: int) -> Rule:
         dilation: Any = 1,
         groups: int = 1,
     ) -> Emitted:
-        _check_batched(input, spatial)
-        kernel, shift = _flat(low, weight), None if bias is None else _flat(low, bias)
-        settings = (stride, padding, dilation, groups * low.width)
         of_images = spatial == 2 and not isinstance(padding, str)
         call = convolve_images if of_images else function
-        return Layout.CHANNELS, low.emit(call, low.channels(input), kernel, shift, *settings)
+        settings = (stride, padding, dilation, groups * low.width)
+        return _emit(low, call, spatial, input, weight, bias, *settings)
 
     return convolution
 
 
+def _emit(
+    low: Lowering,
+    function: Any,
+    spatial: int,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    *settings: Any,
+) -> Emitted:
+    """Emit a convolution of all replicas with these settings, in the function's order."""
+    if input.rank != spatial + 2:
+        raise NotFusible(f"a convolution of an input without a batch dimension ({input.rank}-D)")
+    kernel, shift = _flat(low, weight), None if bias is None else _flat(low, bias)
+    return Layout.CHANNELS, low.emit(function, low.channels(input), kernel, shift, *settings)
+
+
 def convolve_images(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: int,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any
 ) -> torch.Tensor:
-    """Return ``F.conv2d`` of these, with gradients by `_Images`."""
-    found: torch.Tensor = _Images.apply(x, weight, bias, stride, padding, dilation, groups)
+    """Return ``F.conv2d`` of these and its settings, with gradients by `_Images`."""
+    if torch.is_autocast_enabled(x.device.type):
+        # Autocast does not look into a function with a gradient of its own.
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    found: torch.Tensor = _Images.apply(x, weight, bias, *settings)
     return found
 
 
@@ -120,10 +133,8 @@ def _transposed_rule(function: Any, spatial: int) -> Rule:
         groups: int = 1,
         dilation: Any = 1,
     ) -> Emitted:
-        _check_batched(input, spatial)
-        kernel, shift = _flat(low, weight), None if bias is None else _flat(low, bias)
         settings = (stride, padding, output_padding, groups * low.width, dilation)
-        return Layout.CHANNELS, low.emit(function, low.channels(input), kernel, shift, *settings)
+        return _emit(low, function, spatial, input, weight, bias, *settings)
 
     return transposed
 
@@ -150,11 +161,6 @@ def _transposed_leaf(function: Any, spatial: int) -> Rule:
         )
 
     return leaf
-
-
-def _check_batched(input: Value, spatial: int) -> None:
-    if input.rank != spatial + 2:
-        raise NotFusible(f"a convolution of an input without a batch dimension ({input.rank}-D)")
 
 
 def _flat(low: Lowering, value: Value) -> Any:

@@ -1,0 +1,158 @@
+"""Which models train channels last in memory: a pure rule over the shapes of their convolutions.
+
+The format touches bits, so the same sweep must get the same one on an idle and on a busy machine:
+no timing has a say here. What is chosen is written in the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from asynckfold.plan import Plan
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of images in one training step.
+
+    Parameters
+    ----------
+    outputs : tuple of int
+        (batch, channels, height, width).
+    weights : tuple of int
+        (channels, channels of the input in a group, height, width).
+    """
+
+    outputs: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+NARROW = 16
+"""Channels below which an output fills no vector of 16 float32."""
+
+MOST_NARROW = 0.5
+"""The largest share of narrow outputs."""
+
+MOST_PRODUCTS = 400
+"""Products for each output above which convolutions are not sure to gain: the kernels for channels
+that come last save copies of inputs and outputs, which are little beside so many products.
+
+Milliseconds of a step on 1 core of an AMD EPYC that others used too, torch 2.15, batches of 32
+unless said; contiguous / channels last as the median over turns in which each took a step, in two
+runs of `asynckfold bench formats`:
+
+===================================  ==================  ========  ============
+model                                products an output  narrow %  ratio
+===================================  ==================  ========  ============
+MobileNet, quarter width                             32        16  1.34
+MobileNet, half the width                            59         0  1.30
+MobileNet                                           113         0  0.99 to 1.16
+MobileNet, batch 8                                  113         0  1.84
+VGG11, an eighth of the width                       136        43  1.23
+VGG11, quarter width                                261         0  1.21 to 1.28
+VGG16, quarter width                                288         0  1.10 to 1.18
+VGG11, half the width                               510         0  1.10 to 1.13
+VGG11, half the width, batch 128                    510         0  1.24
+AlexNet                                             786         0  1.15
+VGG11                                              1008         0  0.99 to 1.15
+VGG11, batch 128                                   1008         0  1.05 to 1.07
+LeNet5                                               57        75  1.02
+LeNet CIFAR                                          94        75  1.00
+===================================  ==================  ========  ============
+
+On two cores of a Xeon with AMX VGG11 was slower so, 0.87, and LeNet5, 0.93; a VGG11 of a quarter of
+the width 1.37 and MobileNet 1.33 to 1.38 times faster."""
+
+
+def why_not_paying(plan: Plan, convolutions: Sequence[Convolution]) -> str:
+    """Return why a model is not to train channels last, by what a dry run knows; empty if to.
+
+    Parameters
+    ----------
+    plan : Plan
+        Its parameters and its kind of device.
+    convolutions : sequence of Convolution
+        Of one training step of the model.
+
+    Examples
+    --------
+    >>> from asynckfold.plan import TrainerParams
+    >>> plan = Plan((), TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+    >>> why_not_paying(plan, [Convolution((32, 64, 32, 32), (64, 16, 3, 3))])
+    ''
+    >>> why_not_paying(plan, [Convolution((32, 6, 28, 28), (6, 1, 5, 5))])
+    '100 % of what its convolutions give has less than 16 channels, and 50 % is the most'
+    """
+    asked = plan.params.memory_format
+    if asked == "contiguous":
+        return "memory_format is 'contiguous'"
+    if not convolutions:
+        return "it has no convolution of images"
+    if asked == "channels_last":
+        return ""
+    if plan.device != "cpu":
+        return "the rule was measured on CPUs only"
+    if plan.params.trainer != "plain":
+        return f"each is trained by the trainer {plan.params.trainer!r}"
+    narrow = narrow_share(convolutions)
+    if narrow > MOST_NARROW:
+        return (
+            f"{100 * narrow:.0f} % of what its convolutions give has less than {NARROW} channels, "
+            f"and {100 * MOST_NARROW:.0f} % is the most"
+        )
+    products = products_per_output(convolutions)
+    if products > MOST_PRODUCTS:
+        return (
+            f"its convolutions take {products:.0f} products for each output, and {MOST_PRODUCTS} "
+            "is the most"
+        )
+    return ""
+
+
+def narrow_share(convolutions: Sequence[Convolution]) -> float:
+    """Return the share of all outputs that has less than `NARROW` channels.
+
+    >>> narrow_share([Convolution((8, 6, 4, 4), (6, 3, 3, 3)), Convolution((8, 18, 4, 4), (18, 6))])
+    0.25
+    """
+    return _mean([float(item.outputs[1] < NARROW) for item in convolutions], convolutions)
+
+
+def products_per_output(convolutions: Sequence[Convolution]) -> float:
+    """Return how many products a convolution takes for each number that it gives, on average.
+
+    >>> products_per_output([Convolution((8, 6, 4, 4), (6, 3, 5, 5))])
+    75.0
+    """
+    return _mean([math.prod(item.weights[1:]) for item in convolutions], convolutions)
+
+
+def _mean(values: Sequence[float], convolutions: Sequence[Convolution]) -> float:
+    """By numbers of outputs."""
+    counts = [math.prod(item.outputs) for item in convolutions]
+    return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
+
+
+def chosen(plan: Plan, why_not: Mapping[str, str], before: Plan | None) -> tuple[str, ...]:
+    """Return which models of a plan train channels last.
+
+    Parameters
+    ----------
+    plan : Plan
+        With all its jobs.
+    why_not : Mapping of str to str
+        By model why it is not to; empty where it is.
+    before : Plan, optional
+        Of this run or of another: what it says of its models is kept, unless a format was asked
+        for.
+    """
+    kept = before if plan.params.memory_format == "auto" else None
+    known = set() if kept is None else {job.model for job in kept.jobs}
+    return tuple(
+        model
+        for model in dict.fromkeys(job.model for job in plan.jobs)
+        if (kept is not None and model in kept.channels_last)
+        or (model not in known and why_not.get(model) == "")
+    )

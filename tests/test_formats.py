@@ -1,0 +1,238 @@
+"""Which models train channels last: the rule, what a plan keeps of it, and the same numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from asynckfold import AsyncKFold, RunStore
+from asynckfold.folds import Fold
+from asynckfold.formats import Convolution, chosen, why_not_paying
+from asynckfold.models import VGG, LeNet, LeNet5, MobileNet
+from asynckfold.plan import Plan, TrainerParams, make_jobs
+from asynckfold.training import preflight
+from asynckfold.training.flops import FlopCounter
+from tests.training.tiny import Tiny, checkpoints
+
+WIDE = Convolution((32, 64, 32, 32), (64, 16, 3, 3))
+FOLD = Fold(0, 0, np.array([0]), np.array([1]))
+
+
+def plan_of(*models: str, **changes: Any) -> Plan:
+    jobs = make_jobs(models, ["step"], [FOLD], 0)
+    plan = Plan(jobs, TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+    return replace(plan, **changes)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "wanted"),
+    [
+        (lambda: VGG(width=0.25), (3, 32, 32), True),
+        (lambda: VGG("VGG16", width=0.25), (3, 32, 32), True),
+        (MobileNet, (3, 32, 32), True),
+        (VGG, (3, 32, 32), False),
+        (LeNet5, (1, 32, 32), False),
+        (LeNet, (3, 32, 32), False),
+    ],
+)
+def test_the_rule_takes_what_was_faster_and_leaves_what_was_slower(
+    model: Callable[[], nn.Module], shape: tuple[int, ...], wanted: bool
+) -> None:
+    with FlopCounter() as counter, torch.no_grad():
+        model()(torch.zeros(2, *shape))
+    assert (why_not_paying(plan_of(), counter.convolutions) == "") is wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "convolutions", "told"),
+    [
+        ({}, [], "no convolution of images"),
+        ({"device": "cuda"}, [WIDE], "on CPUs only"),
+        ({"params": TrainerParams(trainer="hogwild")}, [WIDE], "the trainer 'hogwild'"),
+        ({"params": TrainerParams(memory_format="contiguous")}, [WIDE], "is 'contiguous'"),
+        ({"params": TrainerParams(memory_format="channels_last")}, [], "no convolution"),
+        ({}, [WIDE, Convolution((32, 512, 32, 32), (512, 512, 3, 3))], "products for each output"),
+    ],
+)
+def test_why_not(changes: dict[str, Any], convolutions: list[Convolution], told: str) -> None:
+    assert told in why_not_paying(plan_of(**changes), convolutions)
+
+
+def test_whoever_asks_gets_it() -> None:
+    plan = plan_of(params=TrainerParams(memory_format="channels_last"))
+    assert why_not_paying(plan, [Convolution((2, 3, 4, 4), (3, 512, 5, 5))]) == ""
+
+
+def test_a_run_keeps_what_its_plan_says_and_decides_for_what_is_added() -> None:
+    plan, paying = plan_of("A", "B", "C"), {"A": "", "B": "", "C": "it is small"}
+    assert chosen(plan, paying, None) == ("A", "B")
+    assert chosen(plan, paying, plan_of("A")) == ("B",)
+    assert chosen(plan, {}, plan_of("A", channels_last=("A",))) == ("A",)
+    asked = replace(plan, params=TrainerParams(memory_format="contiguous"))
+    assert chosen(asked, {}, plan_of("A", channels_last=("A",))) == ()
+
+
+def test_a_plan_has_it_only_where_there_is_something_to_say() -> None:
+    plan = plan_of("A", "B")
+    last = replace(plan, channels_last=("A",))
+    assert "channels_last" not in json.loads(plan.to_json())
+    assert Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_json(last.to_json()) == last
+    assert plan.first_difference(last) == 'channels_last: [] there, ["A"] here'
+    assert last.obstacle(replace(last, jobs=last.jobs[:1])) is not None
+    smaller = replace(last, jobs=last.jobs[:1])
+    assert smaller.obstacle(last) is None
+    grouped = replace(last, groups=((last.jobs[0].id, "other"),))
+    assert [last.is_channels_last(job) for job in last.jobs] == [True, False]
+    assert not grouped.is_channels_last(grouped.jobs[0])
+
+
+class Images(nn.Module):
+    """Wide enough for the rule; says how its convolution's outputs lie in memory."""
+
+    seen: set[bool]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(2, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 2)
+        )
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found = self.layers(inputs.view(-1, 2, 6, 6))
+        self.seen.add(found.is_contiguous(memory_format=torch.channels_last))
+        flat: torch.Tensor = self.flat(found)
+        return self.head(flat)
+
+    def flat(self, found: torch.Tensor) -> torch.Tensor:
+        return found.mean((2, 3))
+
+
+class Viewing(Images):
+    def flat(self, found: torch.Tensor) -> torch.Tensor:
+        return found.view(len(found), -1).unflatten(1, (16, -1)).mean(2)
+
+
+class Peeking(Images):
+    """Reads what lies first in memory."""
+
+    def flat(self, found: torch.Tensor) -> torch.Tensor:
+        return found.as_strided((len(found), 16), (found.stride(0), 1))
+
+
+def images(count: int = 60) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, 72)).astype(np.float32), np.arange(count) % 3
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), 1e-2)
+
+
+class Last(Tiny):
+    """A sweep whose plan says channels last."""
+
+    @property
+    def bundle(self) -> Any:
+        found = Tiny.bundle.func(self)  # type: ignore[attr-defined]
+        return replace(found, plan=replace(found.plan, channels_last=tuple(self.models)))
+
+
+def sweep(kind: type[Tiny], root: Path, model: type[Images] = Images, **changes: Any) -> Tiny:
+    made = type(model.__name__, (model,), {"seen": set()})
+    return kind(root, {"images": made}, opt_fn=adam, data=images(), **changes)
+
+
+def test_jobs_keep_their_images_channels_last_and_their_numbers(tmp_path: Path) -> None:
+    last, plain = sweep(Last, tmp_path / "last"), sweep(Tiny, tmp_path / "plain")
+    one, other = last.train(), plain.train()
+    assert last.models["images"].seen == {True}
+    assert plain.models["images"].seen == {False}
+    # Adam makes full steps out of the rounding of a bias that the normalisation takes out.
+    np.testing.assert_allclose(one.outputs, other.outputs, atol=2e-2)
+
+
+def last_of_its_own() -> nn.Module:
+    torch.manual_seed(0)
+    model = type("Own", (Images,), {"seen": set()})()
+    found: nn.Module = model.to(memory_format=torch.channels_last)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["the plan's", "the user's"])
+def test_the_same_bits_where_it_is_continued(tmp_path: Path, kind: str) -> None:
+    """What Adam's fused kernel keeps lies as parameters do, also after a checkpoint."""
+
+    def made(root: Path) -> Tiny:
+        if kind == "the plan's":
+            return sweep(Last, root)
+        return Tiny(root, {"images": last_of_its_own}, opt_fn=adam, data=images())
+
+    whole, tiny = made(tmp_path / "whole").train(), made(tmp_path / "parts")
+    left = iter(range(5))
+    _, news = tiny.attempt(stop=lambda: next(left, None) is None)
+    found, _ = tiny.attempt(None, 2, checkpoints(news))
+    assert found is not None
+    assert found.digest == whole.digest
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (Images, ""),
+        (Viewing, "RuntimeError was raised: view size"),
+        (Peeking, "its outputs differ"),
+    ],
+)
+def test_a_model_that_does_not_compute_the_same_so_is_left_as_it_is(
+    tmp_path: Path, model: type[Images], told: str
+) -> None:
+    tiny = sweep(Tiny, tmp_path, model)
+    facts = preflight.check(tiny.bundle, tiny.batches)
+    assert facts.failures == {}
+    assert facts.problems == ()
+    assert facts.formats["images"].startswith(told)
+    assert bool(facts.formats["images"]) == bool(told)
+    asked = sweep(Tiny, tmp_path, model, params=TrainerParams(memory_format="channels_last"))
+    refused = [item[:2] for item in preflight.check(asked.bundle, asked.batches).problems]
+    assert [rule.split(" needs")[0] for rule, _ in refused] == [
+        "memory_format='channels_last'"
+    ] * bool(told)
+    assert all(received.startswith(f"model images: {told}") for _, received in refused)
+
+
+def test_a_run_says_it_and_keeps_it(tmp_path: Path) -> None:
+    def run(root: Path, **params: Any) -> Any:
+        kfold = AsyncKFold(
+            3,
+            images(),
+            root,
+            nn.CrossEntropyLoss(),
+            10,
+            verbose=0,
+            baseline=None,
+            parallelize=False,
+        )
+        made = type("Images", (Images,), {"seen": set()})
+        return kfold({"images": made}, ["step"], adam, {"epochs": 1, **params})
+
+    auto, asked = run(tmp_path / "auto"), run(tmp_path / "asked", memory_format="channels_last")
+    other = run(tmp_path / "other", memory_format="contiguous")
+    assert auto.plan.channels_last == asked.plan.channels_last == ("images",)
+    assert other.plan.channels_last == ()
+    for name, result in auto.results.items():
+        assert result.weights == asked.results[name].weights != other.results[name].weights
+    with RunStore.read(tmp_path / "auto") as store:
+        assert store.plan.channels_last == ("images",)
+    # A run that was begun before there was a rule stays what it was.
+    old = run(tmp_path / "auto")
+    assert old.fingerprint == auto.fingerprint

@@ -1,0 +1,71 @@
+"""torch.compile on request: the model whole or an error, and bits that nothing else touches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from asynckfold import fusing
+from asynckfold.errors import InputError
+from asynckfold.plan import TrainerParams
+from asynckfold.training import preflight
+from tests.training.tiny import Plain, Tiny, checkpoints
+
+COMPILED = TrainerParams(epochs=2, compile=True)
+
+
+@pytest.mark.slow
+def test_a_compiled_job_has_the_same_bits_where_it_is_continued(tmp_path: Path) -> None:
+    whole = Tiny(tmp_path / "whole", params=COMPILED).train()
+    tiny = Tiny(tmp_path / "stopped", params=COMPILED)
+    left = iter(range(5))
+    _, news = tiny.attempt(stop=lambda: next(left, None) is None)
+    found, _ = tiny.attempt(None, 2, checkpoints(news))
+    assert found is not None
+    assert found.digest == whole.digest
+    plain = Tiny(tmp_path / "plain").train()
+    np.testing.assert_allclose(whole.outputs, plain.outputs, rtol=1e-4, atol=1e-5)
+    assert psutil.Process().children() == []
+
+
+class Choosing(Plain):
+    """Goes another way for some data, which no compiled code can."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found = super().forward(inputs)
+        return found if found.sum() > 0 else -found
+
+
+@pytest.mark.slow
+def test_what_cannot_be_compiled_is_refused_before_the_sweep(tmp_path: Path) -> None:
+    models = {"plain": Plain, "choosing": Choosing}
+    tiny = Tiny(tmp_path, models, params=COMPILED)
+    facts = preflight.check(tiny.bundle, tiny.batches)
+    ((rule, received, remedy),) = facts.problems
+    assert rule == "compile=True needs models that torch.compile takes whole"
+    assert received.startswith("model choosing: ")
+    assert "\n" not in received
+    assert remedy == "Leave compile out, or change the model."
+    assert facts.failures == {}
+
+
+def test_compiled_jobs_are_not_fused(tmp_path: Path) -> None:
+    bundle = Tiny(tmp_path, params=COMPILED).bundle
+    reason = fusing.why_not_paying(True, bundle.plan, bundle.folds, "plain", 0)
+    assert reason == "each is compiled by itself (compile=True)"
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ({"compile": "yes"}, "compile must be True or False: received 'yes'"),
+        ({"compile": True, "trainer": "hogwild"}, "compile=True is for the plain trainer"),
+    ],
+)
+def test_what_it_does_not_go_with(params: dict, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        TrainerParams.from_mapping(params)
