@@ -7,6 +7,7 @@ turns; nothing here asserts a speed.
 from asynckfold.bench.checkpoints import checkpoint_table
 from asynckfold.bench.formats import format_table
 from asynckfold.bench.fusion import fusion_table
+from asynckfold.bench.packing import QUICK as QUICK_PACKING
 from asynckfold.bench.packing import packing_table
 from asynckfold.bench.place import place_table
 from asynckfold.bench.speed import QUICK, speed_table
@@ -16,6 +17,7 @@ from asynckfold.bench.use import use_table
 
 __all__ = [
     "QUICK",
+    "QUICK_PACKING",
     "BenchTable",
     "checkpoint_table",
     "format_table",

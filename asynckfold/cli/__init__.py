@@ -281,7 +281,7 @@ def _bench_table(parsed: argparse.Namespace) -> BenchTable:
     if subject == "fusion":
         return bench.fusion_table(seconds=1.0) if quick else bench.fusion_table()
     if subject == "packing":
-        return bench.packing_table(turns=1) if quick else bench.packing_table()
+        return bench.packing_table(bench.QUICK_PACKING, turns=1) if quick else bench.packing_table()
     data = Path(parsed.data) if parsed.data else None
     if subject == "trainers":
         return (
