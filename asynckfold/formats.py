@@ -39,26 +39,25 @@ MOST_PRODUCTS = 400
 """Products for each output above which convolutions are not sure to gain: the kernels for channels
 that come last save copies of inputs and outputs, which are little beside so many products.
 
-Milliseconds of a step on 1 core of an AMD EPYC that others used too, torch 2.15, batches of 32
-unless said; contiguous / channels last as the median over turns in which each took a step, in two
-runs of `asynckfold bench formats`:
+From three runs of `asynckfold bench formats` (1 core of an AMD EPYC that others used, too; torch
+2.15; batches of 32 unless said): seconds of a step contiguous / channels last, in turns.
 
 ===================================  ==================  ========  ============
 model                                products an output  narrow %  ratio
 ===================================  ==================  ========  ============
-MobileNet, quarter width                             32        16  1.34
-MobileNet, half the width                            59         0  1.30
-MobileNet                                           113         0  0.99 to 1.16
-MobileNet, batch 8                                  113         0  1.84
+MobileNet, quarter width                             32        16  1.31 to 1.34
+MobileNet, half the width                            59         0  1.30 to 1.31
+MobileNet                                           113         0  0.99 to 1.23
+MobileNet, batch 8                                  113         0  1.84 to 1.90
 VGG11, an eighth of the width                       136        43  1.23
-VGG11, quarter width                                261         0  1.21 to 1.28
+VGG11, quarter width                                261         0  1.20 to 1.28
 VGG16, quarter width                                288         0  1.10 to 1.18
-VGG11, half the width                               510         0  1.10 to 1.13
-VGG11, half the width, batch 128                    510         0  1.24
-AlexNet                                             786         0  1.15
+VGG11, half the width                               510         0  1.09 to 1.13
+VGG11, half the width, batch 128                    510         0  1.24 to 1.34
+AlexNet                                             786         0  1.15 to 1.16
 VGG11                                              1008         0  0.99 to 1.15
-VGG11, batch 128                                   1008         0  1.05 to 1.07
-LeNet5                                               57        75  1.02
+VGG11, batch 128                                   1008         0  1.02 to 1.07
+LeNet5                                               57        75  1.02 to 1.03
 LeNet CIFAR                                          94        75  1.00
 ===================================  ==================  ========  ============
 

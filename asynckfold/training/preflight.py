@@ -46,7 +46,8 @@ from asynckfold.training.precision import outputs_of
 from asynckfold.transforms import describe
 
 REPLICA_BATCH = 8
-"""Samples with which fused replicas are compared with plain models: the check is one of formulas.
+"""Samples with which fused replicas are compared with plain models, and memory formats with each
+other: these are checks of formulas, and must not want for memory.
 """
 
 _Problem = tuple[str, str, str]
@@ -212,8 +213,9 @@ class _DryRun:
         for memory_format in (torch.contiguous_format, torch.channels_last):
             model = copied(self.model).to(memory_format=memory_format).train()
             with seeding.preserved():
-                outputs = self._outputs(model)
-                copy.deepcopy(self.bundle.recipe.criterion)(outputs, self.targets).backward()
+                outputs = self._outputs(model, REPLICA_BATCH)
+                criterion = copy.deepcopy(self.bundle.recipe.criterion)
+                criterion(outputs, self.targets[:REPLICA_BATCH]).backward()
             found.append(outputs.detach())
         apart, size = float((found[0] - found[1]).abs().max()), float(found[0].abs().max())
         return "" if apart <= SAME * size else f"its outputs differ by {apart:.1e} of {size:.1e}"
@@ -236,8 +238,8 @@ class _DryRun:
         finally:
             torch.compiler.reset()
 
-    def _outputs(self, model: nn.Module) -> Any:
-        return outputs_of(model, self.inputs, self.bundle.plan.params.precision)
+    def _outputs(self, model: nn.Module, most: int | None = None) -> Any:
+        return outputs_of(model, self.inputs[:most], self.bundle.plan.params.precision)
 
     def why_not_fusible(self) -> str:
         """Return why jobs of the model are not to be trained as one, or nothing where they are."""
