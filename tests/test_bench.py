@@ -107,7 +107,7 @@ def test_the_verb_finds_each_subject(
         monkeypatch.setattr(
             bench,
             f"{name}_table",
-            lambda **turns: bench.BenchTable("Table", ("n",), ((turns.get("turns", 0),),)),
+            lambda *works, turns=0, **others: bench.BenchTable("Table", ("n",), ((turns,),)),
         )
     for subject in ("place", "packing", "trainers", "use"):
         assert main(["bench", subject, "--json"]) == 0

@@ -14,10 +14,10 @@ from torch import nn
 
 from asynckfold.identity import CPU as CPU_CLASS
 from asynckfold.messages import Task
-from asynckfold.plan import Plan, TrainerParams
+from asynckfold.plan import TRAINERS, Plan, TrainerParams
 from asynckfold.result import DONE
 from asynckfold.session import slow_notes
-from asynckfold.training import hogwild, preflight
+from asynckfold.training import preflight, several
 from asynckfold.training.fusion import check_equivalence
 from asynckfold.training.precision import outputs_of
 from tests.training.fusion.test_zoo import replicas, steps
@@ -69,7 +69,7 @@ def noted(loss: set[torch.dtype]) -> Any:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("trainer", ["plain", "hogwild"])
+@pytest.mark.parametrize("trainer", TRAINERS)
 def test_training_and_evaluation_compute_in_it_and_the_loss_does_not(
     tmp_path: Path, precision: str, trainer: str
 ) -> None:
@@ -81,7 +81,7 @@ def test_training_and_evaluation_compute_in_it_and_the_loss_does_not(
     if trainer == "plain":
         result = tiny.train()
     else:
-        result = hogwild.train(
+        result = several.train(
             tiny.bundle, Task(tiny.jobs[0]), tiny.batches, (), lambda news: None, never
         )
     assert result.status == DONE

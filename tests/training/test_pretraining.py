@@ -133,7 +133,7 @@ def test_damaged_checkpoints_mean_an_older_one_or_the_stage_again(
 
 def test_one_process_of_hogwild_does_what_the_plain_trainer_does(tmp_path: Path) -> None:
     plain = spied(tmp_path / "plain")
-    tiny = spied(tmp_path / "hogwild")
+    tiny = spied(tmp_path / "hogwild", params=TrainerParams(epochs=3, trainer="hogwild"))
     (found,) = tiny.execute(tiny.jobs[0], trainer="hogwild")
     assert found.digest == plain.train().digest
     assert len(SEEN) == 2
