@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,11 @@ def read_process(pid: int) -> tuple[float, int]:
         return times.user + times.system, process.cpu_num()
 
 
+def read_age(pid: int) -> float:
+    """Return for how many seconds a process has been there."""
+    return time.time() - psutil.Process(pid).create_time()
+
+
 def read_descendants() -> dict[int, int]:
     """Return the parent of each process that descends from this one."""
     found = {}
@@ -97,3 +103,4 @@ class Readers:
     private_memory: Callable[[int], int] = read_private_memory
     available_memory: Callable[[], int] = read_available_memory
     total_memory: Callable[[], int] = read_total_memory
+    age: Callable[[int], float] = read_age

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from asynckfold.engines.readers import UNREADABLE, Readers
 
@@ -178,12 +178,14 @@ class LoadSampler:
         """
         elapsed = self._clock() - self._last.at
         if elapsed < WINDOW_SECONDS:
+            # Warm workers are there when a run begins, and must not be taken for neighbours later.
+            self._meet(own or {})
             return
         family = self._family(dict(own or {}))
         last, self._last = self._last, self._read(family)
         window = self._last.at - last.at
         busy = {core: _delta(last.cores, self._last.cores, core) for core in self.cores}
-        uses = [self._own_use(pid, pinned, last) for pid, pinned in family.items()]
+        uses = [self._own_use(pid, pinned, last, window) for pid, pinned in family.items()]
         for core, share in foreign_shares(busy, uses, window).items():
             self._states[core] = settle(self._states[core], share, window, self._last.at)
         self._usage = self._used(busy, uses, window)
@@ -229,13 +231,12 @@ class LoadSampler:
         own = sum(use.seconds for use in uses if not math.isnan(use.seconds)) / window
         return sum(cores), min(own, sum(cores)), cores
 
-    def _own_use(self, pid: int, pinned: tuple[int, ...], last: _Reading) -> OwnUse:
+    def _own_use(self, pid: int, pinned: tuple[int, ...], last: _Reading, window: float) -> OwnUse:
         now = self._last.processes.get(pid)
-        seconds = _delta(
-            {key: value[0] for key, value in last.processes.items()},
-            {} if now is None else {pid: now[0]},
-            pid,
-        )
+        before = {key: value[0] for key, value in last.processes.items()}
+        if pid not in before and self._age(pid) <= window:
+            before[pid] = 0.0
+        seconds = _delta(before, {} if now is None else {pid: now[0]}, pid)
         if pinned or now is None:
             return OwnUse(seconds, pinned, bool(pinned))
         others = sorted(
@@ -243,6 +244,19 @@ class LoadSampler:
             key=lambda core: -_known(_delta(last.cores, self._last.cores, core)),
         )
         return OwnUse(seconds, (now[1], *others), False)
+
+    def _age(self, pid: int) -> float:
+        try:
+            return float(self._readers.age(pid))
+        except UNREADABLE:
+            return math.inf
+
+    def _meet(self, own: Mapping[int, tuple[int, ...]]) -> None:
+        """Note what own processes have used so far that were not there at the last look."""
+        new = [pid for pid in own if pid not in self._last.processes]
+        if new:
+            found = {**self._last.processes, **self._processes(new)}
+            self._last = replace(self._last, processes=found)
 
     def _family(self, own: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
         """Own processes, their descendants with the cores they inherited, and this process."""
@@ -271,6 +285,9 @@ class LoadSampler:
             cores = {core: float(value) for core, value in found.items() if value >= 0}
         except UNREADABLE:
             cores = {}
+        return _Reading(self._clock(), cores, self._processes(own))
+
+    def _processes(self, own: Iterable[int]) -> dict[int, tuple[float, int]]:
         processes = {}
         for pid in own:
             try:
@@ -278,7 +295,7 @@ class LoadSampler:
                 processes[pid] = (float(seconds), int(core))
             except UNREADABLE:
                 continue  # ended or not ours to look at: unknown in this window
-        return _Reading(self._clock(), cores, processes)
+        return processes
 
 
 def _delta(before: Mapping[int, float], after: Mapping[int, float], key: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ class FakeMachine:
         self.now = 100.0
         self.cores = dict.fromkeys(range(cores), 50.0)
         self.processes: dict[int, tuple[float, int]] = {ME: (1.0, 0)}
+        self.born: dict[int, float] = {}
         self.parents: dict[int, int] = {}
         self.memory: dict[int, int] = {}
         self.broken: Exception | None = None
@@ -61,6 +63,7 @@ class FakeMachine:
             lambda pid: self.memory[pid],
             lambda: 1000,
             lambda: 4000,
+            lambda pid: self.now - self.born.get(pid, -math.inf),
         )
 
     def sampler(self) -> LoadSampler:

@@ -216,6 +216,31 @@ def test_an_own_process_that_may_not_be_read_leaves_its_core_unknown() -> None:
     assert 1 not in sampler.busy
 
 
+def test_a_warm_worker_is_no_neighbour_in_the_first_window() -> None:
+    fake = FakeMachine()
+    fake.processes[11] = (70.0, 0)
+    sampler = fake.sampler()
+    fake.run(0.1)
+    sampler.sample({11: (0,)})
+    fake.run(0.4, own={11: (1.0, 0)})
+    sampler.sample({11: (0,)})
+    assert sampler.busy == frozenset()
+    assert sampler.shares[0] == pytest.approx(0.0, abs=0.01)
+
+
+@pytest.mark.parametrize(("age", "busy"), [(0.3, frozenset()), (5.0, {0})])
+def test_a_worker_that_began_within_a_window_is_no_neighbour_in_it(
+    age: float, busy: set[int]
+) -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    fake.processes[11] = (0.0, 0)
+    fake.run(0.4, own={11: (1.0, 0)})
+    fake.born[11] = fake.now - age
+    sampler.sample({11: ()})
+    assert sampler.busy == busy
+
+
 def test_the_idlest_core_comes_first_and_equals_by_number() -> None:
     fake = FakeMachine(4)
     sampler = fake.sampler()
