@@ -98,6 +98,8 @@ def _score(item: Any, classification: bool) -> Score:
     if not isinstance(item, str) and not _is_scorer(item):
         own: Score = item
         return own
+    if item == "accuracy" and classification:
+        return _accuracy
     from sklearn.metrics import get_scorer
 
     scorer = get_scorer(item)
@@ -106,6 +108,14 @@ def _score(item: Any, classification: bool) -> Score:
         return float(scorer(_trained(outputs, classification), np.arange(len(targets)), targets))
 
     return score
+
+
+def _accuracy(targets: npt.NDArray[Any], outputs: Outputs) -> float:
+    """Return scikit-learn's ``"accuracy"``, which takes 1 ms to look its arguments over.
+
+    That would be a fifth of what a short job may cost beside its training.
+    """
+    return float(np.mean(outputs.argmax(axis=1) == targets))
 
 
 def _trained(outputs: Outputs, classification: bool) -> Any:
