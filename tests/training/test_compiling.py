@@ -20,6 +20,7 @@ COMPILED = TrainerParams(epochs=2, compile=True)
 
 @pytest.mark.slow
 def test_a_compiled_job_has_the_same_bits_where_it_is_continued(tmp_path: Path) -> None:
+    before = psutil.Process().children()
     whole = Tiny(tmp_path / "whole", params=COMPILED).train()
     tiny = Tiny(tmp_path / "stopped", params=COMPILED)
     left = iter(range(5))
@@ -29,7 +30,8 @@ def test_a_compiled_job_has_the_same_bits_where_it_is_continued(tmp_path: Path) 
     assert found.digest == whole.digest
     plain = Tiny(tmp_path / "plain").train()
     np.testing.assert_allclose(whole.outputs, plain.outputs, rtol=1e-4, atol=1e-5)
-    assert psutil.Process().children() == []
+    # None of the processes stays with which torch would compile.
+    assert psutil.Process().children() == before
 
 
 class Choosing(Plain):
