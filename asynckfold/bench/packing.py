@@ -40,7 +40,7 @@ from asynckfold.bench.loops import (
     noisy_patterns,
     small_vgg,
 )
-from asynckfold.bench.table import BenchTable, machine_facts
+from asynckfold.bench.table import BenchTable, in_words, machine_facts, silent
 from asynckfold.folds import make_folds
 from asynckfold.models import MLP, LeNet, LeNet5, MobileNet
 
@@ -83,12 +83,29 @@ WORKS = (
 
 QUICK = tuple(replace(work, samples=work.samples // 4) for work in WORKS)
 
+COLUMNS = (
+    "work",
+    "loader s",
+    "serial s, 1 thread",
+    "serial s, all threads",
+    "at once s",
+    "asynckfold s",
+    "asynckfold s, first call",
+    "against loader",
+    "against best serial",
+    "accuracy: loader",
+    "accuracy: serial",
+    "accuracy: asynckfold",
+)
+
 AT_ONCE_LIMIT = 3.0
 """All folds at once are stopped after so many times the seconds of the loader: they were seen to
 take more than ten times as long, and that they lose is known by then."""
 
 
-def packing_table(works: Sequence[Work] = WORKS, turns: int = 3) -> BenchTable:
+def packing_table(
+    works: Sequence[Work] = WORKS, turns: int = 3, *, tell: Callable[[str], None] = silent
+) -> BenchTable:
     """Time each work in each way, turn by turn; return medians and ratios of medians.
 
     Parameters
@@ -98,8 +115,10 @@ def packing_table(works: Sequence[Work] = WORKS, turns: int = 3) -> BenchTable:
     turns : int
         How often each way is timed, the ways one after another in each turn; all at once only
         once, at the end.
+    tell : callable
+        Is told each row as soon as it is there.
     """
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for work in works:
         ways = _ways(work)
         # Workers start once in the life of a process; what that costs is told apart.
@@ -125,22 +144,10 @@ def packing_table(works: Sequence[Work] = WORKS, turns: int = 3) -> BenchTable:
                 accuracies["asynckfold"],
             )
         )
+        tell(in_words(COLUMNS, rows[-1]))
     return BenchTable(
         "One sweep of 5 folds in four ways",
-        (
-            "work",
-            "loader s",
-            "serial s, 1 thread",
-            "serial s, all threads",
-            "at once s",
-            "asynckfold s",
-            "asynckfold s, first call",
-            "against loader",
-            "against best serial",
-            "accuracy: loader",
-            "accuracy: serial",
-            "accuracy: asynckfold",
-        ),
+        COLUMNS,
         tuple(rows),
         (
             f"Medians of {turns} turns, each way once a turn, but for at once, which is timed once "

@@ -43,7 +43,7 @@ from asynckfold.bench.loops import (
     small_vgg,
     threads,
 )
-from asynckfold.bench.table import BenchTable, machine_facts
+from asynckfold.bench.table import BenchTable, in_words, machine_facts, silent
 from asynckfold.engines import pool
 from asynckfold.errors import InputError, Problem
 from asynckfold.folds import make_folds
@@ -139,6 +139,7 @@ def speed_table(
     counts: Sequence[int] = (1, len(SCHEDULES)),
     data: Path | None = None,
     with_peers: bool = False,
+    tell: Callable[[str], None] = silent,
 ) -> BenchTable:
     """Time each work in each way, turn by turn; return medians, spreads and accuracies.
 
@@ -155,6 +156,8 @@ def speed_table(
         for what is not there.
     with_peers : bool
         Also by skorch and Ray, where they are installed.
+    tell : callable
+        Is told the rows of a work as soon as they are there.
 
     Raises
     ------
@@ -176,7 +179,10 @@ def speed_table(
         for count in counts:
             exercise = Exercise(work.model, folds, work.epochs, SCHEDULES[:count])
             ways = _ways(exercise, dataset, inputs, targets, with_peers)
-            rows += _rows(work.name, exercise, _timed(ways, turns), _flops(exercise, inputs), peak)
+            found = _timed(ways, turns)
+            rows += _rows(work.name, exercise, found, _flops(exercise, inputs), peak)
+            for row in rows[-len(found) :]:
+                tell(in_words(COLUMNS, row))
     return BenchTable(
         "The same work in several ways",
         COLUMNS,

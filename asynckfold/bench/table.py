@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -88,6 +88,22 @@ def shown(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def in_words(columns: Sequence[str], row: Sequence[Any]) -> str:
+    """Return a row in one line: its first cell, then each column with its value.
+
+    Examples
+    --------
+    >>> in_words(("work", "loader s", "peer s"), ("MLP", 2.5, None))
+    'MLP: loader s 2.5, peer s –'
+    """
+    cells = (f"{name} {shown(value)}" for name, value in zip(columns[1:], row[1:], strict=True))
+    return f"{row[0]}: {', '.join(cells)}"
+
+
+def silent(line: str) -> None:
+    """Tell nobody how far a benchmark is."""
 
 
 def machine_facts() -> dict[str, Any]:

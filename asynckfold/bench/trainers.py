@@ -16,10 +16,22 @@ from torch import nn
 
 from asynckfold.bench.loops import BATCH, adam, cores
 from asynckfold.bench.speed import images_of
-from asynckfold.bench.table import BenchTable, machine_facts
+from asynckfold.bench.table import BenchTable, in_words, machine_facts, silent
 from asynckfold.fitting import fit
 from asynckfold.models import MLP, LeNet5
 from asynckfold.sources import load_source
+
+COLUMNS = (
+    "model",
+    "trainer",
+    "processes",
+    "samples/s",
+    "speed against one",
+    "target",
+    "seconds to it",
+    "time against one",
+    "accuracy",
+)
 
 HELD_OUT = 0.2
 """Share of the samples on which accuracy is measured after each epoch."""
@@ -95,7 +107,11 @@ def ways() -> list[Way]:
 
 
 def trainers_table(
-    works: Sequence[Work] = WORKS, data: Path | None = None, turns: int = 3
+    works: Sequence[Work] = WORKS,
+    turns: int = 3,
+    *,
+    data: Path | None = None,
+    tell: Callable[[str], None] = silent,
 ) -> BenchTable:
     """Train each model in each way, in turns.
 
@@ -103,12 +119,15 @@ def trainers_table(
     ----------
     works : sequence of Work
         What is trained: with Adam at 1e-3, in batches of 32.
-    data : Path, optional
-        Folder of MNIST; scikit-learn's digits, enlarged to its shape, without it.
     turns : int
         How often; medians are told.
+    data : Path, optional
+        Folder of MNIST; scikit-learn's digits, enlarged to its shape, without it.
+    tell : callable
+        Is told the rows of a model as soon as they are there.
     """
-    rows, origin = [], ""
+    rows: list[tuple[object, ...]] = []
+    origin = ""
     for work in works:
         samples, origin = _samples(work, data)
         found: dict[Way, list[Outcome]] = {way: [] for way in ways()}
@@ -116,19 +135,11 @@ def trainers_table(
             for way, outcomes in found.items():
                 outcomes.append(_trained(work, samples, way))
         rows += _rows(work, found)
+        for row in rows[-len(found) :]:
+            tell(in_words(COLUMNS, row))
     return BenchTable(
         "What more cores for one model bring",
-        (
-            "model",
-            "trainer",
-            "processes",
-            "samples/s",
-            "speed against one",
-            "target",
-            "seconds to it",
-            "time against one",
-            "accuracy",
-        ),
+        COLUMNS,
         tuple(rows),
         (
             f"{origin}; all ways train the same samples for the same epochs, Adam 1e-3, batches of "

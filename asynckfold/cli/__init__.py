@@ -25,7 +25,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -248,7 +248,7 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
 def bench(parsed: argparse.Namespace, out: Output) -> int:
     """Measure, and print the table."""
     refuse(_bench_problems(parsed))
-    table = _bench_table(parsed)
+    table = _bench_table(parsed, out.error)
     out.data(table.to_json())
     shown = Table(*table.columns, title=table.title, box=None, pad_edge=False)
     for row in table.cells():
@@ -257,9 +257,17 @@ def bench(parsed: argparse.Namespace, out: Output) -> int:
     for note in table.notes:
         out.say(note)
     if parsed.save:
-        write_whole(Path(parsed.save), table.to_markdown(_command(parsed)).encode())
+        write_whole(Path(parsed.save), table.to_markdown(_bench_command(parsed)).encode())
         out.say(f"page: {parsed.save}")
     return 0
+
+
+def _bench_command(parsed: argparse.Namespace) -> str:
+    """The command as a page tells it, without the paths of one machine."""
+    words = ["asynckfold", "bench", parsed.subject]
+    for flag, given in (("--quick", parsed.quick), ("--peers", parsed.peers)):
+        words += [flag] * bool(given)
+    return shlex.join([*words, *(["--data", "DIR"] if parsed.data else [])])
 
 
 def _bench_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
@@ -270,7 +278,7 @@ def _bench_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
             yield Problem(f"{flag} applies to {only} only", f"bench {parsed.subject}", "Drop it.")
 
 
-def _bench_table(parsed: argparse.Namespace) -> BenchTable:
+def _bench_table(parsed: argparse.Namespace, tell: Callable[[str], None]) -> BenchTable:
     from asynckfold import bench
 
     subject, quick = parsed.subject, parsed.quick
@@ -281,15 +289,14 @@ def _bench_table(parsed: argparse.Namespace) -> BenchTable:
     if subject == "fusion":
         return bench.fusion_table(seconds=1.0) if quick else bench.fusion_table()
     if subject == "packing":
-        return bench.packing_table(bench.QUICK_PACKING, turns=1) if quick else bench.packing_table()
+        works: Mapping[str, Any] = {"works": bench.QUICK_PACKING, "turns": 1} if quick else {}
+        return bench.packing_table(**works, tell=tell)
     data = Path(parsed.data) if parsed.data else None
     if subject == "trainers":
-        return (
-            bench.trainers_table(data=data, turns=1) if quick else bench.trainers_table(data=data)
-        )
+        return bench.trainers_table(turns=1 if quick else 3, data=data, tell=tell)
     if subject == "speed":
         some: dict[str, Any] = {"works": bench.QUICK, "turns": 1, "counts": (1,)} if quick else {}
-        return bench.speed_table(data=data, with_peers=parsed.peers, **some)
+        return bench.speed_table(data=data, with_peers=parsed.peers, tell=tell, **some)
     if subject == "use":
         return bench.use_table(turns=1) if quick else bench.use_table()
     return bench.checkpoint_table(epoch_seconds=0.5) if quick else bench.checkpoint_table()
