@@ -105,7 +105,8 @@ class AsyncKFold:
         One process a job, or several, which is faster where jobs are fewer than cores: they update
         one shared model without locks (Recht et al. 2011), with last digits that differ from run to
         run, or add up the gradients of their parts of each batch, or train clones that are averaged
-        every `steps_per_round` steps. Also a key of `trainer_params`, like the two that follow.
+        every `steps_per_round` steps. Also a key of `trainer_params`, like the two that follow;
+        `partition_size` and `epochs_per_round` there give each clone a part of the samples.
     processes : int
         Processes of a job, each on a core of its own; with more than one, `trainer` is not plain.
     shared_state : bool

@@ -93,6 +93,14 @@ class TrainerParams:
         having its own; for hogwild.
     steps_per_round : int
         Steps of each process between two averages of the clones; for averaging.
+    partition_size : int or None
+        Samples of the part of the training fold that each process gets in an epoch; for averaging.
+        Parts that are together greater than the fold overlap, of smaller ones some samples are left
+        for another epoch. None divides the fold without rest or overlap. By kind of process, it is
+        given as ``{"cpu": 1000}``.
+    epochs_per_round : int or None
+        Passes of each process over its part, by which a round, and an epoch, is through; for
+        averaging, in place of `steps_per_round`.
     accumulate : int
         Batches of a process whose mean gradient is one update of the shared model; for hogwild.
     precision : {"fp32", "bf16"}
@@ -120,6 +128,8 @@ class TrainerParams:
     precision: str = "fp32"
     compile: bool = False
     memory_format: str = "auto"
+    partition_size: int | None = None
+    epochs_per_round: int | None = None
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any] | None) -> TrainerParams:
@@ -137,9 +147,9 @@ class TrainerParams:
         >>> TrainerParams.from_mapping({"epoch": 2})
         Traceback (most recent call last):
         asynckfold.errors.InputError: trainer_params must use known keys: received 'epoch'. \
-Did you mean 'epochs'? Valid: accumulate, clip_grad_norm, compile, epochs, eval_batch_size, \
-inner_val, lr_step, memory_format, precision, print_frequency, processes, \
-save_checkpoint_frequency, shared_state, steps_per_round, trainer.
+Did you mean 'epochs'? Valid: accumulate, clip_grad_norm, compile, epochs, epochs_per_round, \
+eval_batch_size, inner_val, lr_step, memory_format, partition_size, precision, print_frequency, \
+processes, save_checkpoint_frequency, shared_state, steps_per_round, trainer.
         """
         known = {item.name for item in fields(cls)}
         values = {key: _plain(value) for key, value in dict(given or {}).items()}
@@ -154,6 +164,10 @@ save_checkpoint_frequency, shared_state, steps_per_round, trainer.
             for key in values
             if key not in known
         ]
+        size = values.get("partition_size")
+        if isinstance(size, Mapping):
+            refuse([*problems, *_kind_problems(size)])
+            values["partition_size"] = _plain(size["cpu"])
         params = cls(**{key: value for key, value in values.items() if key in known})
         refuse([*problems, *params._problems()])
         return params
@@ -161,7 +175,7 @@ save_checkpoint_frequency, shared_state, steps_per_round, trainer.
     def _problems(self) -> Iterator[Problem]:
         for name in _COUNTS:
             value = getattr(self, name)
-            if not _is_count(value):
+            if not _is_count(value) and not (value is None and name in _OPTIONAL):
                 yield Problem(
                     f"{name} must be a whole number of at least 1",
                     repr(value),
@@ -225,6 +239,36 @@ save_checkpoint_frequency, shared_state, steps_per_round, trainer.
                     f"it with {self.trainer!r}",
                     f"Leave {name} out, or pass trainer={trainer!r}.",
                 )
+        if (
+            self.epochs_per_round is not None
+            and self.steps_per_round != TrainerParams.steps_per_round
+        ):
+            yield Problem(
+                "a round is so many steps, or so many passes",
+                f"steps_per_round={self.steps_per_round!r}, "
+                f"epochs_per_round={self.epochs_per_round!r}",
+                "Leave one of them out.",
+            )
+
+    @property
+    def deals_parts(self) -> bool:
+        """Whether each process of averaging has a part of the samples for a whole epoch."""
+        return self.partition_size is not None or self.epochs_per_round is not None
+
+    def seen(self, count: int) -> int:
+        """Return how many samples all processes train on in an epoch over `count` samples.
+
+        Examples
+        --------
+        >>> TrainerParams().seen(100)
+        100
+        >>> dealt = TrainerParams(processes=2, partition_size=80, epochs_per_round=3)
+        >>> dealt.seen(100)
+        480
+        """
+        size = self.partition_size
+        dealt = count if size is None else self.processes * min(size, count)
+        return dealt * (self.epochs_per_round or 1)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -240,7 +284,15 @@ save_checkpoint_frequency, shared_state, steps_per_round, trainer.
         return {**first, **self.options}
 
 
-_LATER = ("steps_per_round", "accumulate", "precision", "compile", "memory_format")
+_LATER = (
+    "steps_per_round",
+    "accumulate",
+    "precision",
+    "compile",
+    "memory_format",
+    "partition_size",
+    "epochs_per_round",
+)
 """Parameters that the first plans did not have."""
 
 WORDS = {
@@ -257,14 +309,32 @@ _COUNTS = (
     "processes",
     "steps_per_round",
     "accumulate",
+    "partition_size",
+    "epochs_per_round",
 )
+
+_OPTIONAL = ("partition_size", "epochs_per_round")
+"""Those that may be left open."""
 
 _OF_TRAINER = {
     "shared_state": "hogwild",
     "steps_per_round": "averaging",
+    "partition_size": "averaging",
+    "epochs_per_round": "averaging",
     "accumulate": "hogwild",
 }
 """The only trainer that a field says something to."""
+
+
+def _kind_problems(sizes: Mapping[Any, Any]) -> Iterator[Problem]:
+    """Yield why the processes of a job cannot be of these kinds."""
+    if set(sizes) == {"cpu"}:
+        return
+    yield Problem(
+        "the processes of a job are forked by one worker and compute on CPUs, of kind 'cpu'",
+        f"partition_size={dict(sizes)}",
+        f"Pass partition_size={sizes.get('cpu', 1000)!r}; a GPU trains whole jobs only.",
+    )
 
 
 def _plain(value: Any) -> Any:

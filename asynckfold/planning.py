@@ -122,6 +122,7 @@ class Planner:
                     refuse(sending_problems({"dataset": bundle.data}))
                 if self.params.processes > 1:
                     refuse(_process_problems(draft, folds, data))
+                refuse(_part_problems(draft, folds))
                 self.display.doing("checking the candidates")
                 facts = self._preflight(make, bundle)
                 other = None if settings.plan_from is None else _plan_of(settings.plan_from)
@@ -441,7 +442,7 @@ def _process_problems(draft: Plan, folds: Sequence[Fold], data: Prepared) -> Ite
             "a dataset that is read sample by sample",
             "Pass processes=1, or arrays.",
         )
-    count, size = draft.params.processes, draft.batch_size
+    count, size, parts = draft.params.processes, draft.batch_size, draft.params.partition_size
     least = min(len(fold.train) for fold in folds)
     if draft.params.trainer == "allreduce" and min(size, least) < count:
         yield Problem(
@@ -449,11 +450,31 @@ def _process_problems(draft: Plan, folds: Sequence[Fold], data: Prepared) -> Ite
             f"batch_size={size} of {least} samples for processes={count}",
             "Pass a greater batch_size, or fewer processes.",
         )
-    elif draft.params.trainer != "allreduce" and least < count * size:
+    elif draft.params.trainer != "allreduce" and not parts and least < count * size:
         yield Problem(
             "the samples of a process must make a batch",
             f"{least} samples for processes={count} and batch_size={size}",
             f"Pass batch_size={max(1, least // count)} or less, or fewer processes.",
+        )
+
+
+def _part_problems(draft: Plan, folds: Sequence[Fold]) -> Iterator[Problem]:
+    """Yield why parts of this size cannot be dealt out."""
+    asked, size = draft.params.partition_size, draft.batch_size
+    if asked is None:
+        return
+    if asked < size:
+        yield Problem(
+            "the part of a process must make a batch",
+            f"partition_size={asked} and batch_size={size}",
+            f"Pass partition_size={size} or more, or batch_size={asked} or less.",
+        )
+    least = min(len(fold.train) for fold in folds)
+    if asked > least:
+        yield Problem(
+            "the part of a process must not exceed the training fold",
+            f"partition_size={asked} of {least} samples",
+            f"Pass partition_size={least} or less, and epochs_per_round for several passes.",
         )
 
 

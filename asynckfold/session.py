@@ -180,6 +180,11 @@ class Session:
         wanted, known = self.settings.baseline, self.store.baseline
         if wanted is None or (known and (known.kind == "measured" or wanted == "estimate")):
             return
+        if bundle.plan.params.deals_parts:
+            # A speedup is told of equal samples only.
+            why = "parts of averaging overlap or repeat, so that it would train other samples"
+            self.store.event("baseline", f"there is no serial baseline: {why}")
+            return
         import torch
 
         self.display.doing(f"{wanted[:-1]}ing the serial baseline")

@@ -65,6 +65,7 @@ def test_killed_it_continues_and_ends_with_the_same_bits(
         ({"trainer": "hogwild"}, {"steps_per_round": 2}, "steps_per_round applies to"),
         ({"trainer": "averaging", "shared_state": True}, {}, "shared_state applies to"),
         ({"trainer": "averaging"}, {"steps_per_round": 0}, "steps_per_round must be a whole"),
+        ({"trainer": "averaging"}, {"partition_size": {"gpu": 8}}, "processes of a job are forked"),
         ({"trainer": "allreduce", "processes": 4096}, {}, "processes must not exceed"),
     ],
 )
@@ -90,3 +91,41 @@ def test_parts_that_are_too_small_are_refused(
     asked.settings = replace(asked.settings, batch_size=batch_size)
     with pytest.raises(InputError, match=told):
         asked({"tiny": Tiny}, ["cosine"], adam, {"epochs": 1})
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            {"partition_size": 7},
+            "the part of a process must make a batch.*Pass partition_size=8 or",
+        ),
+        ({"partition_size": 121}, "must not exceed the training fold.*=121 of 120 samples.*=120"),
+    ],
+)
+def test_parts_of_other_sizes_than_there_can_be_are_refused(
+    root: Path, words: dict[str, int], told: str
+) -> None:
+    with pytest.raises(InputError, match=told):
+        kfold(root, trainer="averaging")({"tiny": Tiny}, ["cosine"], adam, words)
+    assert not root.exists()
+
+
+def test_parts_for_each_process_give_equal_bits_and_no_speedup_of_other_samples(
+    tmp_path: Path,
+) -> None:
+    words = {"epochs": 2, "partition_size": {"cpu": 90}, "epochs_per_round": 2}
+
+    def found(name: str) -> CVResults:
+        asked = kfold(tmp_path / name, trainer="averaging", baseline="estimate")
+        return asked({"tiny": Tiny}, ["cosine"], adam, words)
+
+    one, two = found("one"), found("two")
+    assert one.fingerprint == two.fingerprint
+    assert one.bit_identity.claimed
+    assert one.speedup is None
+    with RunStore.read(tmp_path / "one") as store:
+        told = [event.text for event in store.events() if event.kind in ("averaging", "baseline")]
+    assert len(told) == 3
+    assert sum("samples × epochs of each process: 360, 360" in text for text in told) == 2
+    assert "no serial baseline" in told[2]

@@ -283,6 +283,20 @@ def _add_training_flags(verb: argparse.ArgumentParser, alone: bool) -> None:
         help="averaging: steps of each process between two averages (default 16)",
     )
     group.add_argument(
+        "--partition-size",
+        type=int,
+        metavar="N",
+        help="averaging: samples of a process's part of the training fold in an epoch; greater "
+        "parts overlap (default: equal parts of all samples)",
+    )
+    group.add_argument(
+        "--epochs-per-round",
+        type=int,
+        metavar="N",
+        help="averaging: average after so many passes of each process over its part, which is an "
+        "epoch, in place of --steps-per-round",
+    )
+    group.add_argument(
         "--accumulate",
         type=int,
         metavar="N",

@@ -85,6 +85,8 @@ _TRAINER_PARAMS = (
     "processes",
     "shared_state",
     "steps_per_round",
+    "partition_size",
+    "epochs_per_round",
     "accumulate",
     "precision",
     "compile",

@@ -7,10 +7,14 @@
 
 A round is ``steps_per_round`` steps of every process, the last of an epoch fewer; the samples of an
 epoch are put in the order of the plain trainer and dealt out batch by batch, so that all together
-see each once. Parameters and running statistics are averaged; what an optimizer keeps is each
-process's own. Within a round the learning rate stays, and nothing is saved, stopped or paused. The
-mean is summed in the order of the ranks: the same plan gives the same bits each time. One process
-is the plain trainer.
+see each once. With ``partition_size`` or ``epochs_per_round`` each process has a part of the
+samples for the whole epoch instead (`partitions`): parts may overlap, and a round may be so many
+passes over them, by which the epoch is through, too.
+
+Parameters and running statistics are averaged; what an optimizer keeps is each process's own.
+Within a round the learning rate stays, and nothing is saved, stopped or paused. The mean is summed
+in the order of the ranks: the same plan gives the same bits each time. One process is the plain
+trainer.
 
 Each process's random numbers are seeded for each round, rank 0 goes on with those of the job.
 
@@ -22,6 +26,7 @@ References
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +36,7 @@ from asynckfold.messages import Remark
 from asynckfold.result import Epoch
 from asynckfold.training import loop
 from asynckfold.training.loop import Report
+from asynckfold.training.partitions import Deal
 from asynckfold.training.shared import place, shared
 from asynckfold.training.team import Stepping, average, set_settings, settings_of, tensors_of
 
@@ -50,14 +56,34 @@ class Averaging(Stepping):
 
     ``clones`` are parameters and buffers of each rank, ``rounds`` how often they were averaged, and
     ``seen`` how many samples each rank has trained on, those of later epochs counted again.
+    ``deal`` says who has which part of the samples, where each has one for an epoch.
     """
 
     clones: list[list[torch.Tensor]] = field(default_factory=list)
     rounds: int = 0
     seen: list[int] = field(default_factory=list)
+    deal: Deal | None = None
 
     def __post_init__(self) -> None:
         self.seen = [0] * self.params.processes
+        self.deal = loop.deal_of(self.bundle.plan, len(self.train), self.model)
+        if self.deal is not None:
+            self.bounds = self.deal.bounds
+
+    def put_in_order(self) -> None:
+        """Begin or continue an epoch, but for the generators."""
+        super().put_in_order()
+        if self.deal is not None:
+            dealt = self.deal.order(self.order.numpy(), self.seed, self.epoch)
+            self.order = torch.from_numpy(dealt)
+
+    def samples_of(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and targets of a batch, augmented anew in each pass over a part."""
+        if self.deal is None:
+            return super().samples_of(batch)
+        low, high = self.bounds[batch]
+        number = self.epoch * self.deal.passes + self.deal.pass_of(batch)
+        return self.data.train(self.order[low:high], self.seed, number)
 
     def share(self) -> None:
         """Make a clone for each."""
@@ -81,25 +107,19 @@ class Averaging(Stepping):
         """Train for a round; the first batch alone."""
         crew, first = self.assembled(), self.batch
         if crew is None:
-            self._see(first)
+            self._see(first, [0])
             super().step()
             return
         crew.order(_Round(self.epoch, first, settings_of(self.optimizer)))
         found = {0: self._trained(first)}
         crew.gather()
-        found |= crew.answers
-        before = list(self.seen)
-        for rank, losses in found.items():
-            for batch in self._part(first, rank)[: len(losses)]:
-                self._see(batch, rank)
-        counts = [now - then for now, then in zip(self.seen, before, strict=True)]
+        losses = {rank: iter(part) for rank, part in (found | crew.answers).items()}
+        owners = self._owners(first)
+        counts = self._see(first, owners)
         average(self.clones, [count / sum(counts) for count in counts])
         self.rounds += 1
-        steps = sum(map(len, found.values()))
-        # Batch after batch: the first of each rank, then the second of each, …
-        for index in range(steps):
-            turn, rank = divmod(index, self.params.processes)
-            self.note_step(torch.tensor(found[rank][turn], dtype=torch.float64))
+        for owner in owners:
+            self.note_step(torch.tensor(next(losses[owner]), dtype=torch.float64))
             if self.steps_each_batch:
                 self.lr_schedule.step()
 
@@ -112,15 +132,26 @@ class Averaging(Stepping):
                 self.pulse.beat()
         return losses
 
-    def _part(self, first: int, rank: int) -> range:
+    def _part(self, first: int, rank: int) -> list[int]:
         """The batches of a rank in the round that begins with this batch."""
-        count = self.params.processes
-        end = min(first + count * self.params.steps_per_round, self.batches)
-        return range(first + rank, end, count)
+        owners = enumerate(self._owners(first), first)
+        return [batch for batch, owner in owners if owner == rank]
 
-    def _see(self, batch: int, rank: int = 0) -> None:
-        low, high = self.bounds[batch]
-        self.seen[rank] += high - low
+    def _owners(self, first: int) -> Sequence[int]:
+        """The rank of each batch of the round that begins with this one."""
+        count, steps = self.params.processes, self.params.steps_per_round
+        if self.deal is not None:
+            whole = self.params.epochs_per_round is not None
+            return self.deal.owners[first : self.deal.end_of_round(first, None if whole else steps)]
+        return [index % count for index in range(min(count * steps, self.batches - first))]
+
+    def _see(self, first: int, owners: Sequence[int]) -> list[int]:
+        """Count, and return, the samples of each rank in batches that begin with this one."""
+        counts = [0] * self.params.processes
+        for owner, (low, high) in zip(owners, self.bounds[first:], strict=False):
+            counts[owner] += high - low
+        self.seen = [then + now for then, now in zip(self.seen, counts, strict=True)]
+        return counts
 
     def close_epoch(self, item: Epoch, started: float, report: Report) -> None:
         """After the last one, tell of rounds, time and samples."""

@@ -30,14 +30,22 @@ from asynckfold.data import Batches
 from asynckfold.errors import StoreCorruptError
 from asynckfold.folds import Indices
 from asynckfold.messages import CheckpointWritten, EpochEnded, News, Progress, Remark, Task
-from asynckfold.plan import Job, TrainerParams
+from asynckfold.plan import Job, Plan, TrainerParams
 from asynckfold.pulse import Pulse
 from asynckfold.result import DIVERGED, DONE, Epoch, Result
 from asynckfold.store import CheckpointRef
-from asynckfold.training import checkpoint, lr_schedules, pretraining, saving, seeding
+from asynckfold.training import (
+    checkpoint,
+    lr_schedules,
+    partitions,
+    pretraining,
+    saving,
+    seeding,
+)
 from asynckfold.training.bundle import Bundle, JobLog, job_folder
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.kernels import follow_parameters, with_fused_kernel
+from asynckfold.training.partitions import Deal
 from asynckfold.training.precision import outputs_of
 
 _PLACE = "__asynckfold_place__"
@@ -502,7 +510,9 @@ def schedule_of(
         count = min(max(1, round(len(train) * plan.params.inner_val)), len(train) - 1)
         train, steer = train[np.sort(order[count:])], train[np.sort(order[:count])]
     if made is None:
-        per_epoch = len(list(batch_bounds(len(train), plan.batch_size, model)))
+        dealt = deal_of(plan, len(train), model)
+        size = plan.batch_size
+        per_epoch = len(dealt.bounds if dealt else list(batch_bounds(len(train), size, model)))
         steps = plan.params.epochs * (per_epoch if plan.params.lr_step == "batch" else 1)
         made = lr_schedules.make(spec, optimizer, steps)
     return made, train, steer
@@ -738,6 +748,13 @@ def batch_bounds(count: int, size: int, model: nn.Module) -> Iterator[tuple[int,
             high = count
         yield low, high
         low = high
+
+
+def deal_of(plan: Plan, count: int, model: nn.Module) -> Deal | None:
+    """Return how so many samples are dealt out to the processes of averaging, where they are."""
+    return partitions.deal_of(
+        plan.params, count, lambda part: batch_bounds(part, plan.batch_size, model)
+    )
 
 
 def normalises_batches(model: nn.Module) -> bool:

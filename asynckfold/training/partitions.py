@@ -1,0 +1,124 @@
+"""Parts of the training fold, one for each process of parameter averaging, dealt out every epoch.
+
+::
+
+    samples of an epoch, shuffled   a b c d e f g h i j        (a ring)
+    rank 0, a part of 6             a b c d e f
+    rank 1, a part of 6             a       f g h i j          (a and f: in both)
+
+The parts begin at equal distances, in proportion to their sizes where these differ, so that all
+samples are in some part as soon as the sizes add up to them, and none is in two before. A process
+passes over its part once an epoch, or several times, each time in another order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from asynckfold.folds import Indices
+from asynckfold.plan import TrainerParams
+
+Cut = Callable[[int], Iterable[tuple[int, int]]]
+"""Divides so many samples into batches: (low, high) of each."""
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Whose samples are whose in an epoch, and in which order they are trained on.
+
+    Parameters
+    ----------
+    starts, sizes : tuple of int
+        Where in the ring of shuffled samples the part of each rank begins, and how many it has.
+    passes : int
+        Over each part.
+    bounds : tuple of (int, int)
+        Of each batch in `order`: the first of each rank, the second of each, ….
+    owners, turns : tuple of int
+        Of each batch: the rank, and the how-manieth it is of that rank.
+    """
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    passes: int
+    bounds: tuple[tuple[int, int], ...]
+    owners: tuple[int, ...]
+    turns: tuple[int, ...]
+
+    def order(self, shuffled: Indices, seed: int, epoch: int) -> Indices:
+        """Return the samples of an epoch: pass after pass, in each those of rank 0, of rank 1, ….
+
+        Examples
+        --------
+        >>> deal = dealt([6, 6], 1, 10, lambda count: [(0, count)])
+        >>> deal.order(np.arange(10), seed=0, epoch=0)
+        array([0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 0])
+        """
+        places = zip(self.starts, self.sizes, strict=True)
+        parts = [shuffled.take(np.arange(low, low + size), mode="wrap") for low, size in places]
+        again = [
+            np.random.default_rng([seed, 2, epoch, number, rank]).permutation(part)
+            for number in range(1, self.passes)
+            for rank, part in enumerate(parts)
+        ]
+        return np.concatenate([*parts, *again])
+
+    def pass_of(self, batch: int) -> int:
+        """Return in which pass over its part a batch is trained on, from 0."""
+        return self.bounds[batch][0] // sum(self.sizes)
+
+    def end_of_round(self, first: int, steps: int | None) -> int:
+        """Return where a round of so many steps, or of the whole epoch, ends that begins here."""
+        if steps is None:
+            return len(self.turns)
+        return bisect_left(self.turns, self.turns[first] + steps)
+
+
+def deal_of(params: TrainerParams, count: int, cut: Cut) -> Deal | None:
+    """Return how samples are dealt out in every epoch; None where there are no such parts.
+
+    Parameters
+    ----------
+    params : TrainerParams
+        How each job trains.
+    count : int
+        Samples that are trained on. A part has no more of them, whatever its size is to be.
+    cut : callable
+        Divides a part into batches.
+    """
+    if not params.deals_parts:
+        return None
+    processes = params.processes
+    edges = [count * rank // processes for rank in range(processes + 1)]
+    equal = [high - low for low, high in itertools.pairwise(edges)]
+    asked = params.partition_size
+    sizes = equal if asked is None else [min(asked, count)] * processes
+    return dealt(sizes, params.epochs_per_round or 1, count, cut)
+
+
+def dealt(sizes: Sequence[int], passes: int, count: int, cut: Cut) -> Deal:
+    """Return how parts of these sizes, one for each rank, are dealt out of `count` samples."""
+    total = sum(sizes)
+    before = list(itertools.accumulate(sizes, initial=0))[:-1]
+    starts = tuple(count * offset // total for offset in before)
+    batches = [
+        (turn, rank, number * total + offset + low, number * total + offset + high)
+        for rank, (offset, size) in enumerate(zip(before, sizes, strict=True))
+        for turn, (number, (low, high)) in enumerate(
+            itertools.product(range(passes), list(cut(size)))
+        )
+    ]
+    batches.sort()
+    return Deal(
+        starts,
+        tuple(sizes),
+        passes,
+        tuple((low, high) for _, _, low, high in batches),
+        tuple(rank for _, rank, _, _ in batches),
+        tuple(turn for turn, _, _, _ in batches),
+    )
