@@ -8,7 +8,7 @@ import numpy as np
 
 from asynckfold import identity
 from asynckfold.identity import Claim
-from asynckfold.result import Epoch, Result
+from asynckfold.result import Epoch, Result, StageEpoch
 from asynckfold.store import RunStore
 
 
@@ -85,7 +85,23 @@ def _difference(name: str, one: Result | None, other: Result | None) -> str:
         return ""
     if one.status != other.status:
         return f"{name}: {one.status} there, {other.status} here"
-    return f"{name}: {_epochs(one.epochs, other.epochs) or _ends(one, other)}"
+    found = (
+        _stages(one.pretraining, other.pretraining)
+        or _epochs(one.epochs, other.epochs)
+        or _ends(one, other)
+    )
+    return f"{name}: {found}"
+
+
+def _stages(one: tuple[StageEpoch, ...], other: tuple[StageEpoch, ...]) -> str:
+    for mine, theirs in zip(one, other, strict=False):
+        there, here = ((item.stage, item.number, dict(item.measures)) for item in (mine, theirs))
+        # By their text: NaN is no difference.
+        if repr(there) != repr(here):
+            return f"pretraining {there} there, {here} here"
+    return (
+        "" if len(one) == len(other) else f"{len(one)} epochs pretrained there, {len(other)} here"
+    )
 
 
 def _epochs(one: tuple[Epoch, ...], other: tuple[Epoch, ...]) -> str:

@@ -7,7 +7,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,28 @@ class Epoch:
     seconds: float
 
 
+@dataclass(frozen=True)
+class StageEpoch:
+    """One epoch of a stage before the training, such as the pretraining of a layer.
+
+    Parameters
+    ----------
+    stage : str
+        ``"layer 1"``: what the model calls this part of it.
+    number : int
+        From 1.
+    measures : Mapping of str to float
+        What was measured after it, by name.
+    seconds : float
+        Wall time since the one before, or since the stage began.
+    """
+
+    stage: str
+    number: int
+    measures: Mapping[str, float]
+    seconds: float
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """The end of one job.
@@ -89,6 +111,8 @@ class Result:
         Run seconds: wall time of the run's sessions up to then.
     error, traceback : str
         One line, and the whole story; empty when done.
+    pretraining : tuple of StageEpoch
+        What a stage before the first epoch reported; empty for a model that has none.
     """
 
     job_id: str
@@ -109,16 +133,17 @@ class Result:
     ended: float = 0.0
     error: str = ""
     traceback: str = ""
+    pretraining: tuple[StageEpoch, ...] = ()
 
     @property
     def digest(self) -> str:
         """SHA-256 over what must never change: weights, outputs, metrics; no time, no place."""
-        canonical = {
+        canonical: dict[str, Any] = {
             "job": self.job_id,
             "status": self.status,
             "weights": self.weights,
             "outputs": "" if self.outputs is None else _array_digest(self.outputs),
-            "scores": {name: float(value).hex() for name, value in sorted(self.scores.items())},
+            "scores": _hexadecimal(self.scores),
             "epochs": [
                 [
                     item.number,
@@ -130,7 +155,16 @@ class Result:
                 for item in self.epochs
             ],
         }
+        if self.pretraining:
+            # Results without such a stage keep the digest that they had before there was one.
+            canonical["pretraining"] = [
+                [item.stage, item.number, _hexadecimal(item.measures)] for item in self.pretraining
+            ]
         return hashlib.sha256(json.dumps(canonical, sort_keys=True).encode()).hexdigest()
+
+
+def _hexadecimal(values: Mapping[str, float]) -> dict[str, str]:
+    return {name: float(value).hex() for name, value in sorted(values.items())}
 
 
 def _array_digest(array: npt.NDArray[Any]) -> str:
@@ -484,7 +518,9 @@ class CVResults:
         Returns
         -------
         pandas.DataFrame
-            Seconds in ``*_seconds``, bytes in ``peak_memory``.
+            Seconds in ``*_seconds``, bytes in ``peak_memory``. Where models were pretrained, the
+            epochs of that stage come before those of the training, with its name in ``stage`` and
+            a column for each of its measures.
         """
         import pandas as pd
 
@@ -550,21 +586,31 @@ class CVResults:
             }
 
     def _epoch_rows(self) -> Iterable[dict[str, Any]]:
+        staged = any(result.pretraining for result in self.results.values())
+        unmeasured: dict[str, Any] = {item.name: float("nan") for item in fields(Epoch)[1:]}
         for job in self.plan.jobs:
             result = self.results.get(job.id)
-            for item in result.epochs if result else ():
-                yield {
-                    "model": job.model,
-                    "scheduler": job.lr_schedule,
-                    "repeat": job.repeat,
-                    "fold": job.fold,
-                    "epoch": item.number,
-                    "train_loss": item.train_loss,
-                    "valid_loss": item.valid_loss,
-                    "accuracy": item.accuracy,
-                    "lr": item.lr,
-                    "seconds": item.seconds,
+            if result is None:
+                continue
+            place: dict[str, Any] = {
+                "model": job.model,
+                "scheduler": job.lr_schedule,
+                "repeat": job.repeat,
+                "fold": job.fold,
+            }
+            for stage in result.pretraining:
+                where = {**place, "stage": stage.stage, "epoch": stage.number}
+                # Where it is stands above what a user's model may call its measures.
+                row = {**where, **unmeasured, **stage.measures, **where}
+                yield {**row, "seconds": stage.seconds}
+            for item in result.epochs:
+                values = dict(vars(item))
+                where = {
+                    **place,
+                    **({"stage": ""} if staged else {}),
+                    "epoch": values.pop("number"),
                 }
+                yield {**where, **values}
 
     def report(self) -> Path:
         """Write the HTML report, its figures and tables; return the path of the page."""

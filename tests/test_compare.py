@@ -13,6 +13,7 @@ from torch import nn
 from asynckfold import AsyncKFold, RunStore
 from asynckfold.cli import main
 from asynckfold.compare import Comparison, compare_runs
+from asynckfold.result import StageEpoch
 from tests.toy import Tiny, adam, samples
 
 
@@ -73,6 +74,26 @@ def test_one_changed_output_is_found(golden: Path, root: Path) -> None:
     assert found.plan == ""
     assert found.results == f"{name}: out-of-fold outputs of 1 samples, first in row 7"
     assert found.equal_jobs == 2
+
+
+def test_another_pretraining_is_named(golden: Path, root: Path) -> None:
+    with RunStore.read(golden) as store:
+        plan, results = store.plan, store.results()
+        folds, targets = store.splits()
+    for place, gap in ((root, 0.25), (root.parent / "other", 0.5)):
+        stages = (StageEpoch("layer 1", 1, {"gap": float("nan")}, gap),
+                  StageEpoch("layer 2", 1, {"gap": gap}, 1.0))  # fmt: skip
+        with RunStore.hold(place) as store:
+            store.begin(plan, folds, targets)
+            for job in plan.jobs:
+                attempt = store.start_attempt(job.id, (), 1, "cpu", 0.0)
+                store.record(replace(results[job.id], attempt=attempt, pretraining=stages))
+    assert compare(root, root).identical
+    assert compare(root, root.parent / "other").results == (
+        "Tiny/cosine/fold-0: pretraining ('layer 2', 1, {'gap': 0.25}) there, "
+        "('layer 2', 1, {'gap': 0.5}) here"
+    )
+    assert "2 epochs pretrained there, 0 here" in compare(root, golden).results
 
 
 def test_an_incomplete_run_is_not_identical_to_itself(golden: Path, root: Path) -> None:

@@ -28,6 +28,7 @@ from asynckfold.result import (
     CVResults,
     Epoch,
     Result,
+    StageEpoch,
     fingerprint,
     rank,
 )
@@ -349,3 +350,37 @@ def test_the_speedup_needs_a_baseline_and_all_jobs() -> None:
     assert make_results(scores).speedup is None
     del scores["A/warm/fold-1"]
     assert make_results(scores, baseline=baseline).speedup is None
+
+
+def test_epochs_of_pretraining_come_before_those_of_the_training() -> None:
+    plain = make_results(all_scores())
+    assert "stage" not in plain.to_frame("epoch")
+    first = plain.plan.jobs[0].id
+    # A measure may be called like a column of the table.
+    stages = (
+        StageEpoch("layer 1", 1, {"gap": 0.5, "accuracy": 0.25, "model": 7.0}, 2.0),
+        StageEpoch("layer 2", 1, {"gap": -0.5}, 3.0),
+    )
+    results = {**plain.results, first: replace(plain.results[first], pretraining=stages)}
+    frame = replace(plain, results=results).to_frame("epoch")
+    assert list(frame.columns[:6]) == ["model", "scheduler", "repeat", "fold", "stage", "epoch"]
+    assert list(frame["stage"][:5]) == ["layer 1", "layer 2", "", "", ""]
+    assert list(frame["epoch"][:4]) == [1, 1, 1, 2]
+    assert list(frame["gap"][:2]) == [0.5, -0.5]
+    assert frame["gap"][2:].isna().all()
+    assert list(frame["seconds"][:3]) == [2.0, 3.0, 0.1]
+    assert list(frame["accuracy"][:4].fillna(-1)) == [0.25, -1, 0.7, 0.8]
+    assert set(frame["model"]) == set(MODELS)
+    assert frame["train_loss"][:2].isna().all()
+
+
+def test_only_results_with_pretraining_have_another_digest() -> None:
+    result = Result("a", 1, DONE)
+    # As it was before there was such a stage.
+    assert result.digest == "3c1e586e103f67415b53e83042f19231d3e4970d7a1a96fd532b6691c71fbe19"
+    stage = StageEpoch("layer 1", 1, {"gap": 0.5}, 2.0)
+    staged = replace(result, pretraining=(stage,))
+    slower = replace(result, pretraining=(replace(stage, seconds=3.0),))
+    other = replace(result, pretraining=(replace(stage, measures={"gap": 0.25}),))
+    assert staged.digest == slower.digest
+    assert len({result.digest, staged.digest, other.digest}) == 3

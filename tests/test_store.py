@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from asynckfold.errors import PlanMismatchError, RunHeldError, StorageError, StoreCorruptError
 from asynckfold.plan import TrainerParams, folds_fingerprint
-from asynckfold.result import ENDED, Baseline, Epoch, fingerprint
+from asynckfold.result import ENDED, Baseline, Epoch, StageEpoch, fingerprint
 from asynckfold.store import CheckpointRef, RunStore
 from tests.records import (
     FIRST,
@@ -60,6 +60,21 @@ def test_numbers_that_are_not_finite_come_back(root: Path) -> None:
         assert math.isnan(item.train_loss)
         assert item.valid_loss == math.inf
         assert math.isnan(store.results()[FIRST].scores["accuracy"])
+
+
+def test_what_a_stage_before_the_training_measured_comes_back(root: Path) -> None:
+    stages = (
+        StageEpoch("layer 1", 1, {"error": 0.5, "gap": math.inf}, 0.25),
+        StageEpoch("layer 2", 1, {}, 0.5),
+    )
+    with begin(root) as store:
+        assert finish(store, FIRST, pretraining=stages)
+        written = make_result(FIRST, pretraining=stages)
+    with RunStore.read(root) as store:
+        found = store.results()[FIRST]
+        assert found.pretraining == stages
+        assert found.epochs == written.epochs
+        assert found.digest == written.digest != make_result(FIRST).digest
 
 
 def test_scores_may_be_numpy_numbers(root: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
 
-from asynckfold.result import Epoch, Result
+from asynckfold.result import Epoch, Result, StageEpoch
 from asynckfold.waiting import Wait
 
 PLACED = "placed"
@@ -169,16 +169,23 @@ def held_of(text: str) -> tuple[int, tuple[int, ...]]:
     return raw["attempt"], tuple(raw["cores"])
 
 
+def epochs_text(result: Result) -> str:
+    """Return the epochs of a result as JSON: a list each, and an object each of a stage before."""
+    stages = [asdict(item) for item in result.pretraining]
+    return json.dumps([*stages, *map(astuple, result.epochs)])
+
+
 def result_of(row: Sequence[Any]) -> Result:
     """Return the result that a row of ``results`` holds, its digest left out."""
     (job_id, attempt, status, scores, epochs, outputs, shape, weights, *rest) = row
     fit, score, memory, pid, cores, threads, device, started, ended, error, trace = rest
+    items = json.loads(epochs)
     return Result(
         job_id,
         attempt,
         status,
         json.loads(scores),
-        tuple(Epoch(*item) for item in json.loads(epochs)),
+        tuple(Epoch(*item) for item in items if isinstance(item, list)),
         None if outputs is None else np.frombuffer(outputs, np.float32).reshape(json.loads(shape)),
         weights,
         fit,
@@ -192,6 +199,7 @@ def result_of(row: Sequence[Any]) -> Result:
         ended,
         error,
         trace,
+        tuple(StageEpoch(**item) for item in items if isinstance(item, dict)),
     )
 
 

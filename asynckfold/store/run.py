@@ -36,6 +36,7 @@ from asynckfold.store.records import (
     CheckpointRef,
     Placed,
     Waiting,
+    epochs_text,
     held_text,
     placed_text,
 )
@@ -386,7 +387,7 @@ class RunStore(RunReader):
                 result.attempt,
                 result.status,
                 json.dumps({name: float(value) for name, value in result.scores.items()}),
-                json.dumps([astuple(item) for item in result.epochs]),
+                epochs_text(result),
                 None if outputs is None else outputs.tobytes(),
                 None if outputs is None else json.dumps(outputs.shape),
                 result.weights,

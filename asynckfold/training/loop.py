@@ -32,7 +32,7 @@ from asynckfold.folds import Indices
 from asynckfold.messages import CheckpointWritten, EpochEnded, News, Progress, Remark, Task
 from asynckfold.plan import Job, Plan, TrainerParams
 from asynckfold.pulse import Pulse
-from asynckfold.result import DIVERGED, DONE, Epoch, Result
+from asynckfold.result import DIVERGED, DONE, Epoch, Result, StageEpoch
 from asynckfold.store import CheckpointRef
 from asynckfold.training import (
     checkpoint,
@@ -47,6 +47,7 @@ from asynckfold.training.compiling import compile_whole
 from asynckfold.training.kernels import follow_parameters, with_fused_kernel
 from asynckfold.training.partitions import Deal
 from asynckfold.training.precision import outputs_of
+from asynckfold.training.pretraining import Pretrained
 
 _PLACE = "__asynckfold_place__"
 """The attribute of an exception that says where it was raised."""
@@ -107,7 +108,8 @@ class Training:
     that steer an LR schedule which reacts to a loss. ``epoch`` whole epochs and ``batch`` batches
     of the next are behind it, which began with the learning rate ``lr``. ``outputs`` are those of
     the last evaluation of ``valid``, ``logged`` how many lines the log has of the epoch's batches.
-    ``pretrained`` says what came of a stage before the training, where there was one just now.
+    ``pretraining`` is what a stage before the training reported, ``pretrained`` what came of it,
+    where there was one just now.
     """
 
     task: Task
@@ -136,6 +138,7 @@ class Training:
     order: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     told: float = 0.0
     pretrained: str = ""
+    pretraining: tuple[StageEpoch, ...] = ()
     logged: int = 0
 
     @property
@@ -314,7 +317,13 @@ class Training:
             "random": self.random_state(),
             # A second evaluation need not give the same: a model may draw random numbers in it.
             "outputs": self.outputs if self.ended else None,
+            **self._stages(),
         }
+
+    def _stages(self) -> dict[str, Any]:
+        """Checkpoints of models without a stage are as they were before there was one."""
+        stages = [vars(item) for item in self.pretraining]
+        return {"pretraining": stages} if stages else {}
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return what the optimizer keeps, as the plain one does."""
@@ -341,6 +350,7 @@ class Training:
         losses = tree["losses"]
         self.losses = [] if losses is None else list(losses.to(self.device).unbind())
         self.random, self.outputs = tree["random"], tree["outputs"]
+        self.pretraining = tuple(StageEpoch(**item) for item in tree.get("pretraining", ()))
 
 
 def train(
@@ -434,7 +444,7 @@ def build(
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
     fold = bundle.fold_of(job)
     data = moved(fitted(data, recipe.preprocess, fold.train), device)
-    pretrained = ""
+    pretrained = Pretrained()
 
     def prepare(model: nn.Module) -> None:
         nonlocal pretrained
@@ -465,7 +475,8 @@ def build(
         log,
         pulse,
         plan.params.clip_grad_norm,
-        pretrained=pretrained,
+        pretrained=pretrained.text,
+        pretraining=pretrained.epochs,
     )
 
 
@@ -715,6 +726,7 @@ def result_of(training: Training, fit_seconds: float) -> Result:
         weights=checkpoint.weights_digest(training.model),
         fit_seconds=fit_seconds,
         score_seconds=training.score_seconds,
+        pretraining=training.pretraining,
     )
 
 
@@ -728,6 +740,7 @@ def diverged(training: Training, error: Diverged, fit_seconds: float) -> Result:
         epochs=tuple(training.epochs),
         fit_seconds=fit_seconds,
         error=str(error),
+        pretraining=training.pretraining,
     )
 
 

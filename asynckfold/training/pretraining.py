@@ -5,8 +5,8 @@ parameters have other names is the user's own business, and is not called. A job
 once, with all inputs of its training fold (in the eval view, without targets), before its optimizer
 is made. All that it draws has to come from the generator, which the job's seed starts. It may call
 ``report(stage, epoch, measures)`` with the name of a part, the number of an epoch from 1, and
-numbers by name. A job that is killed meanwhile begins the stage again; after it a checkpoint is
-written.
+numbers by name: they are in the job's log and checkpoints, and in its result's ``pretraining``. A
+job that is killed meanwhile begins the stage again; after it a checkpoint is written.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,7 @@ from torch import nn
 from asynckfold.data import Batches
 from asynckfold.folds import Indices
 from asynckfold.pulse import Pulse
+from asynckfold.result import StageEpoch
 from asynckfold.training import seeding
 from asynckfold.training.bundle import JobLog
 
@@ -31,6 +33,14 @@ class Report(Protocol):
 
     def __call__(self, stage: str, epoch: int, measures: Mapping[str, float]) -> None:
         """Tell what was measured after an epoch of a part of the stage."""
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What came of a stage: in one line, and epoch by epoch; nothing where there was none."""
+
+    text: str = ""
+    epochs: tuple[StageEpoch, ...] = ()
 
 
 def wanted(model: nn.Module) -> bool:
@@ -56,8 +66,8 @@ def pretrain(
     log: JobLog,
     pulse: Pulse,
     batch_size: int,
-) -> str:
-    """Do a model's stage; return what came of it, in one line; nothing for a model without one.
+) -> Pretrained:
+    """Do a model's stage, where it has one; return what came of it.
 
     Parameters
     ----------
@@ -77,12 +87,17 @@ def pretrain(
         Samples that are gathered at once.
     """
     if not wanted(model):
-        return ""
-    started = time.perf_counter()
+        return Pretrained()
+    started = told = time.perf_counter()
     last: dict[str, str] = {}
+    epochs: list[StageEpoch] = []
 
     def report(stage: str, epoch: int, measures: Mapping[str, float]) -> None:
-        found = " ".join(f"{name} {value:.4g}" for name, value in measures.items())
+        nonlocal told
+        before, told = told, time.perf_counter()
+        values = {str(name): float(value) for name, value in measures.items()}
+        epochs.append(StageEpoch(str(stage), int(epoch), values, told - before))
+        found = " ".join(f"{name} {value:.4g}" for name, value in values.items())
         last[stage] = f"{stage} after {epoch} epochs {found}"
         log.write(f"pretraining {stage} epoch {epoch} {found}\n")
         pulse.aside()
@@ -96,4 +111,5 @@ def pretrain(
     stage: Callable[..., Any] = getattr(model, "pretrain")  # noqa: B009 - modules have no such
     stage(inputs, generator, report)
     seconds = time.perf_counter() - started
-    return "; ".join([f"pretrained on {len(train)} samples in {seconds:.2f} s", *last.values()])
+    text = "; ".join([f"pretrained on {len(train)} samples in {seconds:.2f} s", *last.values()])
+    return Pretrained(text, tuple(epochs))
