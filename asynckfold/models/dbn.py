@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asynckfold.errors import Problem, refuse
-from asynckfold.models.rbm import RBM, VISIBLE, Pretraining
+from asynckfold.models.rbm import RBM, VISIBLE, Pretraining, Summing, alone
 
 Report = Callable[[str, int, Mapping[str, float]], None]
 """Hears the name of a layer, the number of an epoch, from 1, and what was measured after it."""
@@ -78,17 +78,23 @@ class DBN(nn.Sequential):
         inputs: Tensor,
         generator: torch.Generator,
         report: Report = lambda layer, epoch, measures: None,
+        summing: Summing = alone,
     ) -> list[RBM]:
         """Train the hidden layers, from below, each as an RBM over what the one below says [1]_.
 
         Parameters
         ----------
         inputs : Tensor, shape (n, ...)
-            At least two samples, on the model's device. Some are set aside for validation.
+            At least two samples, on the model's device. Some are set aside for validation: the
+            free-energy gap is between samples of the training fold, and the fold that a job holds
+            out has no part in it.
         generator : torch.Generator
             Everything that is drawn comes from it: the same seed, the same bits.
         report : callable
             Hears how each layer gets on: ``reconstruction_error`` and ``free_energy_gap``.
+        summing : callable
+            Divides each batch among the processes of a job, which take the steps of one to
+            rounding; see `RBM.fit`. This process alone by default.
 
         Returns
         -------
@@ -112,7 +118,7 @@ class DBN(nn.Sequential):
         for number, layer in enumerate(self._hidden(), 1):
             rbm = RBM(layer.in_features, layer.out_features, kind, generator)
             rbm.start_at(train)
-            rbm.fit(train, valid, how, generator, partial(report, f"layer {number}"))
+            rbm.fit(train, valid, how, generator, partial(report, f"layer {number}"), summing)
             with torch.no_grad():
                 layer.weight.copy_(rbm.weight)
                 layer.bias.copy_(rbm.hidden_bias)

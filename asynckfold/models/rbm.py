@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,30 @@ from asynckfold.errors import Problem, refuse
 
 Report = Callable[[int, Mapping[str, float]], None]
 """Hears the number of an epoch, from 1, and what was measured after it, by name."""
+
+Part = Callable[[Any, int, int], Sequence[Tensor]]
+"""The part of one process in what an order asks for: (order, rank, processes) → tensors."""
+
+
+class Summing(Protocol):
+    """Adds up, for as long as a context lasts, what the processes of a job do of each order."""
+
+    def __call__(
+        self, part: Part, seen: Sequence[Tensor], like: Sequence[Tensor]
+    ) -> AbstractContextManager[Callable[[Any], Sequence[Tensor]]]:
+        """Return order → sum over the ranks, of tensors like these.
+
+        All see what becomes of the tensors in `seen`.
+        """
+
+
+@contextmanager
+def alone(
+    part: Part, seen: Sequence[Tensor], like: Sequence[Tensor]
+) -> Iterator[Callable[[Any], Sequence[Tensor]]]:
+    """Do everything in this process: `Summing` for one."""
+    yield lambda order: part(order, 0, 1)
+
 
 VISIBLE = ("binary", "gaussian")
 
@@ -72,6 +98,26 @@ class Pretraining:
             if not isinstance(value, (int, float)) or not 0 <= value < most:
                 rule = f"{name} must be a number of at least 0 and below {most:g}"
                 yield Problem(rule, repr(value), "Leave it out for the default.")
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows of a batch of `count`, those of one process."""
+
+    low: int
+    high: int
+    count: int
+
+    def drawn(self, draw: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+        """Draw for these rows what a draw for the whole batch gives them, and leave as much drawn.
+
+        How many numbers a generator gives depends on the shape alone, not on probabilities.
+        """
+        if len(values) == self.count:
+            return draw(values)
+        whole = values.new_zeros(self.count, values.shape[1])
+        whole[self.low : self.high] = values
+        return draw(whole)[self.low : self.high]
 
 
 class RBM(nn.Module):
@@ -143,7 +189,9 @@ class RBM(nn.Module):
 
     def sample_visible(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw visible values."""
-        mean = self.visible_mean(hidden)
+        return self._around(self.visible_mean(hidden), generator)
+
+    def _around(self, mean: Tensor, generator: torch.Generator | None) -> Tensor:
         if self.visible == "binary":
             return torch.bernoulli(mean, generator=generator)
         noise = torch.empty_like(mean).normal_(generator=generator)
@@ -161,7 +209,9 @@ class RBM(nn.Module):
     def free_energy_gap(self, train: Tensor, valid: Tensor) -> float:
         """Return how much higher the mean free energy of other samples is: it grows by overfitting.
 
-        Hinton (2010), section 6; the unknown partition function cancels.
+        Hinton (2010), section 6: the mean over validation samples less that over a fixed subset of
+        those that are trained on, each of which has the same partition function, so that it cancels
+        though nobody knows it. About 0 while nothing is overfitted.
         """
         with torch.no_grad():
             return float(self.free_energy(valid).mean() - self.free_energy(train).mean())
@@ -195,17 +245,33 @@ class RBM(nn.Module):
         dict of str to Tensor
             By the name of the parameter.
         """
+        count = len(visible)
+        weight, of_visible, of_hidden, _ = self._sums(visible, k, generator, _Rows(0, count, count))
+        return {
+            "weight": weight / count,
+            "visible_bias": of_visible / count,
+            "hidden_bias": of_hidden / count,
+        }
+
+    @torch.no_grad()
+    def _sums(
+        self, visible: Tensor, k: int, generator: torch.Generator | None, rows: _Rows
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Sum up CD-k over some rows of a batch: of weights, biases, hidden units at the start."""
         begin = self(visible)
         hidden, drawn = begin, visible
         for _ in range(k):
-            drawn = self.sample_visible(torch.bernoulli(hidden, generator=generator), generator)
+            chosen = rows.drawn(partial(torch.bernoulli, generator=generator), hidden)
+            mean = self.visible_mean(chosen)
+            drawn = rows.drawn(partial(self._around, generator=generator), mean)
             # In the statistics probabilities stand for drawn values: the same mean, less noise.
             hidden = self(drawn)
-        return {
-            "weight": (hidden.t() @ drawn - begin.t() @ visible) / len(visible),
-            "visible_bias": (drawn - visible).mean(0),
-            "hidden_bias": (hidden - begin).mean(0),
-        }
+        return (
+            hidden.t() @ drawn - begin.t() @ visible,
+            (drawn - visible).sum(0),
+            (hidden - begin).sum(0),
+            begin.sum(0),
+        )
 
     @torch.no_grad()
     def start_at(self, samples: Tensor) -> None:
@@ -220,6 +286,7 @@ class RBM(nn.Module):
         how: Pretraining,
         generator: torch.Generator,
         report: Report = lambda epoch, measures: None,
+        summing: Summing = alone,
     ) -> None:
         """Train by contrastive divergence, centred [3]_.
 
@@ -227,6 +294,11 @@ class RBM(nn.Module):
         running mean of the hidden units, written back to this one. Without, what all units have in
         common is learned as one large step of every weight: of 500 units over 500 others (digits,
         standardised) all were switched off, with a mean of 2e-11; with it their mean was 0.5.
+
+        Several processes take the steps of one: each does CD-k for its rows of every batch, what
+        they found is added up in the order of the ranks, and one of them updates what all see. All
+        draw the numbers of the whole batch, each of its rows, so that it is the same to rounding:
+        until a probability lies within rounding of the number that it is drawn with.
 
         Parameters
         ----------
@@ -238,7 +310,9 @@ class RBM(nn.Module):
             Everything that is drawn comes from it.
         report : callable
             Hears `reconstruction_error` and `free_energy_gap` after each epoch, of the validation
-            samples and against as many samples that were trained on.
+            samples and against as many samples that were trained on, always the same.
+        summing : callable
+            Divides each batch among processes; this one alone by default.
         """
         groups: list[dict[str, Any]] = [
             {"params": [self.weight], "weight_decay": how.weight_decay},
@@ -250,30 +324,48 @@ class RBM(nn.Module):
             how.momentum,
         )
         mean, hidden_mean = train.mean(0), torch.full_like(self.hidden_bias, 0.5)
-        for epoch in range(1, how.epochs + 1):
-            order = torch.randperm(len(train), generator=generator, device=generator.device)
-            for rows in order.split(how.batch_size):  # type: ignore[no-untyped-call]
-                with torch.no_grad():
-                    hidden_mean.lerp_(self(train[rows]).mean(0), CENTRE_SHARE)
-                    self._step(optimizer, train[rows], (mean, hidden_mean), how.k, generator)
-            gap = self.free_energy_gap(train[: len(valid)], valid)
-            measures = {"reconstruction_error": self.reconstruction_error(valid)}
-            report(epoch, {**measures, "free_energy_gap": gap})
+        order = torch.empty(0)
 
+        def part(batch: tuple[int, int], rank: int, processes: int) -> Sequence[Tensor]:
+            # Every process hears of every batch, so that their generators stay in step.
+            nonlocal order
+            low, high = batch
+            if low == 0:
+                order = torch.randperm(len(train), generator=generator, device=generator.device)
+            count = high - low
+            rows = _Rows(count * rank // processes, count * (rank + 1) // processes, count)
+            samples = train[order[low + rows.low : low + rows.high]]
+            return self._sums(samples, how.k, generator, rows)
+
+        shapes = [self.weight, self.visible_bias, self.hidden_bias, hidden_mean]
+        with summing(part, list(self.parameters()), shapes) as total:
+            for epoch in range(1, how.epochs + 1):
+                for low in range(0, len(train), how.batch_size):
+                    high = min(low + how.batch_size, len(train))
+                    means = [found.div_(high - low) for found in total((low, high))]
+                    self._step(optimizer, means, (mean, hidden_mean))
+                gap = self.free_energy_gap(train[: len(valid)], valid)
+                measures = {"reconstruction_error": self.reconstruction_error(valid)}
+                report(epoch, {**measures, "free_energy_gap": gap})
+
+    @torch.no_grad()
     def _step(
         self,
         optimizer: torch.optim.Optimizer,
-        samples: Tensor,
+        means: Sequence[Tensor],
         centre: tuple[Tensor, Tensor],
-        k: int,
-        generator: torch.Generator,
     ) -> None:
-        mean, hidden_mean = centre
-        estimate, before = self.contrastive_divergence(samples, k, generator), self.weight.clone()
-        estimate["weight"] -= torch.outer(hidden_mean, estimate["visible_bias"])
-        estimate["weight"] -= torch.outer(estimate["hidden_bias"], mean)
-        for name, parameter in self.named_parameters():
-            parameter.grad = estimate[name]
+        """Update by the means of a batch that `_sums` has the sums of."""
+        (weight, of_visible, of_hidden, hidden), (mean, hidden_mean) = means, centre
+        before = self.weight.clone()
+        hidden_mean.lerp_(hidden, CENTRE_SHARE)
+        weight -= torch.outer(hidden_mean, of_visible)
+        weight -= torch.outer(of_hidden, mean)
+        self.weight.grad, self.visible_bias.grad, self.hidden_bias.grad = (
+            weight,
+            of_visible,
+            of_hidden,
+        )
         optimizer.step()
         # What the weights changed for the means is taken back: a centred energy has no such part.
         change = self.weight - before

@@ -436,10 +436,12 @@ def build(
     pulse: Pulse,
     *,
     pretrains: bool = True,
+    cores: Sequence[int] = (),
 ) -> Training:
     """Seed everything and make the live objects of a job, before its first step.
 
-    A model's stage before the training is done, too, unless a checkpoint has what came of it.
+    A model's stage before the training is done, too, unless a checkpoint has what came of it; on
+    these cores where the job has several processes.
     """
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
     fold = bundle.fold_of(job)
@@ -449,8 +451,10 @@ def build(
     def prepare(model: nn.Module) -> None:
         nonlocal pretrained
         if pretrains and pretraining.wanted(model) and not _restorable(bundle, task):
-            size = plan.params.eval_batch_size
-            pretrained = pretraining.pretrain(model, data, fold.train, job.seed, log, pulse, size)
+            size, count = plan.params.eval_batch_size, plan.params.processes
+            pretrained = pretraining.pretrain(
+                model, data, fold.train, job.seed, log, pulse, size, count, cores
+            )
 
     model, optimizer = begun(bundle, job, device, prepare)
     schedule, train_part, steer = schedule_of(bundle, job, model, optimizer, fold.train)

@@ -7,14 +7,19 @@ is made. All that it draws has to come from the generator, which the job's seed 
 ``report(stage, epoch, measures)`` with the name of a part, the number of an epoch from 1, and
 numbers by name: they are in the job's log and checkpoints, and in its result's ``pretraining``. A
 job that is killed meanwhile begins the stage again; after it a checkpoint is written.
+
+A stage whose ``pretrain`` has a parameter ``summing``, too, may do in parts what it does: where a
+job has several processes, it gets there what divides the work among them (`asynckfold.training.
+summing`), and nothing otherwise.
 """
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +31,7 @@ from asynckfold.pulse import Pulse
 from asynckfold.result import StageEpoch
 from asynckfold.training import seeding
 from asynckfold.training.bundle import JobLog
+from asynckfold.training.summing import summing
 
 
 class Report(Protocol):
@@ -66,6 +72,8 @@ def pretrain(
     log: JobLog,
     pulse: Pulse,
     batch_size: int,
+    processes: int = 1,
+    cores: Sequence[int] = (),
 ) -> Pretrained:
     """Do a model's stage, where it has one; return what came of it.
 
@@ -85,6 +93,10 @@ def pretrain(
         Shows each report to whoever watches.
     batch_size : int
         Samples that are gathered at once.
+    processes : int
+        Of the job; a stage that can makes use of them.
+    cores : sequence of int
+        One for each process; empty for no pinning.
     """
     if not wanted(model):
         return Pretrained()
@@ -109,6 +121,8 @@ def pretrain(
     generator.manual_seed(seeding.stream(seed, 0, 1))
     model.train()
     stage: Callable[..., Any] = getattr(model, "pretrain")  # noqa: B009 - modules have no such
+    if processes > 1 and "summing" in inspect.signature(stage).parameters:
+        stage = partial(stage, summing=partial(summing, processes=processes, cores=cores))
     stage(inputs, generator, report)
     seconds = time.perf_counter() - started
     text = "; ".join([f"pretrained on {len(train)} samples in {seconds:.2f} s", *last.values()])

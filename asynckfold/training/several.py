@@ -66,7 +66,7 @@ def train(
     pulse = pulse or Pulse()
     pulse.aside()
     with JobLog(bundle.root, task.job) as log:
-        plain = loop.build(bundle, task, data, torch.device("cpu"), log, pulse)
+        plain = loop.build(bundle, task, data, torch.device("cpu"), log, pulse, cores=cores)
         training = TRAINERS[bundle.plan.params.trainer](**vars(plain), cores=tuple(cores))
         try:
             return loop.trained(training, report, stop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,13 @@ from torch import nn
 from asynckfold import AsyncKFold, RunStore
 from asynckfold.messages import CheckpointWritten, Remark
 from asynckfold.models import DBN, Pretraining
+from asynckfold.models.rbm import alone
 from asynckfold.plan import TrainerParams
+from asynckfold.report.page import _records
+from asynckfold.result import Result, StageEpoch
+from asynckfold.training import checkpoint
 from asynckfold.training.pretraining import wanted
+from tests.training.test_several import train
 from tests.training.tiny import Plain, Tiny, always, checkpoints, samples, sgd
 
 SEEN: list[list[int]] = []
@@ -91,6 +97,33 @@ def test_stopped_after_every_batch_it_is_pretrained_once_and_ends_alike(tmp_path
     assert pieces.digest == whole.digest
     assert attempts > 3
     assert len(SEEN) == 1
+    assert pieces.pretraining == whole_but_for_seconds(whole, pieces)
+
+
+def whole_but_for_seconds(result: Result, other: Result) -> tuple[StageEpoch, ...]:
+    pairs = zip(result.pretraining, other.pretraining, strict=True)
+    return tuple(replace(mine, seconds=theirs.seconds) for mine, theirs in pairs)
+
+
+def test_what_it_reports_is_in_the_result_and_comes_back_with_a_checkpoint(root: Path) -> None:
+    tiny = spied(root)
+    _, news = tiny.attempt(stop=always)
+    refs = checkpoints(news)
+    result, _ = tiny.attempt(attempt=2, refs=refs)
+    assert result is not None
+    told = [(item.stage, item.number, dict(item.measures)) for item in result.pretraining]
+    assert told == [("linear", 1, {"error": 0.75}), ("linear", 2, {"error": 0.5})]
+    assert all(item.seconds >= 0 for item in result.pretraining)
+    assert len(SEEN) == 1
+
+
+def test_a_training_that_diverges_keeps_what_was_reported_before(root: Path) -> None:
+    def opt_fn(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), 1e38)
+
+    result = spied(root, opt_fn=opt_fn).train()
+    assert result.status == "diverged"
+    assert len(result.pretraining) == 2
 
 
 def test_a_checkpoint_and_a_remark_follow_it(root: Path) -> None:
@@ -109,7 +142,10 @@ def test_a_checkpoint_and_a_remark_follow_it(root: Path) -> None:
 def test_models_without_a_stage_write_what_they_always_wrote(root: Path) -> None:
     _, news = Tiny(root).attempt()
     assert not [item for item in news if isinstance(item, Remark)]
-    assert min(ref.epoch for ref in checkpoints(news)) > 0
+    refs = checkpoints(news)
+    assert min(ref.epoch for ref in refs) > 0
+    tree = checkpoint.load(root / refs[0].file, refs[0].sha256, root)
+    assert "pretraining" not in tree
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -137,6 +173,40 @@ def test_one_process_of_hogwild_does_what_the_plain_trainer_does(tmp_path: Path)
     (found,) = tiny.execute(tiny.jobs[0], trainer="hogwild")
     assert found.digest == plain.train().digest
     assert len(SEEN) == 2
+
+
+def test_processes_of_a_job_share_a_stage_that_lets_them(tmp_path: Path) -> None:
+    met: list[bool] = []
+
+    class Shared(DBN):
+        def pretrain(
+            self, inputs: Any, generator: Any, report: Any = None, summing: Any = alone
+        ) -> Any:
+            met.append(summing is not alone)
+            return super().pretrain(inputs, generator, report, summing)
+
+    def stages(name: str, **given: Any) -> list[Any]:
+        tiny = spied(
+            tmp_path / name, models={"dbn": dbn(Shared)}, params=TrainerParams(epochs=1, **given)
+        )
+        found = train(tiny) if given else tiny.train()
+        return [(item.stage, item.number, dict(item.measures)) for item in found.pretraining]
+
+    one = stages("one")
+    for trainer in ("averaging", "allreduce", "hogwild"):
+        several = stages(trainer, trainer=trainer, processes=2)
+        for (stage, epoch, mine), (name, number, theirs) in zip(one, several, strict=True):
+            assert (stage, epoch) == (name, number)
+            assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+    assert met == [False, True, True, True]
+
+
+def test_a_stage_that_knows_of_one_process_only_is_done_by_one(tmp_path: Path) -> None:
+    one = spied(tmp_path / "one").train()
+    tiny = spied(tmp_path / "two", params=TrainerParams(epochs=3, trainer="averaging", processes=2))
+    found = train(tiny)
+    assert len(SEEN) == 2
+    assert found.pretraining == whole_but_for_seconds(one, found)
 
 
 def test_only_whole_trainings_have_the_stage(root: Path) -> None:
@@ -168,38 +238,56 @@ X, Y = samples(60)
 class Mortal(DBN):
     """Is killed in the middle of its stage, as long as there is a file that says so."""
 
-    def pretrain(self, inputs: Any, generator: Any, report: Any = None) -> Any:
+    def __init__(self, *given: Any, doom: Path, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.doom = doom
+
+    def pretrain(
+        self, inputs: Any, generator: Any, report: Any = None, summing: Any = alone
+    ) -> Any:
         def told(*item: Any) -> None:
             report(*item)
-            if item[:2] == ("layer 2", 1) and (marker := Path(os.environ["DOOM"])).exists():
-                marker.unlink()
+            if item[:2] == ("layer 2", 1) and self.doom.exists():
+                self.doom.unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        return super().pretrain(inputs, generator, told)
+        return super().pretrain(inputs, generator, told, summing)
 
 
 def dbn(kind: Callable[..., nn.Module]) -> Callable[[], nn.Module]:
     return partial(kind, 8, (6, 4), 3, pretraining=Pretraining(epochs=2, batch_size=10))
 
 
+@pytest.mark.parametrize(("trainer", "processes"), [("plain", 1), ("allreduce", 2)])
 def test_killed_in_the_middle_of_it_a_job_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trainer: str, processes: int
 ) -> None:
     marker = tmp_path / "doom"
-    monkeypatch.setenv("DOOM", str(marker))
 
     def run(name: str, n_jobs: int) -> Any:
         kfold = AsyncKFold(
             3, (X, Y), tmp_path / name, nn.CrossEntropyLoss(), 10,
             n_jobs=n_jobs, baseline=None, verbose=0, threads_per_job=1,
+            trainer=trainer, processes=processes,
         )  # fmt: skip
-        return kfold({"dbn": dbn(Mortal)}, ["cosine"], sgd, {"epochs": 2})
+        net = dbn(partial(Mortal, doom=marker))
+        return kfold({"dbn": net}, ["cosine"], sgd, {"epochs": 2})
 
     whole = run("whole", 1)
     marker.touch()
-    killed = run("killed", 2)
+    killed = run("killed", 2 // processes)
     assert not marker.exists()
     assert killed.fingerprint == whole.fingerprint
+    for results in (whole, killed):
+        frame = results.to_frame("epoch")
+        stages = frame[frame["stage"] != ""]
+        assert len(stages) == 3 * 2 * 2
+        assert stages[["reconstruction_error", "free_energy_gap"]].notna().all(axis=None)
+        header, rows = _records(results, "epoch")
+        assert {"stage", "free_energy_gap"} <= set(header)
+        assert len(rows) == len(frame)
+    with RunStore.read(tmp_path / "killed") as store:
+        assert all(len(item.pretraining) == 4 for item in store.results().values())
     told = [event.text for event in RunStore.read(tmp_path / "killed").events()
             if event.kind == "pretrained"]  # fmt: skip
     assert len(told) == 3

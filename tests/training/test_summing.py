@@ -1,0 +1,92 @@
+"""What several processes add up is what one finds, and they are gone with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asynckfold.errors import WorkerDiedError
+from asynckfold.models import RBM, Pretraining
+from asynckfold.models.rbm import Summing, alone
+from asynckfold.training.summing import summing
+from tests.leftovers import descendants
+
+BY = pytest.mark.parametrize("processes", [2, 3])
+
+
+def of(processes: int) -> Summing:
+    return partial(summing, processes=processes)
+
+
+@BY
+def test_sums_are_over_all_ranks_and_what_is_seen_may_change(processes: int) -> None:
+    seen, before = torch.zeros(3), descendants()
+
+    def part(order: int, rank: int, count: int) -> Sequence[Tensor]:
+        assert count == processes
+        return [seen + order + rank, torch.tensor([float(os.getpid() == lead)])]
+
+    lead = os.getpid()
+    with of(processes)(part, [seen], [seen, torch.zeros(1)]) as total:
+        assert len(descendants() - before) == processes - 1
+        ranks = sum(range(processes))
+        for order in range(3):
+            seen.fill_(10.0 * order)
+            found, leads = total(order)
+            assert found.tolist() == [11.0 * order * processes + ranks] * 3
+            assert leads.tolist() == [1.0]
+    assert descendants() <= before
+
+
+def test_what_a_part_raises_is_raised_here_and_nobody_stays() -> None:
+    before = descendants()
+
+    def part(order: str, rank: int, count: int) -> Sequence[Tensor]:
+        if rank == 1 and order == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 1:
+            raise ValueError(order)
+        return [torch.zeros(1)]
+
+    with (
+        pytest.raises(ValueError, match="no such luck"),
+        of(2)(part, [], [torch.zeros(1)]) as total,
+    ):
+        total("no such luck")
+    with pytest.raises(WorkerDiedError), of(2)(part, [], [torch.zeros(1)]) as total:
+        total("die")
+    assert descendants() <= before
+
+
+def fitted(visible: str, by: Summing, seed: int = 0) -> tuple[RBM, list[Any]]:
+    """An RBM after some epochs of batches of 7, the last of which has one sample."""
+    generator = torch.Generator().manual_seed(seed)
+    samples = torch.rand(60, 6, generator=generator, dtype=torch.float64)
+    rbm = RBM(6, 4, visible, generator).double()
+    how = Pretraining(epochs=3, lr=0.1, gaussian_lr=0.01, k=2, batch_size=7)
+    told: list[Any] = []
+    rbm.fit(samples[:50], samples[50:], how, generator, lambda *item: told.append(item), by)
+    return rbm, [(epoch, dict(found)) for epoch, found in told]
+
+
+@BY
+@pytest.mark.parametrize("visible", ["binary", "gaussian"])
+def test_several_take_the_steps_of_one_to_rounding(visible: str, processes: int) -> None:
+    (one, told), (several, heard) = fitted(visible, alone), fitted(visible, of(processes))
+    torch.testing.assert_close(several.state_dict(), one.state_dict())
+    for (epoch, mine), (number, theirs) in zip(told, heard, strict=True):
+        assert epoch == number
+        assert mine == pytest.approx(theirs)
+    again, _ = fitted(visible, of(processes))
+    assert all(torch.equal(again.state_dict()[name], value)
+               for name, value in several.state_dict().items())  # fmt: skip
+    # The draws matter: with others it ends elsewhere.
+    other, _ = fitted(visible, alone, seed=1)
+    assert not torch.allclose(other.weight, one.weight)
