@@ -36,7 +36,6 @@ def main():
     parser.add_argument("--quick", action="store_true", help="a few digits, one epoch, no download")
     parser.add_argument("--data-root", default="data", help="folder of the downloaded files")
     parser.add_argument("--root-dir", default="runs/dbn", help="folder of the run")
-    parser.add_argument("--processes", type=int, default=1, help="of each job, on a core each")
     args = parser.parse_args()
 
     net = partial(DBN, *((64, (50, 50)) if args.quick else (784, (500, 500))), 10)
@@ -44,17 +43,7 @@ def main():
         "DBN": partial(net, pretraining=Pretraining(epochs=1 if args.quick else 10)),
         "plain": partial(net, pretraining=Pretraining(epochs=0)),
     }
-    # All processes of a job pretrain its model, too.
-    trainer = "plain" if args.processes == 1 else "allreduce"
-    kfold = AsyncKFold(
-        2,
-        get_dataset(args),
-        args.root_dir,
-        CrossEntropyLoss(),
-        32,
-        trainer=trainer,
-        processes=args.processes,
-    )
+    kfold = AsyncKFold(2, get_dataset(args), args.root_dir, CrossEntropyLoss(), 32)
     results = kfold(models, ["cosine"], get_optimizer, {"epochs": 1 if args.quick else 5})
     epochs = results.to_frame("epoch").dropna(subset="free_energy_gap")
     print(epochs.groupby(["stage", "epoch"])[["reconstruction_error", "free_energy_gap"]].mean())

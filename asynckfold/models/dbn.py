@@ -93,7 +93,7 @@ class DBN(nn.Sequential):
         report : callable
             Hears how each layer gets on: ``reconstruction_error`` and ``free_energy_gap``.
         summing : callable
-            Divides each batch among the processes of a job, which take the steps of one to
+            Divides large batches among the processes of a job, which take the steps of one to
             rounding; see `RBM.fit`. This process alone by default.
 
         Returns

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +23,10 @@ Part = Callable[[Any, int, int], Sequence[Tensor]]
 class Summing(Protocol):
     """Adds up, for as long as a context lasts, what the processes of a job do of each order."""
 
+    @property
+    def processes(self) -> int:
+        """How many they are."""
+
     def __call__(
         self, part: Part, seen: Sequence[Tensor], like: Sequence[Tensor]
     ) -> AbstractContextManager[Callable[[Any], Sequence[Tensor]]]:
@@ -33,18 +36,30 @@ class Summing(Protocol):
         """
 
 
-@contextmanager
-def alone(
-    part: Part, seen: Sequence[Tensor], like: Sequence[Tensor]
-) -> Iterator[Callable[[Any], Sequence[Tensor]]]:
-    """Do everything in this process: `Summing` for one."""
-    yield lambda order: part(order, 0, 1)
+class _Alone:
+    """`Summing` for one: everything is done in this process."""
+
+    processes = 1
+
+    @contextmanager
+    def __call__(
+        self, part: Part, seen: Sequence[Tensor], like: Sequence[Tensor]
+    ) -> Iterator[Callable[[Any], Sequence[Tensor]]]:
+        yield lambda order: part(order, 0, 1)
+
+
+alone = _Alone()
 
 
 VISIBLE = ("binary", "gaussian")
 
 CENTRE_SHARE = 0.01
 """Of a batch in the running mean of the hidden units [3]_, see `RBM.fit`."""
+
+
+LEAST_ROWS = 256
+"""Of a batch, for each of several processes: with fewer, one process is faster, since what each has
+to add up is as large as the weights, however few its rows are."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,8 @@ class Pretraining:
     k : int
         Steps of Gibbs sampling in contrastive divergence.
     batch_size : int
-        Samples of an update.
+        Samples of an update. In a job of several processes they are divided among these, where each
+        gets at least `LEAST_ROWS`.
     validation : float
         Share of the samples that is not trained on, for the free-energy gap.
 
@@ -108,16 +124,27 @@ class _Rows:
     high: int
     count: int
 
-    def drawn(self, draw: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-        """Draw for these rows what a draw for the whole batch gives them, and leave as much drawn.
+    def chosen(self, probability: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw 0 or 1: on a CPU the bits of `torch.bernoulli`, in less than half of its time.
 
-        How many numbers a generator gives depends on the shape alone, not on probabilities.
+        Numbers are drawn for the whole batch, so that each row has its own whoever draws.
         """
-        if len(values) == self.count:
-            return draw(values)
-        whole = values.new_zeros(self.count, values.shape[1])
-        whole[self.low : self.high] = values
-        return draw(whole)[self.low : self.high]
+        numbers = torch.rand(
+            (self.count, probability.shape[1]),
+            generator=generator,
+            dtype=probability.dtype,
+            device=probability.device,
+        )
+        return (numbers[self.low : self.high] < probability).to(probability.dtype)
+
+    def noise(self, mean: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw from N(0, 1), in the same way."""
+        numbers = mean.new_empty(self.count, mean.shape[1])
+        return numbers.normal_(generator=generator)[self.low : self.high]
+
+
+def _whole(batch: Tensor) -> _Rows:
+    return _Rows(0, len(batch), len(batch))
 
 
 class RBM(nn.Module):
@@ -185,17 +212,16 @@ class RBM(nn.Module):
 
     def sample_hidden(self, visible: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw hidden values."""
-        return torch.bernoulli(self(visible), generator=generator)
+        return _whole(visible).chosen(self(visible), generator)
 
     def sample_visible(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw visible values."""
-        return self._around(self.visible_mean(hidden), generator)
+        return self._around(self.visible_mean(hidden), generator, _whole(hidden))
 
-    def _around(self, mean: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _around(self, mean: Tensor, generator: torch.Generator | None, rows: _Rows) -> Tensor:
         if self.visible == "binary":
-            return torch.bernoulli(mean, generator=generator)
-        noise = torch.empty_like(mean).normal_(generator=generator)
-        return mean + noise
+            return rows.chosen(mean, generator)
+        return mean + rows.noise(mean, generator)
 
     def free_energy(self, visible: Tensor) -> Tensor:
         """Return F(v), (B,): exp(−F) is proportional to the probability of v."""
@@ -246,7 +272,7 @@ class RBM(nn.Module):
             By the name of the parameter.
         """
         count = len(visible)
-        weight, of_visible, of_hidden, _ = self._sums(visible, k, generator, _Rows(0, count, count))
+        weight, of_visible, of_hidden, _ = self._sums(visible, k, generator, _whole(visible))
         return {
             "weight": weight / count,
             "visible_bias": of_visible / count,
@@ -261,9 +287,8 @@ class RBM(nn.Module):
         begin = self(visible)
         hidden, drawn = begin, visible
         for _ in range(k):
-            chosen = rows.drawn(partial(torch.bernoulli, generator=generator), hidden)
-            mean = self.visible_mean(chosen)
-            drawn = rows.drawn(partial(self._around, generator=generator), mean)
+            mean = self.visible_mean(rows.chosen(hidden, generator))
+            drawn = self._around(mean, generator, rows)
             # In the statistics probabilities stand for drawn values: the same mean, less noise.
             hidden = self(drawn)
         return (
@@ -295,10 +320,11 @@ class RBM(nn.Module):
         common is learned as one large step of every weight: of 500 units over 500 others (digits,
         standardised) all were switched off, with a mean of 2e-11; with it their mean was 0.5.
 
-        Several processes take the steps of one: each does CD-k for its rows of every batch, what
-        they found is added up in the order of the ranks, and one of them updates what all see. All
-        draw the numbers of the whole batch, each of its rows, so that it is the same to rounding:
-        until a probability lies within rounding of the number that it is drawn with.
+        Several processes take the steps of one, where each has `LEAST_ROWS` of a batch: each does
+        CD-k for its rows, what they found is added up in the order of the ranks, and one of them
+        updates what all see. All draw the numbers of the whole batch, each of its rows, so that it
+        is the same to rounding: until a probability lies within rounding of the number that it is
+        drawn with.
 
         Parameters
         ----------
@@ -338,7 +364,9 @@ class RBM(nn.Module):
             return self._sums(samples, how.k, generator, rows)
 
         shapes = [self.weight, self.visible_bias, self.hidden_bias, hidden_mean]
-        with summing(part, list(self.parameters()), shapes) as total:
+        rows = min(how.batch_size, len(train))
+        by = summing if rows >= LEAST_ROWS * summing.processes else alone
+        with by(part, list(self.parameters()), shapes) as total:
             for epoch in range(1, how.epochs + 1):
                 for low in range(0, len(train), how.batch_size):
                     high = min(low + how.batch_size, len(train))

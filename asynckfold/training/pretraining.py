@@ -31,7 +31,7 @@ from asynckfold.pulse import Pulse
 from asynckfold.result import StageEpoch
 from asynckfold.training import seeding
 from asynckfold.training.bundle import JobLog
-from asynckfold.training.summing import summing
+from asynckfold.training.summing import Summing
 
 
 class Report(Protocol):
@@ -122,7 +122,7 @@ def pretrain(
     model.train()
     stage: Callable[..., Any] = getattr(model, "pretrain")  # noqa: B009 - modules have no such
     if processes > 1 and "summing" in inspect.signature(stage).parameters:
-        stage = partial(stage, summing=partial(summing, processes=processes, cores=cores))
+        stage = partial(stage, summing=Summing(processes, cores))
     stage(inputs, generator, report)
     seconds = time.perf_counter() - started
     text = "; ".join([f"pretrained on {len(train)} samples in {seconds:.2f} s", *last.values()])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
 from asynckfold.messages import CheckpointWritten, Remark
-from asynckfold.models import DBN, Pretraining
+from asynckfold.models import DBN, Pretraining, rbm
 from asynckfold.models.rbm import alone
 from asynckfold.plan import TrainerParams
 from asynckfold.report.page import _records
@@ -183,7 +184,8 @@ def test_processes_of_a_job_share_a_stage_that_lets_them(tmp_path: Path) -> None
             self, inputs: Any, generator: Any, report: Any = None, summing: Any = alone
         ) -> Any:
             met.append(summing is not alone)
-            return super().pretrain(inputs, generator, report, summing)
+            with mock.patch.object(rbm, "LEAST_ROWS", 1):
+                return super().pretrain(inputs, generator, report, summing)
 
     def stages(name: str, **given: Any) -> list[Any]:
         tiny = spied(
@@ -251,7 +253,8 @@ class Mortal(DBN):
                 self.doom.unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        return super().pretrain(inputs, generator, told, summing)
+        with mock.patch.object(rbm, "LEAST_ROWS", 1):
+            return super().pretrain(inputs, generator, told, summing)
 
 
 def dbn(kind: Callable[..., nn.Module]) -> Callable[[], nn.Module]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,15 +13,11 @@ from torch import Tensor
 
 from asynckfold.errors import WorkerDiedError
 from asynckfold.models import RBM, Pretraining
-from asynckfold.models.rbm import Summing, alone
-from asynckfold.training.summing import summing
+from asynckfold.models import rbm as rbms
+from asynckfold.training.summing import Summing
 from tests.leftovers import descendants
 
 BY = pytest.mark.parametrize("processes", [2, 3])
-
-
-def of(processes: int) -> Summing:
-    return partial(summing, processes=processes)
 
 
 @BY
@@ -34,7 +29,7 @@ def test_sums_are_over_all_ranks_and_what_is_seen_may_change(processes: int) -> 
         return [seen + order + rank, torch.tensor([float(os.getpid() == lead)])]
 
     lead = os.getpid()
-    with of(processes)(part, [seen], [seen, torch.zeros(1)]) as total:
+    with Summing(processes)(part, [seen], [seen, torch.zeros(1)]) as total:
         assert len(descendants() - before) == processes - 1
         ranks = sum(range(processes))
         for order in range(3):
@@ -57,15 +52,20 @@ def test_what_a_part_raises_is_raised_here_and_nobody_stays() -> None:
 
     with (
         pytest.raises(ValueError, match="no such luck"),
-        of(2)(part, [], [torch.zeros(1)]) as total,
+        Summing(2)(part, [], [torch.zeros(1)]) as total,
     ):
         total("no such luck")
-    with pytest.raises(WorkerDiedError), of(2)(part, [], [torch.zeros(1)]) as total:
+    with pytest.raises(WorkerDiedError), Summing(2)(part, [], [torch.zeros(1)]) as total:
         total("die")
     assert descendants() <= before
 
 
-def fitted(visible: str, by: Summing, seed: int = 0) -> tuple[RBM, list[Any]]:
+@pytest.fixture
+def _any_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rbms, "LEAST_ROWS", 1)
+
+
+def fitted(visible: str, by: rbms.Summing, seed: int = 0) -> tuple[RBM, list[Any]]:
     """An RBM after some epochs of batches of 7, the last of which has one sample."""
     generator = torch.Generator().manual_seed(seed)
     samples = torch.rand(60, 6, generator=generator, dtype=torch.float64)
@@ -77,16 +77,53 @@ def fitted(visible: str, by: Summing, seed: int = 0) -> tuple[RBM, list[Any]]:
 
 
 @BY
+@pytest.mark.usefixtures("_any_rows")
 @pytest.mark.parametrize("visible", ["binary", "gaussian"])
 def test_several_take_the_steps_of_one_to_rounding(visible: str, processes: int) -> None:
-    (one, told), (several, heard) = fitted(visible, alone), fitted(visible, of(processes))
+    (one, told), (several, heard) = fitted(visible, rbms.alone), fitted(visible, Summing(processes))
     torch.testing.assert_close(several.state_dict(), one.state_dict())
     for (epoch, mine), (number, theirs) in zip(told, heard, strict=True):
         assert epoch == number
         assert mine == pytest.approx(theirs)
-    again, _ = fitted(visible, of(processes))
+    again, _ = fitted(visible, Summing(processes))
     assert all(torch.equal(again.state_dict()[name], value)
                for name, value in several.state_dict().items())  # fmt: skip
     # The draws matter: with others it ends elsewhere.
-    other, _ = fitted(visible, alone, seed=1)
+    other, _ = fitted(visible, rbms.alone, seed=1)
     assert not torch.allclose(other.weight, one.weight)
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "several"),
+    [(40, 20, True), (40, 19, False), (19, 20, False), (20, 40, True)],
+)
+def test_only_batches_that_are_worth_it_are_divided(
+    monkeypatch: pytest.MonkeyPatch, samples: int, batch_size: int, several: bool
+) -> None:
+    monkeypatch.setattr(rbms, "LEAST_ROWS", 10)
+    met: list[int] = []
+
+    class Noting(Summing):
+        def __call__(self, part: Any, seen: Any, like: Any) -> Any:
+            met.append(self.processes)
+            return super().__call__(part, seen, like)
+
+    generator = torch.Generator().manual_seed(0)
+    rbm, how = RBM(6, 4, generator=generator), Pretraining(epochs=1, batch_size=batch_size)
+    data = torch.rand(samples + 5, 6, generator=generator)
+    rbm.fit(data[5:], data[:5], how, generator, summing=Noting(2))
+    assert met == [2] * several
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_drawn_is_what_torch_would_draw(dtype: torch.dtype) -> None:
+    rows = rbms._Rows(0, 7, 7)
+    one, other = (torch.Generator().manual_seed(3) for _ in range(2))
+    for _ in range(3):
+        mean = torch.rand(7, 5, dtype=dtype)
+        found = rows.chosen(mean, one)
+        assert found.dtype == dtype
+        if dtype == torch.float32:
+            assert torch.equal(found, torch.bernoulli(mean, generator=other))
+        else:
+            assert set(found.unique().tolist()) <= {0.0, 1.0}
