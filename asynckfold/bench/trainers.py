@@ -103,6 +103,7 @@ def ways() -> list[Way]:
         Way("hogwild", count, accumulate=4),
         Way("allreduce", count),
         Way("averaging", count),
+        Way("parameter_server", count),
     ]
 
 
@@ -146,8 +147,8 @@ def trainers_table(
             f"{BATCH} (a process's own; of allreduce, all processes' together).",
             f"Medians of {turns} turns; seconds are those of the epochs, with an evaluation on "
             f"{HELD_OUT:.0%} of the samples after each, without the start of the workers.",
-            "–: the target was not reached in most turns. Hogwild's accuracy differs from run to "
-            "run; the others give the same bits each time.",
+            "–: the target was not reached in most turns. The accuracies of hogwild and "
+            "parameter_server differ from run to run; the others give the same bits each time.",
         ),
         machine_facts(),
     )

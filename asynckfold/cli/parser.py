@@ -261,8 +261,9 @@ def _add_training_flags(verb: argparse.ArgumentParser, alone: bool) -> None:
         "--trainer",
         choices=TRAINERS,
         help="how one job is trained; by several processes that update one shared model without "
-        "locks (hogwild), add up the gradients of their parts of each batch (allreduce), or train "
-        "clones that are averaged (averaging)" + _default("trainer"),
+        "locks (hogwild), add up the gradients of their parts of each batch (allreduce), train "
+        "clones that are averaged (averaging), or replicas that push to a parameter server and "
+        "fetch from it (parameter_server)" + _default("trainer"),
     )
     group.add_argument(
         "--processes",
@@ -286,7 +287,26 @@ def _add_training_flags(verb: argparse.ArgumentParser, alone: bool) -> None:
         "--accumulate",
         type=int,
         metavar="N",
-        help="hogwild: batches of a process whose gradients are one update (default 1)",
+        help="hogwild, parameter_server: batches of a process whose gradients are one step "
+        "(default 1)",
+    )
+    group.add_argument(
+        "--n-push",
+        type=int,
+        metavar="N",
+        help="parameter_server: steps of a replica between two pushes (default 1)",
+    )
+    group.add_argument(
+        "--n-pull",
+        type=int,
+        metavar="N",
+        help="parameter_server: steps of a replica between two fetches (default 1)",
+    )
+    group.add_argument(
+        "--staleness-aware",
+        action="store_true",
+        default=None,
+        help="parameter_server: a push counts the less, the more pushes of others came between",
     )
     group.add_argument(
         "--precision",

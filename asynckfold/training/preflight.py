@@ -22,12 +22,14 @@ from torch import nn
 
 from asynckfold import formats, fusing
 from asynckfold.data import Batches
+from asynckfold.errors import InputError
 from asynckfold.messages import Facts
 from asynckfold.pulse import Pulse
 from asynckfold.training import lr_schedules, pretraining, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.compiling import compile_whole
+from asynckfold.training.flattened import Layout
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fusion import (
     arms_of,
@@ -106,6 +108,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
                         seconds[name] = dry.step_seconds()
                         memory[name] = _bytes(dry)
                         _check_shareable(bundle, dry.optimizer)
+                        _check_servable(bundle, dry.model)
                         flops[name] = dry.counter.flops
                         channels_last[name] = dry.why_not_channels_last()
                         if bundle.plan.params.compile:
@@ -348,6 +351,16 @@ def _check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
                 "Use another, such as SGD or Adam, or processes=1.",
             )
         )
+
+
+def _check_servable(bundle: Bundle, model: nn.Module) -> None:
+    """Refuse a model whose parameters a parameter server cannot hold."""
+    if bundle.plan.params.trainer == "parameter_server":
+        try:
+            Layout.of(model)
+        except InputError as error:
+            problem = error.problems[0]
+            raise _Refused((problem.rule, problem.received, problem.remedy)) from error
 
 
 def _has_sparse_gradients(optimizer: torch.optim.Optimizer) -> bool:

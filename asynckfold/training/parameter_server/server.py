@@ -52,6 +52,101 @@ class Served:
     max_staleness: int
 
 
+class Held:
+    """The parameters that a server holds, or a part of them: what replicas push, it applies.
+
+    Threads may serve a replica each.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Whose parameters they are.
+    shard : (int, int)
+        Which of how many parts.
+    staleness_aware : bool
+        As of `Server`.
+
+    Attributes
+    ----------
+    pushes, staleness, max_staleness : int
+        Updates that were applied, the sum of their staleness, and the greatest.
+    """
+
+    def __init__(
+        self, model: nn.Module, shard: tuple[int, int] = (0, 1), staleness_aware: bool = False
+    ) -> None:
+        self.layout = Layout.of(model)
+        self._model, self._shard, self._aware = model, shard, staleness_aware
+        self._part = self.layout.part(*shard)
+        self._lock = threading.Lock()
+        self.pushes = self.staleness = self.max_staleness = 0
+        self.take_up()
+
+    def take_up(self) -> None:
+        """Hold what the model has now."""
+        with torch.no_grad():
+            vector = self.layout.empty()
+            self._copy(self._model.parameters(), self.layout.views(vector))
+            self._values: Floats = vector.numpy()[self._part].copy()
+
+    def give_back(self) -> None:
+        """Let the model have what is held; in parts of others it stays as it is."""
+        with torch.no_grad():
+            vector = self.layout.empty()
+            self._copy(self._model.parameters(), self.layout.views(vector))
+            vector.numpy()[self._part] = self._values
+            self._copy(self.layout.views(vector), self._model.parameters())
+
+    @staticmethod
+    def _copy(values: Iterable[torch.Tensor], to: Iterable[torch.Tensor]) -> None:
+        for value, place in zip(values, to, strict=True):
+            place.copy_(value)
+
+    def give(self, line: socket.socket, room: Floats | None = None) -> int:
+        """Send the parameters, by way of some room; return how many pushes are in them."""
+        room = np.empty_like(self._values) if room is None else room
+        with self._lock:
+            seen = self.pushes
+            np.copyto(room, self._values)
+        frames.send(line, {"kind": "values", "shard": self._shard}, as_bytes(room))
+        return seen
+
+    def obey(self, line: socket.socket, seen: int = 0) -> None:
+        """Serve one replica, whose parameters have so many pushes in them, until it leaves.
+
+        Raises
+        ------
+        OSError
+            It ended without saying so, or what came is no message.
+        """
+        room = np.empty_like(self._values)
+        while True:
+            header, size = frames.receive(line)
+            kind = header.get("kind")
+            if kind == "push":
+                frames.fill(line, as_bytes(room), size)
+                with self._lock:
+                    self._apply(room, self.pushes - seen)
+                # Its own parameters moved along with what it pushed.
+                seen += 1
+            elif kind == "pull":
+                seen = self.give(line, room)
+            elif kind == "leave":
+                frames.send(line, {"kind": "left"})
+                return
+            else:
+                raise frames.FrameError(f"a message of unknown kind {kind!r:.40}")
+
+    def _apply(self, update: Floats, staleness: int) -> None:
+        self.pushes += 1
+        self.staleness += staleness
+        self.max_staleness = max(self.max_staleness, staleness)
+        if self._aware:
+            update /= max(1, staleness)
+        # By NumPy, in this thread alone: torch would start threads of its own for each of ours.
+        np.subtract(self._values, update, out=self._values)
+
+
 class Server:
     """Holds the parameters of a model, or a part of them, and applies what replicas push.
 
@@ -106,18 +201,16 @@ class Server:
         staleness_aware: bool = False,
         timeout_s: float = 60.0,
     ) -> None:
-        self._layout = Layout.of(model)
-        refuse([*shard_problems(shard, self._layout.total), *timeout_problems(timeout_s)])
+        total = Layout.of(model).total
+        refuse([*shard_problems(shard, total), *timeout_problems(timeout_s)])
         self.model, self.shard, self.staleness_aware = model, shard, staleness_aware
         self.timeout_s = timeout_s
-        self._part = self._layout.part(*shard)
+        self._held = Held(model, shard, staleness_aware)
         self._lock = threading.Lock()
         self._lines: dict[socket.socket, str] = {}
-        self._values: Floats = np.empty(0)
         self._came = 0
         self._lost: list[str] = []
         self._refused: list[str] = []
-        self._pushes = self._staleness = self._max_staleness = 0
         self._listener = frames.listen(frames.default_address() if address is None else address)
         self._listener.settimeout(ACCEPT_SECONDS)
         host, port = self._listener.getsockname()[:2]
@@ -146,10 +239,7 @@ class Server:
             Nobody came.
         """
         refuse(count_problems(replicas=replicas))
-        with torch.no_grad():
-            vector = self._layout.empty()
-            self._copy(self.model.parameters(), self._layout.views(vector))
-            self._values = vector.numpy()[self._part].copy()
+        self._held.take_up()
         threads: list[threading.Thread] = []
         try:
             self._accept(replicas, threads)
@@ -157,22 +247,15 @@ class Server:
             self.close()
             for thread in threads:
                 thread.join()
-            with torch.no_grad():
-                vector.numpy()[self._part] = self._values
-                self._copy(self._layout.views(vector), self.model.parameters())
+            self._held.give_back()
         return Served(
             self._came,
             tuple(self._lost),
             tuple(self._refused),
-            self._pushes,
-            self._staleness / max(1, self._pushes),
-            self._max_staleness,
+            self._held.pushes,
+            self._held.staleness / max(1, self._held.pushes),
+            self._held.max_staleness,
         )
-
-    @staticmethod
-    def _copy(values: Iterable[torch.Tensor], to: Iterable[torch.Tensor]) -> None:
-        for value, place in zip(values, to, strict=True):
-            place.copy_(value)
 
     def _accept(self, replicas: int, threads: list[threading.Thread]) -> None:
         somebody = time.monotonic()
@@ -210,7 +293,7 @@ class Server:
         try:
             seen = self._admit(line)
             ends = self._lost
-            self._obey(line, seen)
+            self._held.obey(line, seen)
         except OSError as error:
             end = f"{self._lines[line]}: {error.strerror or error}"
         finally:
@@ -224,53 +307,17 @@ class Server:
         """Give a replica the parameters, unless it has another model, and wait until it begins."""
         line.settimeout(self.timeout_s)
         header, _ = frames.receive(line)
-        difference = self._layout.difference(Layout.from_json(header.get("model")))
+        difference = self._held.layout.difference(Layout.from_json(header.get("model")))
         if difference:
             frames.send(line, {"kind": "refused", "difference": difference})
             raise frames.FrameError(f"another model, {difference}")
-        seen = self._give(line, np.empty_like(self._values))
+        seen = self._held.give(line)
         # It may find that the servers are not all parts of one model.
         frames.receive(line)
         line.settimeout(None)
         with self._lock:
             self._came += 1
         return seen
-
-    def _obey(self, line: socket.socket, seen: int) -> None:
-        room = np.empty_like(self._values)
-        while True:
-            header, size = frames.receive(line)
-            kind = header.get("kind")
-            if kind == "push":
-                frames.fill(line, as_bytes(room), size)
-                with self._lock:
-                    self._apply(room, self._pushes - seen)
-                # Its own parameters moved along with what it pushed.
-                seen += 1
-            elif kind == "pull":
-                seen = self._give(line, room)
-            elif kind == "leave":
-                frames.send(line, {"kind": "left"})
-                return
-            else:
-                raise frames.FrameError(f"a message of unknown kind {kind!r:.40}")
-
-    def _give(self, line: socket.socket, room: Floats) -> int:
-        """Send the parameters; return how many pushes are in them."""
-        with self._lock:
-            seen = self._pushes
-            np.copyto(room, self._values)
-        frames.send(line, {"kind": "values", "shard": self.shard}, as_bytes(room))
-        return seen
-
-    def _apply(self, update: Floats, staleness: int) -> None:
-        self._pushes += 1
-        self._staleness += staleness
-        self._max_staleness = max(self._max_staleness, staleness)
-        if self.staleness_aware:
-            update /= max(1, staleness)
-        # By NumPy, in this thread alone: torch would start threads of its own for each of ours.
-        np.subtract(self._values, update, out=self._values)
 
     def close(self) -> None:
         """Listen no longer, and part from all replicas, which then raise `PeerLostError`."""
