@@ -61,6 +61,10 @@ reads memory in the wrong order has others altogether, and bfloat16 rounds to so
 SHORT_SECONDS = 2.0
 """A step that took no longer is timed again."""
 
+AGAIN_SECONDS = 0.1
+"""Where several processes are to share such steps, the first one's seconds so often; the others
+take much less. Whether they are too short to be shared is told by them, see `processes`."""
+
 
 class _Refused(Exception):  # noqa: N818
     """One of our rules is broken: (rule, received, remedy)."""
@@ -169,10 +173,14 @@ class _DryRun:
         self.inputs, self.targets = self.seen.train(rows, 0, 0)
 
     def step_seconds(self) -> float:
-        """Seconds of the faster of two steps; the first warms up, its operations are counted."""
+        """Seconds of the fastest of some steps; the first warms up, its operations are counted."""
         with self.counter:
             first = self._step()
-        return first if first > SHORT_SECONDS else min(first, self._step())
+        if first > SHORT_SECONDS:
+            return first
+        several = self.bundle.plan.params.processes > 1
+        again = max(1, int(AGAIN_SECONDS / first)) if several else 1
+        return min(first, *(self._step() for _ in range(again)))
 
     def _step(self) -> float:
         started = time.perf_counter()
