@@ -11,8 +11,9 @@
 As under Hogwild the batches of an epoch are dealt out, so that all replicas together see each
 sample once, and all rest for evaluations and checkpoints; but each moves parameters of its own, by
 an optimizer of its own. What it pushes is how far they moved since its last push: of plain SGD the
-sum of its steps' learning rate × gradient, as in the paper [1]_. Running statistics (BatchNorm) are
-no parameters, and all processes share them.
+sum of its steps' learning rate × gradient, as in the paper [1]_. What all push adds up: rare
+exchanges, with momentum above all, want smaller learning rates than one process does. Running
+statistics (BatchNorm) are no parameters, and all processes share them.
 
 The numbers depend on who was faster, as under Hogwild. One process needs no server, and has the
 bits of the plain trainer. Replicas are connected by pairs of sockets that exist before they are
