@@ -40,7 +40,7 @@ ADDED = {
 }
 """Seconds beyond a plain step, or half of one for all-reduce, in rank 0 of two processes on two
 cores of an x86-64 server (torch 2.15, batches of 32, Adam): the lower 5th percentile of 100 to 350
-steps in the better of two runs, for an MLP 64-64-10 and an MLP 784-128-10, whose plain steps took
+steps in the best of three runs, for an MLP 64-64-10 and an MLP 784-128-10, whose plain steps took
 0.5 and 0.8 ms: hogwild 0.09 and 0.08 ms, allreduce 0.9 and 1.2, averaging by rounds of one step 0.6
 and 0.9, parameter_server 0.6 and 1.0. Other programs ran meanwhile, which made exchanges longer: so
 no number here is above the least that was seen, and all-reduce, where most was in doubt, stays a
