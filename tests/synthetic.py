@@ -282,4 +282,6 @@ def _write_baseline(store: FakeClockStore, run: Synthetic, plan: Plan, makespan:
         seconds[job.candidate] = seconds.get(job.candidate, 0.0) + _seconds(job)
     accuracy = dict.fromkeys(seconds, 0.91) if run.baseline == "measured" else {}
     total = sum(seconds.values())
-    store.set_baseline(Baseline(run.baseline, total, 2, seconds, accuracy, run.others))
+    by_job = {job.id: 0.91 for job in plan.jobs} if accuracy else {}
+    found = Baseline(run.baseline, total, 2, seconds, accuracy, run.others, by_job)
+    store.set_baseline(found)

@@ -38,6 +38,7 @@ ESTIMATE_SECONDS = 0.3
 def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline | None:
     """Run the whole loop; None when asked to stop."""
     by_candidate = dict.fromkeys((job.candidate for job in bundle.plan.jobs), 0.0)
+    by_job: dict[str, float] = {}
     scores: dict[str, list[float]] = {name: [] for name in by_candidate}
     for job in bundle.plan.jobs:
         started = time.perf_counter()
@@ -51,6 +52,7 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
             return None
         by_candidate[job.candidate] += time.perf_counter() - started
         if accuracy is not None:
+            by_job[job.id] = accuracy
             scores[job.candidate].append(accuracy)
     return Baseline(
         "measured",
@@ -58,6 +60,7 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
         torch.get_num_threads(),
         by_candidate,
         {name: sum(found) / len(found) for name, found in scores.items() if found},
+        by_job=by_job,
     )
 
 
