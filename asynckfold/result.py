@@ -177,6 +177,11 @@ class Baseline:
         Mean score of each candidate in the baseline's own training; empty for an estimate.
     others : float
         Cores' worth of use by other programs while it was timed.
+    epochs : Mapping of str to tuple of (float, float)
+        Where jobs have several processes, by job: the seconds that had passed at the end of each
+        epoch, evaluation included, and its mean training loss.
+    class_counts : Mapping of str to tuple of (int, int)
+        There, by job: of each class, how many held-out samples were recognised, of how many.
     """
 
     kind: str
@@ -185,6 +190,8 @@ class Baseline:
     by_candidate: Mapping[str, float] = field(default_factory=dict)
     accuracy: Mapping[str, float] = field(default_factory=dict)
     others: float = 0.0
+    epochs: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    class_counts: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def disturbance(self) -> str:
