@@ -70,10 +70,11 @@ dbn = partial(DBN, pretraining=Pretraining(epochs=2))
 """The deep belief network 784-500-500-10, of which each layer is pretrained for two epochs."""
 
 WORKS = (
-    Work("MLP 784-128-10", MLP, 28, epochs=20),
+    Work("MLP 784-128-10", MLP, 28, epochs=20, target=0.92),
     Work("LeNet5", LeNet5, 32),
-    Work("DBN 784-500-500-10", dbn, 28),
+    Work("DBN 784-500-500-10", dbn, 28, target=0.93),
 )
+"""With targets that each reaches on so few samples of MNIST, too."""
 
 
 @dataclass(frozen=True)

@@ -365,6 +365,8 @@ def draw_race(summary: Summary) -> Chart | None:
     axes.grid(axis="y")
     threads = findings.plural(first.threads, "thread")
     note = f"solid: {first.processes} processes; dashed: the serial loop, one process, {threads}"
+    if summary.speedup is not None and summary.speedup.disturbance:
+        note += ", disturbed by others"
     axes.set_title(f"train loss; {note}", loc="left")
     _name_candidates(figure, summary, [race.candidate for race in shown], lines=True)
     alt = "; ".join(
