@@ -289,6 +289,7 @@ def _write_baseline(store: FakeClockStore, run: Synthetic, plan: Plan, makespan:
         seconds[job.candidate] = seconds.get(job.candidate, 0.0) + _seconds(job)
     accuracy = dict.fromkeys(seconds, 0.91) if run.baseline == "measured" else {}
     total = sum(seconds.values())
+    by_job = {job.id: 0.91 for job in plan.jobs} if accuracy else {}
     known = plan.jobs if run.processes > 1 and run.baseline == "measured" else ()
     ends = [(0.9 * number, 0.05 + float(np.exp(-number))) for number in range(1, run.epochs + 1)]
     store.set_baseline(
@@ -299,6 +300,7 @@ def _write_baseline(store: FakeClockStore, run: Synthetic, plan: Plan, makespan:
             seconds,
             accuracy,
             run.others,
+            by_job,
             {job.id: ends for job in known},
             {job.id: [(9, 10)] * len(run.classes) for job in known},
         )

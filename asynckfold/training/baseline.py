@@ -43,6 +43,7 @@ Judged = tuple[torch.Tensor, torch.Tensor]
 def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline | None:
     """Run the whole loop; None when asked to stop."""
     by_candidate = dict.fromkeys((job.candidate for job in bundle.plan.jobs), 0.0)
+    by_job: dict[str, float] = {}
     scores: dict[str, list[float]] = {name: [] for name in by_candidate}
     epochs: dict[str, list[tuple[float, float]]] = {}
     class_counts: dict[str, list[tuple[int, int]]] = {}
@@ -61,6 +62,7 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
         if trained is None:
             continue
         if classes:
+            by_job[job.id] = trained.accuracy
             scores[job.candidate].append(trained.accuracy)
         if several:
             epochs[job.id] = trained.epochs
@@ -71,6 +73,7 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
         torch.get_num_threads(),
         by_candidate,
         {name: sum(found) / len(found) for name, found in scores.items() if found},
+        by_job=by_job,
         epochs=epochs,
         class_counts=class_counts,
     )

@@ -96,9 +96,12 @@ def test_its_accuracy_is_near_that_of_the_sweep(tmp_path: Path) -> None:
     for job in tiny.jobs:
         ours.setdefault(job.candidate, []).append(tiny.train(job).epochs[-1].accuracy or 0.0)
     assert set(measured.accuracy) == set(ours)
+    assert set(measured.by_job) == {job.id for job in tiny.jobs}
     for candidate, scores in ours.items():
         assert measured.accuracy[candidate] > 0.8
         assert measured.accuracy[candidate] == pytest.approx(np.mean(scores), abs=0.08)
+        own = [measured.by_job[job.id] for job in tiny.jobs if job.candidate == candidate]
+        assert measured.accuracy[candidate] == pytest.approx(np.mean(own))
 
 
 def test_seconds_add_up(tmp_path: Path) -> None:
