@@ -148,11 +148,11 @@ def trainers_table(
         COLUMNS,
         tuple(rows),
         (
+            "A DBN is pretrained by each job before its epochs, in no number here.",
             f"{origin}; all ways train the same samples for the same epochs, Adam 1e-3, batches of "
             f"{BATCH} (a process's own; of allreduce, all processes' together).",
             f"Medians of {turns} turns; seconds are those of the epochs, with an evaluation on "
-            f"{HELD_OUT:.0%} of the samples after each, without the start of the workers and "
-            "without the pretraining of a DBN, which each job does in one process.",
+            f"{HELD_OUT:.0%} of the samples after each, without the start of the workers.",
             "–: the target was not reached in most turns. Hogwild's accuracy differs from run to "
             "run; the others give the same bits each time.",
         ),
