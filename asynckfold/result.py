@@ -179,6 +179,11 @@ class Baseline:
         Cores' worth of use by other programs while it was timed.
     by_job : Mapping of str to float
         Accuracy of each job in the baseline's own training, by its id; empty for an estimate.
+    epochs : Mapping of str to tuple of (float, float)
+        Where jobs have several processes, by job: the seconds that had passed at the end of each
+        epoch, evaluation included, and its mean training loss.
+    class_counts : Mapping of str to tuple of (int, int)
+        There, by job: of each class, how many held-out samples were recognised, of how many.
     """
 
     kind: str
@@ -188,6 +193,8 @@ class Baseline:
     accuracy: Mapping[str, float] = field(default_factory=dict)
     others: float = 0.0
     by_job: Mapping[str, float] = field(default_factory=dict)
+    epochs: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    class_counts: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def disturbance(self) -> str:

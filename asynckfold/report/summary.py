@@ -21,6 +21,7 @@ from asynckfold.confusion import class_accuracy, count_classes
 from asynckfold.packing import Packing, packing_of
 from asynckfold.paired import Lead, bounds_of, confidence_interval, train_valid_ratio
 from asynckfold.plan import Job, Plan
+from asynckfold.report.race import Race, races
 from asynckfold.report.text import TEXT_LIMIT, clean, flat, plain_data
 from asynckfold.result import (
     DONE,
@@ -298,6 +299,8 @@ class Summary:
         What reproduces the run; empty where it was not started from a shell.
     bit_identity : Claim
         Whether equal bits are claimed, and why not.
+    races : tuple of Race
+        Several processes of a job against one; empty where that was not measured.
     """
 
     root: str
@@ -321,6 +324,7 @@ class Summary:
     about: Mapping[str, str]
     fingerprint: str
     bit_identity: identity.Claim
+    races: tuple[Race, ...]
 
     @property
     def ranked(self) -> tuple[CandidateRow, ...]:
@@ -414,6 +418,7 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
         bit_identity=identity.Claim(
             tuple(clean(text, 4096) for text in found.bit_identity.reasons)
         ),
+        races=races(found),
     )
 
 

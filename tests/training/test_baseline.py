@@ -117,6 +117,26 @@ def test_seconds_add_up(tmp_path: Path) -> None:
     assert 0.5 * passed < measured.seconds <= passed
 
 
+def test_of_jobs_of_several_processes_it_keeps_epochs_and_classes(tmp_path: Path) -> None:
+    def measured(**params: Any) -> Any:
+        tiny = Tiny(tmp_path, params=TrainerParams(3, **params), opt_fn=adam)
+        return baseline.measure(tiny.bundle, tiny.batches, never), tiny.jobs
+
+    alone, _ = measured()
+    assert (alone.epochs, alone.class_counts) == ({}, {})
+    found, jobs = measured(trainer="hogwild", processes=2)
+    assert set(found.epochs) == set(found.class_counts) == {job.id for job in jobs}
+    for job in jobs:
+        seconds, losses = zip(*found.epochs[job.id], strict=True)
+        assert len(seconds) == 3
+        assert list(seconds) == sorted(seconds)
+        assert losses[-1] < losses[0]
+    assert sum(of for counts in found.class_counts.values() for _, of in counts) == 60
+    right = sum(right for counts in found.class_counts.values() for right, _ in counts)
+    assert found.accuracy["plain/constant"] == pytest.approx(right / 60, abs=0.02)
+    assert sum(seconds[-1][0] for seconds in found.epochs.values()) <= found.seconds
+
+
 def slowed(seconds: float) -> Any:
     class Slow(Plain):
         """Takes its time for each batch, whatever else the machine does."""
