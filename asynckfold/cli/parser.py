@@ -12,6 +12,7 @@ SUBJECTS = (
     "checkpoints",
     "formats",
     "fusion",
+    "nodes",
     "packing",
     "place",
     "speed",
@@ -114,7 +115,8 @@ def make_parser() -> argparse.ArgumentParser:
         choices=SUBJECTS,
         help="checkpoints: their share of a run's time; formats: a step of convolutional models in "
         "both memory formats; fusion: a step of several jobs as one "
-        "against one after another; packing: one sweep in four ways; place: the time of a "
+        "against one after another; nodes: one model on nodes of several tasks, workers against "
+        "time; packing: one sweep in four ways; place: the time of a "
         "decision, by the number of pending jobs; speed: a DataLoader loop, the best serial loop "
         "and asynckfold, plain and fused, warm and cold; trainers: one model on all cores, by each "
         "of them; use: of the cores, and a job's overhead",
@@ -124,7 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
     verb.add_argument(
         "--data",
         metavar="DIR",
-        help="speed and trainers only: where torchvision keeps MNIST and CIFAR-10 (or "
+        help="nodes, speed and trainers only: where torchvision keeps MNIST and CIFAR-10 (or "
         "train/CLASS/*.jpg for the latter); generated samples of the same shapes, or digits, "
         "without it",
     )

@@ -93,6 +93,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
     seconds: dict[str, float] = {}
     memory: dict[str, int] = {}
     flops: dict[str, int] = {}
+    products: dict[str, int] = {}
     fusible: dict[str, str] = {}
     channels_last: dict[str, str] = {}
     fused: dict[str, str] = {}
@@ -114,6 +115,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
                         _check_shareable(bundle, dry.optimizer)
                         _check_servable(bundle, dry.model)
                         flops[name] = dry.counter.flops
+                        products[name] = dry.counter.products
                         channels_last[name] = dry.why_not_channels_last()
                         if bundle.plan.params.compile:
                             pulse.aside()
@@ -134,7 +136,16 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
         "preprocess": None if recipe.preprocess is None else _transformer(recipe.preprocess),
     }
     return Facts(
-        facts, seconds, memory, tuple(problems), failures, flops, fusible, channels_last, fused
+        facts,
+        seconds,
+        memory,
+        tuple(problems),
+        failures,
+        flops,
+        fusible,
+        channels_last,
+        fused,
+        products,
     )
 
 
