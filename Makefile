@@ -35,10 +35,12 @@ check: $(VENV)/installed-test  ## lint, types, import layers
 durability: $(VENV)/installed-test strace  ## every kill point, I/O error, power loss and bit flip: minutes
 	ASYNCKFOLD_EXHAUSTIVE=1 $(BIN)/python -m pytest -q --timeout 3600 -o faulthandler_timeout=3600 tests/durability
 
-chaos: $(VENV)/installed-test  ## 200 kills at random, each a non-event: half an hour; the table goes to reports/chaos
+chaos: $(VENV)/installed-test  ## 200 kills at random, each a non-event: the better part of an hour; the tables go to reports/chaos
 	$(BIN)/python -m tests.chaos --seed 0 --kills 200 --report reports/chaos
-	$(BIN)/python -m tests.chaos --trainer hogwild --warm --seed 0 --kills 24 \
-	  --report reports/chaos/hogwild
+	for trainer in hogwild allreduce averaging parameter_server; do \
+	  $(BIN)/python -m tests.chaos --trainer $$trainer --warm --seed 0 --kills 24 \
+	    --report reports/chaos/$$trainer || exit; \
+	done
 
 mutants: $(VENV)/installed-test strace  ## take each safeguard away, one at a time: its test must turn red
 	$(BIN)/python -m tests.mutants

@@ -141,12 +141,12 @@ class Workload:
     def models(self) -> list[Model]:
         """Return each model with its jobs' work and its cost by the rule."""
         ratio = self.plan.params.eval_batch_size / self.plan.batch_size
-        works = self.works()
+        works, facts = self.works(), self.facts
         return [
             Model(
                 name,
                 tuple(works[job.id] for job in self.plan.jobs if job.model == name),
-                rule_cost(self.facts.flops.get(name, 0), self.cores, ratio),
+                rule_cost(facts.flops.get(name, 0), self.cores, ratio, facts.products.get(name)),
             )
             for name in dict.fromkeys(job.model for job in self.plan.jobs)
         ]

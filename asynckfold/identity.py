@@ -75,12 +75,19 @@ def _deterministic_kernels(plan: Plan, sessions: Sequence[Software]) -> Iterator
         yield "CUDA was used without deterministic kernels (torch.use_deterministic_algorithms)"
 
 
+_WITHOUT_ORDER = {
+    "hogwild": "updated each model without locks",
+    "parameter_server": "pushed to the server of each model when they were ready",
+}
+"""What the processes of a job do by some trainers."""
+
+
 def _one_process(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
-    count = plan.params.processes
-    if count > 1 and plan.params.trainer == "hogwild":
+    count, trainer = plan.params.processes, plan.params.trainer
+    if count > 1 and trainer in _WITHOUT_ORDER:
         yield (
-            f"{count} processes updated each model without locks (hogwild), so that "
-            "the order of their updates was left to chance"
+            f"{count} processes {_WITHOUT_ORDER[trainer]} ({trainer}), so that the order of their "
+            "updates was left to chance"
         )
 
 

@@ -101,12 +101,14 @@ class AsyncKFold:
         keeps. "auto" decides it by a rule over operations, jobs and allotted cores; a number says
         how many jobs are trained as one, True that every core trains a group. These two refuse a
         model that cannot be fused.
-    trainer : {"plain", "hogwild", "allreduce", "averaging"}
+    trainer : {"plain", "hogwild", "allreduce", "averaging", "parameter_server"}
         One process a job, or several, which is faster where jobs are fewer than cores: they update
         one shared model without locks (Recht et al. 2011), with last digits that differ from run to
         run, or add up the gradients of their parts of each batch, or train clones that are averaged
-        every `steps_per_round` steps. Also a key of `trainer_params`, like the two that follow;
-        `partition_size` and `epochs_per_round` there give each clone a part of the samples.
+        every `steps_per_round` steps, or replicas that push to a parameter server and fetch from it
+        (Dean et al. 2012), with digits that differ, too. Also a key of `trainer_params`, like the
+        two that follow; `partition_size` and `epochs_per_round` there give each clone a part of the
+        samples.
     processes : int
         Processes of a job, each on a core of its own; with more than one, `trainer` is not plain.
     shared_state : bool

@@ -138,6 +138,8 @@ class Facts:
         plain ones, and how their optimizers step.
     formats : dict of str to str
         The same of training channels last in memory.
+    products : dict of str to int
+        By model name, among how many products of matrices and convolutions `flops` are divided.
     """
 
     recipe: dict[str, Any]
@@ -149,3 +151,4 @@ class Facts:
     fusible: dict[str, str] = field(default_factory=dict)
     formats: dict[str, str] = field(default_factory=dict)
     fused: dict[str, str] = field(default_factory=dict)
+    products: dict[str, int] = field(default_factory=dict)

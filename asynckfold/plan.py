@@ -55,7 +55,7 @@ class Job:
         return f"{self.candidate}/{repeat}fold-{self.fold}"
 
 
-TRAINERS = ("plain", "hogwild", "allreduce", "averaging")
+TRAINERS = ("plain", "hogwild", "allreduce", "averaging", "parameter_server")
 """How one job may be trained; that some are trained as one is in the plan's groups."""
 
 SEVERAL = TRAINERS[1:]
@@ -83,9 +83,10 @@ class TrainerParams:
         Largest gradient norm.
     eval_batch_size : int
         Samples per batch where nothing is trained; touches no result but through rounding.
-    trainer : {"plain", "hogwild", "allreduce", "averaging"}
+    trainer : {"plain", "hogwild", "allreduce", "averaging", "parameter_server"}
         One process a job, or several: they update one shared model without locks, or add up the
-        gradients of their parts of each batch, or train clones that are averaged each round.
+        gradients of their parts of each batch, or train clones that are averaged each round, or
+        replicas that push to a parameter server and fetch from it.
     processes : int
         Processes of a job, of one thread and on one core each.
     shared_state : bool
@@ -102,7 +103,7 @@ class TrainerParams:
         Passes of each process over its part, by which a round, and an epoch, is through; for
         averaging, in place of `steps_per_round`.
     accumulate : int
-        Batches of a process whose mean gradient is one update of the shared model; for hogwild.
+        Batches of a process whose mean gradient is one step; for hogwild and parameter_server.
     precision : {"fp32", "bf16"}
         What models compute in: float32, or bfloat16 by `torch.autocast`.
     memory_format : {"auto", "channels_last", "contiguous"}
@@ -111,6 +112,12 @@ class TrainerParams:
         `asynckfold.formats`.
     compile : bool
         Whether `torch.compile` compiles each job's model, whole, in the plain trainer.
+    n_push, n_pull : int
+        Steps of a replica between two pushes of how far its parameters moved, and between two
+        fetches of the server's; for parameter_server.
+    staleness_aware : bool
+        Whether a push counts the less, the more pushes of others came between (Zhang et al. 2016);
+        for parameter_server.
     """
 
     epochs: int = 5
@@ -128,6 +135,9 @@ class TrainerParams:
     precision: str = "fp32"
     compile: bool = False
     memory_format: str = "auto"
+    n_push: int = 1
+    n_pull: int = 1
+    staleness_aware: bool = False
     partition_size: int | None = None
     epochs_per_round: int | None = None
 
@@ -148,8 +158,9 @@ class TrainerParams:
         Traceback (most recent call last):
         asynckfold.errors.InputError: trainer_params must use known keys: received 'epoch'. \
 Did you mean 'epochs'? Valid: accumulate, clip_grad_norm, compile, epochs, epochs_per_round, \
-eval_batch_size, inner_val, lr_step, memory_format, partition_size, precision, print_frequency, \
-processes, save_checkpoint_frequency, shared_state, steps_per_round, trainer.
+eval_batch_size, inner_val, lr_step, memory_format, n_pull, n_push, partition_size, precision, \
+print_frequency, processes, save_checkpoint_frequency, shared_state, staleness_aware, \
+steps_per_round, trainer.
         """
         known = {item.name for item in fields(cls)}
         values = {key: _plain(value) for key, value in dict(given or {}).items()}
@@ -218,7 +229,7 @@ processes, save_checkpoint_frequency, shared_state, steps_per_round, trainer.
                     f"trainer={self.trainer!r}",
                     "Leave one of them out.",
                 )
-        for name in ("shared_state", "compile"):
+        for name in ("shared_state", "compile", "staleness_aware"):
             given: object = getattr(self, name)
             if not isinstance(given, bool):
                 yield Problem(f"{name} must be True or False", repr(given), "Leave it out.")
@@ -232,12 +243,12 @@ processes, save_checkpoint_frequency, shared_state, steps_per_round, trainer.
 
     def _misplaced(self) -> Iterator[Problem]:
         """Yield what would have no effect on this trainer."""
-        for name, trainer in _OF_TRAINER.items():
-            if self.trainer != trainer and getattr(self, name) != getattr(TrainerParams, name):
+        for name, trainers in _OF_TRAINER.items():
+            if self.trainer not in trainers and getattr(self, name) != getattr(TrainerParams, name):
                 yield Problem(
-                    f"{name} applies to the trainer {trainer!r} only",
+                    f"{name} applies to the trainer {' or '.join(map(repr, trainers))} only",
                     f"it with {self.trainer!r}",
-                    f"Leave {name} out, or pass trainer={trainer!r}.",
+                    f"Leave {name} out, or pass trainer={trainers[0]!r}.",
                 )
         if (
             self.epochs_per_round is not None
@@ -290,6 +301,9 @@ _LATER = (
     "precision",
     "compile",
     "memory_format",
+    "n_push",
+    "n_pull",
+    "staleness_aware",
     "partition_size",
     "epochs_per_round",
 )
@@ -309,6 +323,8 @@ _COUNTS = (
     "processes",
     "steps_per_round",
     "accumulate",
+    "n_push",
+    "n_pull",
     "partition_size",
     "epochs_per_round",
 )
@@ -317,13 +333,16 @@ _OPTIONAL = ("partition_size", "epochs_per_round")
 """Those that may be left open."""
 
 _OF_TRAINER = {
-    "shared_state": "hogwild",
-    "steps_per_round": "averaging",
-    "partition_size": "averaging",
-    "epochs_per_round": "averaging",
-    "accumulate": "hogwild",
+    "shared_state": ("hogwild",),
+    "steps_per_round": ("averaging",),
+    "accumulate": ("hogwild", "parameter_server"),
+    "n_push": ("parameter_server",),
+    "n_pull": ("parameter_server",),
+    "staleness_aware": ("parameter_server",),
+    "partition_size": ("averaging",),
+    "epochs_per_round": ("averaging",),
 }
-"""The only trainer that a field says something to."""
+"""The only trainers that a field says something to."""
 
 
 def _kind_problems(sizes: Mapping[Any, Any]) -> Iterator[Problem]:

@@ -425,6 +425,7 @@ def _joined(parts: list[Facts]) -> Facts:
         {name: value for part in parts for name, value in part.fusible.items()},
         {name: value for part in parts for name, value in part.formats.items()},
         {name: value for part in parts for name, value in part.fused.items()},
+        {name: value for part in parts for name, value in part.products.items()},
     )
 
 

@@ -211,6 +211,13 @@ class Baseline:
         Mean score of each candidate in the baseline's own training; empty for an estimate.
     others : float
         Cores' worth of use by other programs while it was timed.
+    by_job : Mapping of str to float
+        Accuracy of each job in the baseline's own training, by its id; empty for an estimate.
+    epochs : Mapping of str to tuple of (float, float)
+        Where jobs have several processes, by job: the seconds that had passed at the end of each
+        epoch, evaluation included, and its mean training loss.
+    class_counts : Mapping of str to tuple of (int, int)
+        There, by job: of each class, how many held-out samples were recognised, of how many.
     """
 
     kind: str
@@ -219,6 +226,9 @@ class Baseline:
     by_candidate: Mapping[str, float] = field(default_factory=dict)
     accuracy: Mapping[str, float] = field(default_factory=dict)
     others: float = 0.0
+    by_job: Mapping[str, float] = field(default_factory=dict)
+    epochs: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    class_counts: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def disturbance(self) -> str:
@@ -564,6 +574,7 @@ class CVResults:
         return [entry for _, entry in sorted(table, key=lambda pair: pair[0])]
 
     def _fold_rows(self) -> Iterable[dict[str, Any]]:
+        serial = self.baseline.by_job if self.baseline else {}
         for job in self.plan.jobs:
             result = self.results.get(job.id)
             yield {
@@ -582,6 +593,8 @@ class CVResults:
                 "cores": ",".join(map(str, result.cores)) if result else "",
                 "threads": result.threads if result else 0,
                 "attempt": result.attempt if result else 0,
+                "fused": len(self.plan.group_of(job.id)),
+                "serial_accuracy": serial.get(job.id, float("nan")),
                 "error": result.error if result else "",
             }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asynckfold import choice
+from asynckfold import choice, processes
 from asynckfold.asking import Sampler, ask
 from asynckfold.choice import Choice
 from asynckfold.engines.machine import Machine
@@ -118,7 +118,8 @@ class Session:
 
     def _log(self, found: Planned) -> None:
         threads = found.choice
-        slow = slow_notes(found.work.plan, found.software)
+        plan, folds = found.work.plan, found.work.folds
+        slow = (*slow_notes(plan, found.software), *processes.notes(plan, folds, threads.costs))
         for note in (*self.store.notes, *found.data.notes, *self.notes, *slow):
             self.store.event("note", note)
             self.display.note(note)

@@ -20,6 +20,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few digits, one process")
     parser.add_argument("--root-dir", default="runs/fit", help="folder of the run")
+    parser.add_argument(
+        "--trainer",
+        default="hogwild",
+        choices=["hogwild", "allreduce", "averaging", "parameter_server"],
+        help="what the processes do together",
+    )
     args = parser.parse_args()
 
     inputs, targets = load_digits(return_X_y=True)
@@ -36,7 +42,7 @@ def main():
         scheduler="cosine",
         valid=(inputs[test], targets[test]),
         epochs=1 if args.quick else 20,
-        trainer="hogwild",
+        trainer=args.trainer,
         processes=processes,
     )
     loader = DataLoader(TensorDataset(inputs[test], targets[test]), batch_size=256)

@@ -39,11 +39,27 @@ from typing import Any
 
 from tests.leftovers import shared_memory
 from tests.nursery import Nursery, nursery
-from tests.watched.chain import INTERVAL, Chain, HogwildChain, Hurt, Landed, compare
+from tests.watched.chain import (
+    INTERVAL,
+    AllReduceChain,
+    AveragingChain,
+    Chain,
+    DownpourChain,
+    HogwildChain,
+    Hurt,
+    Landed,
+    compare,
+)
 from tests.watched.kills import LAST, PHASES, TARGETS, Kill, of_children, planned
 
 LONGEST_CHAIN = 10
-KINDS: dict[str, type[Chain]] = {"plain": Chain, "hogwild": HogwildChain}
+KINDS: dict[str, type[Chain]] = {
+    "plain": Chain,
+    "hogwild": HogwildChain,
+    "allreduce": AllReduceChain,
+    "averaging": AveragingChain,
+    "parameter_server": DownpourChain,
+}
 MISSES = 6
 """In so many runs a kill may come too late, each time half as late, before it is given up."""
 
@@ -223,7 +239,7 @@ class Campaign:
             self.outcome.failures.append(
                 f"{hurt}\n  after {'; '.join(map(str, kills)) or 'no kill'}\n  again: python -m "
                 f"tests.chaos --seed {self.outcome.seed} --kills {self.outcome.kills} "
-                f"--only {again}"
+                f"--trainer {self.outcome.trainer} --only {again}"
             )
 
     def _note(self, chain: Chain) -> None:
@@ -251,17 +267,28 @@ def sooner(kill: Kill) -> Kill:
 
 # What is told
 
+BITS = (
+    "After each SIGKILL the same command ran again, until the run was done. Then its weights,",
+    "outputs, scores and epochs were compared byte for byte with those of an undisturbed run,",
+    "which was made twice.",
+)
+NO_BITS = (
+    "After each SIGKILL the same command ran again, until the run was done: then every job had one",
+    "result, of all epochs, and had learned what it learns undisturbed.",
+)
+
+
+def of_two(what: str) -> str:
+    """Say what the processes of a job do."""
+    return f"Jobs of two processes that {what}; the worker's children are the second ones."
+
+
 COMPARED = {
-    "plain": (
-        "After each SIGKILL the same command ran again, until the run was done. Then its weights,",
-        "outputs, scores and epochs were compared byte for byte with those of an undisturbed run,",
-        "which was made twice.",
-    ),
-    "hogwild": (
-        "Jobs of two processes that update one model without locks; the worker's children are the",
-        "second ones. After each SIGKILL the same command ran again, until the run was done: then",
-        "every job had one result, of all epochs, and had learned what it learns undisturbed.",
-    ),
+    "plain": BITS,
+    "hogwild": (of_two("update one model without locks"), *NO_BITS),
+    "allreduce": (of_two("add up their gradients"), *BITS),
+    "averaging": (of_two("train clones, which are averaged"), *BITS),
+    "parameter_server": (of_two("push to a parameter server and fetch from it"), *NO_BITS),
 }
 
 
@@ -398,7 +425,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--report", type=Path, help="a folder for README.md and campaign.json")
     parsed = parser.parse_args(words)
     kills = planned(parsed.seed, parsed.kills)
-    if parsed.trainer == "hogwild":
+    if parsed.trainer != "plain":
         kills = of_children(kills)
     if parsed.only:
         kills = [kills[index] for index in parsed.only]

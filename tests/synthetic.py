@@ -49,6 +49,8 @@ class Synthetic:
         Overrides every score, to make NaN or ties.
     others : float
         Cores that other programs used while the baseline was timed.
+    processes : int
+        Of a job; with more than one, a measured baseline knows its epochs and classes.
     software : Mapping
         With what the session trained.
     """
@@ -64,6 +66,7 @@ class Synthetic:
     status: Callable[[Job], str] = all_done
     baseline: str | None = "measured"
     others: float = 0.0
+    processes: int = 1
     software: Mapping[str, str] = field(default_factory=lambda: {"torch": "2.6.0"})
     cpu_samples: bool = True
     metrics: tuple[str, ...] = ("accuracy",)
@@ -123,7 +126,11 @@ def _data(run: Synthetic) -> tuple[npt.NDArray[Any], tuple[Fold, ...]]:
 def _plan(run: Synthetic, folds: Sequence[Fold]) -> Plan:
     return Plan(
         jobs=make_jobs(run.models, run.lr_schedules, folds, 0),
-        params=TrainerParams(epochs=run.epochs),
+        params=TrainerParams(
+            epochs=run.epochs,
+            trainer="hogwild" if run.processes > 1 else "plain",
+            processes=run.processes,
+        ),
         batch_size=32,
         threads_per_job=1,
         random_state=0,
@@ -282,4 +289,19 @@ def _write_baseline(store: FakeClockStore, run: Synthetic, plan: Plan, makespan:
         seconds[job.candidate] = seconds.get(job.candidate, 0.0) + _seconds(job)
     accuracy = dict.fromkeys(seconds, 0.91) if run.baseline == "measured" else {}
     total = sum(seconds.values())
-    store.set_baseline(Baseline(run.baseline, total, 2, seconds, accuracy, run.others))
+    by_job = {job.id: 0.91 for job in plan.jobs} if accuracy else {}
+    known = plan.jobs if run.processes > 1 and run.baseline == "measured" else ()
+    ends = [(0.9 * number, 0.05 + float(np.exp(-number))) for number in range(1, run.epochs + 1)]
+    store.set_baseline(
+        Baseline(
+            run.baseline,
+            total,
+            2,
+            seconds,
+            accuracy,
+            run.others,
+            by_job,
+            {job.id: ends for job in known},
+            {job.id: [(9, 10)] * len(run.classes) for job in known},
+        )
+    )

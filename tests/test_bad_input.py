@@ -233,6 +233,22 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"trainer": "hogwild", "processes": 2, "parallelize": False},
         ["need worker processes", "parallelize=False", "Leave parallelize out"],
     ),
+    "a partition smaller than a batch": (
+        {"trainer": "averaging", "processes": 2, "batch_size": 30},
+        ["samples of a process must make a batch", "40 samples for processes=2", "batch_size=20"],
+    ),
+    "no sample for a process": (
+        {"trainer": "allreduce", "processes": 2, "batch_size": 1},
+        ["each process must have a sample of each batch", "batch_size=1", "greater batch_size"],
+    ),
+    "no push": (
+        {"trainer": "parameter_server", "processes": 2, "trainer_params": {"n_push": 0}},
+        ["n_push must be a whole number of at least 1", "received 0", "Pass n_push=1"],
+    ),
+    "a push without a server": (
+        {"trainer": "hogwild", "processes": 2, "trainer_params": {"n_push": 2}},
+        ["n_push applies to the trainer 'parameter_server' only", "it with 'hogwild'"],
+    ),
     "half shared": (
         {"trainer": "hogwild", "shared_state": "yes"},
         ["shared_state must be True or False", "'yes'"],

@@ -106,13 +106,13 @@ def test_the_verb_finds_each_subject(
     monkeypatch.setattr(
         bench, "place_table", lambda *counts: bench.BenchTable("Place", ("n",), ((len(counts),),))
     )
-    for name in ("packing", "trainers", "use"):
+    for name in ("nodes", "packing", "trainers", "use"):
         monkeypatch.setattr(
             bench,
             f"{name}_table",
             lambda *works, turns=0, **others: bench.BenchTable("Table", ("n",), ((turns,),)),
         )
-    for subject in ("place", "packing", "trainers", "use"):
+    for subject in ("place", "nodes", "packing", "trainers", "use"):
         assert main(["bench", subject, "--json"]) == 0
         assert main(["bench", subject, "--quick", "--json"]) == 0
         told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -183,7 +183,7 @@ def test_images_are_what_a_folder_holds_or_generated(tmp_path: Path) -> None:
 def test_flags_of_one_subject_are_refused_with_others(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "place", "--peers", "--data", "here"]) == 2
     told = capsys.readouterr().err
-    assert "--data applies to speed and trainers only" in told
+    assert "--data applies to nodes, speed, trainers only" in told
     assert "--peers applies to speed only" in told
     assert main(["bench", "speed", "--data", "/nowhere/at/all"]) == 2
     assert "data must name an existing folder" in capsys.readouterr().err

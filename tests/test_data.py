@@ -97,6 +97,22 @@ def test_a_sample_is_the_same_in_any_batch(rows: list[int], held: bool) -> None:
     assert torch.equal(together, alone)
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.integers(0, 19), min_size=3, max_size=3), min_size=1, max_size=4),
+    held=st.booleans(),
+)
+def test_batches_gathered_together_are_those_gathered_one_by_one(
+    rows: list[list[int]], held: bool
+) -> None:
+    batches = opened(prepare(_augmented(), memory_budget=None if held else 1))
+    orders, seeds = [torch.tensor(row) for row in rows], range(5, 5 + len(rows))
+    together = batches.train_together(orders, seeds, 2)
+    alone = [batches.train(order, seed, 2) for order, seed in zip(orders, seeds, strict=True)]
+    for joined, parts in zip(together, zip(*alone, strict=True), strict=True):
+        assert torch.equal(joined, torch.stack(parts))
+
+
 def _augmented() -> Images:
     return Images(v1.Compose([*AUGMENT, v1.ColorJitter(0.3), *SCALE]))
 

@@ -57,6 +57,20 @@ def test_the_rule_goes_through_what_was_measured(point: Point) -> None:
     assert cost[1] / cost[2] == pytest.approx(point.two_threads, 1e-6)
 
 
+def test_many_small_products_gain_less_by_threads_than_few_large_ones() -> None:
+    few, many = (rule_cost(2_310_000_000, 2, products=count).step_seconds for count in (27, 84))
+    assert few[1] == many[1]
+    assert few[2] < many[2] < many[1]
+
+
+def test_a_model_of_many_small_products_gets_one_thread_a_job() -> None:
+    # A MobileNet of half the width: operations alone say that two threads take no longer.
+    jobs = (Work(26, 5),) * 5
+    assert decide([Model("M", jobs, rule_cost(2_310_000_000, 2, 8.0))], 2).threads == {"M": 2}
+    divided = rule_cost(2_310_000_000, 2, 8.0, products=84)
+    assert decide([Model("M", jobs, divided)], 2).threads == {"M": 1}
+
+
 @given(flops, flops, st.integers(1, 64))
 def test_more_operations_never_cost_less_and_more_threads_never_more(
     left: int, right: int, cores: int

@@ -48,12 +48,19 @@ def run(root: Path, **settings: Any) -> CVResults:
     return kfold(root, **settings)({"tiny": Tiny}, ["cosine"], adam, {"epochs": 4})
 
 
-def test_a_sweep_says_what_it_is_and_promises_no_bits(root: Path) -> None:
-    results = run(root)
+@pytest.mark.parametrize(
+    ("trainer", "how"),
+    [
+        ("hogwild", "updated each model without locks"),
+        ("parameter_server", "pushed to the server of each model when they were ready"),
+    ],
+)
+def test_a_sweep_says_what_it_is_and_promises_no_bits(root: Path, trainer: str, how: str) -> None:
+    results = run(root, trainer=trainer)
     assert {item.status for item in results.results.values()} == {DONE}
     assert {(item.threads, len(item.cores)) for item in results.results.values()} == {(2, 2)}
     assert not results.bit_identity.claimed
-    assert "2 processes updated each model without locks" in str(results.bit_identity)
+    assert f"2 processes {how}" in str(results.bit_identity)
 
 
 def test_one_process_is_the_plain_trainer(tmp_path: Path) -> None:
@@ -121,8 +128,11 @@ def ended_well(script: subprocess.Popen[str], root: Path) -> list[str]:
 
 
 @pytest.mark.timeout(240)
-def test_a_killed_member_costs_its_job_no_more_than_since_the_last_checkpoint(root: Path) -> None:
-    script = start(root)
+@pytest.mark.parametrize("trainer", ["hogwild", "parameter_server"])
+def test_a_killed_member_costs_its_job_no_more_than_since_the_last_checkpoint(
+    root: Path, trainer: str
+) -> None:
+    script = start(root, trainer=trainer)
     (lead,) = wait_for(root, leads)
     family = {lead, *members(lead)}
     os.kill(max(members(lead)), signal.SIGKILL)

@@ -23,7 +23,7 @@ ALLOWED = {
     ("training/worker.py", "unpickling"): "the sweep's objects, through the pipe from its parent",
     ("__init__.py", "import by name"): "its own rooms that need torch, from a table",
     ("training/frames.py", "network"): "the parameter server that the user starts; no pickle",
-    ("training/parameter_server.py", "network"): "the same",
+    ("training/parameter_server/server.py", "network"): "the same",
     ("training/crew.py", "unpickling"): "what a forked process of the job raised, through its pipe",
     ("training/server.py", "import by name"): "modules that the parent names to preload",
     ("cli/parts.py", "import by name"): "code that the user names on the command line",

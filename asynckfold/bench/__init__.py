@@ -7,6 +7,8 @@ turns; nothing here asserts a speed.
 from asynckfold.bench.checkpoints import checkpoint_table
 from asynckfold.bench.formats import format_table
 from asynckfold.bench.fusion import fusion_table
+from asynckfold.bench.nodes import QUICK as QUICK_NODES
+from asynckfold.bench.nodes import nodes_table
 from asynckfold.bench.packing import QUICK as QUICK_PACKING
 from asynckfold.bench.packing import packing_table
 from asynckfold.bench.place import place_table
@@ -17,11 +19,13 @@ from asynckfold.bench.use import use_table
 
 __all__ = [
     "QUICK",
+    "QUICK_NODES",
     "QUICK_PACKING",
     "BenchTable",
     "checkpoint_table",
     "format_table",
     "fusion_table",
+    "nodes_table",
     "packing_table",
     "place_table",
     "speed_table",

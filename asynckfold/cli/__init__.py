@@ -271,10 +271,10 @@ def _bench_command(parsed: argparse.Namespace) -> str:
 
 
 def _bench_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
-    subjects = {"--data": ("speed", "trainers"), "--peers": ("speed",)}
+    subjects = {"--data": ("nodes", "speed", "trainers"), "--peers": ("speed",)}
     for flag, given in (("--data", parsed.data), ("--peers", parsed.peers)):
         if given and parsed.subject not in subjects[flag]:
-            only = " and ".join(subjects[flag])
+            only = ", ".join(subjects[flag])
             yield Problem(f"{flag} applies to {only} only", f"bench {parsed.subject}", "Drop it.")
 
 
@@ -293,7 +293,11 @@ def _bench_table(parsed: argparse.Namespace, tell: Callable[[str], None]) -> Ben
         return bench.packing_table(**works, tell=tell)
     data = Path(parsed.data) if parsed.data else None
     if subject == "trainers":
-        return bench.trainers_table(turns=1 if quick else 3, data=data, tell=tell)
+        once: Mapping[str, Any] = {"turns": 1} if quick else {}
+        return bench.trainers_table(data=data, tell=tell, **once)
+    if subject == "nodes":
+        few: Mapping[str, Any] = {"works": bench.QUICK_NODES, "turns": 1} if quick else {}
+        return bench.nodes_table(data=data, tell=tell, **few)
     if subject == "speed":
         some: dict[str, Any] = {"works": bench.QUICK, "turns": 1, "counts": (1,)} if quick else {}
         return bench.speed_table(data=data, with_peers=parsed.peers, tell=tell, **some)

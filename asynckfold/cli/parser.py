@@ -12,6 +12,7 @@ SUBJECTS = (
     "checkpoints",
     "formats",
     "fusion",
+    "nodes",
     "packing",
     "place",
     "speed",
@@ -114,7 +115,8 @@ def make_parser() -> argparse.ArgumentParser:
         choices=SUBJECTS,
         help="checkpoints: their share of a run's time; formats: a step of convolutional models in "
         "both memory formats; fusion: a step of several jobs as one "
-        "against one after another; packing: one sweep in four ways; place: the time of a "
+        "against one after another; nodes: one model on nodes of several tasks, workers against "
+        "time; packing: one sweep in four ways; place: the time of a "
         "decision, by the number of pending jobs; speed: a DataLoader loop, the best serial loop "
         "and asynckfold, plain and fused, warm and cold; trainers: one model on all cores, by each "
         "of them; use: of the cores, and a job's overhead",
@@ -124,7 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
     verb.add_argument(
         "--data",
         metavar="DIR",
-        help="speed and trainers only: where torchvision keeps MNIST and CIFAR-10 (or "
+        help="nodes, speed and trainers only: where torchvision keeps MNIST and CIFAR-10 (or "
         "train/CLASS/*.jpg for the latter); generated samples of the same shapes, or digits, "
         "without it",
     )
@@ -261,8 +263,9 @@ def _add_training_flags(verb: argparse.ArgumentParser, alone: bool) -> None:
         "--trainer",
         choices=TRAINERS,
         help="how one job is trained; by several processes that update one shared model without "
-        "locks (hogwild), add up the gradients of their parts of each batch (allreduce), or train "
-        "clones that are averaged (averaging)" + _default("trainer"),
+        "locks (hogwild), add up the gradients of their parts of each batch (allreduce), train "
+        "clones that are averaged (averaging), or replicas that push to a parameter server and "
+        "fetch from it (parameter_server)" + _default("trainer"),
     )
     group.add_argument(
         "--processes",
@@ -300,7 +303,26 @@ def _add_training_flags(verb: argparse.ArgumentParser, alone: bool) -> None:
         "--accumulate",
         type=int,
         metavar="N",
-        help="hogwild: batches of a process whose gradients are one update (default 1)",
+        help="hogwild, parameter_server: batches of a process whose gradients are one step "
+        "(default 1)",
+    )
+    group.add_argument(
+        "--n-push",
+        type=int,
+        metavar="N",
+        help="parameter_server: steps of a replica between two pushes (default 1)",
+    )
+    group.add_argument(
+        "--n-pull",
+        type=int,
+        metavar="N",
+        help="parameter_server: steps of a replica between two fetches (default 1)",
+    )
+    group.add_argument(
+        "--staleness-aware",
+        action="store_true",
+        default=None,
+        help="parameter_server: a push counts the less, the more pushes of others came between",
     )
     group.add_argument(
         "--precision",

@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from asynckfold import processes
 from asynckfold.cli.doctor import now
 from asynckfold.cli.gantt import gantt
 from asynckfold.cli.parts import make_kfold, sweep_parts
@@ -105,6 +106,7 @@ def _numbers(found: Forecast, elastic: bool) -> dict[str, Any]:
             for span in found.simulation.spans
         ],
         "failures": {**found.failures, **choice.failures},
+        "notes": list(processes.notes(plan, found.folds, choice.costs)),
         "elastic": _most_threads(found) if elastic else None,
     }
 
@@ -188,6 +190,7 @@ def _lines(found: Forecast) -> Iterator[str]:
     if last := _channels_last(plan):
         rule = ", by the rule" if plan.params.memory_format == "auto" else ""
         yield f"channels last in memory{rule}: {', '.join(last)}"
+    yield from processes.notes(plan, found.folds, choice.costs)
     for name, line in {**found.failures, **choice.failures}.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"
     prediction, cores = choice.prediction, choice.cores

@@ -13,7 +13,17 @@ from torch.utils.data import default_collate
 from asynckfold.data.opened import Opened
 from asynckfold.data.shared import ArraySpec
 from asynckfold.folds import Indices
-from asynckfold.transforms import Array, Draw, Step, View, apply, generators_kept, seed_generators
+from asynckfold.transforms import (
+    AnyDraw,
+    Array,
+    Draw,
+    JoinedDraw,
+    Step,
+    View,
+    apply,
+    generators_kept,
+    seed_generators,
+)
 
 _CPU = torch.device("cpu")
 
@@ -22,7 +32,7 @@ class _ViewBatches(Protocol):
     @property
     def arrays(self) -> tuple[Tensor, ...]: ...
 
-    def gather(self, rows: Tensor, draw: Draw) -> Tensor: ...
+    def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor: ...
 
     def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _ViewBatches: ...
 
@@ -39,7 +49,7 @@ class _Held:
     def arrays(self) -> tuple[Tensor, ...]:
         return (self.array,)
 
-    def gather(self, rows: Tensor, draw: Draw) -> Tensor:
+    def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor:
         if self.array.device == self.device:
             return self.view(self.array.index_select(0, rows), draw)
         # Moved before its steps, so that a batch has the same bits wherever the array is.
@@ -62,7 +72,7 @@ class _Read:
     def arrays(self) -> tuple[Tensor, ...]:
         return ()
 
-    def gather(self, rows: Tensor, draw: Draw) -> Tensor:
+    def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor:
         samples = []
         with generators_kept():
             pairs = zip(draw.indices.tolist(), draw.bits().tolist(), strict=True)
@@ -114,6 +124,34 @@ class Batches:
         """
         return self._gather(self._train, indices, seed, epoch)
 
+    def train_together(
+        self, indices: Sequence[Tensor], seeds: Sequence[int], epoch: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `train` would return for each of several batches, stacked.
+
+        Every step of a view treats each sample by itself, so that the bits are the same.
+
+        Parameters
+        ----------
+        indices : sequence of Tensor of int64, (B,) each
+            Sample numbers, equally many for all.
+        seeds : sequence of int
+            What random steps of each batch draw from.
+        epoch : int
+            The same for all.
+
+        Returns
+        -------
+        (Tensor, Tensor)
+            Shapes (R, B, ...) and (R, B) or (R, B, m).
+        """
+        rows = torch.cat([*indices])
+        own = [part.cpu().numpy() for part in indices]
+        draws = (Draw(seed, epoch, part) for seed, part in zip(seeds, own, strict=True))
+        joined = self._gathered(self._train, rows, JoinedDraw(tuple(draws)))
+        inputs, targets = (item.reshape(len(own), len(own[0]), *item.shape[1:]) for item in joined)
+        return inputs, targets
+
     def eval(self, indices: Indices | Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the eval view, the same at each call."""
         return self._gather(self._eval, indices, 0, 0)
@@ -153,7 +191,9 @@ class Batches:
         self, view: _ViewBatches, indices: Indices | Tensor, seed: int, epoch: int
     ) -> tuple[Tensor, Tensor]:
         rows = torch.as_tensor(indices)
-        draw = Draw(seed, epoch, rows.cpu().numpy())
+        return self._gathered(view, rows, Draw(seed, epoch, rows.cpu().numpy()))
+
+    def _gathered(self, view: _ViewBatches, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, Tensor]:
         rows = rows.to(self.targets.device)
         return view.gather(rows, draw), self.targets.index_select(0, rows)
 

@@ -22,6 +22,7 @@ import platform
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -337,6 +338,7 @@ def _versions() -> dict[str, str]:
     return {name: version for name in names if (version := _version(name))}
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)

@@ -28,6 +28,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from asynckfold.report import findings
+from asynckfold.report.race import Line, Race
 from asynckfold.report.summary import Bar, CandidateRow, Curve, Summary, Use
 
 # Okabe and Ito (2008), "Color Universal Design": told apart with any colour vision.
@@ -89,6 +90,7 @@ def draw(summary: Summary) -> tuple[Chart, ...]:
     makers: tuple[Callable[[Summary], Chart | None], ...] = (
         draw_scores,
         draw_curves,
+        draw_race,
         draw_classes,
         draw_confusion,
         draw_use,
@@ -327,6 +329,83 @@ def _log_axis(axes: Axes, decades: float) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+# Several processes against one
+
+
+@_styled
+def draw_race(summary: Summary) -> Chart | None:
+    """Draw the training loss over wall-clock time, of several processes and of one."""
+    if not summary.races:
+        return None
+    shown = summary.races[: len(COLOURS)]
+    first = shown[0]
+    title = _race_title(first)
+    figure = _new_figure(3.6, title)
+    axes = figure.subplots()
+    colours = _colours(summary)
+    lines = [line for race in shown for line in (race.several, race.one)]
+    divisor, unit = _time_unit(max(line[-1][0] for line in lines))
+    for race in shown:
+        for line, style in ((race.one, (0, (4, 3))), (race.several, "-")):
+            seconds, losses = zip(*line, strict=True)
+            axes.plot(
+                np.array(seconds) / divisor,
+                losses,
+                color=colours[race.candidate],
+                linestyle=style,
+                marker="o" if len(line) <= 12 else "",
+                markersize=3.5,
+                linewidth=1.8,
+            )
+    known = [loss for line in lines for _, loss in line if loss > 0]
+    if known and max(known) > 20 * min(known):
+        _log_axis(axes, decades=math.log10(max(known) / min(known)))
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"{unit} of training")
+    axes.grid(axis="y")
+    threads = findings.plural(first.threads, "thread")
+    note = f"solid: {first.processes} processes; dashed: the serial loop, one process, {threads}"
+    if summary.speedup is not None and summary.speedup.disturbance:
+        note += ", disturbed by others"
+    axes.set_title(f"train loss; {note}", loc="left")
+    _name_candidates(figure, summary, [race.candidate for race in shown], lines=True)
+    alt = "; ".join(
+        f"{race.candidate}: loss {findings.number(race.several[-1][1])} after "
+        f"{findings.duration(race.several[-1][0])}, one process {findings.number(race.one[-1][1])} "
+        f"after {findings.duration(race.one[-1][0])}"
+        for race in shown
+    )
+    return _chart("race", title, alt, figure)
+
+
+def _race_title(race: Race) -> str:
+    """Tell when the processes had reached the loss at which one process ended."""
+    end, goal = race.one[-1]
+    reached = _reached(race.several, goal)
+    name = plotted(race.candidate)
+    if reached is None:
+        return (
+            f"{name}: {race.processes} processes end at a training loss of "
+            f"{findings.number(race.several[-1][1])} in {findings.duration(race.several[-1][0])}, "
+            f"one at {findings.number(goal)} in {findings.duration(end)}"
+        )
+    return (
+        f"{name}: {race.processes} processes have one's final training loss in "
+        f"{findings.duration(reached)} instead of {findings.duration(end)}"
+    )
+
+
+def _reached(line: Line, goal: float) -> float | None:
+    """Return the end of the first epoch that is as good.
+
+    Examples
+    --------
+    >>> _reached(((1.0, 0.5), (2.0, 0.25)), 0.3), _reached(((1.0, 0.5),), 0.3)
+    (2.0, None)
+    """
+    return next((seconds for seconds, loss in line if loss <= goal), None)
+
+
 # Classes
 
 
@@ -337,22 +416,36 @@ def draw_classes(summary: Summary) -> Chart | None:
     if not rows:
         return None
     title = _classes_title(summary, rows[0])
-    table = np.array([row.class_accuracy for row in rows], dtype=float)
+    named = _class_rows(rows, summary.races)
+    table = np.array([shares for _, shares in named], dtype=float)
     names = summary.facts.classes
     columns = _hardest_columns(table)
-    figure = _new_figure(1.5 + 0.28 * len(rows), title)
+    figure = _new_figure(1.5 + 0.28 * len(named), title)
     axes = figure.subplots()
     note = f"the {SHOWN} hardest of {len(names)} classes; " if len(names) > SHOWN else ""
     axes.set_title(f"{note}share of held-out samples recognised", loc="left")
     low = float(np.nanmin(table)) if np.isfinite(table).any() else 0.0
     image = axes.imshow(table[:, columns], cmap="Blues", vmin=min(low, 0.9), vmax=1, aspect="auto")
     figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03).outline.set_visible(False)
-    axes.set_yticks(range(len(rows)), [plotted(row.name) for row in rows])
+    axes.set_yticks(range(len(named)), [name for name, _ in named])
     _class_ticks(axes, [names[column] for column in columns])
     if len(columns) <= 14:
         _write_cells(axes, table[:, columns], image, lambda value: f"{100 * value:.0f}")
     _no_frame(axes)
     return _chart("classes", title, "Numbers are in the tables of the page.", figure)
+
+
+def _class_rows(
+    rows: Sequence[CandidateRow], races: Sequence[Race]
+) -> list[tuple[str, Sequence[float]]]:
+    """Name the rows: each candidate, and below it what one process made of it, where known."""
+    alone = {race.candidate: race.class_accuracy for race in races}
+    found: list[tuple[str, Sequence[float]]] = []
+    for row in rows:
+        found.append((plotted(row.name), row.class_accuracy or ()))
+        if row.name in alone:
+            found.append((f"{plotted(row.name, 16)}, one process", alone[row.name]))
+    return found
 
 
 def _classes_title(summary: Summary, row: CandidateRow) -> str:

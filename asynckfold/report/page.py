@@ -183,7 +183,7 @@ def embedded_numbers(summary: Summary, limit: int = EMBEDDED_BYTES) -> tuple[Mar
     """
     numbers = summary.to_dict()
     left_out: list[str] = []
-    for part in ("curves", "confusion", "bars", "use", "events", "class_accuracy"):
+    for part in ("curves", "confusion", "bars", "use", "events", "races", "class_accuracy"):
         text = inert_json(numbers)
         if len(text) <= limit:
             return Markup(text), left_out

@@ -21,8 +21,19 @@ from asynckfold.confusion import class_accuracy, count_classes
 from asynckfold.packing import Packing, packing_of
 from asynckfold.paired import Lead, bounds_of, confidence_interval, train_valid_ratio
 from asynckfold.plan import Job, Plan
+from asynckfold.report.race import Race, races
 from asynckfold.report.text import TEXT_LIMIT, clean, flat, plain_data
-from asynckfold.result import DONE, Candidate, CVResults, Epoch, Result, cause, job_by_id, rank
+from asynckfold.result import (
+    DONE,
+    Baseline,
+    Candidate,
+    CVResults,
+    Epoch,
+    Result,
+    cause,
+    job_by_id,
+    rank,
+)
 from asynckfold.store import Attempt, Placed, RunStore, Sample
 
 USE_POINTS = 400
@@ -95,9 +106,40 @@ class CandidateRow:
 
 @dataclass(frozen=True)
 class AccuracyPair:
-    """Mean score of one candidate in the packed run and in the serial baseline."""
+    """Accuracy of one candidate in the packed run and in the serial baseline.
+
+    Parameters
+    ----------
+    candidate : str
+        Model / LR schedule.
+    packed, serial : float
+        Means over the folds.
+    folds : tuple of FoldPair
+        Each fold that both have.
+    """
 
     candidate: str
+    packed: float
+    serial: float
+    folds: tuple[FoldPair, ...] = ()
+
+
+@dataclass(frozen=True)
+class FoldPair:
+    """Accuracy of one job in the packed run and in the serial baseline.
+
+    Parameters
+    ----------
+    fold : str
+        Its number, behind that of the repeat where there are several.
+    together : int
+        How many jobs were trained as one with it, itself included: 1 for a job by itself.
+    packed, serial : float
+        Of all samples of the fold.
+    """
+
+    fold: str
+    together: int
     packed: float
     serial: float
 
@@ -117,7 +159,7 @@ class Speedup:
     ratio : float or None
         Serial / packed; None while jobs are pending, and where not one succeeded.
     accuracy : tuple of AccuracyPair
-        Empty for an estimate.
+        Empty for an estimate, and where accuracy is not among the run's scores.
     disturbance : str
         Why the serial seconds are too high; empty where they are not.
     """
@@ -257,6 +299,8 @@ class Summary:
         What reproduces the run; empty where it was not started from a shell.
     bit_identity : Claim
         Whether equal bits are claimed, and why not.
+    races : tuple of Race
+        Several processes of a job against one; empty where that was not measured.
     """
 
     root: str
@@ -280,6 +324,7 @@ class Summary:
     about: Mapping[str, str]
     fingerprint: str
     bit_identity: identity.Claim
+    races: tuple[Race, ...]
 
     @property
     def ranked(self) -> tuple[CandidateRow, ...]:
@@ -373,6 +418,7 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
         bit_identity=identity.Claim(
             tuple(clean(text, 4096) for text in found.bit_identity.reasons)
         ),
+        races=races(found),
     )
 
 
@@ -496,6 +542,7 @@ def _speedup(found: CVResults, rows: Sequence[CandidateRow]) -> Speedup | None:
         for model, lr_schedule in found.plan.candidates
         if f"{model}/{lr_schedule}" in baseline.accuracy
     }
+    pairs = _fold_pairs(found, baseline)
     return Speedup(
         kind=clean(baseline.kind),
         serial_seconds=baseline.seconds,
@@ -503,12 +550,28 @@ def _speedup(found: CVResults, rows: Sequence[CandidateRow]) -> Speedup | None:
         packed_seconds=found.seconds,
         ratio=found.speedup if found.counts[DONE] else None,
         accuracy=tuple(
-            AccuracyPair(row.name, next(iter(row.mean.values())), serial[row.name])
+            AccuracyPair(row.name, row.mean["accuracy"], serial[row.name], pairs.get(row.name, ()))
             for row in rows
-            if row.name in serial
+            if row.name in serial and "accuracy" in row.mean
         ),
         disturbance=baseline.disturbance,
     )
+
+
+def _fold_pairs(found: CVResults, baseline: Baseline) -> dict[str, tuple[FoldPair, ...]]:
+    """Return the scores of each fold that both have, by candidate."""
+    repeats = len({job.repeat for job in found.plan.jobs})
+    pairs: dict[str, tuple[FoldPair, ...]] = {}
+    for job in found.plan.jobs:
+        result = found.results.get(job.id)
+        if result is None or job.id not in baseline.by_job or "accuracy" not in result.scores:
+            continue
+        fold = f"{job.repeat}.{job.fold}" if repeats > 1 else str(job.fold)
+        together = len(found.plan.group_of(job.id))
+        pair = FoldPair(fold, together, result.scores["accuracy"], baseline.by_job[job.id])
+        name = f"{clean(job.model)}/{clean(job.lr_schedule)}"
+        pairs[name] = (*pairs.get(name, ()), pair)
+    return pairs
 
 
 def _uses(samples: Sequence[Sample]) -> tuple[Use, ...]:

@@ -12,6 +12,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -35,29 +36,46 @@ ESTIMATE_SECONDS = 0.3
 """How long an estimate times the batches of one model, for training and for evaluation each."""
 
 
+Judged = tuple[torch.Tensor, torch.Tensor]
+"""Of a batch: the targets, and which of them the model said."""
+
+
 def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline | None:
     """Run the whole loop; None when asked to stop."""
     by_candidate = dict.fromkeys((job.candidate for job in bundle.plan.jobs), 0.0)
+    by_job: dict[str, float] = {}
     scores: dict[str, list[float]] = {name: [] for name in by_candidate}
+    epochs: dict[str, list[tuple[float, float]]] = {}
+    class_counts: dict[str, list[tuple[int, int]]] = {}
+    classes, several = len(bundle.plan.classes), bundle.plan.params.processes > 1
     for job in bundle.plan.jobs:
         started = time.perf_counter()
         try:
             with isolated():
-                accuracy = _train(bundle, job, data, stop)
+                trained = _train(bundle, job, data, stop)
         except (Exception, SystemExit):  # noqa: BLE001
             # The job fails in the sweep as well, where its traceback is recorded.
-            accuracy = None
+            trained = None
         if stop():
             return None
         by_candidate[job.candidate] += time.perf_counter() - started
-        if accuracy is not None:
-            scores[job.candidate].append(accuracy)
+        if trained is None:
+            continue
+        if classes:
+            by_job[job.id] = trained.accuracy
+            scores[job.candidate].append(trained.accuracy)
+        if several:
+            epochs[job.id] = trained.epochs
+            class_counts[job.id] = trained.class_counts(classes)
     return Baseline(
         "measured",
         sum(by_candidate.values()),
         torch.get_num_threads(),
         by_candidate,
         {name: sum(found) / len(found) for name, found in scores.items() if found},
+        by_job=by_job,
+        epochs=epochs,
+        class_counts=class_counts,
     )
 
 
@@ -139,39 +157,74 @@ class _Loop:
     def outputs_of(self, inputs: torch.Tensor) -> Any:
         return outputs_of(self.model, inputs, self.params.precision)
 
-    def score(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+    def score(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, torch.Tensor]:
+        """Return the summed loss, and which classes are right."""
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         with torch.no_grad():
             outputs = self.outputs_of(inputs)
             loss = float(self.criterion(outputs, targets)) * len(targets)
         right = outputs.argmax(1) == targets if outputs.ndim == 2 else targets != targets
-        return loss, float(right.sum()) if right.shape == targets.shape else 0.0
+        return loss, right if right.shape == targets.shape else targets != targets
 
-    def evaluate(self, loader: DataLoader[Any]) -> tuple[float, float]:
-        """Return mean loss and accuracy."""
+    def evaluate(self, loader: DataLoader[Any]) -> tuple[float, list[Judged]]:
+        """Return the mean loss, and what was judged."""
         self.model.eval()
-        rows = [(*self.score(inputs, targets), len(targets)) for inputs, targets in loader]
-        loss, right, count = (sum(column) for column in zip(*rows, strict=True))
-        return loss / count, right / count
+        total, judged = 0.0, []
+        for inputs, targets in loader:
+            loss, right = self.score(inputs, targets)
+            total += loss
+            judged.append((targets, right))
+        return total / sum(len(targets) for targets, _ in judged), judged
 
 
-def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) -> float | None:
+@dataclass(frozen=True)
+class _Trained:
+    """One trained job: seconds and training loss at the end of each epoch, the last judgement."""
+
+    epochs: list[tuple[float, float]]
+    judged: list[Judged]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the held-out samples whose class is right."""
+        right = sum(float(right.sum()) for _, right in self.judged)
+        return right / sum(len(targets) for targets, _ in self.judged)
+
+    def class_counts(self, classes: int) -> list[tuple[int, int]]:
+        """Return, of each class, how many held-out samples are right, of how many."""
+        targets, right = (
+            torch.cat([part.flatten().cpu() for part in parts])
+            for parts in zip(*self.judged, strict=True)
+        )
+        said = targets[right]
+        return [
+            (int((said == number).sum()), int((targets == number).sum()))
+            for number in range(classes)
+        ]
+
+
+def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) -> _Trained | None:
     loop = _Loop(bundle, job, data, pretrains=True)
-    accuracy = 0.0
+    epochs: list[tuple[float, float]] = []
+    judged: list[Judged] = []
+    began = time.perf_counter()
     for _ in range(loop.params.epochs):
         loop.model.train()
+        loss, count = 0.0, 0
         for inputs, targets in loop.train_loader:
-            loop.step(inputs, targets)
+            loss += loop.step(inputs, targets) * len(targets)
+            count += len(targets)
             if loop.per_batch:
                 loop.lr_schedule.step()
             if stop():
                 return None
-        _, accuracy = loop.evaluate(loop.valid_loader)
+        _, judged = loop.evaluate(loop.valid_loader)
         if loop.reacts:
             loop.lr_schedule.step(loop.evaluate(loop.steer_loader)[0])
         elif not loop.per_batch:
             loop.lr_schedule.step()
-    return accuracy if bundle.plan.classes else None
+        epochs.append((time.perf_counter() - began, loss / max(1, count)))
+    return _Trained(epochs, judged)
 
 
 def _batch_seconds(bundle: Bundle, job: Job, data: Batches) -> tuple[float, float]:

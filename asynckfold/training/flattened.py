@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from asynckfold.errors import Problem, refuse
 from asynckfold.training.frames import FrameError
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+def as_bytes(values: Floats) -> memoryview:
+    """Return the memory of an array, as it is sent and received."""
+    return values.data.cast("B")
 
 
 @dataclass(frozen=True)

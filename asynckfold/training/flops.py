@@ -76,6 +76,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ----------
     flops : int
         Counted so far.
+    products : int
+        Among how many operations, the gradients of a convolution counted as the two that they are.
     convolutions : list of Convolution
         Those of images, forward.
 
@@ -89,7 +91,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = 0
+        self.flops = self.products = 0
         self.convolutions: list[Convolution] = []
 
     @classmethod
@@ -105,6 +107,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         formula = _FORMULAS.get(func._schema.name)
         if formula is not None:
             self.flops += _counted(formula, args, out)
+            self.products += 2 if func._schema.name == "aten::convolution_backward" else 1
         if func._schema.name == "aten::convolution" and out.dim() == 4:
             self.convolutions.append(Convolution(tuple(out.shape), tuple(args[1].shape)))
         return out

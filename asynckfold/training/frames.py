@@ -12,6 +12,7 @@ the network decides about no allocation but that of the header, which has a limi
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import time
@@ -36,6 +37,15 @@ _START = struct.Struct("!4sIQ")
 
 class FrameError(ConnectionError):
     """What came is no message of ours, or the connection ended within one."""
+
+
+def default_address() -> str:
+    """Return where a server and its replicas meet that are told nothing: where torchrun says.
+
+    ``MASTER_ADDR`` and ``MASTER_PORT`` of the environment; without them, torch's own port on this
+    machine.
+    """
+    return f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '29500')}"
 
 
 def parse(address: str) -> tuple[str, int]:

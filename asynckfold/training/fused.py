@@ -31,6 +31,7 @@ from torch import nn
 from asynckfold import proc
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
+from asynckfold.folds import Fold
 from asynckfold.messages import JobEnded, News, Remark, Setback, Task
 from asynckfold.plan import Job
 from asynckfold.pulse import Pulse
@@ -42,6 +43,7 @@ from asynckfold.training.fusion import (
     Arm,
     Criterion,
     FusedModule,
+    Part,
     arms_of,
     backward,
     clip_gradients,
@@ -156,6 +158,7 @@ class Group:
         self.untold: list[Result] = []
         self.live = [row for row in rows if row.task.job.id in wanted]
         self.results: dict[str, Result] = {}
+        self.apart = False
         self.epoch = self.batch = 0
         self.began = time.perf_counter()
 
@@ -179,12 +182,12 @@ class Group:
     def step(self) -> None:
         """One step of all rows that have a batch left, and of their optimizers."""
         busy = [self.batch < row.batches for row in self.rows]
-        batches = self._next_batches(busy)
+        parts = self._next_parts(busy)
         if not self.live:
             self.batch += 1
             return
         precision = self.rows[0].params.precision
-        losses = backward(self.fused, self.criterion, parts_of(batches), precision)
+        losses = backward(self.fused, self.criterion, parts, precision)
         clip = self.rows[0].clip
         if clip is not None:
             clip_gradients(self.fused, clip)
@@ -199,6 +202,37 @@ class Group:
             if part:
                 row.note_step(loss)
         self.batch += 1
+
+    def _next_parts(self, busy: Sequence[bool]) -> list[Part]:
+        """What the rows that have a batch left train on, gathered together where they can be."""
+        if not self.apart:
+            try:
+                return [self._gathered(rows) for rows in self._alike(busy)]
+            except (Exception, SystemExit):  # noqa: BLE001
+                # Whose samples raise is known when each job gathers its own.
+                self.apart = True
+        return parts_of(self._next_batches(busy))
+
+    def _alike(self, busy: Sequence[bool]) -> Iterator[range]:
+        """Neighbours with a batch of one size, out of the same data."""
+
+        def kind(place: int) -> tuple[int, int]:
+            if not busy[place]:
+                return 0, 0
+            row = self.rows[place]
+            low, high = row.bounds[self.batch]
+            return high - low, id(row.data)
+
+        for (size, _), places in groupby(range(len(self.rows)), kind):
+            found = list(places)
+            if size:
+                yield range(found[0], found[-1] + 1)
+
+    def _gathered(self, places: range) -> Part:
+        rows = self.rows[places.start : places.stop]
+        orders = [row.order[slice(*row.bounds[self.batch])] for row in rows]
+        seeds = [row.seed for row in rows]
+        return Part(places, *rows[0].data.train_together(orders, seeds, self.epoch))
 
     def _next_batches(self, busy: Sequence[bool]) -> list[Any]:
         """The batch of each row that has one left."""
@@ -439,10 +473,7 @@ def build(
     by_id = {job.id: job for job in bundle.plan.jobs}
     jobs = [by_id[name] for name in ids]
     begun = [loop.begun(bundle, job, device) for job in jobs]
-    seen = {
-        fold.key: loop.moved(loop.fitted(data, bundle.recipe.preprocess, fold.train), device)
-        for fold in {bundle.fold_of(job).key: bundle.fold_of(job) for job in jobs}.values()
-    }
+    seen = _data_by_fold(bundle, [bundle.fold_of(job) for job in jobs], data, device)
     divided = [
         _Division.of(bundle, job, *pair, seen[job.repeat, job.fold])
         for job, pair in zip(jobs, begun, strict=True)
@@ -489,6 +520,19 @@ def build(
                 )
             )
     return Group(fused, losses, arms, rows, list(wanted), pulse, fail)
+
+
+def _data_by_fold(
+    bundle: Bundle, folds: Sequence[Fold], data: Batches, device: torch.device
+) -> dict[tuple[int, int], Batches]:
+    """What each fold sees: the same for all, unless something is fitted on its training part."""
+    preprocess = bundle.recipe.preprocess
+    if preprocess is None:
+        return dict.fromkeys((fold.key for fold in folds), loop.moved(data, device))
+    return {
+        fold.key: loop.moved(loop.fitted(data, preprocess, fold.train), device)
+        for fold in {fold.key: fold for fold in folds}.values()
+    }
 
 
 @dataclass(frozen=True, eq=False)

@@ -223,4 +223,6 @@ class Hogwild(Stepping):
         done, losses = tree["board"]
         self.board.done.copy_(done)
         self.board.losses.copy_(losses)
+        # Torch would warn of an LR schedule before which the others alone take steps.
+        vars(self.optimizer)["_opt_called"] = True
         self.stepped = self.epoch * self.batches + self.batch

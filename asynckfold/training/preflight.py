@@ -22,12 +22,14 @@ from torch import nn
 
 from asynckfold import formats, fusing
 from asynckfold.data import Batches
+from asynckfold.errors import InputError
 from asynckfold.messages import Facts
 from asynckfold.pulse import Pulse
 from asynckfold.training import lr_schedules, pretraining, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.compiling import compile_whole
+from asynckfold.training.flattened import Layout
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fusion import (
     arms_of,
@@ -59,6 +61,10 @@ reads memory in the wrong order has others altogether, and bfloat16 rounds to so
 SHORT_SECONDS = 2.0
 """A step that took no longer is timed again."""
 
+AGAIN_SECONDS = 0.1
+"""Where several processes are to share such steps, the first one's seconds so often; the others
+take much less. Whether they are too short to be shared is told by them, see `processes`."""
+
 
 class _Refused(Exception):  # noqa: N818
     """One of our rules is broken: (rule, received, remedy)."""
@@ -87,6 +93,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
     seconds: dict[str, float] = {}
     memory: dict[str, int] = {}
     flops: dict[str, int] = {}
+    products: dict[str, int] = {}
     fusible: dict[str, str] = {}
     channels_last: dict[str, str] = {}
     fused: dict[str, str] = {}
@@ -106,7 +113,9 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
                         seconds[name] = dry.step_seconds()
                         memory[name] = _bytes(dry)
                         _check_shareable(bundle, dry.optimizer)
+                        _check_servable(bundle, dry.model)
                         flops[name] = dry.counter.flops
+                        products[name] = dry.counter.products
                         channels_last[name] = dry.why_not_channels_last()
                         if bundle.plan.params.compile:
                             pulse.aside()
@@ -127,7 +136,16 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
         "preprocess": None if recipe.preprocess is None else _transformer(recipe.preprocess),
     }
     return Facts(
-        facts, seconds, memory, tuple(problems), failures, flops, fusible, channels_last, fused
+        facts,
+        seconds,
+        memory,
+        tuple(problems),
+        failures,
+        flops,
+        fusible,
+        channels_last,
+        fused,
+        products,
     )
 
 
@@ -166,10 +184,14 @@ class _DryRun:
         self.inputs, self.targets = self.seen.train(rows, 0, 0)
 
     def step_seconds(self) -> float:
-        """Seconds of the faster of two steps; the first warms up, its operations are counted."""
+        """Seconds of the fastest of some steps; the first warms up, its operations are counted."""
         with self.counter:
             first = self._step()
-        return first if first > SHORT_SECONDS else min(first, self._step())
+        if first > SHORT_SECONDS:
+            return first
+        several = self.bundle.plan.params.processes > 1
+        again = max(1, int(AGAIN_SECONDS / first)) if several else 1
+        return min(first, *(self._step() for _ in range(again)))
 
     def _step(self) -> float:
         started = time.perf_counter()
@@ -348,6 +370,16 @@ def _check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
                 "Use another, such as SGD or Adam, or processes=1.",
             )
         )
+
+
+def _check_servable(bundle: Bundle, model: nn.Module) -> None:
+    """Refuse a model whose parameters a parameter server cannot hold."""
+    if bundle.plan.params.trainer == "parameter_server":
+        try:
+            Layout.of(model)
+        except InputError as error:
+            problem = error.problems[0]
+            raise _Refused((problem.rule, problem.received, problem.remedy)) from error
 
 
 def _has_sparse_gradients(optimizer: torch.optim.Optimizer) -> bool:

@@ -16,12 +16,14 @@ from asynckfold.training.averaging import Averaging
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.hogwild import Hogwild
 from asynckfold.training.loop import Report
+from asynckfold.training.parameter_server.trainer import Downpour
 from asynckfold.training.team import Team
 
 TRAINERS: dict[str, type[Team]] = {
     "hogwild": Hogwild,
     "allreduce": AllReduce,
     "averaging": Averaging,
+    "parameter_server": Downpour,
 }
 
 
@@ -38,20 +40,12 @@ def train(
 
     Parameters
     ----------
-    bundle : Bundle
-        The sweep, whose plan names the trainer.
-    task : Task
-        The job, and where earlier attempts got to.
+    bundle, task, report, stop, pulse
+        As in `loop.train`; the plan names the trainer.
     data : Batches
         The samples, held in memory.
     cores : sequence of int
         One for each process; empty for no pinning.
-    report : callable
-        Receives progress, epochs and checkpoints as they come.
-    stop : callable
-        Asked after every batch; when true, the training is saved and left.
-    pulse : Pulse, optional
-        Shows progress to whoever watches.
 
     Returns
     -------

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -101,6 +102,7 @@ def _processor(cpuinfo: Path) -> Iterator[tuple[str, str]]:
         yield key.strip(), value.strip()
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)

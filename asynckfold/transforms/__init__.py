@@ -31,7 +31,7 @@ from asynckfold.transforms.batch_steps import (
     ToFloat,
     Unchanged,
 )
-from asynckfold.transforms.draws import Draw, splitmix64
+from asynckfold.transforms.draws import AnyDraw, Draw, JoinedDraw, splitmix64
 from asynckfold.transforms.equivalents import batch_step
 from asynckfold.transforms.generators import generators_kept, seed_generators, seeded, varies
 from asynckfold.transforms.pipeline import Trace, View, divide, trace
@@ -47,9 +47,11 @@ from asynckfold.transforms.steps import (
 )
 
 __all__ = [
+    "AnyDraw",
     "Array",
     "BatchStep",
     "Draw",
+    "JoinedDraw",
     "Kind",
     "Normalize",
     "PerSample",

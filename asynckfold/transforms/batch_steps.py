@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asynckfold.transforms.draws import Draw
+from asynckfold.transforms.draws import AnyDraw
 from asynckfold.transforms.generators import generators_kept, seed_generators
 from asynckfold.transforms.samples import Array, Kind, to_array
 from asynckfold.transforms.steps import Step, apply
@@ -20,7 +20,7 @@ from asynckfold.transforms.steps import Step, apply
 class BatchStep(Protocol):
     """One step of a view, for a whole batch; it may change the batch in place and returns it."""
 
-    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Transform a batch of shape (B, ...)."""
         ...
 
@@ -29,7 +29,7 @@ class BatchStep(Protocol):
 class Unchanged:
     """What leaves stored samples as they are, such as PILToTensor."""
 
-    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Return the batch."""
         return batch
 
@@ -52,7 +52,7 @@ class ToFloat:
     scale: str = "divide"
     channels_last: bool = False
 
-    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Return (B, C, H, W) of `dtype`."""
         if self.channels_last:
             batch = batch.unsqueeze(-1) if batch.dim() == 3 else batch
@@ -70,7 +70,7 @@ class Normalize:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Return the normalised batch (B, C, H, W), changed in place."""
         mean = _per_channel(self.mean, batch.dtype, batch.device)
         return batch.sub_(mean).div_(_per_channel(self.std, batch.dtype, batch.device))
@@ -96,7 +96,7 @@ class RandomFlip:
     p: float = 0.5
     dim: int = -1
 
-    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Return the batch (B, C, H, W), changed in place."""
         chances = (draw.bits() >> np.uint64(11)) * 2.0**-53
         flipped = torch.from_numpy(np.flatnonzero(chances < self.p)).to(batch.device)
@@ -127,7 +127,7 @@ class RandomCrop:
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     fill: float = 0
 
-    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Return (B, C, height, width)."""
         left, top, right, bottom = self.padding
         if any(self.padding):
@@ -139,7 +139,7 @@ class RandomCrop:
 
     @staticmethod
     def corners(
-        n_tops: int, n_lefts: int, draw: Draw
+        n_tops: int, n_lefts: int, draw: AnyDraw
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the upper left corners, drawn from ``range(n_tops)`` and ``range(n_lefts)``.
 
@@ -183,7 +183,7 @@ class PerSample:
     steps: tuple[Step, ...]
     kind: Kind
 
-    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Return the stacked results, on the batch's device."""
         with generators_kept():
             results = [

@@ -82,3 +82,32 @@ class Draw:
     def at(self, place: int) -> Draw:
         """Return the draw of another step for the same samples."""
         return Draw(self.seed, self.epoch, self.indices, place)
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedDraw:
+    """Those of several batches that are one, one batch after another.
+
+    Parameters
+    ----------
+    parts : tuple of Draw
+        Of each batch.
+    """
+
+    parts: tuple[Draw, ...]
+
+    @property
+    def indices(self) -> npt.NDArray[np.int64]:
+        """Sample numbers, of all batches."""
+        return np.concatenate([part.indices for part in self.parts])
+
+    def bits(self) -> npt.NDArray[np.uint64]:
+        """Return one 64-bit number per sample, the same as in its own batch."""
+        return np.concatenate([part.bits() for part in self.parts])
+
+    def at(self, place: int) -> JoinedDraw:
+        """Return the draw of another step for the same samples."""
+        return JoinedDraw(tuple(part.at(place) for part in self.parts))
+
+
+AnyDraw = Draw | JoinedDraw

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from asynckfold.errors import InputError, Problem
 from asynckfold.transforms.batch_steps import BatchStep, PerSample, Unchanged
-from asynckfold.transforms.draws import Draw
+from asynckfold.transforms.draws import AnyDraw
 from asynckfold.transforms.equivalents import batch_step
 from asynckfold.transforms.generators import seeded
 from asynckfold.transforms.samples import Kind, copied, kind_of
@@ -38,7 +38,7 @@ class View:
     steps: tuple[BatchStep, ...]
     pipeline: tuple[Step, ...]
 
-    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Send stored samples (B, ...) through the batch steps."""
         for place, step in enumerate(self.steps):
             batch = step(batch, draw.at(place))

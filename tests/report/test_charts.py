@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,39 @@ def test_what_has_no_numbers_has_no_figure(
     summarized: Summarize, run: Synthetic, absent: set[str]
 ) -> None:
     assert {chart.name for chart in draw(summarized(run))} == set(ALL) - absent
+
+
+def test_several_processes_race_against_the_one_of_a_measured_baseline(
+    summarized: Summarize,
+) -> None:
+    summary = summarized(Synthetic(processes=2, models=("A",), lr_schedules=("c",), folds=2))
+    (race,) = summary.races
+    assert (race.candidate, race.processes, race.threads) == ("A/c", 2, 2)
+    assert [seconds for seconds, _ in race.several] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5])
+    assert race.one[-1] == pytest.approx((4.5, 0.05 + np.exp(-5)))
+    assert race.class_accuracy == (0.9,) * 10
+    found = {chart.name: chart for chart in draw(summary)}
+    assert list(found) == ["scores", "curves", "race", *ALL[2:]]
+    assert found["race"].title.startswith("A/c: 2 processes have one's final training loss in ")
+    assert found["race"].title.endswith("instead of 4.5 s")
+    alone = {chart.name: chart for chart in draw(replace(summary, races=()))}
+    assert found["classes"].height > alone["classes"].height
+    slow = replace(race, several=((9.0, 1.0),))
+    told = {chart.name: chart.title for chart in draw(replace(summary, races=(slow,)))}
+    assert "end at a training loss of 1.0000 in 9.0 s, one at" in told["race"]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Synthetic(processes=2, baseline="estimated"),
+        Synthetic(processes=2, status=lambda job: "failed"),
+        Synthetic(processes=2, status=lambda job: "pending"),
+        Synthetic(),
+    ],
+)
+def test_no_race_without_both(summarized: Summarize, run: Synthetic) -> None:
+    assert summarized(run).races == ()
 
 
 def test_the_callers_style_is_neither_used_nor_touched(complete: Path) -> None:

@@ -129,6 +129,17 @@ def test_speedup_is_serial_over_packed(complete: Path) -> None:
         assert found.ratio == baseline.seconds / store.packed_seconds()
     assert found.kind == "measured"
     assert {pair.serial for pair in found.accuracy} == {0.91}
+    for pair in found.accuracy:
+        assert [item.fold for item in pair.folds] == ["0", "1", "2", "3", "4"]
+        assert {item.serial for item in pair.folds} == {0.91}
+        assert sum(item.packed for item in pair.folds) / 5 == pytest.approx(pair.packed)
+        assert {item.together for item in pair.folds} == {1}
+
+
+def test_scores_other_than_accuracy_are_not_set_beside_the_loop_s(summarized: Summarize) -> None:
+    found = summarized(Synthetic(metrics=("f1_macro",))).speedup
+    assert found is not None
+    assert found.accuracy == ()
 
 
 @pytest.mark.parametrize("state", ["pending", "failed"])

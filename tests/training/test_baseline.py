@@ -96,9 +96,12 @@ def test_its_accuracy_is_near_that_of_the_sweep(tmp_path: Path) -> None:
     for job in tiny.jobs:
         ours.setdefault(job.candidate, []).append(tiny.train(job).epochs[-1].accuracy or 0.0)
     assert set(measured.accuracy) == set(ours)
+    assert set(measured.by_job) == {job.id for job in tiny.jobs}
     for candidate, scores in ours.items():
         assert measured.accuracy[candidate] > 0.8
         assert measured.accuracy[candidate] == pytest.approx(np.mean(scores), abs=0.08)
+        own = [measured.by_job[job.id] for job in tiny.jobs if job.candidate == candidate]
+        assert measured.accuracy[candidate] == pytest.approx(np.mean(own))
 
 
 def test_seconds_add_up(tmp_path: Path) -> None:
@@ -112,6 +115,26 @@ def test_seconds_add_up(tmp_path: Path) -> None:
     assert set(measured.by_candidate) == {"a/constant", "b/constant"}
     assert measured.seconds == sum(measured.by_candidate.values())
     assert 0.5 * passed < measured.seconds <= passed
+
+
+def test_of_jobs_of_several_processes_it_keeps_epochs_and_classes(tmp_path: Path) -> None:
+    def measured(**params: Any) -> Any:
+        tiny = Tiny(tmp_path, params=TrainerParams(3, **params), opt_fn=adam)
+        return baseline.measure(tiny.bundle, tiny.batches, never), tiny.jobs
+
+    alone, _ = measured()
+    assert (alone.epochs, alone.class_counts) == ({}, {})
+    found, jobs = measured(trainer="hogwild", processes=2)
+    assert set(found.epochs) == set(found.class_counts) == {job.id for job in jobs}
+    for job in jobs:
+        seconds, losses = zip(*found.epochs[job.id], strict=True)
+        assert len(seconds) == 3
+        assert list(seconds) == sorted(seconds)
+        assert losses[-1] < losses[0]
+    assert sum(of for counts in found.class_counts.values() for _, of in counts) == 60
+    right = sum(right for counts in found.class_counts.values() for right, _ in counts)
+    assert found.accuracy["plain/constant"] == pytest.approx(right / 60, abs=0.02)
+    assert sum(seconds[-1][0] for seconds in found.epochs.values()) <= found.seconds
 
 
 def slowed(seconds: float) -> Any:

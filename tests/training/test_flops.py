@@ -36,6 +36,9 @@ def test_a_grouped_convolution(groups: int) -> None:
     layer = nn.Conv2d(4, 8, 3, groups=groups)
     assert counted(layer, 3, 4, 8, 8, backward=False) == forward
     assert counted(layer, 3, 4, 8, 8) == 2 * forward
+    with FlopCounter() as counter:
+        layer(torch.ones(3, 4, 8, 8)).sum().backward()
+    assert counter.products == 3
 
 
 def test_a_transposed_convolution() -> None:

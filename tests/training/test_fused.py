@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from asynckfold.data import Batches
 from asynckfold.messages import (
     CheckpointWritten,
     EpochEnded,
@@ -422,13 +423,21 @@ def test_samples_that_cannot_be_had_end_their_own_job_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, _ = grouped(tmp_path / "whole").group()
-    plain = fused.Replica.next_batch
+    plain, together = fused.Replica.next_batch, Batches.train_together
+    gathered: list[int] = []
+
+    def train_together(batches: Batches, *asked: Any) -> Any:
+        if len(gathered) == 2:
+            raise OSError("no such image, whoever asked for it")
+        gathered.append(asked[-1])
+        return together(batches, *asked)
 
     def next_batch(row: fused.Replica) -> Any:
         if row.row in (1, 4) and (row.epoch, row.batch) >= (0, 2):
             raise OSError("no such image")
         return plain(row)
 
+    monkeypatch.setattr(Batches, "train_together", train_together)
     monkeypatch.setattr(fused.Replica, "next_batch", next_batch)
     tiny = grouped(tmp_path / "tiny")
     results = tiny.execute(*tiny.jobs, trainer="fused")
@@ -443,10 +452,11 @@ def test_samples_that_cannot_be_had_end_their_own_job_only(
 def test_want_of_memory_is_no_matter_of_one_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def next_batch(row: fused.Replica) -> Any:
+    def no_memory(*asked: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(fused.Replica, "next_batch", next_batch)
+    monkeypatch.setattr(Batches, "train_together", no_memory)
+    monkeypatch.setattr(fused.Replica, "next_batch", no_memory)
     tiny = grouped(tmp_path)
     found = tiny.execute(*tiny.jobs, trainer="fused")
     assert {item.outcome for item in found} == {"oom"}

@@ -1,12 +1,10 @@
-"""Several processes on one model: each sample once, nothing left; one gives the plain bits."""
+"""Several processes on one model; what they share with other trainers is in tests/contracts."""
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,116 +13,16 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.errors import WorkerDiedError
-from asynckfold.messages import EpochEnded, News, Task
+from asynckfold.messages import EpochEnded
 from asynckfold.plan import TrainerParams
-from asynckfold.result import DIVERGED, DONE, Result
-from asynckfold.store import CheckpointRef
-from asynckfold.training import hogwild, preflight, several
+from asynckfold.result import DIVERGED
+from asynckfold.training import hogwild, preflight
 from asynckfold.training.shared import share_model, share_state, shared
-from tests.leftovers import descendants
-from tests.training.tiny import FEATURES, Noisy, Plain, Tiny, checkpoints, never, sgd
+from tests.training import teams
+from tests.training.teams import OPTIMIZERS, Fragile, attempt, noted, noting, train
+from tests.training.tiny import FEATURES, Tiny
 
-OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
-    "sgd": lambda model: optim.SGD(model.parameters(), 0.05),
-    "momentum": sgd,
-    "adam": lambda model: optim.Adam(model.parameters(), 0.01),
-    "rprop": lambda model: optim.Rprop(model.parameters(), 0.001),
-}
-
-
-def params(processes: int, **given: Any) -> TrainerParams:
-    return TrainerParams(**{"epochs": 3, "trainer": "hogwild", "processes": processes, **given})
-
-
-def attempt(
-    tiny: Tiny,
-    number: int = 1,
-    refs: Sequence[CheckpointRef] = (),
-    stop: Callable[[], bool] = never,
-) -> tuple[Result | None, list[News]]:
-    news: list[News] = []
-    task = Task(tiny.jobs[0], number, tuple(refs))
-    before = descendants()
-    try:
-        result = several.train(tiny.bundle, task, tiny.batches, (), news.append, stop)
-    finally:
-        assert descendants() <= before
-    return result, news
-
-
-def train(tiny: Tiny) -> Result:
-    result, _ = attempt(tiny)
-    assert result is not None
-    return result
-
-
-def noting(path: Path, make: Callable[[], nn.Module] = Plain) -> Callable[[], nn.Module]:
-    """A factory of models that write down, from any process, which samples they are trained on."""
-
-    def build() -> nn.Module:
-        model = make()
-
-        def note(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
-            if module.training:
-                numbers = [int(value) for value in inputs[0][:, 0]]
-                with path.open("a") as file:
-                    file.write(json.dumps([os.getpid(), numbers]) + "\n")
-
-        model.register_forward_pre_hook(note)
-        return model
-
-    return build
-
-
-def noted(path: Path) -> list[tuple[int, list[int]]]:
-    return [tuple(json.loads(line)) for line in path.read_text().splitlines()]
-
-
-# One process
-
-
-@pytest.mark.parametrize("step", ["epoch", "batch"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_one_process_gives_the_bits_of_the_plain_trainer(
-    tmp_path: Path, optimizer: str, step: str
-) -> None:
-    def tiny(name: str, **given: Any) -> Tiny:
-        return Tiny(
-            tmp_path / name,
-            {"noisy": Noisy},
-            {"onecycle": "onecycle"},
-            OPTIMIZERS[optimizer],
-            params=TrainerParams(epochs=3, lr_step=step, **given),
-        )
-
-    plain = tiny("plain").train()
-    found = train(tiny("one", trainer="hogwild"))
-    assert found.weights == plain.weights
-    np.testing.assert_array_equal(found.outputs, plain.outputs)
-    mine, theirs = (
-        [(item.train_loss, item.valid_loss, item.accuracy, item.lr) for item in result.epochs]
-        for result in (found, plain)
-    )
-    assert mine == theirs
-
-
-def test_one_process_stopped_after_every_batch_ends_alike(tmp_path: Path) -> None:
-    def tiny(name: str) -> Tiny:
-        return Tiny(tmp_path / name, {"noisy": Noisy}, {"cosine": "cosine"}, params=params(1))
-
-    stopped, refs = tiny("stopped"), []
-    for number in range(1, 100):
-        result, news = attempt(stopped, number, refs, lambda: True)
-        if result is not None:
-            break
-        refs = checkpoints(news)
-    assert number > 3
-    assert result is not None
-    assert result.weights == train(tiny("whole")).weights
-
-
-# Several
+params = partial(teams.params, "hogwild")
 
 
 @pytest.mark.parametrize("shared_state", [False, True])
@@ -140,7 +38,6 @@ def test_all_together_see_each_sample_once_an_epoch(
         params=params(3, shared_state=shared_state),
     )
     result = train(tiny)
-    assert result.status == DONE
     lines = noted(path)
     found = Counter(number for _, numbers in lines for number in numbers)
     assert found == Counter({int(number): 3 for number in tiny.bundle.folds[0].train})
@@ -148,30 +45,6 @@ def test_all_together_see_each_sample_once_an_epoch(
     assert max(len(numbers) for _, numbers in lines) == tiny.batch_size
     assert [item.number for item in result.epochs] == [1, 2, 3]
     assert all(np.isfinite(item.train_loss) for item in result.epochs)
-
-
-def test_they_learn_what_one_learns(tmp_path: Path) -> None:
-    one, two = (
-        train(Tiny(tmp_path / str(count), {"noisy": Noisy}, params=params(count, epochs=12)))
-        for count in (1, 2)
-    )
-    assert one.epochs[-1].accuracy is not None
-    assert two.epochs[-1].accuracy is not None
-    assert one.epochs[-1].accuracy > 0.7
-    assert two.epochs[-1].accuracy > 0.7
-    assert two.epochs[-1].train_loss < two.epochs[0].train_loss / 2
-
-
-def test_every_process_has_its_own_noise(tmp_path: Path) -> None:
-    class Drawing(Plain):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            with (tmp_path / "drawn").open("a") as file:
-                file.write(f"{float(torch.rand(()))}\n" if self.training else "")
-            return super().forward(inputs)
-
-    train(Tiny(tmp_path / "run", {"m": Drawing}, params=params(2, epochs=2)))
-    drawn = (tmp_path / "drawn").read_text().split()
-    assert len(drawn) == len(set(drawn))
 
 
 @pytest.mark.parametrize("step", ["epoch", "batch"])
@@ -184,25 +57,6 @@ def test_the_learning_rate_follows_what_all_have_done(tmp_path: Path, step: str)
     found = rates("two", params(2, lr_step=step))
     assert found == pytest.approx(rates("plain", TrainerParams(3, lr_step=step)))
     assert len(set(found)) == 3
-
-
-def test_stopped_and_continued_no_sample_is_lost_or_seen_again(tmp_path: Path) -> None:
-    path, refs, asked = tmp_path / "noted", [], iter([False, True, False, True, True])
-    tiny = Tiny(
-        tmp_path / "run",
-        {"m": noting(path)},
-        opt_fn=OPTIMIZERS["adam"],
-        params=params(2),
-        batch_size=3,
-    )
-    for number in range(1, 20):
-        result, news = attempt(tiny, number, refs, lambda: next(asked, False))
-        if result is not None:
-            break
-        refs = checkpoints(news)
-    assert number == 4
-    found = Counter(number for _, numbers in noted(path) for number in numbers)
-    assert found == Counter({int(number): 3 for number in tiny.bundle.folds[0].train})
 
 
 def test_a_checkpoint_has_what_each_optimizer_keeps(tmp_path: Path) -> None:
@@ -227,32 +81,6 @@ def test_a_checkpoint_has_what_each_optimizer_keeps(tmp_path: Path) -> None:
 # What goes wrong
 
 
-class Fragile(Plain):
-    """Does something in one of the further processes."""
-
-    lead = os.getpid()
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        super().__init__()
-        self.act = act
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if os.getpid() != self.lead:
-            self.act()
-        return super().forward(inputs)
-
-
-def _raise() -> None:
-    raise FileNotFoundError(2, "gone", "x.png")
-
-
-def test_what_a_member_raises_is_raised_as_it_is(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path, {"m": lambda: Fragile(_raise)}, params=params(2))
-    with pytest.raises(FileNotFoundError, match="gone") as caught:
-        attempt(tiny)
-    assert "_raise" in str(caught.value.__cause__)
-
-
 class Unsendable(Exception):
     def __reduce__(self) -> Any:
         raise TypeError("no")
@@ -268,26 +96,12 @@ def test_what_cannot_be_sent_is_told(tmp_path: Path) -> None:
         attempt(tiny)
 
 
-@pytest.mark.parametrize(
-    ("act", "how"),
-    [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
-        (lambda: os._exit(3), "exit code 3"),
-    ],
-)
-def test_a_member_that_dies_ends_the_attempt(
-    tmp_path: Path, act: Callable[[], object], how: str
-) -> None:
-    tiny = Tiny(tmp_path, {"m": lambda: Fragile(act)}, params=params(3))
-    with pytest.raises(WorkerDiedError, match=rf"process \d of the job ended \({how}\)"):
-        attempt(tiny)
-
-
 def test_one_that_diverges_says_where(tmp_path: Path) -> None:
     tiny = Tiny(
         tmp_path, opt_fn=lambda model: optim.SGD(model.parameters(), 1e38), params=params(2)
     )
-    result = train(tiny)
+    result, _ = attempt(tiny)
+    assert result is not None
     assert result.status == DIVERGED
     assert "learning rate 1e+38" in result.error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from asynckfold.messages import News, Remark, Task
+from asynckfold.messages import News, Remark
 from asynckfold.plan import Plan, TrainerParams
-from asynckfold.result import DONE, Result
 from asynckfold.store import CheckpointRef
-from asynckfold.training import checkpoint, preflight, several
+from asynckfold.training import checkpoint, preflight
 from asynckfold.training.team import average
-from tests.leftovers import descendants
-from tests.training.test_hogwild import OPTIMIZERS, noted, noting
-from tests.training.tiny import Noisy, Plain, Tiny, checkpoints, never
+from tests.training.teams import (
+    OPTIMIZERS,
+    attempt,
+    noted,
+    noting,
+    params,
+    train,
+    train_with_stops,
+)
+from tests.training.tiny import Noisy, Plain, Tiny, checkpoints
 
 BOTH = pytest.mark.parametrize("trainer", ["allreduce", "averaging"])
-
-
-def params(trainer: str, processes: int = 2, **given: Any) -> TrainerParams:
-    rounds = {"steps_per_round": 2} if trainer == "averaging" else {}
-    return TrainerParams(
-        **{"epochs": 3, "trainer": trainer, "processes": processes, **rounds, **given}
-    )
-
-
-def attempt(
-    tiny: Tiny,
-    number: int = 1,
-    refs: Sequence[CheckpointRef] = (),
-    stop: Callable[[], bool] = never,
-) -> tuple[Result | None, list[News]]:
-    news: list[News] = []
-    task = Task(tiny.jobs[0], number, tuple(refs))
-    before = descendants()
-    try:
-        result = several.train(tiny.bundle, task, tiny.batches, (), news.append, stop)
-    finally:
-        assert descendants() <= before
-    return result, news
-
-
-def train(tiny: Tiny) -> Result:
-    result, _ = attempt(tiny)
-    assert result is not None
-    assert result.status == DONE
-    return result
 
 
 def weights(tiny: Tiny, result_of: Callable[[Tiny], tuple[Any, list[News]]]) -> dict[str, Any]:
@@ -65,21 +41,6 @@ def weights(tiny: Tiny, result_of: Callable[[Tiny], tuple[Any, list[News]]]) -> 
 
 
 # Both
-
-
-@BOTH
-@pytest.mark.parametrize("step", ["epoch", "batch"])
-def test_one_process_gives_the_bits_of_the_plain_trainer(
-    tmp_path: Path, trainer: str, step: str
-) -> None:
-    def tiny(name: str, given: TrainerParams) -> Tiny:
-        return Tiny(tmp_path / name, {"noisy": Noisy}, {"onecycle": "onecycle"}, params=given)
-
-    plain = tiny("plain", TrainerParams(epochs=3, lr_step=step)).train()
-    found = train(tiny("one", params(trainer, 1, lr_step=step)))
-    assert found.weights == plain.weights
-    np.testing.assert_array_equal(found.outputs, plain.outputs)
-    assert [item.train_loss for item in found.epochs] == [item.train_loss for item in plain.epochs]
 
 
 @BOTH
@@ -97,51 +58,13 @@ def test_again_or_stopped_after_every_step_the_bits_are_the_same(
             batch_size=5,
         )
 
-    stopped, refs = tiny("stopped"), []
-    for number in range(1, 100):
-        result, news = attempt(stopped, number, refs, lambda: True)
-        if result is not None:
-            break
-        refs = checkpoints(news)
-    assert number > 3
-    assert result is not None
+    result, attempts = train_with_stops(tiny("stopped"))
+    assert attempts > 3
     once, twice = train(tiny("once")), train(tiny("twice"))
     assert result.weights == once.weights == twice.weights
     np.testing.assert_array_equal(result.outputs, once.outputs)
     losses = [[item.train_loss for item in found.epochs] for found in (result, once, twice)]
     assert losses[0] == losses[1] == losses[2]
-
-
-@BOTH
-def test_all_together_see_each_sample_once_an_epoch(tmp_path: Path, trainer: str) -> None:
-    path = tmp_path / "noted"
-    tiny = Tiny(tmp_path / "run", {"m": noting(path)}, params=params(trainer, 3))
-    train(tiny)
-    lines = noted(path)
-    found = Counter(number for _, numbers in lines for number in numbers)
-    assert found == Counter({int(number): 3 for number in tiny.bundle.folds[0].train})
-    assert len({pid for pid, _ in lines}) == 3
-
-
-@BOTH
-def test_they_learn_what_one_learns(tmp_path: Path, trainer: str) -> None:
-    found = train(Tiny(tmp_path, {"noisy": Noisy}, params=params(trainer, epochs=12)))
-    assert found.epochs[-1].accuracy is not None
-    assert found.epochs[-1].accuracy > 0.7
-    assert found.epochs[-1].train_loss < found.epochs[0].train_loss / 2
-
-
-@BOTH
-def test_every_process_has_its_own_noise(tmp_path: Path, trainer: str) -> None:
-    class Drawing(Plain):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            with (tmp_path / "drawn").open("a") as file:
-                file.write(f"{float(torch.rand(()))}\n" if self.training else "")
-            return super().forward(inputs)
-
-    train(Tiny(tmp_path / "run", {"m": Drawing}, params=params(trainer, epochs=2)))
-    drawn = (tmp_path / "drawn").read_text().split()
-    assert len(drawn) == len(set(drawn)) >= 8
 
 
 # Gradients added up
@@ -299,13 +222,7 @@ def test_one_process_that_accumulates_ends_alike_after_stops(tmp_path: Path) -> 
     def tiny(name: str) -> Tiny:
         return Tiny(tmp_path / name, {"noisy": Noisy}, params=params("hogwild", 1, accumulate=3))
 
-    stopped, refs = tiny("stopped"), []
-    for number in range(1, 100):
-        result, news = attempt(stopped, number, refs, lambda: True)
-        if result is not None:
-            break
-        refs = checkpoints(news)
-    assert result is not None
+    result, _ = train_with_stops(tiny("stopped"))
     assert result.weights == train(tiny("whole")).weights
 
 

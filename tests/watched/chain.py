@@ -105,6 +105,8 @@ class Chain:
     """
 
     PROGRAM = "tests.watched.sweep"
+    WORDS: Sequence[str] = ()
+    """What the program is told besides its folder."""
     BESIDE = "worker's child"
     """Whose death is no death of a job."""
 
@@ -196,7 +198,7 @@ class Chain:
             self._keeper.begin(self.resumes)
             self._deaths = 0
             self.starts += 1
-            self._process = self._started(["-m", self.PROGRAM, self.root])
+            self._process = self._started(["-m", self.PROGRAM, self.root, *self.WORDS])
         return self._process
 
     def _started(self, words: Sequence[str | Path]) -> Process:
@@ -340,30 +342,11 @@ class Chain:
                 raise Hurt(f"{name} went from batch {before} to {after}")
 
 
-class HogwildChain(Chain):
-    """A run whose jobs have several processes: no bits are promised, all else is."""
+class SeveralChain(Chain):
+    """A run whose jobs have several processes."""
 
-    PROGRAM = "tests.watched.hogwild"
+    PROGRAM = "tests.watched.several"
     BESIDE = ""
-
-    def state(self) -> dict[str, Any]:
-        """Return who has a result of how many epochs, and what files there are.
-
-        Raises
-        ------
-        Hurt
-            A job has not learned what it learns undisturbed.
-        """
-        with RunStore.read(self.root) as store:
-            results = store.results()
-            scores = [item.scores["accuracy"] for item in results.values()]
-        if not scores or min(scores) < LEAST_ACCURACY:
-            raise Hurt(f"a job has learned too little: {scores}")
-        return {
-            "results": {name: (item.status, len(item.epochs)) for name, item in results.items()},
-            "files": sorted(str(path.relative_to(self.root)) for path in self.root.glob("oof/*")),
-            "progress": {},
-        }
 
     def _doomed(self, target: str, pid: int) -> set[int]:
         """Return what must be gone soon: with one process of a job, all of them."""
@@ -388,6 +371,49 @@ class HogwildChain(Chain):
             self.redone = max(self.redone, redone)
             if redone > 2 * INTERVAL:
                 raise Hurt(f"{name} went from batch {before} to {after}")
+
+
+class AllReduceChain(SeveralChain):
+    """Processes that add up gradients: the bits are promised."""
+
+    WORDS = ("allreduce",)
+
+
+class AveragingChain(SeveralChain):
+    """Processes whose clones are averaged: the bits are promised."""
+
+    WORDS = ("averaging",)
+
+
+class HogwildChain(SeveralChain):
+    """Processes that update one model without locks: no bits are promised, all else is."""
+
+    WORDS = ("hogwild",)
+
+    def state(self) -> dict[str, Any]:
+        """Return who has a result of how many epochs, and what files there are.
+
+        Raises
+        ------
+        Hurt
+            A job has not learned what it learns undisturbed.
+        """
+        with RunStore.read(self.root) as store:
+            results = store.results()
+            scores = [item.scores["accuracy"] for item in results.values()]
+        if not scores or min(scores) < LEAST_ACCURACY:
+            raise Hurt(f"a job has learned too little: {scores}")
+        return {
+            "results": {name: (item.status, len(item.epochs)) for name, item in results.items()},
+            "files": sorted(str(path.relative_to(self.root)) for path in self.root.glob("oof/*")),
+            "progress": {},
+        }
+
+
+class DownpourChain(HogwildChain):
+    """Replicas and a parameter server: no bits are promised, all else is."""
+
+    WORDS = ("parameter_server",)
 
 
 LEAST_ACCURACY = 0.6

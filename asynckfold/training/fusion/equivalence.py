@@ -217,22 +217,19 @@ class _Comparison:
 
     def _step(self, row: int, batch: Batch, fused_loss: torch.Tensor) -> None:
         plain, state = self.plain[row], self.generators[row].get_state()
-        nudged = self._nudged(plain, row)
-        other = self._plain_step(nudged, row, batch, state)
+        nudged = self._nudged(plain, row) if self.test.nudge else None
+        other = None if nudged is None else self._plain_step(nudged, row, batch, state)
         loss = self._plain_step(plain, row, batch, state)
         self.generators[row].set_state(torch.get_rng_state())
-        gradients = _gradients(plain)
+        gradients, buffers = _gradients(plain), dict(plain.named_buffers())
         _note(self.found, "losses", [(fused_loss, loss)])
-        _note(self.nudged, "losses", [(other, loss)])
         _note(self.found, "gradients", _paired(self.fused.gradients_of(row), gradients))
-        _note(self.nudged, "gradients", _paired(_gradients(nudged), gradients))
         of_fused = dict(self.fused.models[row].named_buffers())
-        _note(self.found, "buffers", _paired(of_fused, dict(plain.named_buffers())))
-        _note(
-            self.nudged,
-            "buffers",
-            _paired(dict(nudged.named_buffers()), dict(plain.named_buffers())),
-        )
+        _note(self.found, "buffers", _paired(of_fused, buffers))
+        if nudged is not None and other is not None:
+            _note(self.nudged, "losses", [(other, loss)])
+            _note(self.nudged, "gradients", _paired(_gradients(nudged), gradients))
+            _note(self.nudged, "buffers", _paired(dict(nudged.named_buffers()), buffers))
         # Gradients are there already, also for those that ask for the loss themselves.
         self.optimizers[row].step(partial(_same, loss))  # type: ignore[arg-type]
         self.fused.load(row, plain.state_dict())
@@ -244,10 +241,12 @@ class _Comparison:
                 outputs = self._outputs(self.fused.rows(part.rows), part.inputs)
                 for place, row in enumerate(part.rows):
                     plain = self.plain[row].eval()
-                    nudged, inputs = self._nudged(plain, row), batches[row][0]
+                    inputs = batches[row][0]
                     expected = self._outputs(plain, inputs)
                     _note(self.found, "outputs", [(outputs[place], expected)])
-                    _note(self.nudged, "outputs", [(self._outputs(nudged, inputs), expected)])
+                    if self.test.nudge:
+                        other = self._outputs(self._nudged(plain, row), inputs)
+                        _note(self.nudged, "outputs", [(other, expected)])
 
     def _outputs(self, model: Any, inputs: torch.Tensor) -> Any:
         return outputs_of(model, inputs, self.test.precision)

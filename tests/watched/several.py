@@ -35,7 +35,7 @@ class Slow(nn.Module):
         return found
 
 
-def main(root: str) -> None:
+def main(root: str, trainer: str) -> None:
     inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(0))
     targets = (inputs[:, 0] > 0).long()
     kfold = AsyncKFold(
@@ -47,14 +47,15 @@ def main(root: str) -> None:
         baseline=None,
         verbose=0,
         n_jobs=1,
-        trainer="hogwild",
+        trainer=trainer,
         processes=PROCESSES,
     )
-    results = kfold(
-        {"slow": Slow}, ["cosine", "step"], adam, {"epochs": EPOCHS, "print_frequency": 1}
-    )
+    params = {"epochs": EPOCHS, "print_frequency": 1}
+    if trainer == "averaging":
+        params["steps_per_round"] = 2
+    results = kfold({"slow": Slow}, ["cosine", "step"], adam, params)
     results.report()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

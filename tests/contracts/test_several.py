@@ -1,0 +1,167 @@
+"""What every trainer of several processes promises of a job, whether it promises bits or not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from asynckfold.errors import WorkerDiedError
+from asynckfold.messages import EpochEnded
+from asynckfold.plan import SEVERAL, TrainerParams
+from asynckfold.training.several import TRAINERS
+from tests.training.teams import (
+    OPTIMIZERS,
+    Fragile,
+    attempt,
+    noted,
+    noting,
+    params,
+    train,
+    train_with_stops,
+)
+from tests.training.tiny import Noisy, Plain, Tiny
+
+EACH = pytest.mark.parametrize("trainer", SEVERAL)
+
+
+def test_each_trainer_that_a_plan_can_name_is_there() -> None:
+    assert tuple(TRAINERS) == SEVERAL
+
+
+@EACH
+@pytest.mark.parametrize("step", ["epoch", "batch"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_one_process_gives_the_bits_of_the_plain_trainer(
+    tmp_path: Path, trainer: str, optimizer: str, step: str
+) -> None:
+    def tiny(name: str, given: TrainerParams) -> Tiny:
+        return Tiny(
+            tmp_path / name,
+            {"noisy": Noisy},
+            {"onecycle": "onecycle"},
+            OPTIMIZERS[optimizer],
+            params=given,
+        )
+
+    plain = tiny("plain", TrainerParams(epochs=3, lr_step=step)).train()
+    found = train(tiny("one", params(trainer, 1, lr_step=step)))
+    assert found.weights == plain.weights
+    np.testing.assert_array_equal(found.outputs, plain.outputs)
+    mine, theirs = (
+        [(item.train_loss, item.valid_loss, item.accuracy, item.lr) for item in result.epochs]
+        for result in (found, plain)
+    )
+    assert mine == theirs
+
+
+@EACH
+def test_one_process_stopped_after_every_batch_ends_alike(tmp_path: Path, trainer: str) -> None:
+    def tiny(name: str) -> Tiny:
+        given = params(trainer, 1)
+        return Tiny(tmp_path / name, {"noisy": Noisy}, {"cosine": "cosine"}, params=given)
+
+    result, attempts = train_with_stops(tiny("stopped"))
+    assert attempts > 3
+    assert result.weights == train(tiny("whole")).weights
+
+
+@EACH
+def test_all_together_see_each_sample_once_an_epoch(tmp_path: Path, trainer: str) -> None:
+    path = tmp_path / "noted"
+    tiny = Tiny(tmp_path / "run", {"m": noting(path)}, params=params(trainer, 3))
+    result = train(tiny)
+    lines = noted(path)
+    found = Counter(number for _, numbers in lines for number in numbers)
+    assert found == Counter({int(number): 3 for number in tiny.bundle.folds[0].train})
+    assert len({pid for pid, _ in lines}) == 3
+    assert max(len(numbers) for _, numbers in lines) == tiny.batch_size
+    assert [item.number for item in result.epochs] == [1, 2, 3]
+    assert all(np.isfinite(item.train_loss) for item in result.epochs)
+
+
+@EACH
+def test_stopped_and_continued_no_sample_is_lost_or_seen_again(
+    tmp_path: Path, trainer: str
+) -> None:
+    path, asked = tmp_path / "noted", iter([False, True, False, True, True])
+    tiny = Tiny(
+        tmp_path / "run",
+        {"m": noting(path)},
+        opt_fn=OPTIMIZERS["adam"],
+        params=params(trainer),
+        batch_size=3,
+    )
+    _, attempts = train_with_stops(tiny, lambda: next(asked, False))
+    assert attempts > 1
+    found = Counter(number for _, numbers in noted(path) for number in numbers)
+    assert found == Counter({int(number): 3 for number in tiny.bundle.folds[0].train})
+
+
+@EACH
+def test_they_learn_what_one_learns(tmp_path: Path, trainer: str) -> None:
+    found = train(Tiny(tmp_path, {"noisy": Noisy}, params=params(trainer, epochs=12)))
+    assert found.epochs[-1].accuracy is not None
+    assert found.epochs[-1].accuracy > 0.7
+    assert found.epochs[-1].train_loss < found.epochs[0].train_loss / 2
+
+
+@EACH
+def test_every_process_has_its_own_noise(tmp_path: Path, trainer: str) -> None:
+    class Drawing(Plain):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            with (tmp_path / "drawn").open("a") as file:
+                file.write(f"{float(torch.rand(()))}\n" if self.training else "")
+            return super().forward(inputs)
+
+    train(Tiny(tmp_path / "run", {"m": Drawing}, params=params(trainer, epochs=2)))
+    drawn = (tmp_path / "drawn").read_text().split()
+    assert len(drawn) == len(set(drawn)) >= 8
+
+
+@EACH
+def test_the_learning_rate_is_that_of_one(tmp_path: Path, trainer: str) -> None:
+    schedules = {"exponential": "exponential"}
+
+    def rates(given: TrainerParams) -> list[float]:
+        tiny = Tiny(tmp_path / given.trainer, lr_schedules=schedules, params=given)
+        news = (attempt(tiny) if given.processes > 1 else tiny.attempt())[1]
+        return [item.epoch.lr for item in news if isinstance(item, EpochEnded)]
+
+    found = rates(params(trainer))
+    assert found == pytest.approx(rates(TrainerParams(3)))
+    assert len(set(found)) == 3
+
+
+def _raise() -> None:
+    raise FileNotFoundError(2, "gone", "x.png")
+
+
+@EACH
+def test_what_a_member_raises_is_raised_as_it_is(tmp_path: Path, trainer: str) -> None:
+    tiny = Tiny(tmp_path, {"m": lambda: Fragile(_raise)}, params=params(trainer))
+    with pytest.raises(FileNotFoundError, match="gone") as caught:
+        attempt(tiny)
+    assert "_raise" in str(caught.value.__cause__)
+
+
+@EACH
+@pytest.mark.parametrize(
+    ("act", "how"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
+        (lambda: os._exit(3), "exit code 3"),
+    ],
+)
+def test_a_member_that_dies_ends_the_attempt(
+    tmp_path: Path, trainer: str, act: Callable[[], object], how: str
+) -> None:
+    tiny = Tiny(tmp_path, {"m": lambda: Fragile(act)}, params=params(trainer, 3))
+    with pytest.raises(WorkerDiedError, match=rf"process \d of the job ended \({how}\)"):
+        attempt(tiny)

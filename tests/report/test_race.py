@@ -1,0 +1,46 @@
+"""Several processes against one in the report of a real run."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+
+from asynckfold import fit
+from asynckfold.models import MLP
+
+
+def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), 1e-3)
+
+
+def test_a_run_whose_baseline_was_measured_shows_both(root: Path) -> None:
+    inputs, targets = load_digits(return_X_y=True)
+    found = fit(
+        MLP(64),
+        (inputs[:400].astype("float32") / 16, targets[:400]),
+        adam,
+        torch.nn.CrossEntropyLoss(),
+        root,
+        valid=range(300, 400),
+        epochs=3,
+        trainer="hogwild",
+        processes=2,
+        n_jobs=2,
+        baseline="measure",
+        verbose=0,
+    )
+    page = found.results.report()
+    (race,) = json.loads((page.parent / "results.json").read_text())["races"]
+    assert (race["candidate"], race["processes"]) == ("MLP/constant", 2)
+    ends = [seconds for seconds, _ in race["several"]]
+    assert len(ends) == len(race["one"]) == 3
+    assert ends[-1] == sum(epoch.seconds for epoch in found.epochs)
+    assert race["several"][-1][1] == found.epochs[-1].train_loss
+    assert all(before[1] > after[1] for before, after in pairwise(race["one"]))
+    assert len(race["class_accuracy"]) == 10
+    assert (page.parent / "race.png").is_file()
+    assert 'id="figure-race"' in page.read_text()
