@@ -58,8 +58,9 @@ CENTRE_SHARE = 0.01
 
 
 LEAST_ROWS = 256
-"""Of a batch, for each of several processes: with fewer, one process is faster, since what each has
-to add up is as large as the weights, however few its rows are."""
+"""Of a batch, for each of several processes: what each has to add up is as large as the weights,
+however few its rows are. Two processes on 784-500 units took 0.8 times the samples a second of one
+in batches of 32, 1.0 times of 128, 1.07 of 256, 1.2 of 512, 1.4 of 1024 (2 cores, AMD EPYC)."""
 
 
 @dataclass(frozen=True)
