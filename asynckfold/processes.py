@@ -97,7 +97,8 @@ def notes(plan: Plan, folds: Sequence[Fold], costs: Mapping[str, Cost]) -> Itera
         By model.
     """
     params, count = plan.params, plan.params.processes
-    if count == 1:
+    if count == 1 or params.deals_parts:
+        # One process would not train the parts that several are dealt.
         return
     batches = math.ceil(min(len(fold.train) for fold in folds) / plan.batch_size)
     if params.trainer != "allreduce" and batches < FEW * count:

@@ -37,6 +37,9 @@ def test_a_tiny_step_is_told_and_a_long_one_is_not(trainer: str) -> None:
     assert note.endswith("more; pass processes=1")
     assert told(params, 1.0) == []
     assert told(replace(params, processes=1), 1e-6) == []
+    # One process would not train the parts that several are dealt.
+    if trainer == "averaging":
+        assert told(replace(params, partition_size=1600), 1e-6) == []
 
 
 def test_few_batches_for_many_processes_are_told() -> None:
