@@ -177,7 +177,8 @@ def test_a_distributed_trainer_respects_its_batch_size(root: Path, processes: in
     path.unlink()
     again = trainer(module, (X, Y), optimizer, schedule, epochs=3, print_frequency=1)
     assert again.result.weights == found.result.weights
-    assert Counter(path.read_text().split("\n")[:-1]).total() == dry_run
+    # The dry run times as many steps as it has time for, and no short batch.
+    assert {line.split()[1] for line in path.read_text().split("\n")[:-1]} == {"25"}
 
 
 def test_a_distributed_tester_tells_accuracy_in_all_and_of_each_class(tmp_path: Path) -> None:
