@@ -13,10 +13,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import median_low
+from typing import Any, Protocol
 
 from asynckfold import cache, fusing
 from asynckfold.costs import Cost, Timing, Work, gathered, work_of
@@ -55,10 +56,18 @@ GPU_CONTEXT_BYTES = 1 << 29
 BY_GPU = "the work is done by a GPU"
 """Why a job has one thread."""
 
-Probe = Callable[[str, int, int], Sequence[Timing]]
-"""(model, threads, how many side by side) → what each of them found, fewer where fewer fitted.
 
-In a sweep on GPUs, side by side means on one GPU."""
+class Probe(Protocol):
+    """Times a model."""
+
+    def __call__(
+        self, model: str, threads: int, copies: int, together: int = 1
+    ) -> Sequence[Timing]:
+        """Return what each of `copies` side by side found, fewer where fewer fitted.
+
+        Of so many jobs `together`, trained as one, a step has the seconds of one job's part. In a
+        sweep on GPUs, side by side means on one GPU.
+        """
 
 
 @dataclass(frozen=True)
@@ -157,6 +166,10 @@ class Workload:
         by_fold = {fold.key: work_of(fold, plan.params, plan.batch_size) for fold in self.folds}
         return {job.id: by_fold[job.repeat, job.fold] for job in plan.jobs}
 
+    def may_fuse(self, name: str) -> bool:
+        """Return whether jobs of a model can be trained as one, and are to be by the rule."""
+        return self.facts.fusible.get(name) == ""
+
     def key(self, name: str) -> str:
         """Return under what the cost of a model is kept between runs."""
         recipe, plan = self.facts.recipe, self.plan
@@ -170,6 +183,7 @@ class Workload:
                 "device": plan.device,
                 "cores": self.cores,
                 "machine": self.machine,
+                **({"fused": True} if self.may_fuse(name) else {}),
                 **plan.params.options,
                 **({"channels_last": True} if name in plan.channels_last else {}),
             }
@@ -343,7 +357,7 @@ def requests(
         found[job.id] = Request(
             job.id,
             cost.shared(per_gpu).seconds(works[job.id], cores)
-            / fusing.gain(cost.flops, together.get(job.id, 1)),
+            / fusing.gain(cost.flops, together.get(job.id, 1), cost.fused_gain),
             cores,
             cost.memory,
             gpu,
@@ -382,7 +396,8 @@ def _measured(
     found: dict[str, Cost] = {}
     failures: dict[str, str] = {}
     counts = _probed_counts(workload.cores)
-    most = len(models) * len(counts) * SETTING_SECONDS
+    settings = len(models) * len(counts) + sum(workload.may_fuse(item.name) for item in models)
+    most = settings * SETTING_SECONDS
     alone = math.fsum(model.cost.seconds(work, 1) for model in models for work in model.jobs)
     if workload.cores == 1 or most > PROBE_SHARE * alone / workload.cores:
         return found, failures
@@ -400,10 +415,26 @@ def _measured(
                 continue
             made = gathered(timings, workload.facts.flops[model.name])
             least = workload.facts.memory.get(model.name, 0)
-            cost = cache.remember(key, replace(made, memory=max(made.memory, least)), place)
+            made = replace(made, memory=max(made.memory, least))
+            if workload.may_fuse(model.name):
+                made = replace(made, fused_gain=_fused_gain(model, made, workload.cores, probe))
+            cost = cache.remember(key, made, place)
         if cost is not None:
             found[model.name] = cost
     return found, failures
+
+
+def _fused_gain(model: Model, cost: Cost, cores: int, probe: Probe) -> float:
+    """How many times faster many jobs are as one, others like it beside; 0 where not known."""
+    together = min(fusing.GAINING_JOBS, len(model.jobs))
+    if together < 2:
+        return 0.0
+    timings = probe(model.name, 1, max(1, min(cores, len(model.jobs) // together)), together)
+    # What the user's code raises in a group, it raises in its jobs.
+    if not timings or _failure({1: timings}):
+        return 0.0
+    own = median_low([item.step_seconds for item in timings])
+    return fusing.gain_of_many(cost.step_seconds[1] / own, together)
 
 
 def _probed_counts(cores: int) -> list[int]:

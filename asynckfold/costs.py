@@ -76,6 +76,9 @@ class Cost:
         Bytes of a job, beyond what its process has anyway.
     pair_seconds : float
         Seconds of a training step of each of two jobs on one GPU at once; 0 where not known.
+    fused_gain : float
+        How many times faster jobs are trained as one than one after another, five of them or more;
+        0 where not known.
 
     Examples
     --------
@@ -92,6 +95,7 @@ class Cost:
     memory: int = 0
     gpu_memory: int = 0
     pair_seconds: float = 0.0
+    fused_gain: float = 0.0
 
     def seconds(self, work: Work, threads: int) -> float:
         """Return the seconds of a job."""
@@ -150,17 +154,18 @@ class Cost:
                 for name in ("step_seconds", "eval_seconds")
             )
             flops, memory, gpu = (int(raw[name]) for name in ("flops", "memory", "gpu_memory"))
-            pair = float(raw.get("pair_seconds", 0.0))
+            pair, gain = (float(raw.get(name, 0.0)) for name in ("pair_seconds", "fused_gain"))
         except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
             raise ValueError(f"no cost of a model: {error!r}") from error
         known = 1 in steps and steps.keys() == evaluations.keys() and min(steps) >= 1
         times = [*steps.values(), *evaluations.values()]
-        sound = all(0 < seconds < math.inf for seconds in times) and 0 <= pair < math.inf
+        sound = all(0 < seconds < math.inf for seconds in times)
+        sound = sound and 0 <= pair < math.inf and 0 <= gain < math.inf
         if not known or not sound:
             raise ValueError("no cost of a model: its seconds make no sense")
         if min(flops, memory, gpu) < 0:
             raise ValueError("no cost of a model: negative bytes or operations")
-        return cls(steps, evaluations, flops, memory, gpu, pair)
+        return cls(steps, evaluations, flops, memory, gpu, pair, gain)
 
 
 def at(seconds: Mapping[int, float], threads: int) -> float:

@@ -1,7 +1,8 @@
 """Which jobs are trained as one: a pure rule over operations, number of jobs and allotted cores.
 
 How many jobs are trained as one touches their bits, so the same sweep must get the same groups on
-an idle and on a busy machine: no timing has a say here. The groups are written in the plan.
+an idle and on a busy machine: a timing has a say only where it is far from the rule, and is then
+remembered for this machine (`why_not_here`). The groups are written in the plan.
 
 ::
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from asynckfold.costs import work_of
-from asynckfold.decide import rule_cost
+from asynckfold.decide import OVERTURN, rule_cost
 from asynckfold.folds import Fold
 from asynckfold.plan import Plan
 
@@ -127,7 +128,7 @@ def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, fl
     return ""
 
 
-def gain(flops: float, jobs: int) -> float:
+def gain(flops: float, jobs: int, measured: float = 0.0) -> float:
     """Return how many times faster jobs are trained as one than one after another, for a forecast.
 
     Between the measured points of `GAINS` by the logarithms of operations and of jobs: no bit
@@ -139,12 +140,33 @@ def gain(flops: float, jobs: int) -> float:
         Operations of a training step.
     jobs : int
         Trained as one.
+    measured : float
+        The gain of five jobs here, by a probe; 0 where there was none.
 
     Examples
     --------
     >>> [round(gain(1.31e7, jobs), 2) for jobs in (1, 2, 5, 10)]
     [1.0, 1.37, 1.86, 1.86]
+    >>> gain(1.31e7, 5, measured=2.5)
+    2.5
     """
+    return 1 + ((measured or _gain_of_many(flops)) - 1) * _share_of_gain(jobs)
+
+
+def gain_of_many(found: float, jobs: int) -> float:
+    """Return the gain of five jobs or more, of which `found` is that of so many: 2 or more.
+
+    >>> round(gain_of_many(gain(1.31e7, 2), 2), 2)
+    1.86
+    """
+    return max(0.01, 1 + (found - 1) / _share_of_gain(jobs))
+
+
+def _share_of_gain(jobs: int) -> float:
+    return min(1.0, math.log(jobs) / math.log(GAINING_JOBS))
+
+
+def _gain_of_many(flops: float) -> float:
     points = [math.log(point) for point, _ in GAINS]
     log = min(max(math.log(max(flops, 1.0)), points[0]), points[-1])
     most = GAINS[-1][1]
@@ -152,7 +174,25 @@ def gain(flops: float, jobs: int) -> float:
         if log <= right:
             most = low + (high - low) * (log - left) / (right - left)
             break
-    return 1 + (most - 1) * min(1.0, math.log(jobs) / math.log(GAINING_JOBS))
+    return most
+
+
+def why_not_here(measured: float) -> str:
+    """Return why jobs are not fused, by what a probe measured; empty where it does not say so.
+
+    As for threads, a timing overturns the rule by the margin `decide.OVERTURN` only.
+
+    >>> why_not_here(0.9)
+    ''
+    >>> why_not_here(0.5)
+    'measured here: several jobs as one take 2.00 times as long as one after another'
+    """
+    if not 0 < measured <= 1 / OVERTURN:
+        return ""
+    return (
+        f"measured here: several jobs as one take {1 / measured:.2f} times as long as one after "
+        "another"
+    )
 
 
 def grouped(

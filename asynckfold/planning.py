@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asynckfold import cache, choice, formats
+from asynckfold import cache, choice, formats, fusing
 from asynckfold.asking import ask
 from asynckfold.choice import Choice
 from asynckfold.elastic import steps_of
@@ -161,17 +161,27 @@ class Planner:
         """Decide which jobs are trained as one; a run that has a plan keeps its groups."""
         fuse, plan = self.settings.fuse, work.plan.with_threads(threads.threads)
         facts = work.facts
-        # By a rule over shapes: what a probe measures differs a little from time to time.
+        # By a rule over shapes: what a probe measures differs a little from time to time, and has a
+        # say only where it is far from the rule.
+        gains = {name: cost.fused_gain for name, cost in threads.costs.items() if cost.fused_gain}
+        here = {name: fusing.why_not_here(gain) for name, gain in gains.items() if fuse == "auto"}
+        why_not = {name: text or here.get(name, "") for name, text in facts.fusible.items()}
+        told = {
+            name: f"{text}; measured here: {gains[name]:.2f} times faster than one after another"
+            if name in gains
+            else text
+            for name, text in facts.fused.items()
+        }
         room = self.machine.max_memory or total_memory()
         most = {name: room // size for name, size in facts.memory.items() if room and size}
         found = grouped(
             plan,
             fuse,
-            facts.fusible,
+            why_not,
             work.cores,
             before,
             facts.failures.keys(),
-            facts.fused,
+            told,
             most,
         )
         return found if found.groups or fuse is not False else Grouping()

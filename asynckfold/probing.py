@@ -54,22 +54,23 @@ class Prober:
     max_wait: float | None = None
     inbox: Inbox = field(default_factory=queue.SimpleQueue)
 
-    def __call__(self, model: str, threads: int, copies: int) -> list[Timing]:
+    def __call__(self, model: str, threads: int, copies: int, together: int = 1) -> list[Timing]:
         """Probe a model with `threads`, up to `copies` times at once; idle cores come first.
 
-        Fewer timings than copies where fewer fitted; none where the GPU is gone.
+        Each probe trains so many jobs `together`, as one. Fewer timings than copies where fewer
+        fitted; none where the GPU is gone.
         """
-        job = next(job for job in self.plan.jobs if job.model == model)
+        jobs = [job.id for job in self.plan.jobs if job.model == model][:together]
         load = room(self.engine, self.max_wait, self.signals)
         on_gpu = self.plan.device == "cuda"
         if on_gpu and not load.gpus:
             return []
         order = (*load.idle, *(core for core in load.cores if core not in load.idle))
-        fitting = load.free_memory // max(1, self.memory.get(model, 0))
+        fitting = load.free_memory // max(1, together * self.memory.get(model, 0))
         count = max(1, min(copies, len(order) // threads, fitting))
         gpu = _emptiest(load) if on_gpu else None
         placements = [
-            Placement((job.id,), order[start : start + threads], threads, gpu, trainer="probe")
+            Placement(tuple(jobs), order[start : start + threads], threads, gpu, trainer="probe")
             for start in range(0, count * threads, threads)
         ]
         futures = [self.engine.submit(placement, []) for placement in placements]

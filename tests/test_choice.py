@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from asynckfold.folds import Fold
 from asynckfold.messages import Facts
 from asynckfold.placement import Request
 from asynckfold.plan import Plan, TrainerParams, make_jobs
+from asynckfold.planning import Planner
 
 SMALL, LARGE = 1_000_000, 2_000_000_000
 FOLDS = tuple(Fold(0, index, np.arange(3200), np.arange(100)) for index in range(12))
@@ -49,12 +51,15 @@ class Fake:
     seconds: dict[int, float] = field(default_factory=lambda: {1: 0.020, 2: 0.012})
     bad: str = ""
     asked: list[tuple[str, int, int]] = field(default_factory=list)
+    together: dict[int, float] = field(default_factory=dict)
 
-    def __call__(self, model: str, threads: int, copies: int) -> Sequence[Timing]:
+    def __call__(
+        self, model: str, threads: int, copies: int, together: int = 1
+    ) -> Sequence[Timing]:
         self.asked.append((model, threads, copies))
-        if model == self.bad:
+        if model == self.bad or (together > 1 and together not in self.together):
             return [Timing(failure="Traceback\nBoom: on purpose")]
-        seconds = self.seconds[threads]
+        seconds = self.seconds[threads] if together == 1 else self.together[together]
         return [Timing(seconds, seconds, 70 + threads, 0)] * copies
 
 
@@ -165,6 +170,48 @@ def test_a_probe_that_raises_leaves_its_model_to_the_rule_and_the_others_go_on()
     assert found.costs["B"].step_seconds == BAD_NEIGHBOURS
     assert found.costs["A"].step_seconds[1] == 0.001  # as the dry run saw
     assert found.threads.keys() == {"A", "B"}
+
+
+# Trained as one
+
+
+def fusible(epochs: int = 1000) -> Workload:
+    work = workload(epochs)
+    return replace(work, facts=replace(work.facts, fusible={"M": ""}, fused={"M": "alike"}))
+
+
+def test_what_fusing_gains_is_probed_where_it_may_be_fused(tmp_path: Path) -> None:
+    probe = Fake(together={5: 0.008})
+    found = choose(fusible(), tmp_path, probe)
+    assert probe.asked == [("M", 1, 2), ("M", 2, 1), ("M", 1, 2)]
+    assert found.costs["M"].fused_gain == pytest.approx(2.5)
+    asked = requests(found, fusible(), [[job.id for job in fusible().plan.jobs[:5]]])
+    alone, together = (asked[job.id].seconds for job in fusible().plan.jobs[4:6])
+    assert together == pytest.approx(2.5 * alone)
+    # A run that is not to be fused does not take what this one keeps for one that measured less.
+    other = Fake()
+    assert choose(workload(1000), tmp_path, other).costs["M"].fused_gain == 0.0
+    assert choose(fusible(), tmp_path, other) == found
+
+
+def test_a_group_that_raises_in_a_probe_is_left_to_the_rule() -> None:
+    found = choose(fusible(), None, Fake())
+    assert found.costs["M"].fused_gain == 0.0
+    assert found.failures == {}
+
+
+@pytest.mark.parametrize(("seconds", "fused"), [(0.008, True), (0.025, True), (0.027, False)])
+def test_a_probe_overturns_fusing_by_a_large_margin_only(seconds: float, fused: bool) -> None:
+    work = fusible()
+    settings, machine = SimpleNamespace(fuse="auto"), SimpleNamespace(max_memory=None)
+    planner: Any = SimpleNamespace(settings=settings, machine=machine)
+    found = choose(work, None, Fake(together={5: seconds}))
+    groups = Planner._group(planner, work, found, None)
+    assert bool(groups.groups) == fused
+    assert "measured here" in groups.why["M"]
+    # What is asked for is done.
+    settings.fuse = True
+    assert Planner._group(planner, work, found, None).groups
 
 
 # What is remembered

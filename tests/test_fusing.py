@@ -16,6 +16,7 @@ from asynckfold.fusing import (
     MOST_JOBS,
     Fuse,
     gain,
+    gain_of_many,
     grouped,
     why_not_paying,
 )
@@ -101,6 +102,12 @@ def test_what_fusing_gains_grows_with_jobs_and_shrinks_with_operations() -> None
         assert gains[0] == 1.0
         assert gains == sorted(gains)
         assert gain(10 * flops, 5) <= gains[3]
+
+
+@given(st.floats(0.2, 10.0), st.integers(2, 10))
+def test_what_some_jobs_gain_tells_what_many_gain(measured: float, jobs: int) -> None:
+    found = gain(1e7, jobs, measured)
+    assert gain_of_many(found, jobs) == pytest.approx(measured)
 
 
 def test_every_core_gets_a_group() -> None:

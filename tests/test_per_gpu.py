@@ -296,12 +296,12 @@ def test_a_probe_waits_after_its_first_step_where_it_is_asked_to(root: Path) -> 
         handle = data.handle()
         batches = handle.open(handle.fds)
         job, cpu = bundle.plan.jobs[0], torch.device("cpu")
-        usual = probe.measure(bundle, job, batches, cpu, news.append, stop, pulse)
+        usual = probe.measure(bundle, [job], batches, cpu, news.append, stop, pulse)
         assert (usual.failure, come.is_set(), news) == ("", False, [])
         pulse.ask(True)
         thread = threading.Thread(
             target=lambda: found.append(
-                probe.measure(bundle, job, batches, cpu, news.append, stop, pulse)
+                probe.measure(bundle, [job], batches, cpu, news.append, stop, pulse)
             )
         )
         thread.start()

@@ -204,6 +204,7 @@ def _lines(found: Forecast) -> Iterator[str]:
         f"if nobody else uses them; lower bound {clock(prediction.lower_bound)}, the larger of "
         f"core-seconds / cores and the longest job ({clock(prediction.longest)})"
     )
-    if plan.groups:
+    fused = {job.model for job in plan.jobs if len(plan.group_of(job.id)) > 1}
+    if any(not choice.costs[name].fused_gain for name in fused):
         yield "what fusing gains is predicted by operations and jobs, see `asynckfold bench fusion`"
     yield from gantt(found.simulation.spans, range(cores))

@@ -466,6 +466,8 @@ def build(
     pulse: Pulse,
     logs: ExitStack,
     fail: Fail = raised,
+    *,
+    logged: bool = True,
 ) -> Group:
     """Make the live objects of the group that the tasks belong to, before its first step."""
     wanted = {task.job.id: task for task in tasks}
@@ -511,7 +513,7 @@ def build(
                     part.bounds,
                     part.steer,
                     bundle.fold_of(job).valid,
-                    logs.enter_context(JobLog(bundle.root, job) if task else NoLog()),
+                    logs.enter_context(JobLog(bundle.root, job) if task and logged else NoLog()),
                     pulse,
                     bundle.plan.params.clip_grad_norm,
                     row=row,

@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import cycle
 from statistics import median
 
@@ -23,7 +25,7 @@ from asynckfold.data import Batches
 from asynckfold.messages import News, Started, Task
 from asynckfold.plan import Job
 from asynckfold.pulse import Pulse
-from asynckfold.training import loop
+from asynckfold.training import fused, loop
 from asynckfold.training.bundle import Bundle, NoLog
 
 PROBE_SECONDS = 0.25
@@ -35,21 +37,22 @@ LONG_SECONDS = 1.0
 
 def measure(
     bundle: Bundle,
-    job: Job,
+    jobs: Sequence[Job],
     data: Batches,
     device: torch.device,
     report: Callable[[News], None],
     stop: Callable[[], bool],
     pulse: Pulse,
 ) -> Timing:
-    """Time training steps and an evaluation batch of a job.
+    """Time training steps and an evaluation batch of a job, or steps of several as one.
 
     Parameters
     ----------
     bundle : Bundle
         The sweep.
-    job : Job
-        Any job of the model.
+    jobs : sequence of Job
+        Any job of the model; of several, which are trained as one, a step has the seconds of one
+        job's part.
     data : Batches
         The samples.
     device : torch.device
@@ -70,12 +73,14 @@ def measure(
     def meet() -> bool:
         if not pulse.asked:
             return False
-        report(Started(job.id, 0, os.getpid()))
+        report(Started(jobs[0].id, 0, os.getpid()))
         stop()
         return True
 
     try:
-        return _timing(bundle, job, data, device, meet)
+        if len(jobs) > 1:
+            return Timing(_seconds_together(bundle, jobs, data, device))
+        return _timing(bundle, jobs[0], data, device, meet)
     except (Exception, SystemExit):  # noqa: BLE001
         return Timing(failure=traceback.format_exc())
 
@@ -103,6 +108,32 @@ def _timing(
         # With what the allocator holds beside its tensors: others cannot use that either.
         torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0,
     )
+
+
+def _seconds_together(
+    bundle: Bundle, jobs: Sequence[Job], data: Batches, device: torch.device
+) -> float:
+    """Seconds of a step of all jobs as one, divided among them."""
+    # An LR schedule that steps with each batch knows how many there will be.
+    params = replace(bundle.plan.params, lr_step="epoch")
+    plan = replace(bundle.plan, params=params, groups=(tuple(job.id for job in jobs),))
+    tasks = [Task(job) for job in jobs]
+    with ExitStack() as logs:
+        group = fused.build(
+            replace(bundle, plan=plan), tasks, data, device, Pulse(), logs, logged=False
+        )
+        return _seconds(_fused_steps(group), device, PROBE_SECONDS) / len(jobs)
+
+
+def _fused_steps(group: fused.Group) -> Iterator[Callable[[], object]]:
+    """Steps over the batches of the first epoch, again and again."""
+    while True:
+        group.begin_epoch()
+        while group.batch < group.batches:
+            yield group.step
+        group.batch = 0
+        for row in group.rows:
+            row.stand_at(0, 0)
 
 
 def _steps(training: loop.Training) -> Iterator[Callable[[], object]]:

@@ -70,7 +70,8 @@ def execute(
     list
         Of `Result` for the plain and the fused trainer (None where it was asked to stop, a
         `Setback` where another attempt may succeed); the `Facts` of a preflight; the `Baseline` of
-        a serial loop; the `Timing` of a probe, whose placement names a job of the model.
+        a serial loop; the `Timing` of a probe, whose placement names a job of the model, or
+        several to be trained as one.
 
     Raises
     ------
@@ -92,9 +93,8 @@ def execute(
             return [baseline.estimate(bundle, data, stop)]
         with _device(placement.gpu) as device:
             if placement.trainer == "probe":
-                wanted = placement.jobs[0]
-                job = next(job for job in bundle.plan.jobs if job.id == wanted)
-                return [probe.measure(bundle, job, data, device, report, stop, pulse)]
+                jobs = [job for job in bundle.plan.jobs if job.id in placement.jobs]
+                return [probe.measure(bundle, jobs, data, device, report, stop, pulse)]
             if placement.trainer == "fused":
                 return _train_group(bundle, data, tasks, device, report, stop, pulse)
             if placement.trainer in several.TRAINERS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from asynckfold.costs import Timing
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.placement import Load, Placement
+from asynckfold.plan import Job, TrainerParams
 from asynckfold.training import probe
 from tests.toy import Tiny as Perceptron
 from tests.toy import toy_bundle
@@ -29,8 +30,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def probed(tiny: Tiny, model: str = "plain", threads: int = 1) -> Timing:
-    job = next(job for job in tiny.jobs if job.model == model)
-    placement = Placement((job.id,), (0,), threads, trainer="probe")
+    return probed_jobs(tiny, [next(job for job in tiny.jobs if job.model == model)], threads)
+
+
+def probed_jobs(tiny: Tiny, jobs: Sequence[Job], threads: int = 1) -> Timing:
+    placement = Placement(tuple(job.id for job in jobs), (0,), threads, trainer="probe")
     from asynckfold.training import worker
 
     (found,) = worker.execute(
@@ -47,6 +51,19 @@ def test_it_times_steps_and_evaluations(tiny: Tiny) -> None:
     assert 0 < found.eval_seconds < 5
     assert found.memory >= 0
     assert found.gpu_memory == 0
+
+
+def test_several_jobs_are_timed_as_one_beyond_an_epoch_and_leave_nothing(tmp_path: Path) -> None:
+    tiny = Tiny(
+        tmp_path / "run",
+        {"plain": Plain},
+        {"onecycle": "onecycle", "cosine": "cosine"},
+        params=TrainerParams(1, lr_step="batch"),
+    )
+    found = probed_jobs(tiny, tiny.jobs)
+    assert not found.failure
+    assert 0 < found.step_seconds < 5
+    assert not list((tmp_path / "run").rglob("log.txt"))
 
 
 def test_it_trains_on_the_training_fold_and_evaluates_the_other(tmp_path: Path) -> None:
