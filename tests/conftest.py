@@ -26,6 +26,9 @@ from tests.nursery import Nursery, fresh_server, nursery
 settings.register_profile("asynckfold", deadline=None)
 settings.load_profile("asynckfold")
 
+# Asserts for several files of tests: they shall tell as much as those in the tests.
+pytest.register_assert_rewrite("tests.training.teams")
+
 os.environ[leftovers.MARK] = "1"
 os.environ["PYTHONFAULTHANDLER"] = "1"
 
@@ -51,6 +54,24 @@ def pytest_configure(config: pytest.Config) -> None:
 def root(tmp_path: Path) -> Path:
     """The folder of a run that does not exist yet."""
     return tmp_path / "run"
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread for small products: on a busy machine, several mostly wait for each other."""
+    import torch
+
+    from asynckfold.training import seeding
+
+    with seeding.preserved():
+        torch.set_num_threads(1)
+        yield
+
+
+@pytest.fixture
+def hasty_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of checkpoints without waiting: what survives a power cut is tested elsewhere."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(autouse=True)

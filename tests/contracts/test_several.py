@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,20 +12,24 @@ import pytest
 import torch
 
 from asynckfold.errors import WorkerDiedError
-from asynckfold.messages import EpochEnded
 from asynckfold.plan import SEVERAL, TrainerParams
 from asynckfold.training.several import TRAINERS
 from tests.training.teams import (
     OPTIMIZERS,
     Fragile,
     attempt,
-    noted,
+    check_that_all_see_each_sample_once_an_epoch,
+    check_that_the_learning_rate_is_that_of_one,
+    each_sample,
     noting,
     params,
+    samples_in,
     train,
     train_with_stops,
 )
 from tests.training.tiny import Noisy, Plain, Tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread", "hasty_disk")
 
 EACH = pytest.mark.parametrize("trainer", SEVERAL)
 
@@ -74,16 +77,7 @@ def test_one_process_stopped_after_every_batch_ends_alike(tmp_path: Path, traine
 
 @EACH
 def test_all_together_see_each_sample_once_an_epoch(tmp_path: Path, trainer: str) -> None:
-    path = tmp_path / "noted"
-    tiny = Tiny(tmp_path / "run", {"m": noting(path)}, params=params(trainer, 3))
-    result = train(tiny)
-    lines = noted(path)
-    found = Counter(number for _, numbers in lines for number in numbers)
-    assert found == Counter({int(number): 3 for number in tiny.bundle.folds[0].train})
-    assert len({pid for pid, _ in lines}) == 3
-    assert max(len(numbers) for _, numbers in lines) == tiny.batch_size
-    assert [item.number for item in result.epochs] == [1, 2, 3]
-    assert all(np.isfinite(item.train_loss) for item in result.epochs)
+    check_that_all_see_each_sample_once_an_epoch(tmp_path, params(trainer, 3))
 
 
 @EACH
@@ -100,8 +94,7 @@ def test_stopped_and_continued_no_sample_is_lost_or_seen_again(
     )
     _, attempts = train_with_stops(tiny, lambda: next(asked, False))
     assert attempts > 1
-    found = Counter(number for _, numbers in noted(path) for number in numbers)
-    assert found == Counter({int(number): 3 for number in tiny.bundle.folds[0].train})
+    assert samples_in(path) == each_sample(tiny)
 
 
 @EACH
@@ -127,16 +120,7 @@ def test_every_process_has_its_own_noise(tmp_path: Path, trainer: str) -> None:
 
 @EACH
 def test_the_learning_rate_is_that_of_one(tmp_path: Path, trainer: str) -> None:
-    schedules = {"exponential": "exponential"}
-
-    def rates(given: TrainerParams) -> list[float]:
-        tiny = Tiny(tmp_path / given.trainer, lr_schedules=schedules, params=given)
-        news = (attempt(tiny) if given.processes > 1 else tiny.attempt())[1]
-        return [item.epoch.lr for item in news if isinstance(item, EpochEnded)]
-
-    found = rates(params(trainer))
-    assert found == pytest.approx(rates(TrainerParams(3)))
-    assert len(set(found)) == 3
+    check_that_the_learning_rate_is_that_of_one(tmp_path, params(trainer), TrainerParams(3))
 
 
 def _raise() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,16 +11,9 @@ from torch import Tensor, nn
 from asynckfold.errors import InputError
 from asynckfold.models import DBN, RBM, Pretraining
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QUICK = Pretraining(epochs=3, batch_size=10)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Many small products: on a busy machine, threads would mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def samples(count: int = 80) -> Tensor:

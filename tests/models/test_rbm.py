@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,12 @@ from torch import Tensor
 from asynckfold.errors import InputError
 from asynckfold.models import RBM, Pretraining
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Parts = dict[str, Tensor]
 
 CHAINS = 40_000
 """Chains from each sample; their mean is within five standard errors of what is expected."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Many small products: on a busy machine, threads would mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def tiny(visible: str) -> RBM:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.messages import News, Task
+from asynckfold.messages import EpochEnded, News, Task
 from asynckfold.plan import TrainerParams
 from asynckfold.result import DONE, Result
 from asynckfold.store import CheckpointRef
-from asynckfold.training import several
+from asynckfold.training import preflight, several
 from tests.leftovers import descendants
 from tests.training.tiny import Plain, Tiny, always, checkpoints, never, sgd
 
@@ -92,6 +95,68 @@ def noting(path: Path, make: Callable[[], nn.Module] = Plain) -> Callable[[], nn
 def noted(path: Path) -> list[tuple[int, list[int]]]:
     """(process, samples) of each batch that was trained on."""
     return [tuple(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def each_sample(tiny: Tiny, times: int = 3) -> Counter[int]:
+    """What a job has trained on when it saw each sample of its fold so many times."""
+    return Counter({int(number): times for number in tiny.bundle.folds[0].train})
+
+
+def samples_in(path: Path) -> Counter[int]:
+    """How often each sample was trained on, by any process."""
+    return Counter(number for _, numbers in noted(path) for number in numbers)
+
+
+def check_that_all_see_each_sample_once_an_epoch(
+    folder: Path,
+    given: TrainerParams,
+    opt_fn: Callable[[nn.Module], optim.Optimizer] = sgd,
+) -> None:
+    """Train for three epochs of three processes."""
+    path = folder / "noted"
+    tiny = Tiny(folder / "run", {"m": noting(path)}, opt_fn=opt_fn, params=given)
+    result = train(tiny)
+    lines = noted(path)
+    assert samples_in(path) == each_sample(tiny)
+    assert len({pid for pid, _ in lines}) == 3
+    assert max(len(numbers) for _, numbers in lines) == tiny.batch_size
+    assert [item.number for item in result.epochs] == [1, 2, 3]
+    assert all(np.isfinite(item.train_loss) for item in result.epochs)
+
+
+def check_that_the_learning_rate_is_that_of_one(
+    folder: Path, given: TrainerParams, alone: TrainerParams
+) -> None:
+    """Train by several processes and by the plain trainer, for three epochs."""
+
+    def rates(name: str, params: TrainerParams) -> list[float]:
+        schedules = {"exponential": "exponential"}
+        tiny = Tiny(folder / name, lr_schedules=schedules, params=params)
+        _, news = attempt(tiny) if params.processes > 1 else tiny.attempt()
+        return [item.epoch.lr for item in news if isinstance(item, EpochEnded)]
+
+    found = rates("several", given)
+    assert found == pytest.approx(rates("alone", alone))
+    assert len(set(found)) == 3
+
+
+class Counting(optim.SGD):
+    """Keeps how often it stepped, which is no tensor."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for item in group["params"]:
+                self.state[item]["seen"] = self.state[item].get("seen", 0) + 1
+        return super().step(closure)
+
+
+def counting(model: nn.Module) -> optim.Optimizer:
+    return Counting(model.parameters(), 0.1)
+
+
+def problems(tiny: Tiny) -> list[tuple[str, str, str]]:
+    """What is wrong with a sweep before anything starts."""
+    return list(preflight.check(tiny.bundle, tiny.batches).problems)
 
 
 class Fragile(Plain):

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.messages import EpochEnded
 from asynckfold.plan import TrainerParams
 from asynckfold.result import DIVERGED
-from asynckfold.training import hogwild, preflight
+from asynckfold.training import hogwild
 from asynckfold.training.shared import share_model, share_state, shared
 from tests.training import teams
-from tests.training.teams import OPTIMIZERS, Fragile, attempt, noted, noting, train
+from tests.training.teams import (
+    OPTIMIZERS,
+    Fragile,
+    attempt,
+    check_that_all_see_each_sample_once_an_epoch,
+    check_that_the_learning_rate_is_that_of_one,
+    counting,
+    problems,
+    train,
+)
 from tests.training.tiny import FEATURES, Tiny
 
 params = partial(teams.params, "hogwild")
@@ -30,33 +36,14 @@ params = partial(teams.params, "hogwild")
 def test_all_together_see_each_sample_once_an_epoch(
     tmp_path: Path, optimizer: str, shared_state: bool
 ) -> None:
-    path = tmp_path / "noted"
-    tiny = Tiny(
-        tmp_path / "run",
-        {"m": noting(path)},
-        opt_fn=OPTIMIZERS[optimizer],
-        params=params(3, shared_state=shared_state),
-    )
-    result = train(tiny)
-    lines = noted(path)
-    found = Counter(number for _, numbers in lines for number in numbers)
-    assert found == Counter({int(number): 3 for number in tiny.bundle.folds[0].train})
-    assert len({pid for pid, _ in lines}) == 3
-    assert max(len(numbers) for _, numbers in lines) == tiny.batch_size
-    assert [item.number for item in result.epochs] == [1, 2, 3]
-    assert all(np.isfinite(item.train_loss) for item in result.epochs)
+    given = params(3, shared_state=shared_state)
+    check_that_all_see_each_sample_once_an_epoch(tmp_path, given, OPTIMIZERS[optimizer])
 
 
 @pytest.mark.parametrize("step", ["epoch", "batch"])
 def test_the_learning_rate_follows_what_all_have_done(tmp_path: Path, step: str) -> None:
-    def rates(name: str, given: TrainerParams) -> list[float]:
-        tiny = Tiny(tmp_path / name, lr_schedules={"exponential": "exponential"}, params=given)
-        news = attempt(tiny)[1] if given.trainer == "hogwild" else tiny.attempt()[1]
-        return [item.epoch.lr for item in news if isinstance(item, EpochEnded)]
-
-    found = rates("two", params(2, lr_step=step))
-    assert found == pytest.approx(rates("plain", TrainerParams(3, lr_step=step)))
-    assert len(set(found)) == 3
+    alone = TrainerParams(3, lr_step=step)
+    check_that_the_learning_rate_is_that_of_one(tmp_path, params(2, lr_step=step), alone)
 
 
 def test_a_checkpoint_has_what_each_optimizer_keeps(tmp_path: Path) -> None:
@@ -107,26 +94,15 @@ def test_one_that_diverges_says_where(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_shared_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    class Counting(optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            for group in self.param_groups:
-                for item in group["params"]:
-                    self.state[item]["seen"] = self.state[item].get("seen", 0) + 1
-            return super().step(closure)
+    def tiny(name: str, opt_fn: Any, **given: Any) -> Tiny:
+        return Tiny(tmp_path / name, opt_fn=opt_fn, params=params(2, **given))
 
-    def problems(name: str, opt_fn: Any, **given: Any) -> list[tuple[str, str, str]]:
-        tiny = Tiny(tmp_path / name, opt_fn=opt_fn, params=params(2, **given))
-        return list(preflight.check(tiny.bundle, tiny.batches).problems)
-
-    def counting(model: nn.Module) -> optim.Optimizer:
-        return Counting(model.parameters(), 0.1)
-
-    assert problems("adam", OPTIMIZERS["adam"], shared_state=True) == []
-    assert problems("own", counting) == []
-    ((rule, received, _),) = problems("counting", counting, shared_state=True)
+    assert problems(tiny("adam", OPTIMIZERS["adam"], shared_state=True)) == []
+    assert problems(tiny("own", counting)) == []
+    ((rule, received, _),) = problems(tiny("counting", counting, shared_state=True))
     assert "tensors only" in rule
     assert "Counting, whose seen is a int" in received
-    ((rule, received, _),) = problems("lbfgs", lambda model: optim.LBFGS(model.parameters()))
+    ((rule, received, _),) = problems(tiny("lbfgs", lambda model: optim.LBFGS(model.parameters())))
     assert "LBFGS" in received
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,17 @@ from torch import nn, optim
 from asynckfold.messages import News, Remark
 from asynckfold.plan import Plan, TrainerParams
 from asynckfold.store import CheckpointRef
-from asynckfold.training import checkpoint, preflight
+from asynckfold.training import checkpoint
 from asynckfold.training.team import average
 from tests.training.teams import (
     OPTIMIZERS,
     attempt,
-    noted,
+    counting,
+    each_sample,
     noting,
     params,
+    problems,
+    samples_in,
     train,
     train_with_stops,
 )
@@ -235,30 +237,18 @@ def test_with_several_each_sample_is_still_seen_once(tmp_path: Path) -> None:
         batch_size=3,
     )
     train(tiny)
-    found = Counter(number for _, numbers in noted(path) for number in numbers)
-    assert found == Counter({int(number): 3 for number in tiny.bundle.folds[0].train})
+    assert samples_in(path) == each_sample(tiny)
 
 
 # Refusals and formats
 
 
 def test_what_an_optimizer_keeps_must_suit_the_trainer(tmp_path: Path) -> None:
-    class Counting(optim.SGD):
-        def step(self, closure: Any = None) -> Any:
-            for group in self.param_groups:
-                for item in group["params"]:
-                    self.state[item]["seen"] = self.state[item].get("seen", 0) + 1
-            return super().step(closure)
+    def tiny(trainer: str) -> Tiny:
+        return Tiny(tmp_path / trainer, opt_fn=counting, params=params(trainer))
 
-    def problems(trainer: str, opt_fn: Any) -> list[tuple[str, str, str]]:
-        tiny = Tiny(tmp_path / trainer, opt_fn=opt_fn, params=params(trainer))
-        return list(preflight.check(tiny.bundle, tiny.batches).problems)
-
-    def counting(model: nn.Module) -> optim.Optimizer:
-        return Counting(model.parameters(), 0.1)
-
-    assert problems("allreduce", counting) == []
-    ((rule, received, remedy),) = problems("averaging", counting)
+    assert problems(tiny("allreduce")) == []
+    ((rule, received, remedy),) = problems(tiny("averaging"))
     assert "trainer='averaging' needs an optimizer that keeps tensors only" in rule
     assert "Counting, whose seen is a int" in received
     assert "such as SGD or Adam" in remedy
@@ -278,7 +268,7 @@ def test_sparse_gradients_are_not_added_up(tmp_path: Path) -> None:
         return optim.SGD(model.parameters(), 0.1)
 
     tiny = Tiny(tmp_path, {"m": Looking}, opt_fn=opt_fn, params=params("allreduce"))
-    ((rule, received, remedy),) = preflight.check(tiny.bundle, tiny.batches).problems
+    ((rule, received, remedy),) = problems(tiny)
     assert "must be dense" in rule
     assert "sparse=True" in received
     assert "trainer='hogwild'" in remedy
