@@ -108,9 +108,9 @@ class Campaign:
         For the runs; those that were not hurt are removed.
     at_once : int
         Runs at a time.
-    warm : bool
-        Whether processes begin where importing torch has ended; a kill at the start then comes as
-        much sooner.
+    nurseries : sequence of Nursery
+        One for each run at a time, where processes begin where importing torch has ended; a kill at
+        the start then comes as much sooner.
     kind : type of Chain
         Of the runs.
     """
@@ -121,14 +121,15 @@ class Campaign:
         kills: Sequence[Kill],
         folder: Path,
         at_once: int,
-        warm: bool = False,
+        nurseries: Sequence[Nursery] = (),
         kind: type[Chain] = Chain,
     ) -> None:
         self.outcome = outcome
-        self._queue = deque(map(sooner, kills) if warm else kills)
-        self._warm = warm
+        self._queue = deque(map(sooner, kills) if nurseries else kills)
         self._kind = kind
         self._nurseries: SimpleQueue[Nursery | None] = SimpleQueue()
+        for starter in nurseries or [None] * at_once:
+            self._nurseries.put(starter)
         self._folder = folder
         self._at_once = at_once
         self._draw = random.Random(f"chains of {outcome.seed}")
@@ -147,14 +148,10 @@ class Campaign:
             It did not even end well undisturbed.
         """
         started, memory = time.monotonic(), shared_memory()
-        with contextlib.ExitStack() as nurseries:
-            for _ in range(self._at_once):
-                made = nurseries.enter_context(nursery()) if self._warm else None
-                self._nurseries.put(made)
-            self._make_golden()
-            with ThreadPoolExecutor(self._at_once) as threads:
-                for future in [threads.submit(self._work) for _ in range(self._at_once)]:
-                    future.result()
+        self._make_golden()
+        with ThreadPoolExecutor(self._at_once) as threads:
+            for future in [threads.submit(self._work) for _ in range(self._at_once)]:
+                future.result()
         if left := shared_memory() - memory:
             self.outcome.failures.append(f"left in /dev/shm: {sorted(left)}")
         self.outcome.seconds = time.monotonic() - started
@@ -431,9 +428,11 @@ def main(words: Sequence[str]) -> int:
         kills = [kills[index] for index in parsed.only]
     outcome = Outcome(parsed.seed, parsed.kills, parsed.trainer)
     try:
-        with folder_for(parsed.keep) as folder:
+        with folder_for(parsed.keep) as folder, contextlib.ExitStack() as stack:
             kind = KINDS[parsed.trainer]
-            Campaign(outcome, kills, folder, parsed.at_once, parsed.warm, kind).run()
+            count = parsed.at_once if parsed.warm else 0
+            nurseries = [stack.enter_context(nursery()) for _ in range(count)]
+            Campaign(outcome, kills, folder, parsed.at_once, nurseries, kind).run()
     except (Hurt, Invalid) as error:
         print(f"invalid: {error}")
         return 2

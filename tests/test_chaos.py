@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +18,31 @@ from torch import nn
 from asynckfold import AsyncKFold
 from asynckfold.plan import Plan
 from asynckfold.store import RunStore
-from tests import chaos
+from tests import chaos, leftovers
 from tests.chaos import Campaign, Outcome
 from tests.durability.work import work
+from tests.nursery import Nursery, nursery
 from tests.toy import Tiny, adam, samples
 from tests.watched.chain import Chain, HogwildChain, Hurt, Landed, Rest, compare
 from tests.watched.kills import AT, MOMENTS, PHASES, TARGETS, Kill, of_children, planned
 
-SEED, KILLS = 0, 20
+SEED, KILLS, AT_ONCE = 0, 20, 2
+
+
+@pytest.fixture(scope="module")
+def starters() -> Iterator[list[Nursery]]:
+    """For both campaigns; that of the session also starts what is no run of theirs."""
+    with contextlib.ExitStack() as stack:
+        made = [stack.enter_context(nursery()) for _ in range(AT_ONCE)]
+        leftovers.helpers.update(item.pid for item in made)
+        yield made
+        leftovers.helpers.difference_update(item.pid for item in made)
 
 
 @pytest.mark.timeout(600)
-def test_twenty_kills_are_no_event(tmp_path: Path) -> None:
+def test_twenty_kills_are_no_event(tmp_path: Path, starters: list[Nursery]) -> None:
     outcome = Outcome(SEED, KILLS)
-    Campaign(outcome, planned(SEED, KILLS), tmp_path, at_once=2, warm=True).run()
+    Campaign(outcome, planned(SEED, KILLS), tmp_path, AT_ONCE, starters).run()
     print(chaos.table(outcome, "…"))
     assert outcome.failures == []
     assert outcome.invalid() == []
@@ -37,9 +50,11 @@ def test_twenty_kills_are_no_event(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_kills_are_no_event_for_jobs_of_several_processes(tmp_path: Path) -> None:
+def test_kills_are_no_event_for_jobs_of_several_processes(
+    tmp_path: Path, starters: list[Nursery]
+) -> None:
     outcome, kills = Outcome(SEED, 6), of_children(planned(SEED, 6))
-    Campaign(outcome, kills, tmp_path, at_once=1, warm=True, kind=HogwildChain).run()
+    Campaign(outcome, kills, tmp_path, AT_ONCE, starters, HogwildChain).run()
     assert outcome.failures == []
     assert outcome.missed == []
     assert len(outcome.landed) == len(kills)
