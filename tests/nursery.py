@@ -81,7 +81,12 @@ class Nursery:
         self._process.wait()
 
     def start(
-        self, words: Sequence[object], output: Path, environment: Mapping[str, str] | None = None
+        self,
+        words: Sequence[object],
+        output: Path,
+        environment: Mapping[str, str] | None = None,
+        errors: Path | None = None,
+        ignored: Sequence[int] = (),
     ) -> Started:
         """Start what ``python WORDS`` would be, in a session of its own.
 
@@ -93,10 +98,14 @@ class Nursery:
             What is printed is appended there.
         environment : Mapping, optional
             Of the process; by default that of this one.
+        errors : Path, optional
+            What is printed as errors is appended there instead.
+        ignored : sequence of int
+            Signals that it ignores from the start.
         """
-        place = Place.here(os.environ if environment is None else environment)
-        with output.open("ab") as file:
-            pid = self._ask(("be", place, [*map(str, words)]), [file.fileno(), file.fileno()])
+        place = Place.here(os.environ if environment is None else environment, ignored)
+        with output.open("ab") as file, (errors or output).open("ab") as other:
+            pid = self._ask(("be", place, [*map(str, words)]), [file.fileno(), other.fileno()])
         return Started(self, pid, output)
 
     def start_server(
@@ -184,10 +193,11 @@ class Place:
     environment: dict[str, str]
     folder: str
     path: list[str]
+    ignored: tuple[int, ...]
 
     @classmethod
-    def here(cls, environment: Mapping[str, str]) -> Place:
-        return cls(dict(environment), str(Path.cwd()), list(sys.path))
+    def here(cls, environment: Mapping[str, str], ignored: Sequence[int] = ()) -> Place:
+        return cls(dict(environment), str(Path.cwd()), list(sys.path), tuple(ignored))
 
     def take(self) -> None:
         """Be there."""
@@ -195,6 +205,8 @@ class Place:
         os.environ.update(self.environment)
         os.chdir(self.folder)
         sys.path[:] = self.path
+        for number in self.ignored:
+            signal.signal(number, signal.SIG_IGN)
 
 
 # In the nursery

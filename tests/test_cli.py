@@ -30,6 +30,7 @@ from asynckfold.sources import SOURCES
 from asynckfold.store import RunStore, Waiting
 from asynckfold.training.optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone, shared_memory
+from tests.nursery import Nursery, Started
 from tests.test_sweep import open_store
 
 SMALL = "--data digits --limit 200 --folds 2 --epochs 2 --baseline none --no-report"
@@ -59,7 +60,7 @@ class Net(nn.Module):
 
     def forward(self, inputs):
         if self.training and (HERE / "SLOW").exists():
-            time.sleep(0.03)
+            time.sleep(0.25 if (HERE / "SLOWER").exists() else 0.01)
         if not self.training and (HERE / "FAIL").exists() and (inputs[:, 1] == 99).any():
             raise ValueError("99 is in the held-out fold")
         return self.layers(inputs)
@@ -101,6 +102,17 @@ def shell(*words: Any, **settings: Any) -> subprocess.Popen[str]:
     )
 
 
+def warmly(warm: Nursery, root: Path, *words: Any) -> tuple[Started, Path, Path]:
+    """Start the command where importing torch has ended; return where it prints, too."""
+    out, err = root.with_name("printed"), root.with_name("errors")
+    return warm.start(["-m", "asynckfold", *words], out, errors=err), out, err
+
+
+def ended(run: Started, out: Path, err: Path) -> tuple[int, str, str]:
+    """Wait for its end; return its exit code and what it printed."""
+    return run.wait(100), out.read_text(), err.read_text()
+
+
 def told(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
     """Run a verb here with ``--json`` and return the one object that it prints."""
     capsys.readouterr()
@@ -112,12 +124,12 @@ def told(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
 
 
 def test_a_run_and_every_verb_that_looks_at_it(
-    root: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, warm: Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, memory = descendants(), shared_memory()
-    run = shell("run", *SMALL.split(), "--root", root, "--json", "--models", "mlp,lenet5")
-    out, err = run.communicate(timeout=100)
-    assert run.returncode == 0, err
+    words = ["run", *SMALL.split(), "--root", root, "--json", "--models", "mlp,lenet5"]
+    code, out, err = ended(*warmly(warm, root, *words))
+    assert code == 0, err
     found = json.loads(out)
     assert (found["planned"], found["done"], found["failed"]) == (4, 4, 0)
     assert found["best"]["model"] in ("mlp", "lenet5")
@@ -352,15 +364,16 @@ def wait_for_results(root: Path, count: int) -> None:
 
 
 def test_ctrl_c_ends_with_130_and_the_same_command_finishes(
-    sweep: Path, tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+    sweep: Path, tmp_path: Path, root: Path, warm: Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", str(sweep), "--no-report", "--n-jobs", "2", "--epochs", "12"]
     assert main([*words, "--root", str(tmp_path / "golden"), "--json"]) == 0
     golden = json.loads(capsys.readouterr().out)["fingerprint"]
     words += ["--root", str(root)]
     (sweep.parent / "SLOW").touch()
-    run = shell(*words)
+    run, *printed = warmly(warm, root, *words)
     wait_for_results(root, 1)
+    (sweep.parent / "SLOWER").touch()  # it must not end while it is looked at
     family = descendants(run.pid)
     assert main(words) == 3
     assert f"held by process {run.pid}" in capsys.readouterr().err
@@ -369,8 +382,8 @@ def test_ctrl_c_ends_with_130_and_the_same_command_finishes(
     assert state["running"] == len(state["running_jobs"]) >= 1
     assert state["ended"] is None
     run.send_signal(signal.SIGINT)
-    _, err = run.communicate(timeout=40)
-    assert run.returncode == 130, err
+    code, _, err = ended(run, *printed)
+    assert code == 130, err
     assert f"continue with: asynckfold {shlex.join(words)}" in err
     assert "partial report: " in err
     assert "Traceback" not in err
@@ -421,14 +434,15 @@ def test_another_plan_in_the_same_folder_is_refused(
     assert "batch_size: 8 there, 4 here" in err
 
 
-def test_a_reader_that_goes_away_stops_nothing(root: Path) -> None:
-    run = shell("run", *SMALL.split(), "--root", root, "-v")
-    assert run.stdout is not None
-    assert run.stderr is not None
-    run.stderr.readline()
-    run.stderr.close()
-    run.stdout.close()
-    assert run.wait(timeout=100) == 0
+def test_a_reader_that_goes_away_stops_nothing(root: Path, warm: Nursery) -> None:
+    out, err = (root.with_name(name) for name in ("printed", "errors"))
+    for pipe in (out, err):
+        os.mkfifo(pipe)
+    # Opened for writing as well, so that nobody waits for the other end.
+    with out.open("r+b", 0), err.open("r+b", 0) as errors:
+        run, *_ = warmly(warm, root, "run", *SMALL.split(), "--root", root, "-v")
+        errors.readline()
+    assert run.wait(100) == 0
     with RunStore.read(root) as store:
         assert store.counts()["done"] == 2
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -31,6 +29,7 @@ from asynckfold import (
 from asynckfold.cli import main
 from asynckfold.data import joined, repeated
 from tests.leftovers import descendants, gone
+from tests.nursery import Nursery, Started
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples(90)
@@ -228,15 +227,12 @@ def has_checkpoint(root: Path) -> bool:
 
 
 @pytest.mark.timeout(240)
-def test_killed_and_called_again_it_ends_with_the_same_bits(tmp_path: Path) -> None:
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(tmp_path / "killed")],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+def test_killed_and_called_again_it_ends_with_the_same_bits(tmp_path: Path, warm: Nursery) -> None:
+    def start(name: str) -> Started:
+        words = ["-c", SCRIPT, tmp_path / "killed"]
+        return warm.start(words, tmp_path / name, errors=tmp_path / "errors")
 
-    killed = start()
+    killed = start("first")
     deadline = time.monotonic() + 100
     while not has_checkpoint(tmp_path / "killed"):
         assert time.monotonic() < deadline
@@ -244,10 +240,12 @@ def test_killed_and_called_again_it_ends_with_the_same_bits(tmp_path: Path) -> N
         time.sleep(0.02)
     family = descendants(killed.pid)
     killed.send_signal(signal.SIGKILL)
-    killed.communicate()
+    killed.wait()
     assert gone(family)
-    weights = start().communicate(timeout=100)[0].strip()
-    assert weights == fitted(tmp_path / "whole", valid=range(60, 90), epochs=12).result.weights
+    again = start("again")
+    assert again.wait(100) == 0, (tmp_path / "errors").read_text()
+    whole = fitted(tmp_path / "whole", valid=range(60, 90), epochs=12)
+    assert again.printed() == whole.result.weights
     log = next((tmp_path / "killed").rglob("log.txt")).read_text()
     assert "continues after epoch" in log
 

@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import Pipe
@@ -25,6 +24,7 @@ from asynckfold.placement import Load, Placement
 from asynckfold.pulse import Pulse
 from asynckfold.result import DONE
 from tests.leftovers import alive, descendants, gone, shared_memory
+from tests.nursery import Nursery
 from tests.toy import Tiny, task, toy_bundle
 
 
@@ -259,24 +259,22 @@ with toy_bundle(Path(sys.argv[1]), models={"model": Forks}) as (bundle, data):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killing_the_users_process_takes_everything_along(root: Path, number: int) -> None:
+def test_killing_the_users_process_takes_everything_along(
+    root: Path, number: int, warm: Nursery
+) -> None:
     before = shared_memory()
-    script = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, root],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=Path(__file__).parents[2],
-    )
-    assert script.stdout is not None
-    assert script.stdout.readline() == b"busy\n"
+    script = warm.start(["-c", SCRIPT, root], root.with_name("printed"))
     deadline = time.monotonic() + 30
+    while script.printed() != "busy":
+        assert script.poll() is None, script.printed()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     while len(descendants(script.pid)) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
     family = descendants(script.pid)
     assert len(family) == 3  # the server, a worker, and what the worker started
     script.send_signal(number)
     script.wait(10)
-    script.stdout.close()
     assert gone(family)
     assert shared_memory() == before
 
