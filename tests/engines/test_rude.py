@@ -27,6 +27,7 @@ from asynckfold.placement import Placement
 from asynckfold.result import DONE
 from tests.engines.test_pool import Sleeps, busy_worker, look
 from tests.leftovers import alive, descendants, described, gone
+from tests.nursery import Nursery
 from tests.toy import Tiny, task, toy_bundle
 
 
@@ -276,19 +277,25 @@ def test_few_open_files_are_enough_or_the_limit_is_named(
 
 # The end of the sweep's process at any moment
 
+COLD = """
+from asynckfold.engines import pool
+from tests.nursery import fresh_server
+pool._start_server = fresh_server
+"""
+"""The server starts as it does for a user; only the sweep need not import torch before."""
+
 
 @pytest.mark.parametrize("delay", [0.0, 0.5, 1.0, 1.5, 2.0])
-def test_killed_while_workers_start_it_leaves_no_orphan(root: Path, delay: float) -> None:
+def test_killed_while_workers_start_it_leaves_no_orphan(
+    root: Path, delay: float, warm: Nursery
+) -> None:
     mark = f"{root}-{delay}"
-    script = subprocess.Popen(
-        [sys.executable, "-c", RUN, root, "1000"],
-        stdout=subprocess.DEVNULL,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "ASYNCKFOLD_TEST_MARK": mark},
-    )
-    while not descendants(script.pid):
-        assert script.poll() is None
+    environment = {**os.environ, "ASYNCKFOLD_TEST_MARK": mark}
+    script = warm.start(["-c", COLD + RUN, root, "1000"], root.with_name("printed"), environment)
+    while not (started := marked(mark)):
+        assert script.poll() is None, script.printed()
         time.sleep(0.01)
+    assert started <= descendants(script.pid)
     time.sleep(delay)
     script.kill()
     script.wait()
