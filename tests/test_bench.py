@@ -50,6 +50,8 @@ def test_a_sweep_is_timed_in_each_way_and_all_learn_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # Each fold at once is an interpreter that imports torch.
+    monkeypatch.setattr(packing, "FOLDS", 2)
     work = packing.Work("MLP", loops.digits_mlp, (64,), 200, 5)
     assert packing._at_once(work, 1, limit=0.0) is None
     monkeypatch.setattr(packing, "AT_ONCE_LIMIT", 1e6)

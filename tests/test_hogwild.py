@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,16 +17,20 @@ from asynckfold.cli.state import state_of
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.result import DONE
 from tests.leftovers import descendants, gone, parent_of
+from tests.nursery import Nursery, Started
 from tests.toy import Tiny, adam, samples
 
 SCRIPT = """
 import sys, time
+from pathlib import Path
 from tests.test_hogwild import kfold
 from tests.toy import Tiny, adam
 
+slow = Path(sys.argv[1]).with_name("SLOW")
+
 class Slow(Tiny):
     def forward(self, inputs):
-        time.sleep(0.02 if self.training else 0)
+        time.sleep(0.02 if self.training and slow.exists() else 0)
         return super().forward(inputs)
 
 results = kfold(sys.argv[1], stall_timeout=float(sys.argv[2]), trainer=sys.argv[3])(
@@ -79,14 +81,20 @@ def test_one_process_is_the_plain_trainer(tmp_path: Path) -> None:
 
 
 def start(
-    root: Path, stall_timeout: float = 60.0, trainer: str = "hogwild"
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(root), str(stall_timeout), trainer],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    warm: Nursery, root: Path, stall_timeout: float = 60.0, trainer: str = "hogwild"
+) -> Started:
+    """Start the script, with time to kill it in until it is to end well."""
+    slow(root).touch()
+    words = ["-c", SCRIPT, root, stall_timeout, trainer]
+    return warm.start(words, root.with_name("printed"), errors=errors_of(root))
+
+
+def slow(root: Path) -> Path:
+    return root.with_name("SLOW")
+
+
+def errors_of(root: Path) -> Path:
+    return root.with_name("errors")
 
 
 def wait_for(root: Path, found: Callable[[RunStore], Any]) -> Any:
@@ -115,11 +123,11 @@ def members(lead: int) -> set[int]:
     return {pid for pid in descendants(lead) if parent_of(pid) == lead}
 
 
-def ended_well(script: subprocess.Popen[str], root: Path) -> list[str]:
+def ended_well(script: Started, root: Path) -> list[str]:
     """The outcomes of all attempts of a run that ended well."""
-    out, err = script.communicate(timeout=100)
-    assert script.returncode == 0, err
-    assert float(out) > 0.8
+    slow(root).unlink()
+    assert script.wait(100) == 0, errors_of(root).read_text()
+    assert float(script.printed()) > 0.8
     with RunStore.read(root) as store:
         results = store.results()
         assert {item.status for item in results.values()} == {DONE}
@@ -130,9 +138,9 @@ def ended_well(script: subprocess.Popen[str], root: Path) -> list[str]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("trainer", ["hogwild", "parameter_server"])
 def test_a_killed_member_costs_its_job_no_more_than_since_the_last_checkpoint(
-    root: Path, trainer: str
+    root: Path, trainer: str, warm: Nursery
 ) -> None:
-    script = start(root, trainer=trainer)
+    script = start(warm, root, trainer=trainer)
     (lead,) = wait_for(root, leads)
     family = {lead, *members(lead)}
     os.kill(max(members(lead)), signal.SIGKILL)
@@ -147,8 +155,8 @@ def test_a_killed_member_costs_its_job_no_more_than_since_the_last_checkpoint(
 
 
 @pytest.mark.timeout(240)
-def test_a_member_that_stands_still_is_found(root: Path) -> None:
-    script = start(root, stall_timeout=1.5)
+def test_a_member_that_stands_still_is_found(root: Path, warm: Nursery) -> None:
+    script = start(warm, root, stall_timeout=1.5)
     (lead,) = wait_for(root, leads)
     family = {lead, *members(lead)}
     os.kill(max(members(lead)), signal.SIGSTOP)
@@ -159,13 +167,14 @@ def test_a_member_that_stands_still_is_found(root: Path) -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_what_is_killed_or_interrupted_continues(root: Path, number: signal.Signals) -> None:
-    script = start(root)
+def test_what_is_killed_or_interrupted_continues(
+    root: Path, number: signal.Signals, warm: Nursery
+) -> None:
+    script = start(warm, root)
     (lead,) = wait_for(root, leads)
     family = descendants(script.pid)
     assert {lead, *members(lead)} <= family
     os.kill(script.pid, number)
-    script.communicate(timeout=60)
-    assert script.returncode != 0
+    assert script.wait(60) != 0
     assert gone(family)
-    ended_well(start(root), root)
+    ended_well(start(warm, root), root)

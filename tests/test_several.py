@@ -12,6 +12,7 @@ import pytest
 from asynckfold import CVResults, InputError, RunStore
 from asynckfold.result import DONE
 from tests.leftovers import gone
+from tests.nursery import Nursery
 from tests.test_hogwild import ended_well, kfold, leads, members, start, wait_for
 from tests.toy import Tiny, adam
 
@@ -36,16 +37,16 @@ def test_a_sweep_claims_its_bits_and_books_a_core_for_each(root: Path, trainer: 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("trainer", "whom"), [("allreduce", "member"), ("averaging", "all")])
 def test_killed_it_continues_and_ends_with_the_same_bits(
-    root: Path, trainer: str, whom: str
+    root: Path, trainer: str, whom: str, warm: Nursery
 ) -> None:
-    script = start(root, trainer=trainer)
+    script = start(warm, root, trainer=trainer)
     (lead,) = wait_for(root, leads)
     family = {lead, *members(lead)}
     if whom == "all":
         script.kill()
-        script.communicate()
+        script.wait(60)
         assert gone(family)
-        script = start(root, trainer=trainer)
+        script = start(warm, root, trainer=trainer)
     else:
         os.kill(max(members(lead)), signal.SIGKILL)
     ended_well(script, root)

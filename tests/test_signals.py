@@ -361,17 +361,13 @@ def test_a_closed_terminal_ends_the_run_as_sigterm_does(
     assert fingerprint(root) == golden
 
 
-def test_nohup_is_heeded(sweep: Path, root: Path, golden: str) -> None:
-    run = start(
-        *words(sweep, root),
-        "--no-report",
-        before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
-    )
+def test_nohup_is_heeded(sweep: Path, root: Path, golden: str, warm: Nursery) -> None:
+    line = [*command(sweep, root), "--no-report"]
+    run = warm.start(line, printed(root), ignored=[signal.SIGHUP])
     until(lambda: training(root))
     run.send_signal(signal.SIGHUP)
     (sweep.parent / "SLOW").unlink()
-    _, err = run.communicate(timeout=GUARD)
-    assert run.returncode == 0, err
+    assert run.wait(GUARD) == 0, run.printed()
     assert fingerprint(root) == golden
 
 
