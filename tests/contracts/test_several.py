@@ -15,6 +15,7 @@ import torch
 from asynckfold.errors import WorkerDiedError
 from asynckfold.messages import EpochEnded
 from asynckfold.plan import SEVERAL, TrainerParams
+from asynckfold.training import checkpoint
 from asynckfold.training.several import TRAINERS
 from tests.training.teams import (
     OPTIMIZERS,
@@ -26,7 +27,7 @@ from tests.training.teams import (
     train,
     train_with_stops,
 )
-from tests.training.tiny import Noisy, Plain, Tiny
+from tests.training.tiny import CLASSES, Noisy, Plain, Tiny, checkpoints
 
 EACH = pytest.mark.parametrize("trainer", SEVERAL)
 
@@ -102,6 +103,49 @@ def test_stopped_and_continued_no_sample_is_lost_or_seen_again(
     assert attempts > 1
     found = Counter(number for _, numbers in noted(path) for number in numbers)
     assert found == Counter({int(number): 3 for number in tiny.bundle.folds[0].train})
+
+
+@EACH
+@pytest.mark.parametrize(("processes", "size"), [(2, 6), (3, 4), (3, 10)])
+def test_an_evaluation_is_divided_and_is_that_of_the_model_that_is_kept(
+    tmp_path: Path, trainer: str, processes: int, size: int
+) -> None:
+    path = tmp_path / "noted"
+    tiny = Tiny(
+        tmp_path / "run",
+        {"m": noting(path, Noisy, training=False)},
+        params=params(trainer, processes, eval_batch_size=size),
+        batch_size=5,
+    )
+    result, news = attempt(tiny)
+    assert result is not None
+    valid = tiny.bundle.folds[0].valid
+    lines = noted(path)
+    found = Counter(number for _, numbers in lines for number in numbers)
+    assert found == Counter({int(number): 3 for number in valid})
+    assert len({pid for pid, _ in lines}) == min(processes, -(-len(valid) // size))
+    kept = checkpoints(news)[0]
+    model = Noisy().eval()
+    model.load_state_dict(checkpoint.load(tiny.root / kept.file, kept.sha256, tiny.root)["model"])
+    parts = torch.from_numpy(tiny.data[0][valid]).split(size)
+    with torch.no_grad():
+        expected = torch.cat([model(part) for part in parts]).numpy()
+    np.testing.assert_array_equal(result.outputs, expected)
+
+
+@EACH
+def test_outputs_of_any_shape_and_type_come_back_whole(tmp_path: Path, trainer: str) -> None:
+    class Wide(Plain):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            found = super().forward(inputs)
+            return found if self.training else found.double().bfloat16()[:, None].mT[..., 0]
+
+    tiny = Tiny(tmp_path, {"m": Wide}, params=params(trainer, eval_batch_size=6))
+    outputs = train(tiny).outputs
+    assert outputs is not None
+    assert outputs.shape == (len(tiny.bundle.folds[0].valid), CLASSES)
+    rounded = torch.from_numpy(outputs)
+    torch.testing.assert_close(rounded, rounded.bfloat16().float(), rtol=0, atol=0)
 
 
 @EACH
