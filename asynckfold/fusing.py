@@ -138,10 +138,10 @@ def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, fl
 
 
 def gain(flops: float, jobs: int, measured: float = 0.0) -> float:
-    """Return how many times faster jobs are trained as one than one after another, for a forecast.
+    """Return how many times faster steps of jobs as one are than one after another, for a forecast.
 
-    Between the measured points of `GAINS` by the logarithms of operations and of jobs: no bit
-    depends on it.
+    Evaluation and checkpoints are no part of it: each job of a group does its own. Between the
+    measured points of `GAINS` by the logarithms of operations and of jobs: no bit depends on it.
 
     Parameters
     ----------
@@ -186,6 +186,25 @@ def _gain_of_many(flops: float) -> float:
     return most
 
 
+def measured_here(gain: float) -> str:
+    """Return in words what a probe measured of jobs as one; a gain below 1 is a loss.
+
+    >>> measured_here(1.9)
+    'measured here: steps of jobs as one are 1.90 times faster than one after another'
+    >>> measured_here(0.8)
+    'measured here: steps of jobs as one take 1.25 times as long as one after another'
+    >>> measured_here(0.996)
+    'measured here: steps of jobs as one take as long as one after another'
+    """
+    if "1.00" in (f"{gain:.2f}", f"{1 / gain:.2f}"):
+        found = "take as long as"
+    elif gain > 1:
+        found = f"are {gain:.2f} times faster than"
+    else:
+        found = f"take {1 / gain:.2f} times as long as"
+    return f"measured here: steps of jobs as one {found} one after another"
+
+
 def why_not_here(measured: float) -> str:
     """Return why jobs are not fused, by what a probe measured; empty where it does not say so.
 
@@ -194,14 +213,9 @@ def why_not_here(measured: float) -> str:
     >>> why_not_here(0.9)
     ''
     >>> why_not_here(0.5)
-    'measured here: several jobs as one take 2.00 times as long as one after another'
+    'measured here: steps of jobs as one take 2.00 times as long as one after another'
     """
-    if not 0 < measured <= 1 / OVERTURN:
-        return ""
-    return (
-        f"measured here: several jobs as one take {1 / measured:.2f} times as long as one after "
-        "another"
-    )
+    return measured_here(measured) if 0 < measured <= 1 / OVERTURN else ""
 
 
 def grouped(

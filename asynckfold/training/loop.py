@@ -32,7 +32,7 @@ from asynckfold.folds import Indices
 from asynckfold.messages import CheckpointWritten, EpochEnded, News, Progress, Remark, Task
 from asynckfold.plan import Job, Plan, TrainerParams
 from asynckfold.pulse import Pulse
-from asynckfold.result import DIVERGED, DONE, Epoch, Result, StageEpoch
+from asynckfold.result import DIVERGED, DONE, Averaged, Epoch, Result, StageEpoch
 from asynckfold.store import CheckpointRef
 from asynckfold.training import (
     checkpoint,
@@ -329,6 +329,10 @@ class Training:
         """Checkpoints of models without a stage are as they were before there was one."""
         stages = [vars(item) for item in self.pretraining]
         return {"pretraining": stages} if stages else {}
+
+    def averaged(self) -> Averaged | None:
+        """Return what averaging has done so far; None where nothing is averaged."""
+        return None
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return what the optimizer keeps, as the plain one does."""
@@ -706,6 +710,7 @@ def result_of(training: Training, fit_seconds: float) -> Result:
         fit_seconds=fit_seconds,
         score_seconds=training.score_seconds,
         pretraining=training.pretraining,
+        averaged=training.averaged(),
     )
 
 
@@ -720,6 +725,7 @@ def diverged(training: Training, error: Diverged, fit_seconds: float) -> Result:
         fit_seconds=fit_seconds,
         error=str(error),
         pretraining=training.pretraining,
+        averaged=training.averaged(),
     )
 
 
