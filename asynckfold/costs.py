@@ -117,9 +117,14 @@ class Cost:
         )
 
     def shared_by(self, processes: int) -> Cost:
-        """Return the cost of jobs whose steps so many processes share; one of them evaluates.
+        """Return the cost of jobs whose steps and evaluations so many processes share.
 
         What stands under so many threads is meant for so many processes of one thread.
+
+        Examples
+        --------
+        >>> round(Cost({1: 0.004}, {1: 0.002}).shared_by(2).seconds(Work(100, 10), threads=2), 6)
+        0.21
         """
         if processes == 1:
             return self
@@ -127,7 +132,7 @@ class Cost:
         return replace(
             self,
             step_seconds={1: step, processes: step / processes},
-            eval_seconds={1: evaluation, processes: evaluation},
+            eval_seconds={1: evaluation, processes: evaluation / processes},
             memory=self.memory * processes,
         )
 
