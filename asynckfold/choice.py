@@ -344,8 +344,8 @@ def requests(
 ) -> dict[str, Request]:
     """Return the request of each job, by its id.
 
-    Jobs of a group share the seconds that the group should take, in proportion to those of each by
-    itself.
+    Jobs of a group share the seconds that its training steps should take, in proportion to those of
+    each by itself, and evaluate as each by itself would.
     """
     together = {name: len(group) for group in groups for name in group}
     works, params, gpu = workload.works(), workload.plan.params, workload.plan.device == "cuda"
@@ -354,10 +354,10 @@ def requests(
         cost = choice.costs[job.model].shared_by(params.processes)
         cores = choice.threads[job.model] * params.processes
         per_gpu = choice.per_gpu.get(job.model, 1)
+        gain = fusing.gain(cost.flops, together.get(job.id, 1), cost.fused_gain)
         found[job.id] = Request(
             job.id,
-            cost.shared(per_gpu).seconds(works[job.id], cores)
-            / fusing.gain(cost.flops, together.get(job.id, 1), cost.fused_gain),
+            cost.shared(per_gpu).fused(gain).seconds(works[job.id], cores),
             cores,
             cost.memory,
             gpu,
@@ -425,7 +425,7 @@ def _measured(
 
 
 def _fused_gain(model: Model, cost: Cost, cores: int, probe: Probe) -> float:
-    """How many times faster many jobs are as one, others like it beside; 0 where not known."""
+    """How many times faster steps of many jobs as one are, others like it beside; 0: not known."""
     together = min(fusing.GAINING_JOBS, len(model.jobs))
     if together < 2:
         return 0.0

@@ -77,8 +77,8 @@ class Cost:
     pair_seconds : float
         Seconds of a training step of each of two jobs on one GPU at once; 0 where not known.
     fused_gain : float
-        How many times faster jobs are trained as one than one after another, five of them or more;
-        0 where not known.
+        How many times faster training steps of jobs as one are than one after another, of five jobs
+        or more; 0 where not known.
 
     Examples
     --------
@@ -117,9 +117,14 @@ class Cost:
         )
 
     def shared_by(self, processes: int) -> Cost:
-        """Return the cost of jobs whose steps so many processes share; one of them evaluates.
+        """Return the cost of jobs whose steps and evaluations so many processes share.
 
         What stands under so many threads is meant for so many processes of one thread.
+
+        Examples
+        --------
+        >>> round(Cost({1: 0.004}, {1: 0.002}).shared_by(2).seconds(Work(100, 10), threads=2), 6)
+        0.21
         """
         if processes == 1:
             return self
@@ -127,13 +132,26 @@ class Cost:
         return replace(
             self,
             step_seconds={1: step, processes: step / processes},
-            eval_seconds={1: evaluation, processes: evaluation},
+            eval_seconds={1: evaluation, processes: evaluation / processes},
             memory=self.memory * processes,
         )
 
     def shared(self, jobs: int) -> Cost:
         """Return the cost of one of so many jobs on a GPU at once; what is not known, as alone."""
         return self.scaled(self.pair_seconds) if jobs > 1 else self
+
+    def fused(self, gain: float) -> Cost:
+        """Return the cost of one of several jobs as one, whose steps are so many times faster.
+
+        Evaluation gains nothing: each job of a group evaluates by itself.
+
+        Examples
+        --------
+        >>> Cost({1: 0.004}, {1: 0.002}).fused(2.0).seconds(Work(100, 10), threads=1)
+        0.22
+        """
+        steps = {count: seconds / gain for count, seconds in self.step_seconds.items()}
+        return replace(self, step_seconds=steps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON can hold."""

@@ -167,9 +167,7 @@ class Planner:
         here = {name: fusing.why_not_here(gain) for name, gain in gains.items() if fuse == "auto"}
         why_not = {name: text or here.get(name, "") for name, text in facts.fusible.items()}
         told = {
-            name: f"{text}; measured here: {gains[name]:.2f} times faster than one after another"
-            if name in gains
-            else text
+            name: f"{text}; {fusing.measured_here(gains[name])}" if name in gains else text
             for name, text in facts.fused.items()
         }
         room = self.machine.max_memory or total_memory()

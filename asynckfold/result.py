@@ -80,6 +80,23 @@ class StageEpoch:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Averaged:
+    """What parameter averaging did in one job.
+
+    Parameters
+    ----------
+    rounds : int
+        How often the clones of its processes were averaged.
+    samples : tuple of int
+        Samples × epochs of each process: how many it trained on, those of later epochs counted
+        again.
+    """
+
+    rounds: int
+    samples: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """The end of one job.
@@ -113,6 +130,9 @@ class Result:
         One line, and the whole story; empty when done.
     pretraining : tuple of StageEpoch
         What a stage before the first epoch reported; empty for a model that has none.
+    averaged : Averaged or None
+        What parameter averaging did, also before a continuation; None for any other trainer, and
+        where the job failed.
     """
 
     job_id: str
@@ -134,6 +154,7 @@ class Result:
     error: str = ""
     traceback: str = ""
     pretraining: tuple[StageEpoch, ...] = ()
+    averaged: Averaged | None = None
 
     @property
     def digest(self) -> str:
@@ -530,7 +551,8 @@ class CVResults:
         pandas.DataFrame
             Seconds in ``*_seconds``, bytes in ``peak_memory``. Where models were pretrained, the
             epochs of that stage come before those of the training, with its name in ``stage`` and
-            a column for each of its measures.
+            a column for each of its measures. Where jobs were trained by averaging, their folds
+            have ``rounds``, and in ``samples_epochs`` the samples × epochs of each process.
         """
         import pandas as pd
 
@@ -574,6 +596,7 @@ class CVResults:
         return [entry for _, entry in sorted(table, key=lambda pair: pair[0])]
 
     def _fold_rows(self) -> Iterable[dict[str, Any]]:
+        averaging = any(result.averaged for result in self.results.values())
         serial = self.baseline.by_job if self.baseline else {}
         for job in self.plan.jobs:
             result = self.results.get(job.id)
@@ -594,6 +617,7 @@ class CVResults:
                 "threads": result.threads if result else 0,
                 "attempt": result.attempt if result else 0,
                 "fused": len(self.plan.group_of(job.id)),
+                **(_averaging_columns(result) if averaging else {}),
                 "serial_accuracy": serial.get(job.id, float("nan")),
                 "error": result.error if result else "",
             }
@@ -683,6 +707,15 @@ class CVResults:
             f"{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead>"
             f"<tbody>{''.join(rows)}</tbody></table>"
         )
+
+
+def _averaging_columns(result: Result | None) -> dict[str, Any]:
+    found = result.averaged if result else None
+    return {
+        "rounds": found.rounds if found else float("nan"),
+        # No spreadsheet takes it for one number, as it would without the blank.
+        "samples_epochs": ", ".join(map(str, found.samples)) if found else "",
+    }
 
 
 def folds_note(done: int, planned: int) -> str:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 from asynckfold.asking import TICK_SECONDS, Patience, Sampler
@@ -55,6 +55,10 @@ from asynckfold.sizes import gibibytes
 from asynckfold.store import Placed, RunStore, Waiting
 from asynckfold.waiting import Obstacle, Wait, Waits
 from asynckfold.yielding import yielded
+
+FIRST_WAITS = (0.1, 0.1)
+"""Seconds between the first looks at the load. What is idle is known a window of the sampler after
+the call, which short plans take less than: until then one job runs alone."""
 
 FLUSH_SECONDS = 1.0
 """Longest time that progress stays only in memory."""
@@ -193,9 +197,10 @@ class Sweep:
             After the running jobs saved themselves.
         """
         try:
+            waits = chain(FIRST_WAITS, repeat(TICK_SECONDS))
             while self.unfinished:
                 self._signals.check()
-                self.step(TICK_SECONDS)
+                self.step(next(waits))
             self._store.note_waiting(None)
             self._flush()
         except BaseException as error:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from asynckfold.folds import Fold, make_folds
 from asynckfold.plan import Job, Plan, TrainerParams, folds_fingerprint, make_jobs
-from asynckfold.result import DONE, FAILED, Baseline, Epoch, Result
+from asynckfold.result import DONE, FAILED, Averaged, Baseline, Epoch, Result
 from asynckfold.store import RunStore
 
 DIGITS = tuple("0123456789")
@@ -51,6 +51,8 @@ class Synthetic:
         Cores that other programs used while the baseline was timed.
     processes : int
         Of a job; with more than one, a measured baseline knows its epochs and classes.
+    rounds : int
+        Of averaging, by which jobs of several processes were trained; 0 for another trainer.
     software : Mapping
         With what the session trained.
     """
@@ -67,6 +69,7 @@ class Synthetic:
     baseline: str | None = "measured"
     others: float = 0.0
     processes: int = 1
+    rounds: int = 0
     software: Mapping[str, str] = field(default_factory=lambda: {"torch": "2.6.0"})
     cpu_samples: bool = True
     metrics: tuple[str, ...] = ("accuracy",)
@@ -128,7 +131,7 @@ def _plan(run: Synthetic, folds: Sequence[Fold]) -> Plan:
         jobs=make_jobs(run.models, run.lr_schedules, folds, 0),
         params=TrainerParams(
             epochs=run.epochs,
-            trainer="hogwild" if run.processes > 1 else "plain",
+            trainer=_trainer(run),
             processes=run.processes,
         ),
         batch_size=32,
@@ -141,6 +144,12 @@ def _plan(run: Synthetic, folds: Sequence[Fold]) -> Plan:
         classes=run.classes,
         recipe={"optimizer": "Adam(lr=0.001)", "models": {name: name for name in run.models}},
     )
+
+
+def _trainer(run: Synthetic) -> str:
+    if run.processes == 1:
+        return "plain"
+    return "averaging" if run.rounds else "hogwild"
 
 
 def _write_jobs(
@@ -223,6 +232,9 @@ def _end(
             ended=store.now(),
             error="" if good else run.error,
             traceback=run.traceback + run.error if status == FAILED else "",
+            averaged=Averaged(run.rounds, (200, *[100] * (run.processes - 1)))
+            if run.rounds and good
+            else None,
         )
     )
     assert accepted

@@ -186,8 +186,10 @@ def test_what_fusing_gains_is_probed_where_it_may_be_fused(tmp_path: Path) -> No
     assert probe.asked == [("M", 1, 2), ("M", 2, 1), ("M", 1, 2)]
     assert found.costs["M"].fused_gain == pytest.approx(2.5)
     asked = requests(found, fusible(), [[job.id for job in fusible().plan.jobs[:5]]])
-    alone, together = (asked[job.id].seconds for job in fusible().plan.jobs[4:6])
-    assert together == pytest.approx(2.5 * alone)
+    together, alone = (asked[job.id].seconds for job in fusible().plan.jobs[4:6])
+    # 1,000 epochs × (100 steps + 1 evaluation), each of 0.02 s.
+    assert alone == pytest.approx(1000 * 101 * 0.02)
+    assert together == pytest.approx(1000 * (100 * 0.008 + 0.02))
     # A run that is not to be fused does not take what this one keeps for one that measured less.
     other = Fake()
     assert choose(workload(1000), tmp_path, other).costs["M"].fused_gain == 0.0
@@ -200,15 +202,25 @@ def test_a_group_that_raises_in_a_probe_is_left_to_the_rule() -> None:
     assert found.failures == {}
 
 
-@pytest.mark.parametrize(("seconds", "fused"), [(0.008, True), (0.025, True), (0.027, False)])
-def test_a_probe_overturns_fusing_by_a_large_margin_only(seconds: float, fused: bool) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "fused", "told"),
+    [
+        (0.008, True, "are 2.50 times faster than one after another"),
+        (0.020, True, "take as long as one after another"),
+        (0.025, True, "take 1.25 times as long as one after another"),
+        (0.027, False, "take 1.35 times as long as one after another"),
+    ],
+)
+def test_a_probe_overturns_fusing_by_a_large_margin_only(
+    seconds: float, fused: bool, told: str
+) -> None:
     work = fusible()
     settings, machine = SimpleNamespace(fuse="auto"), SimpleNamespace(max_memory=None)
     planner: Any = SimpleNamespace(settings=settings, machine=machine)
     found = choose(work, None, Fake(together={5: seconds}))
     groups = Planner._group(planner, work, found, None)
     assert bool(groups.groups) == fused
-    assert "measured here" in groups.why["M"]
+    assert ("measured here: " in groups.why["M"], told in groups.why["M"]) == (True, True)
     # What is asked for is done.
     settings.fuse = True
     assert Planner._group(planner, work, found, None).groups

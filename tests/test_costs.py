@@ -59,6 +59,24 @@ def test_a_job_is_its_steps_and_its_evaluations() -> None:
     assert cost.seconds(Work(10, 3), 2) == 7
 
 
+@given(costs(), st.floats(0.1, 10.0), st.integers(1, 64), st.integers(0, 1000))
+def test_jobs_as_one_gain_in_their_steps_alone(
+    cost: Cost, gain: float, threads: int, evaluations: int
+) -> None:
+    found = cost.fused(gain)
+    steps = cost.seconds(Work(100, 0), threads) / gain
+    assert math.isclose(found.seconds(Work(100, 0), threads), steps)
+    assert found.seconds(Work(0, evaluations), threads) == cost.seconds(
+        Work(0, evaluations), threads
+    )
+    assert cost.fused(1.0) == cost
+    assert (found.flops, found.memory, found.gpu_memory) == (
+        cost.flops,
+        cost.memory,
+        cost.gpu_memory,
+    )
+
+
 def test_scaling_brings_a_step_to_what_was_seen_and_keeps_proportions() -> None:
     cost = Cost({1: 0.5, 2: 0.25}, {1: 2.0, 2: 1.5}, 7, 8, 9)
     assert cost.scaled(1.0) == Cost({1: 1.0, 2: 0.5}, {1: 4.0, 2: 3.0}, 7, 8, 9)

@@ -23,6 +23,7 @@ from asynckfold.result import (
     DONE,
     ENDED,
     FAILED,
+    Averaged,
     Baseline,
     Candidate,
     CVResults,
@@ -372,6 +373,25 @@ def test_epochs_of_pretraining_come_before_those_of_the_training() -> None:
     assert list(frame["accuracy"][:4].fillna(-1)) == [0.25, -1, 0.7, 0.8]
     assert set(frame["model"]) == set(MODELS)
     assert frame["train_loss"][:2].isna().all()
+
+
+def test_folds_tell_what_averaging_did_where_any_job_was_trained_so() -> None:
+    plain = make_results(all_scores())
+    columns = list(plain.to_frame("fold").columns)
+    assert not {"rounds", "samples_epochs"} & set(columns)
+    first, second, *_ = (job.id for job in plain.plan.jobs)
+    results = {
+        **plain.results,
+        first: replace(plain.results[first], averaged=Averaged(12, (480, 475))),
+    }
+    del results[second]
+    found = replace(plain, results=results)
+    frame = found.to_frame("fold")
+    assert list(frame["rounds"].fillna(-1))[:3] == [12, -1, -1]
+    assert list(frame["samples_epochs"])[:3] == ["480, 475", "", ""]
+    assert [name for name in frame.columns if name in columns] == columns
+    # Weights, outputs and metrics are what must never change.
+    assert found.results[first].digest == plain.results[first].digest
 
 
 def test_only_results_with_pretraining_have_another_digest() -> None:

@@ -31,7 +31,15 @@ def test_a_sweep_claims_its_bits_and_books_a_core_for_each(root: Path, trainer: 
     assert found.bit_identity.claimed
     with RunStore.read(root) as store:
         told = [event.text for event in store.events() if event.kind == "averaging"]
+        kept = {name: item.averaged for name, item in store.results().items()}
     assert len(told) == (2 if trainer == "averaging" else 0)
+    assert kept == {name: item.averaged for name, item in found.results.items()}
+    rows = found.to_frame("fold")
+    assert {"rounds", "samples_epochs"} <= set(rows) or trainer != "averaging"
+    for text, averaged in zip(told, kept.values(), strict=False):
+        assert averaged is not None
+        assert text.startswith(f"{averaged.rounds} rounds in ")
+        assert text.endswith(f": {', '.join(map(str, averaged.samples))}")
 
 
 @pytest.mark.timeout(240)
@@ -52,11 +60,11 @@ def test_killed_it_continues_and_ends_with_the_same_bits(
     ended_well(script, root)
     assert gone(family)
     with RunStore.read(root) as store:
-        found = {name: item.weights for name, item in store.results().items()}
+        found = {name: (item.weights, item.averaged) for name, item in store.results().items()}
         logs = [(root / name / "log.txt").read_text() for name in found]
     assert any("continues after epoch" in log for log in logs)
     whole = run(root.with_name("whole"), epochs=12, trainer=trainer)
-    assert found == {name: item.weights for name, item in whole.results.items()}
+    assert found == {name: (item.weights, item.averaged) for name, item in whole.results.items()}
 
 
 @pytest.mark.parametrize(

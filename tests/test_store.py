@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 
 from asynckfold.errors import PlanMismatchError, RunHeldError, StorageError, StoreCorruptError
 from asynckfold.plan import TrainerParams, folds_fingerprint
-from asynckfold.result import ENDED, Baseline, Epoch, StageEpoch, fingerprint
+from asynckfold.result import ENDED, Averaged, Baseline, Epoch, StageEpoch, fingerprint
 from asynckfold.store import CheckpointRef, RunStore
+from asynckfold.store.records import epochs_text
 from tests.records import (
     FIRST,
     FOLDS,
@@ -75,6 +77,22 @@ def test_what_a_stage_before_the_training_measured_comes_back(root: Path) -> Non
         assert found.pretraining == stages
         assert found.epochs == written.epochs
         assert found.digest == written.digest != make_result(FIRST).digest
+
+
+@pytest.mark.parametrize("stages", [(), (StageEpoch("rounds", 1, {"samples": 0.5}, 0.25),)])
+def test_what_averaging_did_comes_back(root: Path, stages: tuple[StageEpoch, ...]) -> None:
+    averaged = Averaged(12, (480, 475, 470))
+    with begin(root) as store:
+        assert finish(store, FIRST, averaged=averaged, pretraining=stages)
+    with RunStore.read(root) as store:
+        found = store.results()[FIRST]
+    assert (found.averaged, found.pretraining) == (averaged, stages)
+    assert found.epochs == make_result(FIRST).epochs
+
+
+def test_a_result_that_knows_of_no_averaging_is_stored_as_before_there_was_any() -> None:
+    epochs = [[1, 0.5, 0.6, 0.7, 0.001, 0.1], [2, 0.4, 0.5, None, 0.0001, 0.1]]
+    assert json.loads(epochs_text(make_result(FIRST))) == epochs
 
 
 def test_scores_may_be_numpy_numbers(root: Path) -> None:

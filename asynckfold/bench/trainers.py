@@ -79,16 +79,20 @@ WORKS = (
 
 @dataclass(frozen=True)
 class Way:
-    """A trainer; `accumulate` is hogwild's."""
+    """A trainer; `accumulate` is hogwild's, `threads` are those of each process."""
 
     trainer: str
     processes: int = 1
     accumulate: int = 1
+    threads: int = 1
 
     @property
     def name(self) -> str:
         """As it stands in the table."""
-        return self.trainer + (f", accumulate={self.accumulate}" if self.accumulate > 1 else "")
+        said = self.trainer
+        if self.accumulate > 1:
+            said += f", accumulate={self.accumulate}"
+        return said + (f", {self.threads} threads" if self.threads > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ def ways() -> list[Way]:
     count = cores()
     return [
         Way("plain"),
+        *([Way("plain", threads=count)] if count > 1 else []),
         Way("hogwild", count),
         Way("hogwild", count, accumulate=4),
         Way("allreduce", count),
@@ -193,7 +198,7 @@ def _trained(work: Work, samples: tuple[Any, Any], way: Way) -> Outcome:
             trainer_params={"accumulate": way.accumulate},
             trainer=way.trainer,
             processes=way.processes,
-            threads_per_job=1,
+            threads_per_job=way.threads,
             devices="cpu",
             verbose=0,
         )

@@ -118,8 +118,8 @@ def make_parser() -> argparse.ArgumentParser:
         "against one after another; nodes: one model on nodes of several tasks, workers against "
         "time; packing: one sweep in four ways; place: the time of a "
         "decision, by the number of pending jobs; speed: a DataLoader loop, the best serial loop "
-        "and asynckfold, plain and fused, warm and cold; trainers: one model on all cores, by each "
-        "of them; use: of the cores, and a job's overhead",
+        "and asynckfold, unfused and as it comes, warm and cold; trainers: one model on all "
+        "cores, by each of them; use: of the cores, and a job's overhead",
     )
     verb.add_argument("--quick", action="store_true", help="seconds instead of minutes; rough")
     verb.add_argument("--save", metavar="FILE.md", help="write the table as a page, too")

@@ -156,6 +156,10 @@ class Batches:
         """Return inputs and targets of the eval view, the same at each call."""
         return self._gather(self._eval, indices, 0, 0)
 
+    def targets_of(self, indices: Indices | Tensor) -> Tensor:
+        """Return the targets that `eval` returns, without the inputs."""
+        return self.targets.index_select(0, torch.as_tensor(indices).to(self.targets.device))
+
     def inputs(self, indices: Indices | Tensor) -> Array:
         """Return inputs of the eval view as a float array, for fitting a preprocessor."""
         inputs = self.eval(indices)[0].cpu()

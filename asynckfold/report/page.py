@@ -42,6 +42,17 @@ SECTIONS = (
     "Setup",
 )
 EMBEDDED_BYTES = 1 << 20
+BULKY = (
+    "curves",
+    "confusion",
+    "bars",
+    "use",
+    "events",
+    "races",
+    "averaged",
+    "class_accuracy",
+)
+"""Parts of the numbers that the page leaves out where they do not fit, in this order."""
 CLASS_LIMIT, JOB_LIMIT, GROUP_LIMIT, ROW_LIMIT = 40, 20, 30, 200
 CSV_FILES = {"results.csv": "candidate", "folds.csv": "fold", "epochs.csv": "epoch"}
 
@@ -183,7 +194,7 @@ def embedded_numbers(summary: Summary, limit: int = EMBEDDED_BYTES) -> tuple[Mar
     """
     numbers = summary.to_dict()
     left_out: list[str] = []
-    for part in ("curves", "confusion", "bars", "use", "events", "races", "class_accuracy"):
+    for part in BULKY:
         text = inert_json(numbers)
         if len(text) <= limit:
             return Markup(text), left_out

@@ -254,6 +254,28 @@ class LogLine:
 
 
 @dataclass(frozen=True)
+class AveragedJob:
+    """What parameter averaging did in one job.
+
+    Parameters
+    ----------
+    job : str
+        Its id.
+    rounds : int
+        How often the clones of its processes were averaged.
+    seconds : float
+        Of its epochs, also of those before a continuation.
+    samples : tuple of int
+        Samples × epochs of each process.
+    """
+
+    job: str
+    rounds: int
+    seconds: float
+    samples: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Facts:
     """What the plan says."""
 
@@ -301,6 +323,8 @@ class Summary:
         Whether equal bits are claimed, and why not.
     races : tuple of Race
         Several processes of a job against one; empty where that was not measured.
+    averaged : tuple of AveragedJob
+        Jobs that were trained by averaging.
     """
 
     root: str
@@ -325,6 +349,7 @@ class Summary:
     fingerprint: str
     bit_identity: identity.Claim
     races: tuple[Race, ...]
+    averaged: tuple[AveragedJob, ...]
 
     @property
     def ranked(self) -> tuple[CandidateRow, ...]:
@@ -419,6 +444,7 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
             tuple(clean(text, 4096) for text in found.bit_identity.reasons)
         ),
         races=races(found),
+        averaged=_averaged(found),
     )
 
 
@@ -640,6 +666,20 @@ def _placing(placed: Placed | None, result: Result | None, attempt: Attempt) -> 
         "peak_memory": result.peak_memory if result is not None and ended else None,
         "waits": tuple(clean(str(wait), 4096) for wait in placed.waits) if placed else (),
     }
+
+
+def _averaged(found: CVResults) -> tuple[AveragedJob, ...]:
+    results = ((job, found.results.get(job.id)) for job in found.plan.jobs)
+    return tuple(
+        AveragedJob(
+            _shown(job).id,
+            result.averaged.rounds,
+            math.fsum(item.seconds for item in result.epochs),
+            result.averaged.samples,
+        )
+        for job, result in results
+        if result is not None and result.averaged is not None
+    )
 
 
 # Failures and setup

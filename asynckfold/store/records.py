@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from asynckfold.result import Epoch, Result, StageEpoch
+from asynckfold.result import Averaged, Epoch, Result, StageEpoch
 from asynckfold.waiting import Wait
 
 PLACED = "placed"
@@ -170,9 +170,13 @@ def held_of(text: str) -> tuple[int, tuple[int, ...]]:
 
 
 def epochs_text(result: Result) -> str:
-    """Return the epochs of a result as JSON: a list each, and an object each of a stage before."""
+    """Return the epochs of a result as JSON: a list each, and an object each of a stage before.
+
+    What averaging did in them, where it did, is an object in front.
+    """
     stages = [asdict(item) for item in result.pretraining]
-    return json.dumps([*stages, *map(astuple, result.epochs)])
+    averaged = [asdict(result.averaged)] if result.averaged else []
+    return json.dumps([*averaged, *stages, *map(astuple, result.epochs)])
 
 
 def result_of(row: Sequence[Any]) -> Result:
@@ -180,6 +184,8 @@ def result_of(row: Sequence[Any]) -> Result:
     (job_id, attempt, status, scores, epochs, outputs, shape, weights, *rest) = row
     fit, score, memory, pid, cores, threads, device, started, ended, error, trace = rest
     items = json.loads(epochs)
+    objects = [item for item in items if isinstance(item, dict)]
+    averaged = [item for item in objects if "rounds" in item]
     return Result(
         job_id,
         attempt,
@@ -199,7 +205,8 @@ def result_of(row: Sequence[Any]) -> Result:
         ended,
         error,
         trace,
-        tuple(StageEpoch(**item) for item in items if isinstance(item, dict)),
+        tuple(StageEpoch(**item) for item in objects if item not in averaged),
+        Averaged(averaged[0]["rounds"], tuple(averaged[0]["samples"])) if averaged else None,
     )
 
 

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from asynckfold.messages import Remark
-from asynckfold.result import Epoch
+from asynckfold.result import Averaged, Epoch
 from asynckfold.training import loop
 from asynckfold.training.loop import Report
 from asynckfold.training.partitions import Deal
@@ -164,6 +164,10 @@ class Averaging(Stepping):
             )
             self.log.write(f"{text}\n")
             report(Remark(self.task.job.id, "averaging", text))
+
+    def averaged(self) -> Averaged:
+        """Return what has been done so far."""
+        return Averaged(self.rounds, tuple(self.seen))
 
     def tree(self) -> dict[str, Any]:
         """Return everything that a continuation needs: also what has been done so far."""

@@ -32,10 +32,11 @@ from asynckfold.folds import Indices
 from asynckfold.messages import CheckpointWritten, EpochEnded, News, Progress, Remark, Task
 from asynckfold.plan import Job, Plan, TrainerParams
 from asynckfold.pulse import Pulse
-from asynckfold.result import DIVERGED, DONE, Epoch, Result, StageEpoch
+from asynckfold.result import DIVERGED, DONE, Averaged, Epoch, Result, StageEpoch
 from asynckfold.store import CheckpointRef
 from asynckfold.training import (
     checkpoint,
+    evaluation,
     lr_schedules,
     partitions,
     pretraining,
@@ -175,7 +176,7 @@ class Training:
             self.random = None
         if self.batch == 0:
             seeding.seed_all(self.epoch_seed)
-        set_mode(self, train=True)
+        evaluation.set_mode(self, train=True)
 
     def put_in_order(self) -> None:
         """Begin or continue an epoch, but for the generators."""
@@ -254,7 +255,7 @@ class Training:
         # What is compiled for training may be compiled once more for evaluation.
         self.pulse.aside()
         scoring = time.perf_counter()
-        self.outputs, valid_loss, accuracy = evaluate(self, self.valid)
+        self.outputs, valid_loss, accuracy = evaluation.evaluate(self, self.valid)
         self.score_seconds = time.perf_counter() - scoring
         where = f"at epoch {self.epoch + 1} (learning rate {self.lr:g})"
         if np.isnan(self.outputs).any():
@@ -263,10 +264,14 @@ class Training:
             raise Diverged(f"the loss on the held-out fold became {valid_loss} {where}")
         return Epoch(self.epoch + 1, train_loss, valid_loss, accuracy, self.lr, 0.0)
 
+    def outputs_on(self, indices: Indices) -> torch.Tensor:
+        """Return the outputs on some samples, in evaluation mode."""
+        return evaluation.outputs_on(self, indices, self.pulse.beat)
+
     def step_lr_schedule(self) -> None:
         """Step it at the end of an epoch, with the loss that it may want."""
         if lr_schedules.needs_metric(self.lr_schedule):
-            self.lr_schedule.step(evaluate(self, self.steer)[1])
+            self.lr_schedule.step(evaluation.evaluate(self, self.steer)[1])
         elif self.params.lr_step == "epoch":
             self.lr_schedule.step()
 
@@ -324,6 +329,10 @@ class Training:
         """Checkpoints of models without a stage are as they were before there was one."""
         stages = [vars(item) for item in self.pretraining]
         return {"pretraining": stages} if stages else {}
+
+    def averaged(self) -> Averaged | None:
+        """Return what averaging has done so far; None where nothing is averaged."""
+        return None
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return what the optimizer keeps, as the plain one does."""
@@ -689,36 +698,6 @@ def _mean_loss(training: Training) -> float:
     return float(losses @ sizes / sizes.sum())
 
 
-def evaluate(
-    training: Training, indices: Indices
-) -> tuple[npt.NDArray[np.float32], float, float | None]:
-    """Return outputs, loss and accuracy (None for regression) of the model in hand."""
-    set_mode(training, train=False)
-    params = training.params
-    size = params.eval_batch_size
-    outputs, targets = [], []
-    # Not inference_mode: what a model keeps of such a pass could not be trained with afterwards.
-    with torch.no_grad():
-        for low in range(0, len(indices), size):
-            inputs, wanted = training.data.eval(torch.from_numpy(indices[low : low + size]))
-            outputs.append(outputs_of(training.model, inputs, params.precision))
-            targets.append(wanted)
-            training.pulse.beat()
-        found, wanted = torch.cat(outputs), torch.cat(targets)
-        loss = float(training.criterion(found, wanted))
-        accuracy = None
-        if training.bundle.plan.classes:
-            accuracy = float((found.argmax(1) == wanted).double().mean())
-    return found.float().cpu().numpy(), loss, accuracy
-
-
-def set_mode(training: Training, *, train: bool) -> None:
-    """Set the mode of model and criterion."""
-    training.model.train(train)
-    if isinstance(training.criterion, nn.Module):
-        training.criterion.train(train)
-
-
 def result_of(training: Training, fit_seconds: float) -> Result:
     """Return the result of a training that reached its end."""
     return Result(
@@ -731,6 +710,7 @@ def result_of(training: Training, fit_seconds: float) -> Result:
         fit_seconds=fit_seconds,
         score_seconds=training.score_seconds,
         pretraining=training.pretraining,
+        averaged=training.averaged(),
     )
 
 
@@ -745,6 +725,7 @@ def diverged(training: Training, error: Diverged, fit_seconds: float) -> Result:
         fit_seconds=fit_seconds,
         error=str(error),
         pretraining=training.pretraining,
+        averaged=training.averaged(),
     )
 
 

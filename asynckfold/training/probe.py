@@ -25,7 +25,7 @@ from asynckfold.data import Batches
 from asynckfold.messages import News, Started, Task
 from asynckfold.plan import Job
 from asynckfold.pulse import Pulse
-from asynckfold.training import fused, loop
+from asynckfold.training import evaluation, fused, loop
 from asynckfold.training.bundle import Bundle, NoLog
 
 PROBE_SECONDS = 0.25
@@ -98,12 +98,13 @@ def _timing(
         if bundle.plan.params.compile:
             # What compiling takes, once a shape, is no part of a step.
             next(_steps(training))()
-            loop.evaluate(training, valid)
+            evaluation.evaluate(training, valid)
         step = _seconds(_steps(training), device, PROBE_SECONDS, meet)
-        evaluation = _seconds(cycle([lambda: loop.evaluate(training, valid)]), device, 0.0)
+        scored = cycle([lambda: evaluation.evaluate(training, valid)])
+        evaluating = _seconds(scored, device, 0.0)
     return Timing(
         step,
-        evaluation,
+        evaluating,
         max(0, proc.peak_memory() - before),
         # With what the allocator holds beside its tensors: others cannot use that either.
         torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0,

@@ -5,8 +5,9 @@
     rank 0 (the worker)  first batch ─ share, fork ─ order ─ its part ─ hear the others …
     rank 1, 2 …                                        └──── their part ─ answer
 
-Rank 0 alone evaluates, steps the LR schedule and writes checkpoints, while the others wait for an
-order. They are forked after the first batch: by then the optimizer has what it keeps.
+Rank 0 alone steps the LR schedule and writes checkpoints, while the others wait for an order; the
+batches of an evaluation are divided among all. They are forked after the first batch: by then the
+optimizer has what it keeps.
 """
 
 from __future__ import annotations
@@ -16,15 +17,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from asynckfold import proc
-from asynckfold.training import loop, seeding
+from asynckfold.folds import Indices
+from asynckfold.training import evaluation, seeding
 from asynckfold.training.crew import Crew
 from asynckfold.training.kernels import follow_parameters
 from asynckfold.training.loop import Training
 from asynckfold.training.shared import share_state
+
+_Frozen = tuple[npt.NDArray[np.uint8], torch.dtype, torch.Size]
+"""Bytes of a tensor, its type and its shape."""
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """Evaluate the model on your share of these samples."""
+
+    indices: Indices
 
 
 @dataclass(eq=False)
@@ -60,14 +74,46 @@ class Team(Training):
         if self.rank != rank:
             self.rank = rank
             self.enter()
+        if isinstance(order, _Outputs):
+            return self._outputs_of_share(order.indices)
         return self.obey(order)
+
+    def catch_up(self) -> None:
+        """In a member, all of which are at rest: come to have the model that rank 0 has."""
+
+    def outputs_on(self, indices: Indices) -> torch.Tensor:
+        """Return the outputs on some samples, of which each process evaluates its share.
+
+        A share is whole batches, so that no bit depends on who computes it.
+        """
+        if self.crew is None or len(indices) <= self.params.eval_batch_size:
+            return super().outputs_on(indices)
+        self.crew.order(_Outputs(indices))
+        own = super().outputs_on(indices[self._share_of(indices)])
+        self.crew.gather()
+        others = [self.crew.answers[rank] for rank in range(1, self.params.processes)]
+        return torch.cat([own, *(_thawed(item) for item in others if item is not None)])
+
+    def _share_of(self, indices: Indices) -> slice:
+        params = self.params
+        return evaluation.shares(len(indices), params.eval_batch_size, params.processes)[self.rank]
+
+    def _outputs_of_share(self, indices: Indices) -> _Frozen | None:
+        self.catch_up()
+        evaluation.set_mode(self, train=False)
+        try:
+            part = indices[self._share_of(indices)]
+            with torch.no_grad():
+                return _frozen(evaluation.outputs_on(self, part, _unheard)) if len(part) else None
+        finally:
+            evaluation.set_mode(self, train=True)
 
     def begin(self, epoch: int, step: int) -> None:
         """In a member: begin or continue an epoch, with random numbers of its own."""
         if self.epoch != epoch:
             self.epoch = epoch
             self.put_in_order()
-            loop.set_mode(self, train=True)
+            evaluation.set_mode(self, train=True)
         seeding.seed_all(seeding.stream(self.seed, epoch + 1, self.rank, step))
 
     def note_step(self, loss: torch.Tensor) -> None:
@@ -120,6 +166,21 @@ class Stepping(Team):
             loaded.insert(0, self.optimizer.state)
         missing = self.params.processes - len(loaded)
         self.states = [*loaded, *loaded[:1] * missing]
+
+
+def _unheard() -> None:
+    """Signs of life are rank 0's."""
+
+
+def _frozen(tensor: torch.Tensor) -> _Frozen:
+    """As bytes: torch would send a tensor as a name of shared memory, which a kill leaves."""
+    plain = tensor.contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape
+
+
+def _thawed(frozen: _Frozen) -> torch.Tensor:
+    bytes_, dtype, shape = frozen
+    return torch.from_numpy(bytes_).view(dtype).view(shape)
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 
 from asynckfold.errors import WorkerDiedError
 from asynckfold.plan import SEVERAL, TrainerParams
+from asynckfold.training import checkpoint
 from asynckfold.training.several import TRAINERS
 from tests.training.teams import (
     OPTIMIZERS,
@@ -21,13 +23,14 @@ from tests.training.teams import (
     check_that_all_see_each_sample_once_an_epoch,
     check_that_the_learning_rate_is_that_of_one,
     each_sample,
+    noted,
     noting,
     params,
     samples_in,
     train,
     train_with_stops,
 )
-from tests.training.tiny import Noisy, Plain, Tiny
+from tests.training.tiny import CLASSES, Noisy, Plain, Tiny, checkpoints
 
 pytestmark = pytest.mark.usefixtures("one_thread", "hasty_disk")
 
@@ -95,6 +98,49 @@ def test_stopped_and_continued_no_sample_is_lost_or_seen_again(
     _, attempts = train_with_stops(tiny, lambda: next(asked, False))
     assert attempts > 1
     assert samples_in(path) == each_sample(tiny)
+
+
+@EACH
+@pytest.mark.parametrize(("processes", "size"), [(2, 6), (3, 4), (3, 10)])
+def test_an_evaluation_is_divided_and_is_that_of_the_model_that_is_kept(
+    tmp_path: Path, trainer: str, processes: int, size: int
+) -> None:
+    path = tmp_path / "noted"
+    tiny = Tiny(
+        tmp_path / "run",
+        {"m": noting(path, Noisy, training=False)},
+        params=params(trainer, processes, eval_batch_size=size),
+        batch_size=5,
+    )
+    result, news = attempt(tiny)
+    assert result is not None
+    valid = tiny.bundle.folds[0].valid
+    lines = noted(path)
+    found = Counter(number for _, numbers in lines for number in numbers)
+    assert found == Counter({int(number): 3 for number in valid})
+    assert len({pid for pid, _ in lines}) == min(processes, -(-len(valid) // size))
+    kept = checkpoints(news)[0]
+    model = Noisy().eval()
+    model.load_state_dict(checkpoint.load(tiny.root / kept.file, kept.sha256, tiny.root)["model"])
+    parts = torch.from_numpy(tiny.data[0][valid]).split(size)
+    with torch.no_grad():
+        expected = torch.cat([model(part) for part in parts]).numpy()
+    np.testing.assert_array_equal(result.outputs, expected)
+
+
+@EACH
+def test_outputs_of_any_shape_and_type_come_back_whole(tmp_path: Path, trainer: str) -> None:
+    class Wide(Plain):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            found = super().forward(inputs)
+            return found if self.training else found.double().bfloat16()[:, None].mT[..., 0]
+
+    tiny = Tiny(tmp_path, {"m": Wide}, params=params(trainer, eval_batch_size=6))
+    outputs = train(tiny).outputs
+    assert outputs is not None
+    assert outputs.shape == (len(tiny.bundle.folds[0].valid), CLASSES)
+    rounded = torch.from_numpy(outputs)
+    torch.testing.assert_close(rounded, rounded.bfloat16().float(), rtol=0, atol=0)
 
 
 @EACH

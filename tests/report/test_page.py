@@ -16,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.errors import StorageError
+from asynckfold.plan import Job
 from asynckfold.report.page import csv_table, embedded_numbers, inert_json, write_report
 from asynckfold.report.summary import clean, summarize
+from asynckfold.result import DONE, FAILED
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
@@ -180,6 +182,30 @@ def test_tables_hold_one_row_per_candidate_fold_and_epoch(folder: Path) -> None:
         if (row["model"], row["scheduler"]) == (best["model"], best["scheduler"])
     ]
     assert float(best["mean_accuracy"]) == pytest.approx(sum(mine) / 5)
+
+
+def test_what_averaging_did_is_in_the_page_and_the_tables(root: Path) -> None:
+    run = Synthetic(processes=3, rounds=77, folds=2, baseline=None, status=all_but_the_first)
+    page = report(root, run)
+    text = page.read_text("utf-8")
+    assert "samples × epochs of each process" in text
+    assert text.count('<td class="number">77</td>') == 7
+    assert text.count('<td class="number">200, 100, 100</td>') == 7
+    first, *others = numbers(walk(page))["averaged"]
+    assert (first["job"], len(others)) == ("LeNet5/cosine/fold-1", 6)
+    assert (first["rounds"], first["samples"]) == (77, [200, 100, 100])
+    folds = list(csv.DictReader(io.StringIO((page.parent / "folds.csv").read_text("utf-8"))))
+    assert [row["samples_epochs"] for row in folds] == ["", *["200, 100, 100"] * 7]
+    assert [row["rounds"] and float(row["rounds"]) for row in folds] == ["", *[77] * 7]
+
+
+def all_but_the_first(job: Job) -> str:
+    return FAILED if (job.candidate, job.fold) == ("LeNet5/cosine", 0) else DONE
+
+
+def test_of_other_trainers_nothing_is_said_of_rounds(folder: Path) -> None:
+    assert "samples × epochs" not in (folder / "index.html").read_text("utf-8")
+    assert "rounds" not in (folder / "folds.csv").read_text("utf-8")
 
 
 def test_every_text_of_a_user_is_inert(root: Path) -> None:

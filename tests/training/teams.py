@@ -74,14 +74,19 @@ def train_with_stops(tiny: Tiny, stop: Callable[[], bool] = always) -> tuple[Res
     raise AssertionError("the training makes no progress")
 
 
-def noting(path: Path, make: Callable[[], nn.Module] = Plain) -> Callable[[], nn.Module]:
-    """A factory of models that write down, from any process, which samples they are trained on."""
+def noting(
+    path: Path, make: Callable[[], nn.Module] = Plain, *, training: bool = True
+) -> Callable[[], nn.Module]:
+    """A factory of models that write down, from any process, which samples they are trained on.
+
+    Or evaluated on, where `training` is false.
+    """
 
     def build() -> nn.Module:
         model = make()
 
         def note(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
-            if module.training:
+            if module.training is training:
                 numbers = [int(value) for value in inputs[0][:, 0]]
                 with path.open("a") as file:
                     file.write(json.dumps([os.getpid(), numbers]) + "\n")
@@ -93,7 +98,7 @@ def noting(path: Path, make: Callable[[], nn.Module] = Plain) -> Callable[[], nn
 
 
 def noted(path: Path) -> list[tuple[int, list[int]]]:
-    """(process, samples) of each batch that was trained on."""
+    """(process, samples) of each batch that was noted."""
     return [tuple(json.loads(line)) for line in path.read_text().splitlines()]
 
 

@@ -18,11 +18,10 @@ from asynckfold.errors import InputError
 from asynckfold.folds import Fold
 from asynckfold.messages import News, Remark
 from asynckfold.plan import Plan, TrainerParams
-from asynckfold.result import Result
+from asynckfold.result import Averaged, Result
 from asynckfold.training.partitions import Deal, deal_of, dealt
-from tests.training.test_hogwild import noted, noting
-from tests.training.test_several import attempt, checkpoints, params, train
-from tests.training.tiny import Noisy, Tiny
+from tests.training.teams import attempt, noted, noting, params, train
+from tests.training.tiny import Noisy, Tiny, checkpoints
 
 
 def cut(count: int) -> Iterator[tuple[int, int]]:
@@ -159,6 +158,7 @@ def test_a_round_may_be_some_passes_over_a_part(tmp_path: Path) -> None:
     assert "2 rounds in" in told(news)
     assert "samples × epochs of each process: 120, 120" in told(news)
     assert result is not None
+    assert result.averaged == Averaged(2, (120, 120))
     assert [item.number for item in result.epochs] == [1, 2]
 
 
@@ -190,6 +190,7 @@ def test_again_or_stopped_after_every_round_the_bits_are_the_same(
     assert result is not None
     once, twice = train(tiny("once")), train(tiny("twice"))
     assert result.digest == once.digest == twice.digest
+    assert result.averaged == once.averaged == twice.averaged
 
 
 def test_random_steps_draw_anew_in_each_pass(

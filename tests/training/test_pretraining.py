@@ -24,7 +24,7 @@ from asynckfold.report.page import _records
 from asynckfold.result import Result, StageEpoch
 from asynckfold.training import checkpoint
 from asynckfold.training.pretraining import wanted
-from tests.training.test_several import train
+from tests.training.teams import train
 from tests.training.tiny import Plain, Tiny, always, checkpoints, samples, sgd
 
 SEEN: list[list[int]] = []

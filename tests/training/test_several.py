@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn, optim
 
 from asynckfold.messages import News, Remark
 from asynckfold.plan import Plan, TrainerParams
+from asynckfold.result import DIVERGED, Averaged
 from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint
 from asynckfold.training.team import average
@@ -67,6 +69,9 @@ def test_again_or_stopped_after_every_step_the_bits_are_the_same(
     np.testing.assert_array_equal(result.outputs, once.outputs)
     losses = [[item.train_loss for item in found.epochs] for found in (result, once, twice)]
     assert losses[0] == losses[1] == losses[2]
+    # What was done before a stop counts.
+    assert result.averaged == once.averaged
+    assert (once.averaged is not None) == (trainer == "averaging")
 
 
 # Gradients added up
@@ -182,14 +187,27 @@ def test_a_mean_of_clones_is_weighted_by_samples(tmp_path: Path) -> None:
 
 def test_it_tells_rounds_time_and_samples_of_each(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, params=params("averaging", 2, epochs=2, print_frequency=3), batch_size=5)
-    _, news = attempt(tiny)
+    result, news = attempt(tiny)
     (told,) = [item for item in news if isinstance(item, Remark)]
     assert told.kind == "averaging"
     # 8 batches an epoch: the very first alone, then rounds of 4.
     assert "4 rounds in" in told.text
     assert "samples × epochs of each process: 45, 35" in told.text
+    assert result is not None
+    assert result.averaged == Averaged(4, (45, 35))
     assert told.text in tiny.log()
     assert [f"batch {batch}/8" in tiny.log() for batch in (1, 4, 5, 8)] == [False, True, True, True]
+
+
+def test_a_job_that_diverges_tells_what_was_done_until_then(tmp_path: Path) -> None:
+    def opt_fn(model: nn.Module) -> optim.Optimizer:
+        return optim.SGD(model.parameters(), math.inf)
+
+    tiny = Tiny(tmp_path, opt_fn=opt_fn, params=params("averaging", 2, epochs=2), batch_size=5)
+    result, _ = attempt(tiny)
+    assert result is not None
+    # It is seen at the end of the first epoch.
+    assert (result.status, result.averaged) == (DIVERGED, Averaged(2, (25, 15)))
 
 
 @given(

@@ -168,6 +168,10 @@ class Downpour(Hogwild):
         self.replica.settle()
         return peak
 
+    def catch_up(self) -> None:
+        """Fetch the parameters that all have pushed to."""
+        self.replica.pull()
+
     def train_on(self, batches: Sequence[int]) -> None:
         """Take one step with the replica of this process."""
         super().train_on(batches)

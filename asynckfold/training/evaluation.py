@@ -1,0 +1,83 @@
+"""Outputs, loss and accuracy of a model on samples that it does not learn from.
+
+::
+
+    evaluate ── outputs_on: batches, in order ── loss and accuracy of all samples at once
+                     └─ of a job on several processes, each does some of the batches
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from asynckfold.folds import Indices
+from asynckfold.training.precision import outputs_of
+
+if TYPE_CHECKING:
+    from asynckfold.training.loop import Training
+
+
+def evaluate(
+    training: Training, indices: Indices
+) -> tuple[npt.NDArray[np.float32], float, float | None]:
+    """Return outputs, loss and accuracy (None for regression) of the model in hand."""
+    set_mode(training, train=False)
+    # Not inference_mode: what a model keeps of such a pass could not be trained with afterwards.
+    with torch.no_grad():
+        found = training.outputs_on(indices)
+        wanted = training.data.targets_of(indices)
+        loss = float(training.criterion(found, wanted))
+        accuracy = None
+        if training.bundle.plan.classes:
+            accuracy = float((found.argmax(1) == wanted).double().mean())
+    return found.float().cpu().numpy(), loss, accuracy
+
+
+def outputs_on(training: Training, indices: Indices, beat: Callable[[], None]) -> torch.Tensor:
+    """Return the outputs on some samples, in evaluation mode; `beat` is called after each batch."""
+    params = training.params
+    outputs = []
+    for low in range(0, len(indices), params.eval_batch_size):
+        rows = torch.from_numpy(indices[low : low + params.eval_batch_size])
+        outputs.append(outputs_of(training.model, training.data.eval(rows)[0], params.precision))
+        beat()
+    return torch.cat(outputs)
+
+
+def shares(count: int, size: int, ranks: int) -> list[slice]:
+    """Divide samples among processes, whole batches to each, almost equally many.
+
+    Parameters
+    ----------
+    count : int
+        Samples.
+    size : int
+        Of a batch.
+    ranks : int
+        Processes; where there are fewer batches, the last ones get nothing.
+
+    Examples
+    --------
+    >>> shares(1200, 256, 2)
+    [slice(0, 512, None), slice(512, 1200, None)]
+    >>> shares(300, 256, 3)
+    [slice(0, 256, None), slice(256, 300, None), slice(300, 300, None)]
+    """
+    batches = -(-count // size)
+    busy = max(1, min(ranks, batches))
+    edges = [min(count, size * (batches * min(rank, busy) // busy)) for rank in range(ranks + 1)]
+    return [slice(low, high) for low, high in pairwise(edges)]
+
+
+def set_mode(training: Training, *, train: bool) -> None:
+    """Set the mode of model and criterion."""
+    training.model.train(train)
+    if isinstance(training.criterion, nn.Module):
+        training.criterion.train(train)
