@@ -41,7 +41,7 @@ def test_decisions_are_timed_on_a_busy_and_on_an_empty_machine() -> None:
     assert (few["pending jobs"], many["pending jobs"]) == (5, 200)
     assert 1 <= few["empty: decisions"] <= 5 < many["empty: decisions"] <= 64
     timed = [name for name in few if name.endswith(("ms", "µs"))]
-    assert len(timed) == 6
+    assert len(timed) == 7
     assert all(row[name] > 0 for row in (few, many) for name in timed)
 
 
@@ -58,7 +58,7 @@ def test_a_sweep_is_timed_in_each_way_and_all_learn_alike(
     table = bench.packing_table([work], turns=1)
     (row,) = table.to_json()["rows"]
     timed = [name for name in row if name.endswith(" s") or " s, " in name]
-    assert len(timed) == 6
+    assert len(timed) == 7
     assert all(row[name] > 0 for name in timed)
     best = min(row["serial s, 1 thread"], row["serial s, all threads"])
     assert row["against best serial"] == best / row["asynckfold s"]
@@ -147,12 +147,12 @@ def test_the_same_work_is_done_in_several_ways_and_all_learn_alike(
     work = speed.Work("MLP", loops.digits_mlp, "digits", 200, 10)
     table = bench.speed_table([work], turns=2, counts=(2,), with_peers=True)
     rows = table.to_json()["rows"]
-    assert [row["jobs"] for row in rows] == [10] * 8
-    ways = [row["way"] for row in rows[:8]]
+    assert [row["jobs"] for row in rows] == [10] * 9
+    ways = [row["way"] for row in rows[:9]]
     assert ways[:5] == ["loader", "serial, 1 thread", "serial, all threads", "skorch", "ray"]
-    assert ways[5:] == [f"asynckfold{part}" for part in (", unfused", "", ", cold")]
+    assert ways[5:] == [f"asynckfold{part}" for part in (", unfused", ", arrays", "", ", cold")]
     timed = [row for row in rows if row["seconds"] != "not installed"]
-    assert len(timed) == 6
+    assert len(timed) == 7
     for row in timed:
         loader = next(other for other in timed if other["jobs"] == row["jobs"])
         assert row["against loader"] == loader["seconds"] / row["seconds"]

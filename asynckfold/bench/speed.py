@@ -5,7 +5,8 @@
     loader              one job after another, the user's data set through a DataLoader
     serial              one after another, batches of arrays in memory, one thread or all
     skorch, ray         a job a core, arrays in memory, workers there already
-    asynckfold          the whole call over the user's data set, workers there already; also unfused
+    asynckfold          the whole call over the user's data set, workers there already; also
+                        unfused, and over arrays in memory
     asynckfold, cold    the first call of a process: workers start, every model is probed
 
 Each work is done twice: 5 folds, and 5 folds × 4 LR schedules; in a quick table the former only.
@@ -197,7 +198,8 @@ def speed_table(
             "memory, which it gets for nothing, and with torch's fused Adam, which asynckfold "
             "takes by itself. asynckfold: the whole call over loader's data "
             "set, with its checkpoints; it trains jobs as one where its rule says that this is "
-            "faster, unfused: with fuse=False. cold: workers are started and models probed.",
+            "faster, unfused: with fuse=False. arrays: it gets for nothing what serial and peers "
+            "get. cold: workers are started and models probed.",
             "GFLOP/s: products of matrices and convolutions only; the peak is that of a product of "
             f"two {MATRIX} × {MATRIX} matrices with all threads: {peak / 1e9:.0f} GFLOP/s.",
             f"Load average before the start: {load:.2g}."
@@ -237,6 +239,7 @@ def _ways(
         call = _of_peer(peer, exercise, inputs, targets) if peers.installed(peer) else None
         ways[peer] = Way(call)
     ways["asynckfold, unfused"] = Way(lambda: exercise.asynckfold(dataset, fuse=False))
+    ways["asynckfold, arrays"] = Way(lambda: exercise.asynckfold((inputs, targets)))
     ways["asynckfold"] = Way(lambda: exercise.asynckfold(dataset))
     return ways | {"asynckfold, cold": replace(ways["asynckfold"], cold=True)}
 

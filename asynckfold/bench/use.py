@@ -138,7 +138,7 @@ class _Maker:
 def _measured(results: CVResults, packing: Packing) -> tuple[Any, ...]:
     jobs = list(results.results.values())
     cores = len({core for job in jobs for core in job.cores})
-    seconds = max(job.ended for job in jobs) - min(job.started for job in jobs)
+    seconds = packing.makespan
     fitted = math.fsum(job.threads * job.fit_seconds for job in jobs)
     trained = math.fsum(
         # An epoch of jobs that are trained as one is that of all.
