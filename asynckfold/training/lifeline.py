@@ -6,33 +6,35 @@ an orphan stay that looks at its pipe only afterwards.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
-import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 @contextmanager
 def lifeline(descriptor: int) -> Iterator[None]:
-    """Exit at once, within the context, when nobody holds the other end of this socket any more."""
+    """Exit at once, within the context, when nobody holds the other end of this socket any more.
 
-    def look(number: int, frame: object) -> None:
-        # Also called for what arrives, which stays to be read. A second signal may interrupt the
-        # first one's look, and no poll object may be waited on twice at once.
-        poll = select.poll()
-        poll.register(descriptor, select.POLLRDHUP)
-        if poll.poll(0):
+    A thread waits for that, which is gone when the context is left: nothing that is forked
+    afterwards inherits it. (A signal for whatever arrives could interrupt its own handler, and a
+    flood of them nested until Python gave up.)
+    """
+    left, leave = os.pipe()
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    poll.register(left, 0)
+
+    def watch() -> None:
+        if left not in dict(poll.poll()):
             os._exit(0)
 
-    signal.signal(signal.SIGIO, look)
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_ASYNC)
-    look(signal.SIGIO, None)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        os.close(leave)
+        thread.join()
+        os.close(left)

@@ -16,6 +16,7 @@ BUSY = """
 import sys
 from asynckfold.training.lifeline import lifeline
 
+sys.setrecursionlimit(200)  # no handlers must nest, however much arrives
 with lifeline(int(sys.argv[1])):
     print("busy", flush=True)
     for _ in range(20_000 if sys.argv[2] == "short" else 10**9):
