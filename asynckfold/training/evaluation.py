@@ -27,7 +27,24 @@ if TYPE_CHECKING:
 def evaluate(
     training: Training, indices: Indices
 ) -> tuple[npt.NDArray[np.float32], float, float | None]:
-    """Return outputs, loss and accuracy (None for regression) of the model in hand."""
+    """Evaluate the model in hand; it is left in evaluation mode.
+
+    Parameters
+    ----------
+    training : Training
+        Has the model, the samples and the criterion.
+    indices : ndarray of int64, shape (n,)
+        Sample numbers; one at least.
+
+    Returns
+    -------
+    outputs : ndarray of float32, shape (n, ...)
+        In the order of `indices`.
+    loss : float
+        The criterion of all outputs at once.
+    accuracy : float or None
+        Share of the samples whose greatest output is their class; None for regression.
+    """
     set_mode(training, train=False)
     # Not inference_mode: what a model keeps of such a pass could not be trained with afterwards.
     with torch.no_grad():
@@ -41,7 +58,7 @@ def evaluate(
 
 
 def outputs_on(training: Training, indices: Indices, beat: Callable[[], None]) -> torch.Tensor:
-    """Return the outputs on some samples, in evaluation mode; `beat` is called after each batch."""
+    """Return outputs (n, ...) on samples (n,), in batches; `beat` is called after each of them."""
     params = training.params
     outputs = []
     for low in range(0, len(indices), params.eval_batch_size):
