@@ -84,7 +84,8 @@ class Team(Training):
     def outputs_on(self, indices: Indices) -> torch.Tensor:
         """Return the outputs on some samples, of which each process evaluates its share.
 
-        A share is whole batches, so that no bit depends on who computes it.
+        A share is whole batches, so that no bit depends on who computes it, unless the model draws
+        random numbers in evaluation: then they are those of the process.
         """
         if self.crew is None or len(indices) <= self.params.eval_batch_size:
             return super().outputs_on(indices)
