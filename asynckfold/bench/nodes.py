@@ -73,8 +73,8 @@ COLUMNS = (
 )
 
 WORKS = (
-    Work("MLP 784-128-10", MLP, 28, epochs=20, target=0.9),
-    Work("DBN 784-500-500-10", dbn, 28, epochs=8, target=0.9),
+    Work("MLP 784-128-10", MLP, 28, epochs=20, target=0.9, samples=6_000),
+    Work("DBN 784-500-500-10", dbn, 28, epochs=8, target=0.9, samples=6_000),
 )
 QUICK = tuple(replace(work, epochs=4, samples=2_000) for work in WORKS)
 
