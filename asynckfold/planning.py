@@ -118,8 +118,10 @@ class Planner:
                     settings.stall_timeout,
                     settings.sharing.max_wait,
                 )
-                if pool is not None and not data.held:
-                    refuse(sending_problems({"dataset": bundle.data}))
+                if pool is not None:
+                    if not data.held:
+                        refuse(sending_problems({"dataset": bundle.data}))
+                    pool.preload(preloads(bundle, streams=not data.held))
                 if self.params.processes > 1:
                     refuse(_process_problems(draft, folds, data))
                 refuse(_part_problems(draft, folds))
@@ -143,7 +145,7 @@ class Planner:
         if not self.settings.parallelize:
             yield None
             return
-        pool = pools.take(preloads(), self.settings.sharing.nice)
+        pool = pools.take(self.settings.sharing.nice)
         try:
             yield pool
         except BaseException:

@@ -25,6 +25,7 @@ ALLOWED = {
     ("training/frames.py", "network"): "the parameter server that the user starts; no pickle",
     ("training/parameter_server/server.py", "network"): "the same",
     ("training/crew.py", "unpickling"): "what a forked process of the job raised, through its pipe",
+    ("training/compiling.py", "import by name"): "torch's compiler, when somebody wants it",
     ("training/server.py", "import by name"): "modules that the parent names to preload",
     ("cli/parts.py", "import by name"): "code that the user names on the command line",
     ("engines/gpus.py", "import by name"): "pynvml, an optional extra",

@@ -211,6 +211,13 @@ class WorkerPool:
             self._finish(worker)
         return worker
 
+    def preload(self, names: Sequence[str]) -> None:
+        """Let the server import modules, unless it has, for the workers that it forks later."""
+        wanted = [name for name in names if name not in self._preload]
+        if wanted:
+            self._preload += wanted
+            self._command(("import", None, wanted))
+
     def refused(self) -> list[tuple[Work, int]]:
         """Return the work for which no worker could be started, each with the errno, once."""
         with self._lock:
@@ -495,7 +502,7 @@ class _Warm:
 _warm = _Warm()
 
 
-def take(preload: Sequence[str] = (), nice: int = 0) -> WorkerPool:
+def take(nice: int = 0) -> WorkerPool:
     """Return the warm pool of this process, or start one: its level can only be raised."""
     with _warm.lock:
         pool, _warm.pool = _warm.pool, None
@@ -506,12 +513,12 @@ def take(preload: Sequence[str] = (), nice: int = 0) -> WorkerPool:
         if pool.nice == nice:
             return pool
         pool.close()
-    return WorkerPool(preload, nice)
+    return WorkerPool(nice=nice)
 
 
-def start_early(preload: Sequence[str] = (), nice: int = 0) -> None:
+def start_early(nice: int = 0) -> None:
     """Let the server import torch while this process does, for a sweep that comes soon."""
-    give_back(take(preload, nice))
+    give_back(take(nice))
 
 
 def give_back(pool: WorkerPool, idle_s: float = IDLE_SECONDS) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickletools
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 from asynckfold import descriptors
@@ -179,6 +181,47 @@ class ProcessEngine:
         self._cores = {future: self._cores[future] for future in self._cores if not future.done()}
 
 
-def preloads() -> list[str]:
-    """Return what a new server imports besides torch: what the caller's code surely needs."""
-    return [name for name in ("torchvision", "sklearn") if name in sys.modules]
+def preloads(bundle: Bundle, *, streams: bool) -> list[str]:
+    """Return what a server should import besides torch, so that not every worker has to.
+
+    Parameters
+    ----------
+    bundle : Bundle
+        The sweep.
+    streams : bool
+        Whether workers read the samples one by one, as the user's data set does.
+
+    Returns
+    -------
+    list of str
+        Those of the large libraries that this process has and the workers will want: by what is
+        packed for them, or imported by a module to which that refers. A second each would be lost
+        by importing what nobody uses.
+    """
+    here = [name for name in _LARGE if name in sys.modules]
+    if streams or not here:
+        return here
+    words = _words(pack((bundle.recipe, bundle.data)))
+    # What stands in __main__ travels by value, with what it refers to.
+    modules = [vars(sys.modules[word]) for word in words - {"__main__"} if word in sys.modules]
+    owners = {_owner(value) for scope in modules for value in scope.values()}
+    owners |= {word.partition(".")[0] for word in words}
+    return [name for name in here if name in owners]
+
+
+_LARGE = ("torchvision", "sklearn")
+
+
+def _words(packed: bytes) -> set[str]:
+    """Names and texts in a pickle, code that travels by value included."""
+    return {argument for _, argument, _ in pickletools.genops(packed) if isinstance(argument, str)}
+
+
+def _owner(value: object) -> str:
+    """Return the library that a module, class or function is of."""
+    # Of the type: a proxy may raise whatever it is asked.
+    if issubclass(type(value), ModuleType):
+        return str(vars(value).get("__name__", "")).partition(".")[0]
+    if issubclass(type(value), (type, FunctionType)):
+        return str(getattr(value, "__module__", "")).partition(".")[0]
+    return ""

@@ -1,6 +1,16 @@
-"""torch.compile, where it was asked for: a model whole, or an error before the sweep."""
+"""torch.compile, where it was asked for: a model whole, or an error before the sweep.
+
+And nothing of it where it was not: torch's compiler takes as long to import as torch itself, and
+every optimizer imports it, only to tell it that it has nothing to do there.
+"""
 
 from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,3 +35,44 @@ def compile_whole(model: nn.Module) -> None:
     """
     torch.compiler.reset()
     model.compile(fullgraph=True, dynamic=False, options=COMPILER)
+
+
+_NAME, _KEPT = "torch._dynamo", "__dynamo_disable"
+
+
+class _OnDemand(ModuleType):
+    """Stands for ``torch._dynamo`` until somebody wants more of it than optimizers do."""
+
+    def __init__(self) -> None:
+        super().__init__(_NAME)
+        self.told: list[Callable[..., Any]] = []
+
+    def disable(self, fn: Any = None, *args: Any, **options: Any) -> Any:
+        """Return a function of torch as it is: nothing is compiled so far."""
+        if not getattr(fn, "__module__", "").startswith("torch."):
+            return self.__getattr__("disable")(fn, *args, **options)
+        self.told.append(fn)
+        return fn
+
+    def graph_break(self, *args: Any, **options: Any) -> None:
+        """Do what it does where nothing is compiled."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Import the compiler, and be gone."""
+        if sys.modules.get(_NAME) is self:
+            del sys.modules[_NAME]
+            # What torch remembers of the answers above it must ask again.
+            for fn in self.told:
+                vars(fn).pop(_KEPT, None)
+        return getattr(importlib.import_module(_NAME), name)
+
+
+def import_on_demand() -> None:
+    """Let this process import torch's compiler when it is wanted, unless it has it already.
+
+    In a process that compiles nothing, a second of a start is saved so (torch 2.15). Whatever is
+    read from the module but the two functions that optimizers call imports it, as do
+    ``torch.compile`` and ``import torch._dynamo.config``.
+    """
+    if _NAME not in sys.modules:
+        sys.modules[_NAME] = _OnDemand()

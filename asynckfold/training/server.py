@@ -27,11 +27,11 @@ from asynckfold.training.lifeline import lifeline
 def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> None:
     """Fork and reap workers as the control pipe says, until it closes.
 
-    Commands: ``("fork", name)`` followed by a descriptor, ``("signal", name, number)``,
-    ``("pin", name, cores)``, ``("kill", name)``; the name is the other side's choice. Answers:
-    ``("serving", None, None)`` once, ``("unborn", name, errno)``, ``("killed", name, None)``,
-    ``("exited", name, (status, peak))``, the last in bytes of resident memory since its last task
-    began.
+    Commands: ``("import", None, modules)``, and of the name that the other side chose
+    ``("fork", name)`` followed by a descriptor, ``("signal", name, number)``,
+    ``("pin", name, cores)``, ``("kill", name)``. Answers: ``("serving", None, None)`` once,
+    ``("unborn", name, errno)``, ``("killed", name, None)``, ``("exited", name, (status, peak))``,
+    the last in bytes of resident memory since its last task began.
 
     Parameters
     ----------
@@ -54,20 +54,26 @@ def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> No
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with lifeline(descriptor):
+        # What is imported stays: looking for garbage in it took a tenth of the start.
+        gc.disable()
         for name in ["torch", "asynckfold.training.worker", *preload]:
             importlib.import_module(name)
         _warm_up()
     gc.collect()
     gc.freeze()
+    gc.enable()
     _Server(Connection(descriptor), Pulses(pulses)).run()
     # Frozen objects cannot be torn down in order, and there is nothing to save.
     os._exit(0)
 
 
 def _warm_up() -> None:
-    """Import what the first optimizer of a process imports, a second's worth; compute nothing."""
+    """Import what the first optimizer of a process imports; compute nothing."""
     import torch
 
+    from asynckfold.training.compiling import import_on_demand
+
+    import_on_demand()
     torch.optim.SGD([torch.nn.Parameter(torch.empty(1))])
 
 
@@ -107,6 +113,9 @@ class _Server:
         if command == "fork":
             self.fork(name)
             return True
+        if command == "import":
+            self.preload(*arguments)
+            return True
         for pid in [pid for pid, known in self.workers.items() if known == name]:
             if command == "kill":
                 _kill(pid)
@@ -117,6 +126,14 @@ class _Server:
             else:
                 os.kill(pid, arguments[0])
         return True
+
+    def preload(self, names: list[str]) -> None:
+        """Import for all workers to come; what cannot be imported, they tell of."""
+        with lifeline(self.control.fileno()):
+            for name in names:
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
+        gc.freeze()
 
     def fork(self, name: int) -> None:
         try:

@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import Pipe
@@ -46,6 +47,14 @@ class Sleeps(Tiny):
         if self.training:
             time.sleep(0.05)
         return super().forward(inputs)
+
+
+class Knows(Tiny):
+    """Can be made only where a module was imported before."""
+
+    def __init__(self) -> None:
+        assert "colorsys" in sys.modules
+        super().__init__()
 
 
 class Kills(Tiny):
@@ -215,6 +224,16 @@ def test_what_cannot_be_unpacked_is_told_and_the_worker_lives(pool: WorkerPool, 
         engine.close()
 
 
+def threads_of(pid: int, seconds: float = 5.0) -> int:
+    """How many threads a process keeps: one that was joined may be on its way out."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = len(list(Path(f"/proc/{pid}/task").iterdir()))
+        if found == 1 or time.monotonic() > deadline:
+            return found
+        time.sleep(0.02)
+
+
 def test_workers_have_one_thread_and_are_reused(pool: WorkerPool, root: Path) -> None:
     with toy_bundle(root) as (bundle, data):
         engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
@@ -222,7 +241,7 @@ def test_workers_have_one_thread_and_are_reused(pool: WorkerPool, root: Path) ->
         for job in bundle.plan.jobs:
             pids.append(engine.submit(Placement((job.id,), ()), [task(job)]).result(60).pid)
         assert len(set(pids)) == 1
-        assert len(list(Path(f"/proc/{pids[0]}/task").iterdir())) == 1
+        assert threads_of(pids[0]) == 1
         engine.close()
 
 
@@ -294,3 +313,12 @@ def test_a_process_of_a_job_that_was_killed_for_want_of_memory_is_told_apart(
     assert error.outcome == told
     assert "process 2 of the job ended (SIGKILL)" in error.cause
     assert ("out of memory" in error.cause) is (told == "oom")
+
+
+def test_a_server_imports_for_its_workers_what_it_can(pool: WorkerPool, tmp_path: Path) -> None:
+    sys.modules.pop("colorsys", None)
+    pool.preload(["no_such_module", "colorsys"])
+    engine, future, context = start(pool, tmp_path, Knows)
+    assert [result.status for result in future.result(60).results] == [DONE]
+    engine.close()
+    context.__exit__(None, None, None)

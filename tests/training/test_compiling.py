@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -71,3 +73,49 @@ def test_compiled_jobs_are_not_fused(tmp_path: Path) -> None:
 def test_what_it_does_not_go_with(params: dict, told: str) -> None:
     with pytest.raises(InputError, match=told):
         TrainerParams.from_mapping(params)
+
+
+ON_DEMAND = """
+import sys
+import torch
+from asynckfold.training.compiling import import_on_demand
+
+def compiler_is_here():
+    return "torch._dynamo.eval_frame" in sys.modules
+
+import_on_demand()
+model = torch.nn.Linear(2, 1)
+for kind in (torch.optim.Adam, torch.optim.SGD):
+    optimizer = kind(model.parameters(), 0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.load_state_dict(optimizer.state_dict())
+assert not compiler_is_here()
+
+{wanted}
+assert compiler_is_here()
+assert torch._dynamo is sys.modules["torch._dynamo"]
+optimizer.zero_grad()
+known = torch.optim.Optimizer.zero_grad.__wrapped__
+assert known.__dynamo_disable is not known
+import_on_demand()
+assert torch._dynamo is sys.modules["torch._dynamo"]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)).item() == 2",
+        "import torch._dynamo.config",
+        "assert torch.compiler.disable(lambda: 3)() == 3",
+        "import torchvision",
+    ],
+    ids=["compile", "import", "disable", "torchvision"],
+)
+def test_optimizers_do_without_the_compiler_until_somebody_wants_it(wanted: str) -> None:
+    code = ON_DEMAND.replace("{wanted}", wanted)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
