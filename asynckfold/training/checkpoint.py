@@ -77,9 +77,19 @@ def save(path: Path, tree: Mapping[str, Any], root: Path | None = None) -> tuple
     """
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _freeze(tree, "", tensors)
-    data = save_tensors(tensors, {"tree": json.dumps(skeleton)})
+    # A copy of its own for each: safetensors refuses tensors that share memory, as tied weights do.
+    copies = {
+        name: tensor.cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    data = save_tensors(copies, {"tree": json.dumps(skeleton)})
     write_whole(path, data, root)
     return hashlib.sha256(data).hexdigest(), len(data)
+
+
+def check(tree: Mapping[str, Any]) -> None:
+    """Raise the `TypeError` of `save` where it could not write `tree`; write nothing."""
+    json.dumps(_freeze(tree, "", {}))
 
 
 def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
@@ -172,8 +182,7 @@ def _keep(tensor: torch.Tensor, place: str, tensors: dict[str, torch.Tensor]) ->
         kind = f"tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}"
         raise _refusal(place, kind)
     name = str(len(tensors))
-    # A copy of its own: safetensors refuses tensors that share memory, such as tied weights.
-    tensors[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)
+    tensors[name] = tensor
     return name
 
 

@@ -314,7 +314,8 @@ class Training:
             "losses": torch.stack(self.losses) if self.losses else None,
             "epochs": [vars(item) for item in self.epochs],
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer_state(),
+            # A step after the last there will not be.
+            "optimizer": None if self.ended else self.optimizer_state(),
             "lr_schedule": self.lr_schedule.state_dict(),
             "criterion": self.criterion.state_dict()
             if isinstance(self.criterion, nn.Module)
@@ -350,7 +351,8 @@ class Training:
     def take_up(self, tree: dict[str, Any]) -> None:
         """Put everything where a tree says it was."""
         self.model.load_state_dict(tree["model"])
-        self.load_optimizer(tree["optimizer"])
+        if tree["optimizer"] is not None:
+            self.load_optimizer(tree["optimizer"])
         self.lr_schedule.load_state_dict(tree["lr_schedule"])
         if isinstance(self.criterion, nn.Module):
             self.criterion.load_state_dict(tree["criterion"])

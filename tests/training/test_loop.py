@@ -23,7 +23,7 @@ from asynckfold.messages import EpochEnded, Progress, Remark
 from asynckfold.plan import TrainerParams
 from asynckfold.recipe import LR_SCHEDULES
 from asynckfold.result import DIVERGED, DONE
-from asynckfold.training import loop, lr_schedules, saving
+from asynckfold.training import checkpoint, loop, lr_schedules, saving
 from asynckfold.training.bundle import job_folder
 from tests.training.tiny import (
     CLASSES,
@@ -32,6 +32,7 @@ from tests.training.tiny import (
     Plain,
     Seen,
     Tiny,
+    always,
     checkpoints,
     samples,
     sgd,
@@ -298,7 +299,20 @@ class Odd(optim.SGD):
 def test_what_a_checkpoint_cannot_hold_is_named(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, opt_fn=lambda model: Odd(model.parameters(), 0.1))
     with pytest.raises(TypeError, match=r"\['optimizer'\]\['note'\] is a object"):
-        tiny.train()
+        tiny.attempt(stop=always)
+
+
+def test_the_last_checkpoint_leaves_out_what_only_a_next_step_wants(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path)
+    _, early = tiny.attempt(stop=always)
+    _, late = tiny.attempt(attempt=2)
+    middle, last = (
+        checkpoint.load(tmp_path / ref.file, ref.sha256)
+        for ref in (*checkpoints(early), *checkpoints(late))
+    )
+    assert middle["optimizer"]["state"]
+    assert last["optimizer"] is None
+    assert last["model"].keys() == middle["model"].keys()
 
 
 @pytest.mark.parametrize(

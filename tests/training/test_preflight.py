@@ -188,6 +188,51 @@ def test_all_problems_come_at_once_and_each_once(tmp_path: Path) -> None:
     ]
 
 
+class Keeping(nn.CrossEntropyLoss):
+    """A criterion that keeps what no file can hold; as a model's part, it is the model's."""
+
+    def get_extra_state(self) -> Any:
+        return {"started": object()}
+
+
+class KeepingHead(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = Keeping()
+
+
+class KeepingSGD(optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "note": object()}
+
+
+class KeepingStep(optim.lr_scheduler.StepLR):
+    def state_dict(self) -> dict[str, Any]:
+        return {"rule": len}
+
+
+@pytest.mark.parametrize(
+    ("parts", "place"),
+    [
+        ({"models": {"m": KeepingHead}}, "['model m']['kept._extra_state']['started']"),
+        ({"opt_fn": lambda model: KeepingSGD(model.parameters(), 0.1)}, "['optimizer']['note']"),
+        ({"criterion": Keeping()}, "['criterion']['_extra_state']['started']"),
+        (
+            {"lr_schedules": {"cosine": "cosine", "s": lambda own: KeepingStep(own, 1)}},
+            "['LR schedule s']['rule']",
+        ),
+    ],
+    ids=["model", "optimizer", "criterion", "LR schedule"],
+)
+def test_what_no_checkpoint_can_hold_is_refused_by_its_place(
+    tmp_path: Path, parts: dict[str, Any], place: str
+) -> None:
+    ((rule, received, remedy),) = check(tmp_path, **parts).problems
+    assert rule == "checkpoints must be able to hold the whole state of a job"
+    assert place in received
+    assert "state_dict()" in remedy
+
+
 @pytest.mark.parametrize("outputs", [3, 10, 1000])
 def test_a_head_may_be_wider_than_the_classes(tmp_path: Path, outputs: int) -> None:
     assert check(tmp_path, models={"m": lambda: Head(outputs)}).problems == ()
