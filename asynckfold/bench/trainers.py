@@ -165,8 +165,8 @@ def trainers_table(
             "A DBN is pretrained by each job before its epochs, in no number here.",
             f"{origin}; all ways train the same samples for the same epochs, Adam 1e-3, batches of "
             f"{BATCH} (a process's own; of allreduce, all processes' together).",
-            f"Medians of {turns} turns; of the speed against one, which is the plain trainer in one "
-            "process in the same turn, also the least and the greatest.",
+            f"Medians of {turns} turns; of the speed against one, the plain trainer on one core in "
+            "the same turn, also the least and the greatest.",
             f"Seconds are those of the epochs, with an evaluation on {HELD_OUT:.0%} of the samples "
             "after each, without the start of the workers.",
             "plain, … jobs at once: independent jobs, each on a core of its own, and their samples "

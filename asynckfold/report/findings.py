@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from asynckfold import sizes
 from asynckfold.packing import Packing
@@ -15,6 +16,9 @@ from asynckfold.paired import Difference
 from asynckfold.report.summary import Bar, CandidateRow, Summary
 from asynckfold.result import folds_note as _folds_note
 from asynckfold.waiting import named_cores
+
+MINDED = 0.01
+"""Accuracy that one would mind to lose for speed."""
 
 _VERDICTS = {
     "tie": "A tie",
@@ -227,6 +231,24 @@ def unequal_work(summary: Summary) -> str:
         f"{plural(lost, 'job')} of {summary.counts['planned']} did not succeed, so the packed run "
         "may have done less work than the serial loop."
     )
+
+
+def accuracies(summary: Summary) -> str:
+    """Say how accurate both are, over all candidates; ``""`` where it is not known of both."""
+    pairs = () if summary.speedup is None else summary.speedup.accuracy
+    if not pairs:
+        return ""
+    packed, serial = (fmean(getattr(pair, way) for pair in pairs) for way in ("packed", "serial"))
+    return f"accuracy {number(packed)} against {number(serial)}"
+
+
+def costs_accuracy(summary: Summary) -> bool:
+    """Whether the packed jobs are less accurate than the serial ones by what one would mind.
+
+    As those of several processes may be, which take other steps than one process does.
+    """
+    pairs = () if summary.speedup is None else summary.speedup.accuracy
+    return bool(pairs) and fmean(pair.packed - pair.serial for pair in pairs) < -MINDED
 
 
 def jobs(summary: Summary) -> str:

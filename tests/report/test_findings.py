@@ -5,13 +5,14 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.paired import Difference, Lead
 from asynckfold.report import findings
-from asynckfold.report.summary import Summary, summarize
+from asynckfold.report.summary import AccuracyPair, Summary, summarize
 from asynckfold.store import RunStore
 from tests.report.conftest import Summarize
 from tests.synthetic import Synthetic
@@ -89,6 +90,35 @@ def test_failures_make_the_times_hard_to_compare(summarized: Summarize) -> None:
 
 def test_equal_work_needs_no_warning(summary: Summary) -> None:
     assert findings.unequal_work(summary) == ""
+
+
+@pytest.mark.parametrize(
+    ("packed", "serial", "expected"),
+    [
+        ((0.8, 0.9), (0.9, 0.9), True),
+        ((0.9, 0.899), (0.9, 0.9), False),
+        ((0.9, 0.7), (0.8, 0.8), False),
+    ],
+)
+def test_accuracy_that_is_lost_for_speed_is_told(
+    summary: Summary, packed: tuple[float, ...], serial: tuple[float, ...], expected: bool
+) -> None:
+    pairs = tuple(
+        AccuracyPair(f"m{number}", *pair)
+        for number, pair in enumerate(zip(packed, serial, strict=True))
+    )
+    assert summary.speedup is not None
+    told = replace(summary, speedup=replace(summary.speedup, accuracy=pairs))
+    assert findings.costs_accuracy(told) is expected
+    assert findings.accuracies(told).startswith(f"accuracy {np.mean(packed):.4f} against 0.")
+
+
+def test_no_accuracy_is_told_of_an_estimate(summary: Summary) -> None:
+    assert summary.speedup is not None
+    estimated = replace(summary, speedup=replace(summary.speedup, accuracy=()))
+    for told in (estimated, replace(summary, speedup=None)):
+        assert findings.accuracies(told) == ""
+        assert not findings.costs_accuracy(told)
 
 
 def test_retried_attempts_are_those_with_a_successor(summarized: Summarize) -> None:
