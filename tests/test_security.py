@@ -22,6 +22,7 @@ PACKAGE = Path(asynckfold.__file__).parent
 ALLOWED = {
     ("training/worker.py", "unpickling"): "the sweep's objects, through the pipe from its parent",
     ("__init__.py", "import by name"): "its own rooms that need torch, from a table",
+    ("bench/__init__.py", "import by name"): "its own rooms, from a table",
     ("training/frames.py", "network"): "the parameter server that the user starts; no pickle",
     ("training/parameter_server/server.py", "network"): "the same",
     ("training/crew.py", "unpickling"): "what a forked process of the job raised, through its pipe",

@@ -4,18 +4,22 @@ A speed is a ratio of two things that were timed in one run, turn by turn, and t
 turns; nothing here asserts a speed.
 """
 
-from asynckfold.bench.checkpoints import checkpoint_table
-from asynckfold.bench.formats import format_table
-from asynckfold.bench.fusion import fusion_table
-from asynckfold.bench.nodes import QUICK as QUICK_NODES
-from asynckfold.bench.nodes import nodes_table
-from asynckfold.bench.packing import QUICK as QUICK_PACKING
-from asynckfold.bench.packing import packing_table
-from asynckfold.bench.place import place_table
-from asynckfold.bench.speed import QUICK, speed_table
-from asynckfold.bench.table import BenchTable
-from asynckfold.bench.trainers import trainers_table
-from asynckfold.bench.use import use_table
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asynckfold.bench.checkpoints import checkpoint_table
+    from asynckfold.bench.formats import format_table
+    from asynckfold.bench.fusion import fusion_table
+    from asynckfold.bench.nodes import QUICK as QUICK_NODES
+    from asynckfold.bench.nodes import nodes_table
+    from asynckfold.bench.packing import QUICK as QUICK_PACKING
+    from asynckfold.bench.packing import packing_table
+    from asynckfold.bench.place import place_table
+    from asynckfold.bench.speed import QUICK, speed_table
+    from asynckfold.bench.table import BenchTable
+    from asynckfold.bench.trainers import trainers_table
+    from asynckfold.bench.use import use_table
 
 __all__ = [
     "QUICK",
@@ -32,3 +36,27 @@ __all__ = [
     "trainers_table",
     "use_table",
 ]
+
+_PLACES = {
+    "QUICK": ("speed", "QUICK"),
+    "QUICK_NODES": ("nodes", "QUICK"),
+    "QUICK_PACKING": ("packing", "QUICK"),
+    "BenchTable": ("table", "BenchTable"),
+    "checkpoint_table": ("checkpoints", "checkpoint_table"),
+    "format_table": ("formats", "format_table"),
+    "fusion_table": ("fusion", "fusion_table"),
+    "nodes_table": ("nodes", "nodes_table"),
+    "packing_table": ("packing", "packing_table"),
+    "place_table": ("place", "place_table"),
+    "speed_table": ("speed", "speed_table"),
+    "trainers_table": ("trainers", "trainers_table"),
+    "use_table": ("use", "use_table"),
+}
+"""Room and name, imported on use: workers that train what one subject made need no other."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room, own = _PLACES[name]
+    return getattr(importlib.import_module(f"{__name__}.{room}"), own)
