@@ -25,7 +25,7 @@ TORCH, BUILD, CPU, ENVIRONMENT, THREADS = (
     "threads per job",
 )
 CUDA, GPU, KERNELS = "CUDA", "GPU", "deterministic kernels"
-ELASTIC = "elastic threads"
+ELASTIC, DENORMALS = "elastic threads", "denormal numbers"
 
 DECISIVE = (
     TORCH,
@@ -40,6 +40,7 @@ DECISIVE = (
     CUDA,
     GPU,
     KERNELS,
+    DENORMALS,
 )
 """What bits depend on; whatever else is recorded is told, and never compared."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asynckfold import cache, choice, formats, fusing
-from asynckfold.asking import ask
+from asynckfold.checking import Checker
 from asynckfold.choice import Choice
 from asynckfold.elastic import steps_of
 from asynckfold.engines import pool as pools
@@ -21,12 +21,11 @@ from asynckfold.engines.engine import Engine
 from asynckfold.engines.machine import Machine, resolve_n_jobs, total_memory
 from asynckfold.engines.process import ProcessEngine, preloads
 from asynckfold.engines.serial import SerialEngine
-from asynckfold.errors import Problem, WorkerDiedError, refuse
+from asynckfold.errors import Problem, refuse
 from asynckfold.folds import Fold
 from asynckfold.forecast import Forecast, forecast, foreseen
 from asynckfold.fusing import Fuse, Grouping, grouped
 from asynckfold.interruption import Interruption
-from asynckfold.messages import Facts
 from asynckfold.packing import choice_of
 from asynckfold.placement import Load, Placement
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
@@ -42,9 +41,6 @@ from asynckfold.sweep import Inbox
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared
-
-DRY_RUNS = 3
-"""How often a model is checked whose process dies, before it is the model's fault."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +122,9 @@ class Planner:
                     refuse(_process_problems(draft, folds, data))
                 refuse(_part_problems(draft, folds))
                 self.display.doing("checking the candidates")
-                facts = self._preflight(make, bundle)
+                everywhere = make.everything("preflight", 1)
+                check = Checker(make, everywhere, make.allotted, make.max_wait, self.signals)
+                facts = check(bundle)
                 other = None if settings.plan_from is None else _plan_of(settings.plan_from)
                 last = formats.chosen(draft, facts.formats, stored or other)
                 draft = replace(draft, channels_last=last)
@@ -202,36 +200,6 @@ class Planner:
             deterministic=torch.get_deterministic_debug_mode(),
             fuse=fuse,
         )
-
-    def _preflight(self, make: Engines, bundle: Any) -> Facts:
-        """Check all candidates at once, or one by one where one of them kills its process."""
-        try:
-            facts = self._checked(make, bundle)
-        except WorkerDiedError:
-            parts = {}
-            for name, model in self.recipe.models.items():
-                alone = replace(bundle, recipe=replace(self.recipe, models={name: model}))
-                parts[name] = self._checked_alone(make, alone, name)
-            facts = _joined(list(parts.values()))
-        refuse(Problem(*problem) for problem in facts.problems)
-        return facts
-
-    def _checked_alone(self, make: Engines, bundle: Any, name: str) -> Facts:
-        """Check one model; what the plan says of it must not depend on who was killed meanwhile."""
-        for _ in range(DRY_RUNS):
-            try:
-                return self._checked(make, bundle)
-            except WorkerDiedError as death:
-                error = death
-            if error.outcome != "died":
-                break
-        return Facts({"architecture": {name: None}}, {}, {}, (), {name: str(error)})
-
-    def _checked(self, make: Engines, bundle: Any) -> Facts:
-        with make(bundle) as engine:
-            placement = make.everything("preflight", 1)
-            facts: Facts = ask(engine, placement, make.max_wait, signals=self.signals)
-        return facts
 
     def _choose(
         self,
@@ -415,28 +383,6 @@ def _scorer_names(scoring: Any) -> list[tuple[str, str]]:
         items = scoring if isinstance(scoring, Sequence) else [scoring]
         pairs = [(item, item) for item in ([scoring] if isinstance(scoring, str) else items)]
     return [(name, spec) for name, spec in pairs if isinstance(spec, str)]
-
-
-def _joined(parts: list[Facts]) -> Facts:
-    recipe: dict[str, Any] = {}
-    for part in parts:
-        for key, value in part.recipe.items():
-            if isinstance(value, dict):
-                recipe[key] = {**recipe.get(key, {}), **value}
-            else:
-                recipe[key] = value
-    return Facts(
-        recipe,
-        {name: value for part in parts for name, value in part.step_seconds.items()},
-        {name: value for part in parts for name, value in part.memory.items()},
-        tuple(problem for part in parts for problem in part.problems),
-        {name: value for part in parts for name, value in part.failures.items()},
-        {name: value for part in parts for name, value in part.flops.items()},
-        {name: value for part in parts for name, value in part.fusible.items()},
-        {name: value for part in parts for name, value in part.formats.items()},
-        {name: value for part in parts for name, value in part.fused.items()},
-        {name: value for part in parts for name, value in part.products.items()},
-    )
 
 
 def _process_problems(draft: Plan, folds: Sequence[Fold], data: Prepared) -> Iterator[Problem]:

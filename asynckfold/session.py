@@ -99,7 +99,8 @@ class Session:
         from asynckfold.training.software import software
 
         gpus = self.machine.gpus().names if draft.device == "cuda" else ()
-        found = software(draft.threads_per_job, gpus)
+        workers = self.settings.parallelize
+        found = software(draft.threads_per_job, gpus, in_workers=workers)
         if self.settings.threads is None:
             # The threads that were decided are the run's own; of a new run they are told later.
             del found[THREADS]

@@ -140,7 +140,7 @@ def call(root: Path, models: Any = Tiny, **settings: Any) -> CVResults:
 def other_software(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
     real = software.software
     monkeypatch.setattr(
-        software, "software", lambda *facts: {**real(*facts), **changes}, raising=True
+        software, "software", lambda *facts, **how: {**real(*facts, **how), **changes}, raising=True
     )
 
 

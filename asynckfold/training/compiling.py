@@ -6,9 +6,10 @@ every optimizer imports it, only to tell it that it has nothing to do there.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -43,8 +44,10 @@ _NAME, _KEPT = "torch._dynamo", "__dynamo_disable"
 class _OnDemand(ModuleType):
     """Stands for ``torch._dynamo`` until somebody wants more of it than optimizers do."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: ModuleSpec) -> None:
         super().__init__(_NAME)
+        # Whoever looks for a file among all modules wants nothing of this one.
+        self.__spec__, self.__file__ = spec, spec.origin
         self.told: list[Callable[..., Any]] = []
 
     def disable(self, fn: Any = None, *args: Any, **options: Any) -> Any:
@@ -61,6 +64,7 @@ class _OnDemand(ModuleType):
         """Import the compiler, and be gone."""
         if sys.modules.get(_NAME) is self:
             del sys.modules[_NAME]
+            vars(torch).pop("_dynamo")
             # What torch remembers of the answers above it must ask again.
             for fn in self.told:
                 vars(fn).pop(_KEPT, None)
@@ -74,5 +78,6 @@ def import_on_demand() -> None:
     read from the module but the two functions that optimizers call imports it, as do
     ``torch.compile`` and ``import torch._dynamo.config``.
     """
-    if _NAME not in sys.modules:
-        sys.modules[_NAME] = _OnDemand()
+    spec = None if _NAME in sys.modules else importlib.util.find_spec(_NAME)
+    if spec is not None:
+        sys.modules[_NAME] = vars(torch)["_dynamo"] = _OnDemand(spec)

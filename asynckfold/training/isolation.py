@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from asynckfold.training.denormals import flushed
+
 
 @dataclass(frozen=True)
 class _Setting:
@@ -33,14 +35,6 @@ def _attribute(owner: Any, name: str) -> _Setting:
 def _set_default_device(device: torch.device) -> None:
     # None takes the mode off that would slow down every call of torch.
     torch.set_default_device(None if device.type == "cpu" else device)
-
-
-def _flushes_denormals() -> bool:
-    # Jobs are not told to flush them: that is kept by each thread for itself, also by those of
-    # torch's pool that exist already, so the same job would get other bits in another process. An
-    # MLP on MNIST, of whose first moments 3 % were denormal after 8 epochs, was no slower with them
-    # (1 core of an AMD EPYC). torch can set it, not tell it.
-    return bool(torch.tensor(1e-310, dtype=torch.float64).mul(0.5).eq(0))
 
 
 def _set_environment(variables: dict[str, str]) -> None:
@@ -60,7 +54,7 @@ _SETTINGS = (
     _Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    _Setting(_flushes_denormals, torch.set_flush_denormal),
+    _Setting(flushed, torch.set_flush_denormal),
     *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
     _attribute(torch.backends.mkldnn, "enabled"),
     _Setting(np.geterr, lambda found: np.seterr(**found)),

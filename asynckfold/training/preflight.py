@@ -14,6 +14,7 @@ import re
 import time
 import traceback
 import warnings
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -70,7 +71,9 @@ class _Refused(Exception):  # noqa: N818
     """One of our rules is broken: (rule, received, remedy)."""
 
 
-def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
+def check(
+    bundle: Bundle, data: Batches, pulse: Pulse | None = None, models: Collection[str] = ()
+) -> Facts:
     """Build and step every candidate once.
 
     Parameters
@@ -81,6 +84,8 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
         The samples.
     pulse : Pulse, optional
         Shows every candidate that is begun to whoever watches.
+    models : collection of str, optional
+        Candidates of these only.
 
     Returns
     -------
@@ -88,7 +93,8 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
         Problems, failures, and what the plan should know of the live objects.
     """
     recipe, pulse = bundle.recipe, pulse or Pulse()
-    architectures: dict[str, Any] = dict.fromkeys(recipe.models)
+    names = [name for name in recipe.models if not models or name in models]
+    architectures: dict[str, Any] = dict.fromkeys(names)
     settings: dict[str, Any] = {}
     seconds: dict[str, float] = {}
     memory: dict[str, int] = {}
@@ -99,7 +105,7 @@ def check(bundle: Bundle, data: Batches, pulse: Pulse | None = None) -> Facts:
     fused: dict[str, str] = {}
     problems: dict[_Problem, None] = {}
     failures: dict[str, str] = {}
-    for name in recipe.models:
+    for name in names:
         for schedule in recipe.lr_schedules:
             pulse.aside()
             # The user's code may raise anything here; it is told, and its jobs tell it again.

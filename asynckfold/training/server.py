@@ -72,7 +72,9 @@ def _warm_up() -> None:
     import torch
 
     from asynckfold.training.compiling import import_on_demand
+    from asynckfold.training.denormals import flush
 
+    flush()
     import_on_demand()
     torch.optim.SGD([torch.nn.Parameter(torch.empty(1))])
 

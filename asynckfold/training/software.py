@@ -12,7 +12,18 @@ from pathlib import Path
 
 import torch
 
-from asynckfold.identity import BUILD, CPU, CUDA, ENVIRONMENT, GPU, KERNELS, THREADS, TORCH
+from asynckfold.identity import (
+    BUILD,
+    CPU,
+    CUDA,
+    DENORMALS,
+    ENVIRONMENT,
+    GPU,
+    KERNELS,
+    THREADS,
+    TORCH,
+)
+from asynckfold.training.denormals import flushing
 
 VARIABLES = (
     "ATEN_CPU_CAPABILITY",
@@ -48,7 +59,11 @@ EXTENSIONS = {
 
 
 def software(
-    threads_per_job: int, gpus: Sequence[str] = (), cpuinfo: Path = Path("/proc/cpuinfo")
+    threads_per_job: int,
+    gpus: Sequence[str] = (),
+    cpuinfo: Path = Path("/proc/cpuinfo"),
+    *,
+    in_workers: bool = True,
 ) -> dict[str, str]:
     """Return what this process trains with, by name.
 
@@ -60,6 +75,8 @@ def software(
         Names of the GPUs that train; asked for here, torch would open a context in this process.
     cpuinfo : Path
         What Linux says of the processor.
+    in_workers : bool
+        Whether processes train that are started for it; else this one, whose threads may be older.
     """
     build = f"{torch.version.git_version}\n{torch.__config__.show()}"
     processor = dict(_processor(cpuinfo))
@@ -73,6 +90,7 @@ def software(
         ENVIRONMENT: " ".join(f"{key}={os.environ[key]}" for key in VARIABLES if key in os.environ),
         THREADS: str(threads_per_job),
         KERNELS: "yes" if torch.get_deterministic_debug_mode() == 2 else "no",
+        DENORMALS: "0" if flushing(1 if in_workers else threads_per_job) else "kept",
     }
     if gpus:
         cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]

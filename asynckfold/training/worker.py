@@ -39,7 +39,7 @@ from asynckfold.messages import JobEnded, News, Resized, Setback, Started, Task
 from asynckfold.placement import Placement
 from asynckfold.pulse import STACKS_SIGNAL, Pulse
 from asynckfold.result import FAILED, Result
-from asynckfold.training import baseline, fused, loop, preflight, probe, several
+from asynckfold.training import baseline, denormals, fused, loop, preflight, probe, several
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.faults import outcome_of
 from asynckfold.training.isolation import isolated
@@ -69,7 +69,8 @@ def execute(
     -------
     list
         Of `Result` for the plain and the fused trainer (None where it was asked to stop, a
-        `Setback` where another attempt may succeed); the `Facts` of a preflight; the `Baseline` of
+        `Setback` where another attempt may succeed); the `Facts` of a preflight, of all models or
+        of those of which its placement names a job; the `Baseline` of
         a serial loop; the `Timing` of a probe, whose placement names a job of the model, or
         several to be trained as one.
 
@@ -82,11 +83,13 @@ def execute(
     """
     pulse = pulse or Pulse()
     with isolated():
+        denormals.flush()
         torch.set_num_threads(1 if placement.trainer in several.TRAINERS else placement.threads)
         torch.set_default_dtype(getattr(torch, bundle.default_dtype))
         torch.set_deterministic_debug_mode(bundle.deterministic)
         if placement.trainer == "preflight":
-            return [preflight.check(bundle, data, pulse)]
+            models = {job.model for job in bundle.plan.jobs if job.id in placement.jobs}
+            return [preflight.check(bundle, data, pulse, models)]
         if placement.trainer == "measure":
             return [baseline.measure(bundle, data, stop)]
         if placement.trainer == "estimate":

@@ -24,6 +24,7 @@ from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.placement import Load, Placement
 from asynckfold.pulse import Pulse
 from asynckfold.result import DONE
+from asynckfold.training.denormals import SHARE, flushed
 from tests.leftovers import alive, descendants, gone, shared_memory
 from tests.nursery import Nursery
 from tests.toy import Tiny, task, toy_bundle
@@ -57,6 +58,15 @@ class Knows(Tiny):
         super().__init__()
 
 
+class Flushes(Tiny):
+    """Fails where a thread of its process does not take tiny numbers for 0."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert torch.get_num_threads() == 2
+        assert flushed(2 * SHARE)
+        return super().forward(inputs)
+
+
 class Kills(Tiny):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -78,13 +88,13 @@ class Forks(Tiny):
 
 
 def start(
-    pool: WorkerPool, root: Path, model: type[Tiny], **changes: Any
+    pool: WorkerPool, root: Path, model: type[Tiny], threads: int = 1, **changes: Any
 ) -> tuple[ProcessEngine, Any, Any]:
     context = toy_bundle(root, models={"model": model}, **changes)
     bundle, data = context.__enter__()
     engine = ProcessEngine(bundle, data.handle().fds, look, queue.SimpleQueue().put, pool)
     job = bundle.plan.jobs[0]
-    future = engine.submit(Placement((job.id,), ()), [task(job)])
+    future = engine.submit(Placement((job.id,), (), threads), [task(job)])
     return engine, future, context
 
 
@@ -320,5 +330,12 @@ def test_a_server_imports_for_its_workers_what_it_can(pool: WorkerPool, tmp_path
     pool.preload(["no_such_module", "colorsys"])
     engine, future, context = start(pool, tmp_path, Knows)
     assert [result.status for result in future.result(60).results] == [DONE]
+    engine.close()
+    context.__exit__(None, None, None)
+
+
+def test_tiny_numbers_are_0_to_all_threads_of_a_worker(pool: WorkerPool, tmp_path: Path) -> None:
+    engine, future, context = start(pool, tmp_path, Flushes, threads=2)
+    assert [result.error for result in future.result(60).results] == [""]
     engine.close()
     context.__exit__(None, None, None)

@@ -76,6 +76,7 @@ def test_what_it_does_not_go_with(params: dict, told: str) -> None:
 
 
 ON_DEMAND = """
+import inspect
 import sys
 import torch
 from asynckfold.training.compiling import import_on_demand
@@ -91,6 +92,7 @@ for kind in (torch.optim.Adam, torch.optim.SGD):
     optimizer.step()
     optimizer.zero_grad()
     optimizer.load_state_dict(optimizer.state_dict())
+inspect.getmodule(compile("1", "nowhere", "eval"))
 assert not compiler_is_here()
 
 {wanted}

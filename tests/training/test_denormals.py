@@ -1,0 +1,76 @@
+"""Numbers near 0 that lose digits: 0 in every job, wherever it is trained."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from asynckfold.training.denormals import flushed, flushing
+from tests.training.tiny import Plain, Tiny
+
+SMALLEST = torch.tensor(1, dtype=torch.int32).view(torch.float32)
+"""The least positive number there is."""
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = flushed()
+    yield
+    torch.set_flush_denormal(before)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_it_is_found_out_and_left_as_it_was(before: bool) -> None:
+    torch.set_flush_denormal(before)
+    assert flushed() is before
+    assert flushing()
+    assert flushed() is before
+
+
+class Watching(Plain):
+    """Fails where a number lost digits, and was not taken for 0."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert float(SMALLEST * 1.0) == 0
+        assert not (SMALLEST * 1.0).view(torch.int32)
+        return super().forward(inputs)
+
+
+def test_a_job_knows_none(tmp_path: Path) -> None:
+    torch.set_flush_denormal(False)
+    tiny = Tiny(tmp_path, {"watching": Watching})
+    (result,) = tiny.execute(tiny.jobs[0])
+    assert result.error == ""
+    assert not flushed()
+
+
+OLD_POOL = """
+import torch
+torch.set_num_threads(2)
+torch.rand(1 << 20).exp()
+from asynckfold.training.denormals import flush, flushed, flushing
+assert flushing(1)
+assert not flushing(2)
+assert not flushed()
+"""
+
+NEW_POOL = """
+import torch
+from asynckfold.training.denormals import SHARE, flush, flushed, flushing
+assert flushing(2)
+assert not flushed()
+flush()
+torch.set_num_threads(2)
+assert flushed(2 * SHARE)
+"""
+
+
+@pytest.mark.parametrize("code", [OLD_POOL, NEW_POOL], ids=["old pool", "new pool"])
+def test_threads_that_were_there_before_keep_to_what_they_were_started_with(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
