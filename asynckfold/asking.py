@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, wait
+from concurrent.futures import wait
 from typing import Any
 
 from asynckfold.engines.engine import Engine
@@ -112,7 +111,7 @@ def ask(
     sampler: Sampler | None = None,
     signals: Interruption | None = None,
 ) -> Any:
-    """Run a placement that belongs to no job (a baseline, say); return its finding.
+    """Run a placement that belongs to no job (a preflight, a baseline); return its finding.
 
     Parameters
     ----------
@@ -135,26 +134,11 @@ def ask(
         It could not start for too long.
     """
     room(engine, max_wait, signals)
-    return ask_all(engine, [placement], sampler, signals)[0]
-
-
-def ask_all(
-    engine: Engine,
-    placements: Sequence[Placement],
-    sampler: Sampler | None = None,
-    signals: Interruption | None = None,
-) -> list[Any]:
-    """Do the same with several at once, where there is `room`; return the finding of each."""
-    futures = [engine.submit(placement, []) for placement in placements]
-    while wait(futures, timeout=TICK_SECONDS, return_when=FIRST_EXCEPTION).not_done:
-        if any(future.done() and future.exception() for future in futures):
-            break
+    future = engine.submit(placement, [])
+    while not wait([future], timeout=TICK_SECONDS).done:
         if signals is not None:
             signals.check()
-        load = engine.load(placements)
+        load = engine.load([placement])
         if sampler is not None:
             sampler.look(load)
-    failed = [error for future in futures if future.done() and (error := future.exception())]
-    if failed:
-        raise failed[0]
-    return [future.result().results[0] for future in futures]
+    return future.result().results[0]

@@ -2,25 +2,27 @@
 
 ::
 
-    models ── a share for each idle core ── a worker each ── facts, joined in the models' order
-                                               └ dies ──► each model alone: only its jobs fail
+    models ── one at a time, and one more for each core that turns out to be idle ── their facts,
+                └ its process dies: later again, alone ── dies again: its jobs fail    joined
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-
-from asynckfold.asking import ask_all, room
-from asynckfold.engines.engine import Engine
+from asynckfold.asking import ask, room
+from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import Problem, WorkerDiedError, refuse
 from asynckfold.interruption import Interruption
 from asynckfold.messages import Facts
 from asynckfold.placement import Placement
+
+LOOK_SECONDS = 0.1
+"""Between two looks at the load: of most sweeps, a few models are checked meanwhile."""
 
 ATTEMPTS = 3
 """How often a model is checked whose process dies, before it is the model's fault."""
@@ -58,39 +60,67 @@ class Checker:
         InputError
             All that makes the sweep impossible.
         """
-        names = list(bundle.recipe.models)
-        try:
-            facts = self._found(bundle, names)
-        except WorkerDiedError:
-            facts = joined([self._alone(bundle, name) for name in names])
+        jobs = {job.model: job.id for job in reversed(bundle.plan.jobs)}
+        placements = {
+            name: replace(self.everywhere, jobs=(jobs[name],)) for name in bundle.recipe.models
+        }
+        with self.make(bundle) as engine:
+            found = dict(self._side_by_side(engine, placements))
+            # What the plan says of a model must not depend on who was killed meanwhile.
+            for name in [name for name, facts in found.items() if facts is None]:
+                found[name] = self._alone(engine, name, placements[name])
+        facts = joined([item for name in placements if (item := found[name]) is not None])
         refuse(Problem(*problem) for problem in facts.problems)
         return facts
 
-    def _alone(self, bundle: Any, name: str) -> Facts:
-        """Check one model; what the plan says of it must not depend on who was killed meanwhile."""
+    def _side_by_side(
+        self, engine: Engine, placements: Mapping[str, Placement]
+    ) -> Iterator[tuple[str, Facts | None]]:
+        """Check each model, as many at once as there are idle cores; None of one that died."""
+        waiting = list(placements)
+        running: dict[Future[Answer], tuple[str, Placement]] = {}
+        room(engine, self.max_wait, self.signals)
+        while waiting or running:
+            self.signals.check()
+            own = [placement for _, placement in running.values()]
+            idle = engine.load(own).idle
+            free = [core for core in idle if (core,) not in [item.cores for item in own]]
+            count = max(1 if not own else 0, min(self.most, len(idle)) - len(own))
+            for name in waiting[:count]:
+                placement = placements[name]
+                if own:
+                    placement = replace(placement, cores=(free.pop(0),))
+                running[engine.submit(placement, [])] = name, placement
+                own.append(placement)
+            waiting = waiting[count:]
+            for future in wait(running, LOOK_SECONDS, FIRST_COMPLETED).done:
+                name, _ = running.pop(future)
+                yield name, _facts(name, future)
+
+    def _alone(self, engine: Engine, name: str, placement: Placement) -> Facts:
         for _ in range(ATTEMPTS):
             try:
-                return self._found(bundle, [name])
+                found: Facts = ask(engine, placement, self.max_wait, signals=self.signals)
             except WorkerDiedError as death:
                 error = death
+            else:
+                return found
             if error.outcome != "died":
                 break
-        return Facts({"architecture": {name: None}}, {}, {}, (), {name: str(error)})
+        return _died(name, error)
 
-    def _found(self, bundle: Any, names: Sequence[str]) -> Facts:
-        """Check these models, as many at once as there are idle cores."""
-        first = {job.model: job.id for job in reversed(bundle.plan.jobs)}
-        with self.make(bundle) as engine:
-            idle = room(engine, self.max_wait, self.signals).idle
-            count = max(1, min(len(names), self.most, len(idle)))
-            shares = [tuple(first[name] for name in part) for part in np.array_split(names, count)]
-            placements = [replace(self.everywhere, jobs=share) for share in shares]
-            if count > 1:
-                placements = [
-                    replace(placement, cores=(core,))
-                    for placement, core in zip(placements, idle, strict=False)
-                ]
-            return joined(ask_all(engine, placements, signals=self.signals))
+
+def _facts(name: str, future: Future[Answer]) -> Facts | None:
+    try:
+        found: Facts = future.result().results[0]
+    except WorkerDiedError as death:
+        # Alone it would hang as long again.
+        return _died(name, death) if death.outcome == "hang" else None
+    return found
+
+
+def _died(name: str, death: WorkerDiedError) -> Facts:
+    return Facts({"architecture": {name: None}}, {}, {}, (), {name: str(death)})
 
 
 def joined(parts: Sequence[Facts]) -> Facts:

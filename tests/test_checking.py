@@ -1,4 +1,4 @@
-"""The dry run of all candidates: shares side by side, each model alone where one kills."""
+"""The dry run of all candidates: side by side on idle cores, alone where a process dies of one."""
 
 from __future__ import annotations
 
@@ -25,31 +25,36 @@ RULE = ("a rule", "what was received", "a remedy")
 
 @dataclass(eq=False)
 class Engines:
-    """Engines whose workers die of some models, and answer at once of others."""
+    """An engine whose workers answer at once, or die of some models."""
 
     idle: tuple[int, ...]
     deadly: dict[str, str] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
-    asked: list[list[Placement]] = field(default_factory=list)
+    mended: bool = False
+    together: list[list[Placement]] = field(default_factory=list)
+
+    @property
+    def asked(self) -> list[Placement]:
+        return [placement for placements in self.together for placement in placements]
 
     @contextmanager
     def __call__(self, bundle: Any) -> Iterator[Engines]:
-        self.asked.append([])
         yield self
 
     def load(self, running: Sequence[Placement]) -> Load:
+        self.together.append([])
         return Load(tuple(range(8)), self.idle, 1 << 30)
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
-        self.asked[-1].append(placement)
+        self.together[-1].append(placement)
+        ((name, _),) = (job.split("/") for job in placement.jobs)
         future: Future[Answer] = Future()
-        names = [job.partition("/")[0] for job in placement.jobs]
-        for name in names:
-            if name in self.deadly:
-                future.set_exception(WorkerDiedError(1, "SIGKILL", self.deadly[name]))
-                return future
-        problems = (RULE,) if any(name in self.refused for name in names) else ()
-        facts = Facts({"architecture": dict.fromkeys(names, "x")}, {}, {}, problems)
+        if name in self.deadly:
+            outcome = self.deadly.pop(name) if self.mended else self.deadly[name]
+            future.set_exception(WorkerDiedError(1, "SIGKILL", outcome))
+            return future
+        problems = (RULE,) if name in self.refused else ()
+        facts = Facts({"architecture": {name: "x"}}, {}, {}, problems)
         future.set_result(Answer([facts], 1, 0))
         return future
 
@@ -64,41 +69,52 @@ def found(engines: Engines, names: Sequence[str], most: int = 8) -> Facts:
 
 
 @given(st.integers(1, 9), st.integers(0, 8), st.integers(1, 8))
-def test_each_model_is_checked_once_and_each_share_has_an_idle_core(
+def test_each_model_is_checked_once_and_as_many_at_once_as_cores_are_idle(
     models: int, idle: int, most: int
 ) -> None:
     names = [f"m{number}" for number in range(models)]
     engines = Engines(tuple(range(idle)))
     facts = found(engines, names, most)
-    (placements,) = engines.asked
-    assert [job for placement in placements for job in placement.jobs] == [f"{n}/0" for n in names]
+    assert [placement.jobs for placement in engines.asked] == [(f"{name}/0",) for name in names]
     assert list(facts.recipe["architecture"]) == names
-    assert len(placements) == max(1, min(models, idle, most))
-    sizes = [len(placement.jobs) for placement in placements]
-    assert max(sizes) - min(sizes) <= 1
-    if len(placements) > 1:
-        cores = [placement.cores for placement in placements]
+    assert max(map(len, engines.together)) == max(1, min(models, idle, most))
+
+
+@given(st.integers(2, 9), st.integers(2, 8))
+def test_each_but_the_first_has_an_idle_core_of_its_own(models: int, idle: int) -> None:
+    engines = Engines(tuple(range(idle)))
+    found(engines, [f"m{number}" for number in range(models)])
+    for first, *others in filter(None, engines.together):
+        cores = [placement.cores for placement in others]
+        assert len(first.cores) in (1, 8)
         assert len(set(cores)) == len(cores)
         assert all(len(own) == 1 and own[0] < idle for own in cores)
 
 
-def test_where_one_kills_each_is_checked_alone_and_only_its_own_jobs_fail() -> None:
+def test_one_whose_process_dies_is_checked_again_alone_and_only_its_own_jobs_fail() -> None:
     engines = Engines((0, 1), {"bad": "died"})
     facts = found(engines, ["a", "bad", "b"])
-    first, *others = ([placement.jobs for placement in asked] for asked in engines.asked)
-    assert len(first) == 2
-    assert others == [[("a/0",)], *[[("bad/0",)]] * ATTEMPTS, [("b/0",)]]
+    asked = [placement.jobs[0] for placement in engines.asked]
+    assert asked == ["a/0", "bad/0", "b/0", *["bad/0"] * ATTEMPTS]
     assert list(facts.failures) == ["bad"]
     assert facts.recipe["architecture"] == {"a": "x", "bad": None, "b": "x"}
 
 
-def test_one_that_hangs_is_not_tried_again() -> None:
-    engines = Engines((0, 1), {"bad": "hang"})
-    found(engines, ["a", "bad"])
-    assert [asked[0].jobs for asked in engines.asked[1:]] == [("a/0",), ("bad/0",)]
+@pytest.mark.parametrize(("outcome", "times"), [("hang", 1), ("oom", 2)])
+def test_what_another_attempt_would_not_mend_is_not_tried_often(outcome: str, times: int) -> None:
+    engines = Engines((0, 1), {"bad": outcome})
+    assert list(found(engines, ["a", "bad"]).failures) == ["bad"]
+    assert [placement.jobs[0] for placement in engines.asked].count("bad/0") == times
 
 
-def test_what_is_refused_in_several_shares_is_told_once() -> None:
+def test_one_that_died_beside_others_only_is_as_good_as_any() -> None:
+    engines = Engines((0, 1), {"bad": "oom"}, mended=True)
+    facts = found(engines, ["a", "bad"])
+    assert facts.failures == {}
+    assert facts.recipe["architecture"] == {"a": "x", "bad": "x"}
+
+
+def test_what_is_refused_of_several_models_is_told_once() -> None:
     with pytest.raises(InputError) as caught:
         found(Engines((0, 1, 2), refused=("a", "b")), ["a", "b"])
     assert len(caught.value.problems) == 1

@@ -11,7 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore
+from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore, planning
+from asynckfold.checking import Checker
 from asynckfold.engines.pool import close_warm
 from asynckfold.result import ENDED
 from asynckfold.store import Attempt
@@ -274,8 +275,16 @@ def at_unpickle(root: Path, once: Once) -> CVResults | None:
     return run(root, {"A": Carrier(once), "B": Tiny})
 
 
+class OneByOne(Checker):
+    """Does the dry runs in one process."""
+
+    def _side_by_side(self, engine: Any, placements: Any) -> Any:
+        return Checker._side_by_side(replace(self, most=1), engine, placements)
+
+
 @pytest.fixture
-def marks(tmp_path: Path) -> Path:
+def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(planning, "Checker", OneByOne)
     folder = tmp_path / "marks"
     folder.mkdir()
     return folder
