@@ -128,7 +128,7 @@ def ways() -> list[Way]:
 
 def trainers_table(
     works: Sequence[Work] = WORKS,
-    turns: int = 3,
+    turns: int = 5,
     *,
     data: Path | None = None,
     tell: Callable[[str], None] = silent,
