@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import nn, optim
 
 from asynckfold.plan import TrainerParams
 from asynckfold.result import DIVERGED
-from asynckfold.training import hogwild
+from asynckfold.training import hogwild, saving
 from asynckfold.training.shared import share_model, share_state, shared
 from tests.training import teams
 from tests.training.teams import (
@@ -59,6 +60,9 @@ def test_a_checkpoint_has_what_each_optimizer_keeps(tmp_path: Path) -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(hogwild.Hogwild, "optimizer_state", look)
+            # Also after the first epoch: after the last, no step will want it.
+            patch.setattr(saving, "EPOCH_SECONDS", 0.0)
+            patch.setattr(saving, "SHARE", math.inf)
             train(tiny)
         return seen[-1]
 
