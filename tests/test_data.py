@@ -106,7 +106,7 @@ def test_batches_gathered_together_are_those_gathered_one_by_one(
     rows: list[list[int]], held: bool
 ) -> None:
     batches = opened(prepare(_augmented(), memory_budget=None if held else 1))
-    orders, seeds = [torch.tensor(row) for row in rows], range(5, 5 + len(rows))
+    orders, seeds = torch.tensor(rows), range(5, 5 + len(rows))
     together = batches.train_together(orders, seeds, 2)
     alone = [batches.train(order, seed, 2) for order, seed in zip(orders, seeds, strict=True)]
     for joined, parts in zip(together, zip(*alone, strict=True), strict=True):

@@ -125,7 +125,7 @@ class Batches:
         return self._gather(self._train, indices, seed, epoch)
 
     def train_together(
-        self, indices: Sequence[Tensor], seeds: Sequence[int], epoch: int
+        self, indices: Tensor, seeds: Sequence[int], epoch: int
     ) -> tuple[Tensor, Tensor]:
         """Return what `train` would return for each of several batches, stacked.
 
@@ -133,8 +133,8 @@ class Batches:
 
         Parameters
         ----------
-        indices : sequence of Tensor of int64, (B,) each
-            Sample numbers, equally many for all.
+        indices : Tensor of int64, shape (R, B)
+            Sample numbers, a row for each batch.
         seeds : sequence of int
             What random steps of each batch draw from.
         epoch : int
@@ -145,12 +145,10 @@ class Batches:
         (Tensor, Tensor)
             Shapes (R, B, ...) and (R, B) or (R, B, m).
         """
-        rows = torch.cat([*indices])
-        own = [part.cpu().numpy() for part in indices]
-        draws = (Draw(seed, epoch, part) for seed, part in zip(seeds, own, strict=True))
-        joined = self._gathered(self._train, rows, JoinedDraw(tuple(draws)))
-        inputs, targets = (item.reshape(len(own), len(own[0]), *item.shape[1:]) for item in joined)
-        return inputs, targets
+        draw = JoinedDraw(seeds, epoch, indices.cpu().numpy())
+        inputs, targets = self._gathered(self._train, indices.reshape(-1), draw)
+        size = indices.shape
+        return inputs.reshape(*size, *inputs.shape[1:]), targets.reshape(*size, *targets.shape[1:])
 
     def eval(self, indices: Indices | Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the eval view, the same at each call."""

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from asynckfold import proc
 from asynckfold.data import Batches
@@ -159,6 +160,9 @@ class Group:
         self.live = [row for row in rows if row.task.job.id in wanted]
         self.results: dict[str, Result] = {}
         self.apart = False
+        self.seeds = [row.seed for row in rows]
+        self.orders = torch.empty(0, dtype=torch.int64)
+        self.alike: dict[int, list[range]] = {}
         self.epoch = self.batch = 0
         self.began = time.perf_counter()
 
@@ -176,6 +180,7 @@ class Group:
         """Begin it in every row."""
         for row in self.rows:
             row.begin_epoch()
+        self.orders = pad_sequence([row.order for row in self.rows], batch_first=True)
         self.fused.train()
         self.criterion.train()
 
@@ -207,32 +212,28 @@ class Group:
         """What the rows that have a batch left train on, gathered together where they can be."""
         if not self.apart:
             try:
-                return [self._gathered(rows) for rows in self._alike(busy)]
+                return [self._gathered(rows) for rows in self._alike()]
             except (Exception, SystemExit):  # noqa: BLE001
                 # Whose samples raise is known when each job gathers its own.
                 self.apart = True
         return parts_of(self._next_batches(busy))
 
-    def _alike(self, busy: Sequence[bool]) -> Iterator[range]:
-        """Neighbours with a batch of one size, out of the same data."""
-
-        def kind(place: int) -> tuple[int, int]:
-            if not busy[place]:
-                return 0, 0
-            row = self.rows[place]
-            low, high = row.bounds[self.batch]
-            return high - low, id(row.data)
-
-        for (size, _), places in groupby(range(len(self.rows)), kind):
-            found = list(places)
-            if size:
-                yield range(found[0], found[-1] + 1)
+    def _alike(self) -> list[range]:
+        """Neighbours whose batches are the same part of their orders, out of the same data."""
+        if self.batch not in self.alike:
+            kinds = [
+                (*row.bounds[self.batch], id(row.data)) if self.batch < row.batches else None
+                for row in self.rows
+            ]
+            found = groupby(range(len(self.rows)), kinds.__getitem__)
+            places = [list(own) for kind, own in found if kind is not None]
+            self.alike[self.batch] = [range(own[0], own[-1] + 1) for own in places]
+        return self.alike[self.batch]
 
     def _gathered(self, places: range) -> Part:
-        rows = self.rows[places.start : places.stop]
-        orders = [row.order[slice(*row.bounds[self.batch])] for row in rows]
-        seeds = [row.seed for row in rows]
-        return Part(places, *rows[0].data.train_together(orders, seeds, self.epoch))
+        row, part = self.rows[places.start], slice(places.start, places.stop)
+        orders = self.orders[part, slice(*row.bounds[self.batch])]
+        return Part(places, *row.data.train_together(orders, self.seeds[part], self.epoch))
 
     def _next_batches(self, busy: Sequence[bool]) -> list[Any]:
         """The batch of each row that has one left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,28 +87,39 @@ class Draw:
 
 @dataclass(frozen=True, eq=False)
 class JoinedDraw:
-    """Those of several batches that are one, one batch after another.
+    """Those of several batches of one size that are one, one batch after another.
 
     Parameters
     ----------
-    parts : tuple of Draw
-        Of each batch.
+    seeds : sequence of int
+        The seed of each batch's job.
+    epoch : int
+        The epoch, from 0.
+    batches : ndarray of int64, shape (R, B)
+        Sample numbers.
+    place : int
+        Place of the step among the steps of its view.
     """
 
-    parts: tuple[Draw, ...]
+    seeds: Sequence[int]
+    epoch: int
+    batches: npt.NDArray[np.int64]
+    place: int = 0
 
     @property
     def indices(self) -> npt.NDArray[np.int64]:
         """Sample numbers, of all batches."""
-        return np.concatenate([part.indices for part in self.parts])
+        return self.batches.reshape(-1)
 
     def bits(self) -> npt.NDArray[np.uint64]:
         """Return one 64-bit number per sample, the same as in its own batch."""
-        return np.concatenate([part.bits() for part in self.parts])
+        parts = zip(self.seeds, self.batches, strict=True)
+        own = [Draw(seed, self.epoch, indices, self.place) for seed, indices in parts]
+        return np.concatenate([draw.bits() for draw in own])
 
     def at(self, place: int) -> JoinedDraw:
         """Return the draw of another step for the same samples."""
-        return JoinedDraw(tuple(part.at(place) for part in self.parts))
+        return JoinedDraw(self.seeds, self.epoch, self.batches, place)
 
 
 AnyDraw = Draw | JoinedDraw
