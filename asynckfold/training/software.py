@@ -90,7 +90,7 @@ def software(
         ENVIRONMENT: " ".join(f"{key}={os.environ[key]}" for key in VARIABLES if key in os.environ),
         THREADS: str(threads_per_job),
         KERNELS: "yes" if torch.get_deterministic_debug_mode() == 2 else "no",
-        DENORMALS: "0" if flushing(1 if in_workers else threads_per_job) else "kept",
+        DENORMALS: "taken for 0" if flushing(1 if in_workers else threads_per_job) else "kept",
     }
     if gpus:
         cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]

@@ -57,6 +57,9 @@ from asynckfold.training.denormals import flush, flushed, flushing
 assert flushing(1)
 assert not flushing(2)
 assert not flushed()
+from asynckfold.training.software import software
+assert software(2)["denormal numbers"] == "taken for 0"
+assert software(2, in_workers=False)["denormal numbers"] == "kept"
 """
 
 NEW_POOL = """
