@@ -550,7 +550,7 @@ def _bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     # It only imports torch in the background, and would do so once for every row.
-    monkeypatch.setattr(cli_pool, "start_early", lambda nice: None)
+    monkeypatch.setattr(cli_pool, "start_early", lambda preload, nice: None)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 

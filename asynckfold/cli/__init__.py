@@ -127,7 +127,7 @@ def _tell_interruption(
 
 def run(parsed: argparse.Namespace, out: Output) -> int:
     """Cross-validate a sweep, or train one model alone."""
-    pool.start_early(_level(parsed))
+    pool.start_early(["torchvision"], _level(parsed))
     with patience(parsed, "importing torch"):
         sweep = sweep_parts(parsed)
         kfold = make_kfold(parsed, sweep)

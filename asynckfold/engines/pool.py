@@ -516,9 +516,11 @@ def take(nice: int = 0) -> WorkerPool:
     return WorkerPool(nice=nice)
 
 
-def start_early(nice: int = 0) -> None:
-    """Let the server import torch while this process does, for a sweep that comes soon."""
-    give_back(take(nice))
+def start_early(preload: Sequence[str] = (), nice: int = 0) -> None:
+    """Let the server import torch and more while this process does, for a sweep that comes soon."""
+    pool = take(nice)
+    pool.preload(preload)
+    give_back(pool)
 
 
 def give_back(pool: WorkerPool, idle_s: float = IDLE_SECONDS) -> None:
