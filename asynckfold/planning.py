@@ -117,7 +117,9 @@ class Planner:
                 if pool is not None:
                     if not data.held:
                         refuse(sending_problems({"dataset": bundle.data}))
-                    pool.preload(preloads(bundle, streams=not data.held))
+                    # Workers that are there already import what they lack by themselves.
+                    if not pool.workers:
+                        pool.preload(preloads(bundle, streams=not data.held))
                 if self.params.processes > 1:
                     refuse(_process_problems(draft, folds, data))
                 refuse(_part_problems(draft, folds))
