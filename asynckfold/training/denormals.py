@@ -1,6 +1,6 @@
 """Numbers so near to 0 that they lose digits are 0 in every job.
 
-Processors take them up to a hundred times slower than others, and Adam makes them: its moments
+Some processors take them many times slower than others, and Adam makes them: its moments
 decay by a factor a step wherever a gradient stays away. With them, 10 epochs of an MLP 784-128-10
 on MNIST took 1.5 times as long, and 30 epochs 1.65 times (Adam, 4,800 samples, 1 core of an Intel
 Xeon; on an AMD EPYC it was no slower).
