@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -288,10 +289,15 @@ def test_a_page_says_why_bits_are_not_claimed(root: Path) -> None:
 
 
 def test_a_disturbed_speedup_says_so_on_the_first_screen(root: Path) -> None:
-    walker = walk(report(root, Synthetic(others=0.8, epochs=1)))
-    first = " ".join(walker.texts["p"])
+    page = report(root, Synthetic(others=0.8, epochs=1))
+    first = " ".join(walk(page).texts["p"])
     assert "Disturbed: other programs used 0.8 cores while the serial loop was timed" in first
     assert "× as fast (disturbed): " in first
+    # A speedup that is too high is not what the page leads with.
+    leads = r'class="big">[^<]*× as fast'
+    quiet = report(root.with_name("quiet"), Synthetic(epochs=1))
+    assert not re.search(leads, page.read_text())
+    assert re.search(leads, quiet.read_text())
 
 
 def test_a_thousand_jobs_make_a_page_of_moderate_size(root: Path) -> None:
