@@ -379,9 +379,10 @@ def storage_error(error: OSError, path: Path, needed: int = 0) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         room = f"{_free(path)} bytes free at {path.parent}"
         text += f" (needs {needed} bytes, {room})" if needed else f" ({room})"
+    remedy = "raise the limit (ulimit -f)" if error.errno == errno.EFBIG else "make room"
     return StorageError(
         error.errno or errno.EIO,
-        f"{text}. What was recorded before stays; make room and run the same command again",
+        f"{text}. What was recorded before stays; {remedy} and run the same command again",
     )
 
 

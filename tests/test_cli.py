@@ -120,6 +120,15 @@ def told(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def test_the_command_does_not_wait_for_torchs_compiler(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.py"
+    seen = "'torch._dynamo.eval_frame' in sys.modules"
+    path.write_text(f"import sys, torchvision.transforms\nraise ValueError({seen})\n")
+    run = shell("run", path, "--root", tmp_path / "run")
+    assert "ValueError: False" in run.communicate(timeout=100)[1]
+    assert run.returncode == 2
+
+
 # A run from its start to its end
 
 

@@ -130,9 +130,7 @@ def sweep_parts(parsed: argparse.Namespace) -> SweepParts:
                 )
             ]
         )
-    if parsed.file:
-        return _from_file(parsed)
-    if not parsed.data:
+    if not parsed.file and not parsed.data:
         refuse(
             [
                 Problem(
@@ -142,7 +140,11 @@ def sweep_parts(parsed: argparse.Namespace) -> SweepParts:
                 )
             ]
         )
-    return _from_flags(parsed)
+    from asynckfold.training.compiling import import_on_demand
+
+    # Nothing is compiled in this process, and torchvision would import the compiler.
+    import_on_demand()
+    return _from_file(parsed) if parsed.file else _from_flags(parsed)
 
 
 # Built-in models and data

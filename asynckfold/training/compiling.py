@@ -10,6 +10,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -39,15 +40,32 @@ def compile_whole(model: nn.Module) -> None:
 
 
 _NAME, _KEPT = "torch._dynamo", "__dynamo_disable"
+_UTILS = f"{_NAME}.utils"
 
 
 class _OnDemand(ModuleType):
-    """Stands for ``torch._dynamo`` until somebody wants more of it than optimizers do."""
+    """Stands for a module of torch's compiler until somebody wants it."""
 
-    def __init__(self, spec: ModuleSpec) -> None:
-        super().__init__(_NAME)
+    def __init__(self, name: str, file: str) -> None:
+        super().__init__(name)
         # Whoever looks for a file among all modules wants nothing of this one.
-        self.__spec__, self.__file__ = spec, spec.origin
+        self.__spec__, self.__file__ = ModuleSpec(name, None, origin=file), file
+
+    def __getattr__(self, name: str) -> Any:
+        """Import the compiler, and be gone."""
+        if name == "__path__" and self.__name__ == _UTILS:
+            # An import of names from it asks whether it is a package.
+            raise AttributeError(name)
+        if isinstance(whole := sys.modules.get(_NAME), _Compiler):
+            whole.leave()
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+class _Compiler(_OnDemand):
+    """Stands for ``torch._dynamo``, of which optimizers want no more than this."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(_NAME, file)
         self.told: list[Callable[..., Any]] = []
 
     def disable(self, fn: Any = None, *args: Any, **options: Any) -> Any:
@@ -60,24 +78,31 @@ class _OnDemand(ModuleType):
     def graph_break(self, *args: Any, **options: Any) -> None:
         """Do what it does where nothing is compiled."""
 
-    def __getattr__(self, name: str) -> Any:
-        """Import the compiler, and be gone."""
-        if sys.modules.get(_NAME) is self:
-            del sys.modules[_NAME]
-            vars(torch).pop("_dynamo")
-            # What torch remembers of the answers above it must ask again.
-            for fn in self.told:
-                vars(fn).pop(_KEPT, None)
-        return getattr(importlib.import_module(_NAME), name)
+    def leave(self) -> None:
+        """Make room for the compiler itself."""
+        del sys.modules[_NAME], sys.modules[_UTILS]
+        vars(torch).pop("_dynamo")
+        # What torch remembers of the answers above it must ask again.
+        for fn in self.told:
+            vars(fn).pop(_KEPT, None)
+
+
+class _Utils(_OnDemand):
+    """Stands for ``torch._dynamo.utils``, of which torchvision imports one function."""
+
+    def is_compile_supported(self, *args: Any, **options: Any) -> Any:
+        """Ask the compiler."""
+        return self.__getattr__("is_compile_supported")(*args, **options)
 
 
 def import_on_demand() -> None:
     """Let this process import torch's compiler when it is wanted, unless it has it already.
 
     In a process that compiles nothing, a second of a start is saved so (torch 2.15). Whatever is
-    read from the module but the two functions that optimizers call imports it, as do
-    ``torch.compile`` and ``import torch._dynamo.config``.
+    read from it but the two functions that optimizers call, and the one that torchvision imports
+    and does not call, imports it, as do ``torch.compile`` and ``import torch._dynamo.config``.
     """
     spec = None if _NAME in sys.modules else importlib.util.find_spec(_NAME)
-    if spec is not None:
-        sys.modules[_NAME] = vars(torch)["_dynamo"] = _OnDemand(spec)
+    if spec is not None and spec.origin is not None:
+        sys.modules[_NAME] = vars(torch)["_dynamo"] = _Compiler(spec.origin)
+        sys.modules[_UTILS] = _Utils(_UTILS, str(Path(spec.origin).with_name("utils.py")))

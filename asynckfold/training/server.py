@@ -56,9 +56,9 @@ def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> No
     with lifeline(descriptor):
         # What is imported stays: looking for garbage in it took a tenth of the start.
         gc.disable()
-        for name in ["torch", "asynckfold.training.worker", *preload]:
-            importlib.import_module(name)
         _warm_up()
+        for name in ["asynckfold.training.worker", *preload]:
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -68,7 +68,7 @@ def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> No
 
 
 def _warm_up() -> None:
-    """Import what the first optimizer of a process imports; compute nothing."""
+    """Import torch, and what the first optimizer of a process imports; compute nothing."""
     import torch
 
     from asynckfold.training.compiling import import_on_demand

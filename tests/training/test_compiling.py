@@ -92,6 +92,7 @@ for kind in (torch.optim.Adam, torch.optim.SGD):
     optimizer.step()
     optimizer.zero_grad()
     optimizer.load_state_dict(optimizer.state_dict())
+import torchvision.transforms
 inspect.getmodule(compile("1", "nowhere", "eval"))
 assert not compiler_is_here()
 
@@ -113,11 +114,14 @@ assert torch._dynamo is sys.modules["torch._dynamo"]
         "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)).item() == 2",
         "import torch._dynamo.config",
         "assert torch.compiler.disable(lambda: 3)() == 3",
-        "import torchvision",
+        "assert torchvision.ops.roi_align.__globals__['is_compile_supported']('cpu')",
+        "from torch._dynamo.utils import counters",
     ],
-    ids=["compile", "import", "disable", "torchvision"],
+    ids=["compile", "import", "disable", "torchvision", "utils"],
 )
-def test_optimizers_do_without_the_compiler_until_somebody_wants_it(wanted: str) -> None:
+def test_the_compiler_is_not_there_until_somebody_wants_it(
+    wanted: str,
+) -> None:
     code = ON_DEMAND.replace("{wanted}", wanted)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -49,6 +49,18 @@ def test_a_job_knows_none(tmp_path: Path) -> None:
     assert not flushed()
 
 
+@pytest.mark.parametrize("trainer", ["measure", "estimate"])
+def test_the_serial_baseline_knows_none_so_that_no_speedup_comes_from_it(
+    tmp_path: Path, trainer: str
+) -> None:
+    torch.set_flush_denormal(False)
+    tiny = Tiny(tmp_path, {"watching": Watching})
+    (found,) = tiny.execute(*tiny.jobs, trainer=trainer)
+    # A job that fails leaves no accuracy behind, and no seconds where they are estimated.
+    assert found.accuracy if trainer == "measure" else found.seconds > 0
+    assert not flushed()
+
+
 OLD_POOL = """
 import torch
 torch.set_num_threads(2)
