@@ -14,7 +14,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ from asynckfold.training.fusion import (
     fuse_criterion,
     parts_of,
 )
-from asynckfold.training.fusion.arms import why_not_on_views
+from asynckfold.training.fusion.arms import why_not_on_views, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.isolation import isolated
 from asynckfold.training.kernels import with_fused_kernel
@@ -286,29 +286,38 @@ class _DryRun:
         # What the user's code raises in two replicas is the reason.
         try:
             models = [recipe.models[self.name]() for _ in range(2)]
-            plain = [copied(model) for model in models]
             opt_fn = partial(with_fused_kernel, recipe.opt_fn)
             precision, steps = bundle.plan.params.precision, self._steps()
             found = check_equivalence(models, recipe.criterion, steps, opt_fn, precision)
-            if found.refusal is not None:
-                return found.refusal
-            fused = fuse(models, [self.inputs[:2]])
-            if fused.why_vmap:
-                return f"there is no batched form of it: {fused.why_vmap}"
+            if found.fused is None:
+                return str(found.refusal)
+            if found.fused.why_vmap:
+                return f"there is no batched form of it: {found.fused.why_vmap}"
             self.fused = str(found)
-            arms, own = arms_of(fused, [opt_fn(model) for model in models], [range(2)])
+            optimizers = [opt_fn(model) for model in found.fused.models]
+            own = why_not_stackable(found.fused, optimizers, range(2))
             if own is None:
                 return ""
             self.fused += f"; each job steps an optimizer of its own: {own}"
-            batches = steps[0]
-            outputs = copied(plain[0])(batches[0][0])
-            criterion = fuse_criterion(recipe.criterion, len(plain), outputs, batches[0][1])
-            backward(fused, criterion, parts_of(batches), precision)
-            optimizers = [opt_fn(model) for model in plain]
-            reason = why_not_on_views(fused, arms, plain, optimizers) or ""
-            return f"{own}, and {reason}" if reason else ""
+            views = self._why_not_on_views(models, opt_fn, steps[0])
+            return f"{own}, and {views}" if views else ""
         except Exception as error:  # noqa: BLE001
             return f"{type(error).__name__} was raised: {error}"
+
+    def _why_not_on_views(
+        self,
+        models: Sequence[nn.Module],
+        opt_fn: Callable[[nn.Module], torch.optim.Optimizer],
+        batches: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    ) -> str | None:
+        """Return why optimizers of their own do not step them as one, or None where they do."""
+        plain, (inputs, targets) = [copied(model) for model in models], batches[0]
+        fused = fuse(models, [inputs])
+        arms, _ = arms_of(fused, [opt_fn(model) for model in models], [range(2)])
+        criterion = self.bundle.recipe.criterion
+        together = fuse_criterion(criterion, len(plain), copied(plain[0])(inputs), targets)
+        backward(fused, together, parts_of(batches), self.bundle.plan.params.precision)
+        return why_not_on_views(fused, arms, plain, [opt_fn(model) for model in plain])
 
     def _steps(self) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
         """Two steps of two replicas, whose batches differ in size by one sample."""

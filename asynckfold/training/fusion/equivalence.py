@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from asynckfold.training import seeding
-from asynckfold.training.fusion.fused import fuse
+from asynckfold.training.fusion.fused import FusedModule, fuse
 from asynckfold.training.fusion.gradients import Batch, backward, fuse_criterion, parts_of
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.tracing import copied
@@ -85,6 +85,8 @@ class Equivalence:
         What a nudge of its parameters changes in the plain model, in the shortest of these.
     refusal : str or None
         Why the models must not be fused; None when they may be.
+    fused : FusedModule or None
+        What was compared last, in float32; None where it is refused.
     """
 
     float64: Differences | None = None
@@ -92,6 +94,7 @@ class Equivalence:
     sensitivity: Differences | None = None
     refusal: str | None = None
     bfloat16: Differences | None = None
+    fused: FusedModule | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         """The largest difference in each precision."""
@@ -177,7 +180,7 @@ def check_equivalence(
                     f"and at most {allowed:.0e} is allowed"
                 )
                 return Equivalence(**found, refusal=text)
-    return Equivalence(**found)
+    return Equivalence(**found, fused=comparison.fused)
 
 
 class _Comparison:
