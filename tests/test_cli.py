@@ -120,13 +120,17 @@ def told(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_command_does_not_wait_for_torchs_compiler(tmp_path: Path) -> None:
+def test_the_command_imports_no_compiler_and_calls_exit_handlers(tmp_path: Path) -> None:
     path = tmp_path / "sweep.py"
-    seen = "'torch._dynamo.eval_frame' in sys.modules"
-    path.write_text(f"import sys, torchvision.transforms\nraise ValueError({seen})\n")
+    path.write_text(
+        "import atexit, sys, torchvision.transforms\n"
+        "atexit.register(print, 'goodbye')\n"
+        "raise ValueError('torch._dynamo.eval_frame' in sys.modules)\n"
+    )
     run = shell("run", path, "--root", tmp_path / "run")
-    assert "ValueError: False" in run.communicate(timeout=100)[1]
-    assert run.returncode == 2
+    out, err = run.communicate(timeout=100)
+    assert (run.returncode, out) == (2, "goodbye\n")
+    assert "ValueError: False" in err
 
 
 # A run from its start to its end

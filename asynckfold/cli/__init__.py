@@ -21,6 +21,9 @@ resumable, 130 interrupted by Ctrl-C and 143 by SIGTERM or a closed terminal, re
 from __future__ import annotations
 
 import argparse
+import atexit
+import logging
+import os
 import shlex
 import signal
 import sys
@@ -93,12 +96,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def program() -> int:
     """Be the process of the command; return its exit code."""
+    codes: list[int] = []
+    # Before anybody else's, and so the last to be called.
+    atexit.register(_leave, codes)
     with listening(*ENDINGS):
-        code = main()
+        codes.append(main())
         # Nothing is left to be saved, and a further Ctrl-C may not change how this ends.
         for number in ENDINGS:
             signal.signal(number, signal.SIG_IGN)
-    return code
+    return codes[0]
+
+
+def _leave(codes: Sequence[int]) -> None:
+    """End without taking modules down one by one: of torch and its kind that takes a second."""
+    if codes:
+        pool.close_warm()
+        logging.shutdown()
+        os._exit(codes[0])
 
 
 def _carried_out(parsed: argparse.Namespace, signals: Interruption) -> int:
