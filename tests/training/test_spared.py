@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 from asynckfold.messages import News, Remark, Task
 from asynckfold.plan import TrainerParams
+from asynckfold.pulse import Pulse
 from asynckfold.result import DONE, Result
 from asynckfold.store import CheckpointRef
 from asynckfold.training import several
@@ -147,6 +149,36 @@ def test_stopped_after_every_round_the_bits_are_the_same(
     last, _ = attempt(made("stopped"), None, number, refs)
     assert last is not None
     assert last.digest == whole.digest
+
+
+class Slow(Plain):
+    """Takes its time in any process but the first."""
+
+    first = os.getpid()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.05 if self.training and os.getpid() != self.first else 0)
+        return super().forward(inputs)
+
+
+class Counting(Pulse):
+    """Counts signs of life."""
+
+    count = 0
+
+    def beat(self) -> None:
+        self.count += 1
+        super().beat()
+
+
+def test_while_the_last_process_has_more_to_do_there_are_signs_of_life(tmp_path: Path) -> None:
+    parts = {"partition_size": {"cpu": 5, "gpu": 30}, "epochs_per_round": {"cpu": 1, "gpu": 3}}
+    made = tiny(tmp_path / "run", 2, 1, models={"slow": Slow}, **parts)
+    pulse, gpu = Counting(), Fake(tmp_path / "taken")
+    task = Task(made.jobs[0], 1, ())
+    several.train(made.bundle, task, made.batches, (), lambda news: None, never, pulse, gpu)
+    # It takes 18 steps, and rank 0 the first batch alone; some more are of the evaluation.
+    assert pulse.count >= 12
 
 
 class Centred(nn.Module):
