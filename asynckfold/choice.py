@@ -297,14 +297,13 @@ def _on_gpus(workload: Workload, found: Choice, probe: Probe | None, place: Path
         per_gpu[name], text = jobs_per_gpu(measured[name]) if name in measured else (1, text)
         why[name] += f"; {text}"
     costs = {**found.costs, **measured}
-    known = [Model(item.name, item.jobs, costs[item.name]) for item in workload.models()]
     return replace(
         found,
         why=why,
         costs=costs,
         per_gpu=per_gpu,
         failures={**found.failures, **failures},
-        prediction=predict(known, found.threads, workload.cores, workload.gpus, per_gpu),
+        prediction=_predicted(workload, found.threads, costs, per_gpu),
     )
 
 
@@ -314,6 +313,9 @@ def _measured_on_gpu(
     """As `_measured`, one and two at once on a GPU."""
     found: dict[str, Cost] = {}
     failures: dict[str, str] = {}
+    if workload.plan.params.processes > 1:
+        # A probe has one process, on the GPU: of a job with most of them on cores it says nothing.
+        return found, failures
     steps = sum(work.steps for model in models for work in model.jobs)
     most = GPU_START_SECONDS + 2 * len(models) * SETTING_SECONDS
     if most > PROBE_SHARE * steps * GPU_STEP_SECONDS / max(1, workload.gpus):
@@ -477,18 +479,30 @@ def _choice(
         else _estimated(model, workload.facts)
         for model in models
     }
-    count = workload.plan.params.processes
-    known = [Model(model.name, model.jobs, costs[model.name].shared_by(count)) for model in models]
-    cores = {name: threads * count for name, threads in decision.threads.items()}
     return Choice(
         decision.threads,
         decision.why,
         costs,
-        predict(known, cores, workload.cores, workload.gpus),
+        _predicted(workload, decision.threads, costs),
         workload.cores,
         decision.overturned,
         failures,
     )
+
+
+def _predicted(
+    workload: Workload,
+    threads: Mapping[str, int],
+    costs: Mapping[str, Cost],
+    per_gpu: Mapping[str, int] | None = None,
+) -> Prediction:
+    """What the sweep takes, each process of a job on a core of its own."""
+    count = workload.plan.params.processes
+    known = [
+        Model(item.name, item.jobs, costs[item.name].shared_by(count)) for item in workload.models()
+    ]
+    cores = {name: number * count for name, number in threads.items()}
+    return predict(known, cores, workload.cores, workload.gpus, per_gpu)
 
 
 def _estimated(model: Model, facts: Facts) -> Cost:

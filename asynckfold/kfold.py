@@ -108,7 +108,8 @@ class AsyncKFold:
         every `steps_per_round` steps, or replicas that push to a parameter server and fetch from it
         (Dean et al. 2012), with digits that differ, too. Also a key of `trainer_params`, like the
         two that follow; `partition_size` and `epochs_per_round` there give each clone a part of the
-        samples.
+        samples, and by kind of process, such as ``{"cpu": 1000, "gpu": 8000}``, the last clone is
+        trained on a GPU.
     processes : int
         Processes of a job, each on a core of its own; with more than one, `trainer` is not plain.
     shared_state : bool

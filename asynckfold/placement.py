@@ -15,6 +15,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
+from asynckfold.plan import SEVERAL
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -162,6 +164,14 @@ class Placement:
     def is_row(self) -> bool:
         """Whether its jobs are done one after another."""
         return self.trainer == "plain" and len(self.jobs) > 1
+
+    @property
+    def forks_onto_gpu(self) -> bool:
+        """Whether its worker leaves the GPU to a process that it forks.
+
+        It is then to be a new one, and ends afterwards: see `asynckfold.training.spared`.
+        """
+        return self.gpu is not None and self.trainer in SEVERAL
 
 
 ROW_SECONDS = 0.25

@@ -11,6 +11,8 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -97,11 +99,13 @@ class TrainerParams:
     partition_size : int or None
         Samples of the part of the training fold that each process gets in an epoch; for averaging.
         Parts that are together greater than the fold overlap, of smaller ones some samples are left
-        for another epoch. None divides the fold without rest or overlap. By kind of process, it is
-        given as ``{"cpu": 1000}``.
+        for another epoch. None divides the fold without rest or overlap.
     epochs_per_round : int or None
         Passes of each process over its part, by which a round, and an epoch, is through; for
         averaging, in place of `steps_per_round`.
+    gpu_partition_size, gpu_epochs_per_round : int or None
+        The same for the last process, which then computes on a GPU, and the others on cores. Given
+        by kind of process: ``partition_size={"cpu": 1000, "gpu": 8000}``.
     accumulate : int
         Batches of a process whose mean gradient is one step; for hogwild and parameter_server.
     precision : {"fp32", "bf16"}
@@ -140,9 +144,11 @@ class TrainerParams:
     staleness_aware: bool = False
     partition_size: int | None = None
     epochs_per_round: int | None = None
+    gpu_partition_size: int | None = None
+    gpu_epochs_per_round: int | None = None
 
     @classmethod
-    def from_mapping(cls, given: Mapping[str, Any] | None) -> TrainerParams:
+    def from_mapping(cls, words: Mapping[str, Any] | None) -> TrainerParams:
         """Check a user's dictionary and return the parameters.
 
         Raises
@@ -162,8 +168,8 @@ eval_batch_size, inner_val, lr_step, memory_format, n_pull, n_push, partition_si
 print_frequency, processes, save_checkpoint_frequency, shared_state, staleness_aware, \
 steps_per_round, trainer.
         """
-        known = {item.name for item in fields(cls)}
-        values = {key: _plain(value) for key, value in dict(given or {}).items()}
+        known = {item.name for item in fields(cls)} - {*_OF_GPU.values()}
+        values = {key: _plain(value) for key, value in dict(words or {}).items()}
         if "max_epochs" in values and "epochs" not in values:
             values["epochs"] = values.pop("max_epochs")
         problems = [
@@ -175,11 +181,13 @@ steps_per_round, trainer.
             for key in values
             if key not in known
         ]
-        size = values.get("partition_size")
-        if isinstance(size, Mapping):
-            refuse([*problems, *_kind_problems(size)])
-            values["partition_size"] = _plain(size["cpu"])
-        params = cls(**{key: value for key, value in values.items() if key in known})
+        values = {key: value for key, value in values.items() if key in known}
+        for name, of_gpu in _OF_GPU.items():
+            given = values.get(name)
+            if isinstance(given, Mapping):
+                problems += _kind_problems(name, given)
+                values[name], values[of_gpu] = (_plain(given.get(kind)) for kind in KINDS)
+        params = cls(**values)
         refuse([*problems, *params._problems()])
         return params
 
@@ -188,9 +196,11 @@ steps_per_round, trainer.
             value = getattr(self, name)
             if not _is_count(value) and not (value is None and name in _OPTIONAL):
                 yield Problem(
-                    f"{name} must be a whole number of at least 1",
+                    f"{_spelled(name)} must be a whole number of at least 1",
                     repr(value),
-                    f"Pass {name}=1 or more.",
+                    "Pass 1 or more for it."
+                    if name in _OF_GPU.values()
+                    else f"Pass {name}=1 or more.",
                 )
         yield from self._trainer_problems()
         yield from self._word_problems()
@@ -260,11 +270,57 @@ steps_per_round, trainer.
                 f"epochs_per_round={self.epochs_per_round!r}",
                 "Leave one of them out.",
             )
+        if self.on_gpu and self.trainer == "averaging" and self.processes == 1:
+            yield Problem(
+                "the last of several processes computes on the GPU, the others on cores",
+                f"processes=1, {self.by_kind}",
+                "Pass processes=2 or more; the plain trainer trains whole jobs on GPUs.",
+            )
 
     @property
     def deals_parts(self) -> bool:
         """Whether each process of averaging has a part of the samples for a whole epoch."""
         return self.partition_size is not None or self.epochs_per_round is not None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the last process of each job computes on a GPU."""
+        return self.gpu_partition_size is not None or self.gpu_epochs_per_round is not None
+
+    @property
+    def by_kind(self) -> str:
+        """What was given by kind of process, as it was given."""
+        found = {
+            name: dict(zip(KINDS, (getattr(self, name), getattr(self, of_gpu)), strict=True))
+            for name, of_gpu in _OF_GPU.items()
+            if getattr(self, of_gpu) is not None
+        }
+        return ", ".join(f"{name}={kinds}" for name, kinds in found.items())
+
+    def part_sizes(self, count: int) -> tuple[int, ...]:
+        """Return how many of `count` samples each process has in an epoch.
+
+        Examples
+        --------
+        >>> TrainerParams(processes=3).part_sizes(100)
+        (33, 33, 34)
+        >>> TrainerParams(processes=3, partition_size=30, gpu_partition_size=80).part_sizes(100)
+        (30, 30, 80)
+        """
+        asked = self.partition_size
+        if asked is None:
+            edges = [count * rank // self.processes for rank in range(self.processes + 1)]
+            return tuple(high - low for low, high in pairwise(edges))
+        sizes = self._by_rank(asked, self.gpu_partition_size)
+        return tuple(min(size, count) for size in sizes)
+
+    @property
+    def passes(self) -> tuple[int, ...]:
+        """How often each process passes over its part in an epoch."""
+        return self._by_rank(self.epochs_per_round or 1, self.gpu_epochs_per_round)
+
+    def _by_rank(self, cpu: int, gpu: int | None) -> tuple[int, ...]:
+        return (cpu,) * (self.processes - 1) + (cpu if gpu is None else gpu,)
 
     def seen(self, count: int) -> int:
         """Return how many samples all processes train on in an epoch over `count` samples.
@@ -277,9 +333,7 @@ steps_per_round, trainer.
         >>> dealt.seen(100)
         480
         """
-        size = self.partition_size
-        dealt = count if size is None else self.processes * min(size, count)
-        return dealt * (self.epochs_per_round or 1)
+        return sum(map(mul, self.part_sizes(count), self.passes))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -306,8 +360,19 @@ _LATER = (
     "staleness_aware",
     "partition_size",
     "epochs_per_round",
+    "gpu_partition_size",
+    "gpu_epochs_per_round",
 )
 """Parameters that the first plans did not have."""
+
+KINDS = ("cpu", "gpu")
+"""What a process of a job computes on."""
+
+_OF_GPU = {
+    "partition_size": "gpu_partition_size",
+    "epochs_per_round": "gpu_epochs_per_round",
+}
+"""Parameters that may be given by kind of process, and where that of the kind 'gpu' is kept."""
 
 WORDS = {
     "precision": ("fp32", "bf16"),
@@ -325,11 +390,11 @@ _COUNTS = (
     "accumulate",
     "n_push",
     "n_pull",
-    "partition_size",
-    "epochs_per_round",
+    *_OF_GPU,
+    *_OF_GPU.values(),
 )
 
-_OPTIONAL = ("partition_size", "epochs_per_round")
+_OPTIONAL = (*_OF_GPU, *_OF_GPU.values())
 """Those that may be left open."""
 
 _OF_TRAINER = {
@@ -345,15 +410,19 @@ _OF_TRAINER = {
 """The only trainers that a field says something to."""
 
 
-def _kind_problems(sizes: Mapping[Any, Any]) -> Iterator[Problem]:
-    """Yield why the processes of a job cannot be of these kinds."""
-    if set(sizes) == {"cpu"}:
-        return
-    yield Problem(
-        "the processes of a job are forked by one worker and compute on CPUs, of kind 'cpu'",
-        f"partition_size={dict(sizes)}",
-        f"Pass partition_size={sizes.get('cpu', 1000)!r}; a GPU trains whole jobs only.",
-    )
+def _kind_problems(name: str, given: Mapping[Any, Any]) -> Iterator[Problem]:
+    """Yield why what was given by kind of process does not say it of each."""
+    if {*given} not in ({"cpu"}, {*KINDS}) or any(value is None for value in given.values()):
+        yield Problem(
+            f"{name} by kind of process has a number for 'cpu', or for 'cpu' and 'gpu'",
+            f"{name}={dict(given)}",
+            "Pass one for each of these kinds, or one number for all.",
+        )
+
+
+def _spelled(name: str) -> str:
+    """The name of a parameter as it is given."""
+    return next((f"{key} of the kind 'gpu'" for key, own in _OF_GPU.items() if own == name), name)
 
 
 def _plain(value: Any) -> Any:

@@ -120,9 +120,13 @@ class Planner:
                     # Workers that are there already import what they lack by themselves.
                     if not pool.workers:
                         pool.preload(preloads(bundle, streams=not data.held))
-                if self.params.processes > 1:
-                    refuse(_process_problems(draft, folds, data))
-                refuse(_part_problems(draft, folds))
+                why_no_gpu = machine.gpus().reason
+                refuse(
+                    [
+                        *_process_problems(draft, folds, data, why_no_gpu),
+                        *_part_problems(draft, folds),
+                    ]
+                )
                 self.display.doing("checking the candidates")
                 everywhere = make.everything("preflight", 1)
                 check = Checker(make, everywhere, make.allotted, make.max_wait, self.signals)
@@ -387,13 +391,24 @@ def _scorer_names(scoring: Any) -> list[tuple[str, str]]:
     return [(name, spec) for name, spec in pairs if isinstance(spec, str)]
 
 
-def _process_problems(draft: Plan, folds: Sequence[Fold], data: Prepared) -> Iterator[Problem]:
+def _process_problems(
+    draft: Plan, folds: Sequence[Fold], data: Prepared, why_no_gpu: str
+) -> Iterator[Problem]:
     """Yield why several processes cannot train one model here."""
-    if draft.device != "cpu":
+    if draft.params.processes == 1:
+        return
+    if draft.params.on_gpu and draft.device == "cpu":
         yield Problem(
-            "several processes train one model on CPUs only",
+            "a process of the kind 'gpu' needs a GPU",
+            f"{draft.params.by_kind}, and none: {why_no_gpu}",
+            "Leave the kind 'gpu' out, or see `asynckfold doctor`.",
+        )
+    elif draft.device != "cpu" and not draft.params.on_gpu:
+        yield Problem(
+            "several processes train one model on CPUs only, but for the last one of averaging",
             f"processes={draft.params.processes}, and a GPU",
-            "Pass devices='cpu'.",
+            "Pass devices='cpu', or, for a process on the GPU, trainer='averaging' with a "
+            "partition_size or epochs_per_round of the kinds 'cpu' and 'gpu'.",
         )
     if not data.held:
         yield Problem(
@@ -418,23 +433,28 @@ def _process_problems(draft: Plan, folds: Sequence[Fold], data: Prepared) -> Ite
 
 
 def _part_problems(draft: Plan, folds: Sequence[Fold]) -> Iterator[Problem]:
-    """Yield why parts of this size cannot be dealt out."""
-    asked, size = draft.params.partition_size, draft.batch_size
-    if asked is None:
-        return
-    if asked < size:
-        yield Problem(
-            "the part of a process must make a batch",
-            f"partition_size={asked} and batch_size={size}",
-            f"Pass partition_size={size} or more, or batch_size={asked} or less.",
-        )
-    least = min(len(fold.train) for fold in folds)
-    if asked > least:
-        yield Problem(
-            "the part of a process must not exceed the training fold",
-            f"partition_size={asked} of {least} samples",
-            f"Pass partition_size={least} or less, and epochs_per_round for several passes.",
-        )
+    """Yield why parts of these sizes cannot be dealt out."""
+    size, least = draft.batch_size, min(len(fold.train) for fold in folds)
+    of_kinds = {
+        "": draft.params.partition_size,
+        " of the kind 'gpu'": draft.params.gpu_partition_size,
+    }
+    for kind, asked in of_kinds.items():
+        if asked is None:
+            continue
+        if asked < size:
+            yield Problem(
+                "the part of a process must make a batch",
+                f"partition_size={asked}{kind} and batch_size={size}",
+                f"Pass partition_size={size}{kind} or more, or batch_size={asked} or less.",
+            )
+        if asked > least:
+            yield Problem(
+                "the part of a process must not exceed the training fold",
+                f"partition_size={asked}{kind} of {least} samples",
+                f"Pass partition_size={least}{kind} or less, and epochs_per_round for several "
+                "passes.",
+            )
 
 
 def _identity(machine: Machine) -> dict[str, Any]:

@@ -503,6 +503,54 @@ def test_help_is_complete(verb: str, capsys: pytest.CaptureFixture[str]) -> None
         assert all(option in text for option in action.option_strings)
 
 
+@pytest.mark.parametrize(
+    ("words", "size", "passes"),
+    [
+        ("--partition-size 1000 --epochs-per-round 2", 1000, 2),
+        (
+            "--partition-size cpu=1000,gpu=8000 --epochs-per-round cpu=1,gpu=3",
+            {"cpu": 1000, "gpu": 8000},
+            {"cpu": 1, "gpu": 3},
+        ),
+    ],
+)
+def test_parts_may_be_given_by_kind_of_process(words: str, size: Any, passes: Any) -> None:
+    parsed = make_parser().parse_args(["run", "--root", "r", *words.split()])
+    assert (parsed.partition_size, parsed.epochs_per_round) == (size, passes)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--partition-size many", "must be a whole number, or one by kind such as cpu=1000,gpu=8"),
+        ("--epochs-per-round cpu=1,gpu", "or one by kind such as cpu=1000,gpu=8000, received 'cpu"),
+        (
+            "--partition-size tpu=3",
+            "--partition-size by kind of process has a number for 'cpu', or",
+        ),
+        (
+            "--partition-size cpu=9,gpu=0 --epochs-per-round 0",
+            "--epochs-per-round must be a whole number of at least 1: received 0",
+        ),
+        (
+            "--partition-size cpu=40,gpu=80 --devices cpu",
+            "received partition_size={'cpu': 40, 'gpu': 80}, and none: devices is 'cpu'",
+        ),
+    ],
+)
+def test_what_is_wrong_with_parts_is_told_in_flags(
+    words: str, told: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = f"run {SMALL} --trainer averaging --processes 2 --root {root} {words}"
+    try:
+        code = main(given.split())
+    except SystemExit as caught:
+        code = int(caught.code or 0)
+    assert code == 2
+    assert told in capsys.readouterr().err
+    assert not root.exists()
+
+
 def test_help_names_everything_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--help"])

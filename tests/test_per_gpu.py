@@ -31,6 +31,7 @@ from asynckfold.errors import WorkerDiedError
 from asynckfold.interruption import Interruption
 from asynckfold.messages import Remark, Started, Task
 from asynckfold.placement import Gpu, Load, Placement, place
+from asynckfold.plan import TrainerParams
 from asynckfold.probing import Prober
 from asynckfold.pulse import Pulse
 from asynckfold.store import RunStore
@@ -155,6 +156,31 @@ def test_a_sweep_on_cpus_knows_nothing_of_it() -> None:
     assert {(item.jobs_per_gpu, item.gpu_memory) for item in requests(found, work).values()} == {
         (1, 0)
     }
+
+
+def test_a_job_with_one_process_on_a_gpu_books_that_and_a_core_for_each() -> None:
+    gpu, work = FakeGpu(), workload()
+    words = TrainerParams(
+        epochs=1000, trainer="averaging", processes=2, partition_size=320, gpu_partition_size=3200
+    )
+    work = replace(work, plan=replace(work.plan, params=words))
+    found = choose(work, gpu)
+    assert (gpu.asked, found.threads, found.per_gpu) == ([], {"M": 1}, {"M": 1})
+    asked = list(requests(found, work).values())
+    assert {(item.threads, item.gpu, item.jobs_per_gpu, item.trainer) for item in asked} == {
+        (2, True, 1, "averaging")
+    }
+    gpus = (Gpu(0, GIB, GIB), Gpu(1, GIB, GIB))
+    load = Load(tuple(range(6)), tuple(range(6)), 1 << 40, gpus)
+    placed = place(asked, [], load)
+    assert [(item.cores, item.gpu) for item in placed] == [((0, 1), 0), ((2, 3), 1)]
+    assert all(item.forks_onto_gpu for item in placed)
+    assert len(place(asked, [], replace(load, cores=(0, 1, 2), idle=(0, 1, 2)))) == 1
+    # 12 jobs on one GPU, one after another.
+    longest = max(item.seconds for item in asked)
+    assert found.prediction.makespan == pytest.approx(12 * longest)
+    again = choose(work, gpu, before=found)
+    assert (again.per_gpu, gpu.asked) == (found.per_gpu, [])
 
 
 def test_what_was_chosen_stays_and_is_remembered(tmp_path: Path) -> None:

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from asynckfold import CVResults, InputError, RunStore
+from asynckfold import CVResults, InputError, RunStore, fit
 from asynckfold.result import DONE
+from tests import fake_gpu
 from tests.leftovers import gone
 from tests.nursery import Nursery
-from tests.test_hogwild import ended_well, kfold, leads, members, start, wait_for
-from tests.toy import Tiny, adam
+from tests.test_hogwild import (
+    ended_well,
+    errors_of,
+    kfold,
+    leads,
+    members,
+    slow,
+    start,
+    wait_for,
+)
+from tests.toy import Tiny, adam, samples
 
 BOTH = pytest.mark.parametrize("trainer", ["allreduce", "averaging"])
 
@@ -67,6 +80,133 @@ def test_killed_it_continues_and_ends_with_the_same_bits(
     assert found == {name: (item.weights, item.averaged) for name, item in whole.results.items()}
 
 
+# A process on a GPU
+
+ON_GPU = """
+import sys, time
+from pathlib import Path
+from asynckfold.engines import machine
+from tests import fake_gpu
+from tests.test_hogwild import kfold
+from tests.toy import adam
+
+machine.load_nvml = fake_gpu.load_nvml
+slow = Path(sys.argv[1]).with_name("SLOW")
+
+class Slow(fake_gpu.OnFakeGpu):
+    def forward(self, inputs):
+        time.sleep(0.02 if self.training and slow.exists() else 0)
+        return super().forward(inputs)
+
+results = kfold(sys.argv[1], trainer="averaging")(
+    {"slow": Slow}, ["cosine"], adam, {"epochs": 12, **fake_gpu.KINDS}
+)
+print(results.best_score_)
+"""
+
+
+@pytest.fixture
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asynckfold.engines.machine.load_nvml", fake_gpu.load_nvml)
+
+
+def on_gpu(root: Path, epochs: int, **settings: object) -> CVResults:
+    words = {"epochs": epochs, **fake_gpu.KINDS}
+    asked = kfold(root, trainer="averaging", **settings)
+    return asked({"slow": fake_gpu.OnFakeGpu}, ["cosine"], adam, words)
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_a_sweep_books_a_gpu_beside_the_cores(root: Path) -> None:
+    found = on_gpu(root, epochs=2)
+    rows = found.to_frame("fold")
+    assert set(rows["device"]) == {"cuda:0"}
+    assert {(item.threads, len(item.cores)) for item in found.results.values()} == {(2, 2)}
+    assert {item.averaged.samples for item in found.results.values() if item.averaged} == {
+        (80, 400)
+    }
+    with RunStore.read(root) as store:
+        told = [event.text for event in store.events() if event.kind == "averaging"]
+        asked = Counter(item.outcome for item in store.attempts())
+    assert all(text.endswith("of each process: 80, 400 (GPU)") for text in told)
+    assert (len(told), asked) == (2, {"ok": 2})
+    assert all("GPU 0 taken by " in (root / name / "log.txt").read_text() for name in found.results)
+    assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_one_model_alone_has_a_process_on_the_gpu_too(root: Path) -> None:
+    found = fit(
+        fake_gpu.OnFakeGpu,
+        samples(120),
+        adam,
+        nn.CrossEntropyLoss(),
+        root,
+        10,
+        epochs=1,
+        trainer_params=fake_gpu.KINDS,
+        trainer="averaging",
+        processes=2,
+        verbose=0,
+    )
+    assert found.result.averaged is not None
+    assert found.result.averaged.samples == (40, 200)
+    assert found.results.to_frame("fold")["device"][0] == "cuda:0"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("_gpu")
+def test_with_its_gpu_process_killed_it_ends_with_the_same_bits(root: Path, warm: Nursery) -> None:
+    slow(root).touch()
+    script = warm.start(["-c", ON_GPU, root], root.with_name("printed"), errors=errors_of(root))
+    (lead,) = wait_for(root, leads)
+    family = {lead, *members(lead)}
+    os.kill(max(members(lead)), signal.SIGKILL)
+    outcomes = ended_well(script, root)
+    assert outcomes == ["died", "ok", "ok"]
+    assert gone(family)
+    with RunStore.read(root) as store:
+        found = {name: (item.weights, item.averaged) for name, item in store.results().items()}
+        logs = [(root / name / "log.txt").read_text() for name in found]
+    assert any("continues after epoch" in log for log in logs)
+    whole = on_gpu(root.with_name("whole"), epochs=12)
+    assert found == {name: (item.weights, item.averaged) for name, item in whole.results.items()}
+
+
+@pytest.mark.usefixtures("_gpu")
+@pytest.mark.parametrize(
+    ("settings", "params", "told"),
+    [
+        ({}, {}, "processes=2, and a GPU. Pass devices='cpu', or, for a process on the GPU, train"),
+        ({"trainer": "hogwild"}, {}, "several processes train one model on CPUs only, but for the"),
+        (
+            {"devices": "cpu"},
+            {"epochs_per_round": {"cpu": 1, "gpu": 3}},
+            r"needs a GPU: received epochs_per_round=\{'cpu': 1, 'gpu': 3\}, and none: devices is",
+        ),
+        (
+            {},
+            {"partition_size": {"cpu": 121, "gpu": 7}},
+            "(?s)=121 of 120.*=7 of the kind 'gpu' and batch_size=8. Pass partition_size=8 of",
+        ),
+        ({}, {"partition_size": {"cpu": 8, "gpu": 121}}, "=121 of the kind 'gpu' of 120 samples"),
+    ],
+)
+def test_what_cannot_be_done_on_a_machine_with_a_gpu_is_refused(
+    root: Path, settings: dict[str, object], params: dict[str, object], told: str
+) -> None:
+    with pytest.raises(InputError, match=told):
+        kfold(root, **{"trainer": "averaging", **settings})({"t": Tiny}, ["cosine"], adam, params)
+    assert not root.exists()
+
+
+def test_without_a_gpu_all_that_is_wrong_is_told_at_once(root: Path) -> None:
+    asked = kfold(root, trainer="averaging")
+    asked.settings = replace(asked.settings, devices="cpu")
+    with pytest.raises(InputError, match=r"(?s)2 problems.*needs a GPU.*must not exceed"):
+        asked({"t": Tiny}, ["cosine"], adam, {"partition_size": {"cpu": 8, "gpu": 8000}})
+
+
 @pytest.mark.parametrize(
     ("settings", "params", "told"),
     [
@@ -74,7 +214,7 @@ def test_killed_it_continues_and_ends_with_the_same_bits(
         ({"trainer": "hogwild"}, {"steps_per_round": 2}, "steps_per_round applies to"),
         ({"trainer": "averaging", "shared_state": True}, {}, "shared_state applies to"),
         ({"trainer": "averaging"}, {"steps_per_round": 0}, "steps_per_round must be a whole"),
-        ({"trainer": "averaging"}, {"partition_size": {"gpu": 8}}, "processes of a job are forked"),
+        ({"trainer": "averaging"}, {"partition_size": {"gpu": 8}}, "by kind of process has a"),
         ({"trainer": "allreduce", "processes": 4096}, {}, "processes must not exceed"),
     ],
 )

@@ -287,17 +287,19 @@ def _add_training_flags(verb: argparse.ArgumentParser, alone: bool) -> None:
     )
     group.add_argument(
         "--partition-size",
-        type=int,
+        type=_by_kind,
         metavar="N",
         help="averaging: samples of a process's part of the training fold in an epoch; greater "
-        "parts overlap (default: equal parts of all samples)",
+        "parts overlap (default: equal parts of all samples); with cpu=1000,gpu=8000 the last "
+        "process of each job computes on a GPU",
     )
     group.add_argument(
         "--epochs-per-round",
-        type=int,
+        type=_by_kind,
         metavar="N",
         help="averaging: average after so many passes of each process over its part, which is an "
-        "epoch, in place of --steps-per-round",
+        "epoch, in place of --steps-per-round; by kind of process such as cpu=1,gpu=3, as "
+        "--partition-size",
     )
     group.add_argument(
         "--accumulate",
@@ -533,6 +535,18 @@ def _fuse(text: str) -> bool | int | str:
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"must be auto, yes, no or a whole number, received {text!r}"
+        ) from None
+
+
+def _by_kind(text: str) -> int | dict[str, int]:
+    try:
+        if "=" not in text:
+            return int(text)
+        pairs = (word.split("=") for word in text.split(","))
+        return {kind.strip(): int(number) for kind, number in pairs}
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number, or one by kind such as cpu=1000,gpu=8000, received {text!r}"
         ) from None
 
 

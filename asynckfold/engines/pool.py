@@ -82,6 +82,7 @@ class Worker:
         self.pulse = pulse
         self.pid = 0
         self.bundle = ""
+        self.used = False
         self.work: Work | None = None
         self.open = True
         self.status: int | None = None
@@ -161,10 +162,12 @@ class WorkerPool:
         # A server that is dying hangs up before it can be waited for.
         return not (self._closing or self._lost) and self._server.poll() is None
 
-    def idle_worker(self, bundle: str) -> Worker | None:
+    def idle_worker(self, bundle: str, placement: Placement) -> Worker | None:
         """Return a worker without work, one that knows the bundle if there is one."""
         with self._lock:
             free = [worker for worker in self.workers if worker.alive and not worker.busy]
+        if placement.forks_onto_gpu:
+            free = [worker for worker in free if not worker.used]
         known = [worker for worker in free if worker.bundle == bundle]
         return next(iter(known or free), None)
 
@@ -187,13 +190,14 @@ class WorkerPool:
             it is later where the server cannot fork.
         """
         try:
-            worker = self.idle_worker(bundle) or self._start_worker()
+            worker = self.idle_worker(bundle, work.placement) or self._start_worker()
         except OSError as error:
             self._refused.append((work, error.errno or errno.EAGAIN))
             return None
         worker.pulse.ask(False)
         worker.pulse.ask_threads(0)
         worker.pulse.aside()
+        worker.used = True
         with self._lock:
             worker.work = work
             worker.oom_kills = oom_kills()
@@ -385,6 +389,9 @@ class WorkerPool:
         work = self._take_work(worker)
         if work is None:
             return
+        if work.placement.forks_onto_gpu:
+            # As after "lost": it ends by itself.
+            worker.open = False
         if kind == "answer":
             work.future.set_result(Answer(content[0], worker.pid, content[1]))
         elif kind == "storage":
@@ -488,8 +495,12 @@ def _start_server(
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    """One thread while libraries are imported: pools that exist would make a fork unsafe."""
-    return {**given, **_ONE_THREAD}
+    """One thread while libraries are imported: pools that exist would make a fork unsafe.
+
+    Nor must code of the user's that asks torch whether there is a GPU use CUDA by that, before
+    another process is forked to use it.
+    """
+    return {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **given, **_ONE_THREAD}
 
 
 class _Warm:

@@ -134,7 +134,7 @@ class ProcessEngine:
         for work, number in waiting:
             if work.future not in self._running:
                 continue  # of an engine that was closed
-            if self._pool.idle_worker(self._key) is not None:
+            if self._pool.idle_worker(self._key, work.placement) is not None:
                 self._run(work)
             elif any(worker.alive for worker in self._pool.workers):
                 self._waiting.append((work, number))

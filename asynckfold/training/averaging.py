@@ -11,6 +11,11 @@ see each once. With ``partition_size`` or ``epochs_per_round`` each process has 
 samples for the whole epoch instead (`partitions`): parts may overlap, and a round may be so many
 passes over them, by which the epoch is through, too.
 
+The last process may compute on a GPU, with a part of another size and more passes over it. It is
+forked before anything is trained (`spared`) and has a copy of its clone there, which it fetches
+before a round or an evaluation and hands back after a round; what its optimizer keeps, it tells
+when a checkpoint is written. Nobody else knows where it computes.
+
 Parameters and running statistics are averaged; what an optimizer keeps is each process's own.
 Within a round the learning rate stays, and nothing is saved, stopped or paused. The mean is summed
 in the order of the ranks: the same plan gives the same bits each time. One process is the plain
@@ -31,14 +36,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from asynckfold.messages import Remark
 from asynckfold.result import Averaged, Epoch
 from asynckfold.training import loop
+from asynckfold.training.crew import Crew
+from asynckfold.training.kernels import follow_parameters, leave_open
 from asynckfold.training.loop import Report
 from asynckfold.training.partitions import Deal
-from asynckfold.training.shared import place, shared
-from asynckfold.training.team import Stepping, average, set_settings, settings_of, tensors_of
+from asynckfold.training.shared import copy_each, place, shared
+from asynckfold.training.team import (
+    Stepping,
+    average,
+    frozen,
+    set_settings,
+    settings_of,
+    tensors_of,
+    thawed,
+)
 
 
 @dataclass(frozen=True)
@@ -50,21 +66,40 @@ class _Round:
     settings: list[dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class _Start:
+    """On the GPU: take up what optimizer and criterion have kept so far, frozen."""
+
+    optimizer: Any
+    criterion: Any
+
+
+@dataclass(frozen=True)
+class _TellState:
+    """On the GPU: what does your optimizer keep?"""
+
+
 @dataclass(eq=False)
 class Averaging(Stepping):
     """A job in progress, of which each process trains a clone.
 
     ``clones`` are parameters and buffers of each rank, ``rounds`` how often they were averaged, and
     ``seen`` how many samples each rank has trained on, those of later epochs counted again.
-    ``deal`` says who has which part of the samples, where each has one for an epoch.
+    ``deal`` says who has which part of the samples, where each has one for an epoch. ``steps`` are
+    those that each rank has taken, in shared memory, and ``clone_of_gpu`` that of the rank which
+    has a copy of it on a GPU.
     """
 
     clones: list[list[torch.Tensor]] = field(default_factory=list)
     rounds: int = 0
     seen: list[int] = field(default_factory=list)
     deal: Deal | None = None
+    steps: torch.Tensor = field(init=False)
+    steps_heard: int = 0
+    clone_of_gpu: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        (self.steps,) = shared([torch.zeros(self.params.processes, dtype=torch.int64)])
         self.seen = [0] * self.params.processes
         self.deal = loop.deal_of(self.bundle.plan, len(self.train), self.model)
         if self.deal is not None:
@@ -82,8 +117,20 @@ class Averaging(Stepping):
         if self.deal is None:
             return super().samples_of(batch)
         low, high = self.bounds[batch]
-        number = self.epoch * self.deal.passes + self.deal.pass_of(batch)
+        number = self.epoch * max(self.deal.passes) + self.deal.numbers[batch]
         return self.data.train(self.order[low:high], self.seed, number)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether this is the process that computes on a GPU."""
+        return self.gpu is not None and self.rank == self.params.processes - 1
+
+    def enlist_ahead(self) -> None:
+        """Fork the process that computes on a GPU."""
+        if self.gpu is not None:
+            self.clone_of_gpu = shared(tensors_of(self.model))
+            self.ahead = Crew(0, self._obey, self.cores)
+            self.ahead.enlist([self.params.processes - 1])
 
     def share(self) -> None:
         """Make a clone for each."""
@@ -91,17 +138,69 @@ class Averaging(Stepping):
         found = tensors_of(self.model)
         self.clones = [shared(found) for _ in range(self.params.processes)]
         place(found, self.clones[0])
+        if self.ahead is not None:
+            copy_each(self.clone_of_gpu, found)
+            self.clones[-1] = self.clone_of_gpu
+            # A GPU takes seconds to be ready.
+            self.pulse.aside()
+            criterion = self.criterion
+            kept = criterion.state_dict() if isinstance(criterion, nn.Module) else {}
+            self.ahead.order(_Start(frozen(super().optimizer_state()["ranks"][-1]), frozen(kept)))
+            self.ahead.gather()
 
     def enter(self) -> None:
         """Take up one's clone."""
-        super().enter()
-        place(tensors_of(self.model), self.clones[self.rank])
+        if not self.is_on_gpu:
+            super().enter()
+            place(tensors_of(self.model), self.clones[self.rank])
+            return
+        assert self.gpu is not None
+        self.device = self.gpu.take()
+        copies = [tensor.to(self.device, copy=True) for tensor in self.clone_of_gpu]
+        place(tensors_of(self.model), copies)
+        # For modules that do more than that, such as LSTM, whose weights are to lie side by side.
+        self.model.to(self.device)
+        self.data = loop.moved(self.data, self.device)
+        if isinstance(self.criterion, nn.Module):
+            self.criterion = self.criterion.to(self.device)
+        # It was forked before any epoch began.
+        self.epoch = -1
 
-    def obey(self, order: _Round) -> list[float]:
+    def obey(self, order: _Round | _Start | _TellState) -> Any:
         """Train one's clone for a round; return the losses."""
-        self.begin(order.epoch, order.first)
-        set_settings(self.optimizer, order.settings)
-        return self._trained(order.first)
+        if isinstance(order, _Round):
+            self.begin(order.epoch, order.first)
+            set_settings(self.optimizer, order.settings)
+            if self.device.type != "cpu":
+                leave_open(self.optimizer)
+            self.catch_up()
+            losses = self._trained(order.first)
+            if self.is_on_gpu:
+                copy_each(self.clone_of_gpu, tensors_of(self.model))
+            return losses
+        if not self.is_on_gpu:
+            return None
+        if isinstance(order, _TellState):
+            return frozen(self.optimizer.state_dict()["state"])
+        self.optimizer.load_state_dict(thawed(order.optimizer))
+        follow_parameters(self.optimizer)
+        if isinstance(self.criterion, nn.Module):
+            self.criterion.load_state_dict(thawed(order.criterion))
+        return None
+
+    def catch_up(self) -> None:
+        """On the GPU: fetch one's clone."""
+        if self.is_on_gpu:
+            copy_each(tensors_of(self.model), self.clone_of_gpu)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return what each process's optimizer keeps, on whatever device."""
+        found = super().optimizer_state()
+        if self.gpu is not None and self.crew is not None:
+            self.crew.order(_TellState())
+            self.crew.gather()
+            found["ranks"][-1]["state"] = thawed(self.crew.answers[self.params.processes - 1])
+        return found
 
     def step(self) -> None:
         """Train for a round; the first batch alone."""
@@ -112,7 +211,7 @@ class Averaging(Stepping):
             return
         crew.order(_Round(self.epoch, first, settings_of(self.optimizer)))
         found = {0: self._trained(first)}
-        crew.gather()
+        crew.gather(self._listen)
         losses = {rank: iter(part) for rank, part in (found | crew.answers).items()}
         owners = self._owners(first)
         counts = self._see(first, owners)
@@ -127,10 +226,19 @@ class Averaging(Stepping):
         """Train on one's part of the round that begins with this batch; return the losses."""
         losses = []
         for batch in self._part(first, self.rank):
-            losses.append(float(loop.training_step(self, *self.samples_of(batch))))
+            losses.append(loop.training_step(self, *self.samples_of(batch)))
+            self.steps[self.rank] += 1
             if self.rank == 0:
                 self.pulse.beat()
-        return losses
+        # Only now: to read a number from a GPU is to wait for it.
+        return [float(loss) for loss in losses]
+
+    def _listen(self) -> None:
+        """Show that others go on, who may have more to do than rank 0."""
+        heard = int(self.steps.sum())
+        if heard != self.steps_heard:
+            self.steps_heard = heard
+            self.pulse.beat()
 
     def _part(self, first: int, rank: int) -> list[int]:
         """The batches of a rank in the round that begins with this batch."""
@@ -160,7 +268,7 @@ class Averaging(Stepping):
             seconds = sum(epoch.seconds for epoch in self.epochs)
             text = (
                 f"{self.rounds} rounds in {seconds:.1f} s; samples × epochs of each process: "
-                f"{', '.join(map(str, self.seen))}"
+                f"{', '.join(map(str, self.seen))}{' (GPU)' if self.params.on_gpu else ''}"
             )
             self.log.write(f"{text}\n")
             report(Remark(self.task.job.id, "averaging", text))

@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -63,15 +63,22 @@ class Crew:
 
     def __init__(self, count: int, work: Work, cores: Sequence[int] = ()) -> None:
         self._members: list[_Member] = []
+        self._work, self._cores = work, cores
         self.answers: dict[int, Any] = {}
+        self.enlist(range(1, count + 1))
+
+    def enlist(self, ranks: Iterable[int]) -> None:
+        """Fork members of these ranks, but for those that are there."""
+        there = {member.rank for member in self._members}
         try:
-            for rank in range(1, count + 1):
-                self._members.append(self._forked(rank, work, cores[rank : rank + 1]))
+            for rank in ranks:
+                if rank not in there:
+                    self._members.append(self._forked(rank))
         except BaseException:
             self.close()
             raise
 
-    def _forked(self, rank: int, work: Work, cores: Sequence[int]) -> _Member:
+    def _forked(self, rank: int) -> _Member:
         mine, theirs = Pipe()
         parent = os.getpid()
         sys.stdout.flush()
@@ -86,9 +93,9 @@ class Crew:
                 for member in self._members:
                     member.pipe.close()
                 proc.die_with_parent(parent)
-                proc.pin(0, cores)
+                proc.pin(0, self._cores[rank : rank + 1])
                 torch.set_num_threads(1)
-                _obey(rank, theirs, work)
+                _obey(rank, theirs, self._work)
             except BaseException:  # noqa: BLE001
                 traceback.print_exc()
             finally:

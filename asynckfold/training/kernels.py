@@ -54,6 +54,13 @@ def with_fused_kernel(opt_fn: Callable[[nn.Module], Any], model: nn.Module) -> A
     return optimizer
 
 
+def leave_open(optimizer: Optimizer) -> None:
+    """Leave to torch again which kernel is taken on a GPU, where older versions lack Adagrad's."""
+    if type(optimizer) is optim.Adagrad:
+        for group in optimizer.param_groups:
+            group["fused"] = None
+
+
 def follow_parameters(optimizer: Optimizer) -> None:
     """Lay what an optimizer keeps of each element out in memory as its parameter is.
 

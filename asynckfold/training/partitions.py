@@ -8,7 +8,8 @@
 
 The parts begin at equal distances, in proportion to their sizes where these differ, so that all
 samples are in some part as soon as the sizes add up to them, and none is in two before. A process
-passes over its part once an epoch, or several times, each time in another order.
+passes over its part once an epoch, or several times, each time in another order; how often, like
+the size, may differ from process to process, as where the last of them computes on a GPU.
 """
 
 from __future__ import annotations
@@ -35,42 +36,39 @@ class Deal:
     ----------
     starts, sizes : tuple of int
         Where in the ring of shuffled samples the part of each rank begins, and how many it has.
-    passes : int
-        Over each part.
+    passes : tuple of int
+        Of each rank over its part.
     bounds : tuple of (int, int)
         Of each batch in `order`: the first of each rank, the second of each, ….
-    owners, turns : tuple of int
-        Of each batch: the rank, and the how-manieth it is of that rank.
+    owners, turns, numbers : tuple of int
+        Of each batch: the rank, the how-manieth it is of that rank, and in which pass, from 0.
     """
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
-    passes: int
+    passes: tuple[int, ...]
     bounds: tuple[tuple[int, int], ...]
     owners: tuple[int, ...]
     turns: tuple[int, ...]
+    numbers: tuple[int, ...]
 
     def order(self, shuffled: Indices, seed: int, epoch: int) -> Indices:
         """Return the samples of an epoch: pass after pass, in each those of rank 0, of rank 1, ….
 
         Examples
         --------
-        >>> deal = dealt([6, 6], 1, 10, lambda count: [(0, count)])
+        >>> deal = dealt([6, 6], [1, 1], 10, lambda count: [(0, count)])
         >>> deal.order(np.arange(10), seed=0, epoch=0)
         array([0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 0])
         """
         places = zip(self.starts, self.sizes, strict=True)
         parts = [shuffled.take(np.arange(low, low + size), mode="wrap") for low, size in places]
         again = [
-            np.random.default_rng([seed, 2, epoch, number, rank]).permutation(part)
-            for number in range(1, self.passes)
-            for rank, part in enumerate(parts)
+            np.random.default_rng([seed, 2, epoch, number, rank]).permutation(parts[rank])
+            for number, rank in _passes(self.passes)
+            if number
         ]
         return np.concatenate([*parts, *again])
-
-    def pass_of(self, batch: int) -> int:
-        """Return in which pass over its part a batch is trained on, from 0."""
-        return self.bounds[batch][0] // sum(self.sizes)
 
     def end_of_round(self, first: int, steps: int | None) -> int:
         """Return where a round of so many steps, or of the whole epoch, ends that begins here."""
@@ -93,32 +91,36 @@ def deal_of(params: TrainerParams, count: int, cut: Cut) -> Deal | None:
     """
     if not params.deals_parts:
         return None
-    processes = params.processes
-    edges = [count * rank // processes for rank in range(processes + 1)]
-    equal = [high - low for low, high in itertools.pairwise(edges)]
-    asked = params.partition_size
-    sizes = equal if asked is None else [min(asked, count)] * processes
-    return dealt(sizes, params.epochs_per_round or 1, count, cut)
+    return dealt(params.part_sizes(count), params.passes, count, cut)
 
 
-def dealt(sizes: Sequence[int], passes: int, count: int, cut: Cut) -> Deal:
-    """Return how parts of these sizes, one for each rank, are dealt out of `count` samples."""
-    total = sum(sizes)
-    before = list(itertools.accumulate(sizes, initial=0))[:-1]
-    starts = tuple(count * offset // total for offset in before)
-    batches = [
-        (turn, rank, number * total + offset + low, number * total + offset + high)
-        for rank, (offset, size) in enumerate(zip(before, sizes, strict=True))
-        for turn, (number, (low, high)) in enumerate(
-            itertools.product(range(passes), list(cut(size)))
-        )
-    ]
+def dealt(sizes: Sequence[int], passes: Sequence[int], count: int, cut: Cut) -> Deal:
+    """Return how parts are dealt out of `count` samples: size and passes of that of each rank."""
+    before = list(itertools.accumulate(sizes, initial=0))
+    starts = tuple(count * offset // before[-1] for offset in before[:-1])
+    turns = [itertools.count() for _ in sizes]
+    batches, begin = [], 0
+    for number, rank in _passes(passes):
+        for low, high in cut(sizes[rank]):
+            batches.append((next(turns[rank]), rank, begin + low, begin + high, number))
+        begin += sizes[rank]
     batches.sort()
     return Deal(
         starts,
         tuple(sizes),
-        passes,
-        tuple((low, high) for _, _, low, high in batches),
-        tuple(rank for _, rank, _, _ in batches),
-        tuple(turn for turn, _, _, _ in batches),
+        tuple(passes),
+        tuple((low, high) for _, _, low, high, _ in batches),
+        tuple(rank for _, rank, *_ in batches),
+        tuple(turn for turn, *_ in batches),
+        tuple(number for *_, number in batches),
     )
+
+
+def _passes(passes: Sequence[int]) -> list[tuple[int, int]]:
+    """(number, rank) of all passes, in the order in which an epoch has their samples."""
+    return [
+        (number, rank)
+        for number in range(max(passes))
+        for rank, count in enumerate(passes)
+        if number < count
+    ]

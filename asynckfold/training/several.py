@@ -17,6 +17,7 @@ from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.hogwild import Hogwild
 from asynckfold.training.loop import Report
 from asynckfold.training.parameter_server.trainer import Downpour
+from asynckfold.training.spared import Gpu
 from asynckfold.training.team import Team
 
 TRAINERS: dict[str, type[Team]] = {
@@ -35,6 +36,7 @@ def train(
     report: Report,
     stop: Callable[[], bool],
     pulse: Pulse | None = None,
+    gpu: Gpu | None = None,
 ) -> Result | None:
     """Train one job on as many processes as its plan says, and score its held-out fold.
 
@@ -46,6 +48,8 @@ def train(
         The samples, held in memory.
     cores : sequence of int
         One for each process; empty for no pinning.
+    gpu : Gpu, optional
+        What the last process computes on, in a process that has not differentiated anything yet.
 
     Returns
     -------
@@ -61,8 +65,10 @@ def train(
     pulse.aside()
     with JobLog(bundle.root, task.job) as log:
         plain = loop.build(bundle, task, data, torch.device("cpu"), log, pulse, cores=cores)
-        training = TRAINERS[bundle.plan.params.trainer](**vars(plain), cores=tuple(cores))
+        make = TRAINERS[bundle.plan.params.trainer]
+        training = make(**vars(plain), cores=tuple(cores), gpu=gpu)
         try:
+            training.enlist_ahead()
             return loop.trained(training, report, stop)
         finally:
             training.close()

@@ -66,6 +66,13 @@ def place(tensors: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> No
         tensor.data = found
 
 
+def copy_each(targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:
+    """Copy the values of some tensors into others, on whatever devices."""
+    with torch.no_grad():
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+
 def share_state(
     state: dict[torch.Tensor, dict[str, object]],
 ) -> dict[torch.Tensor, dict[str, object]]:

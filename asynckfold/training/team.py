@@ -7,7 +7,7 @@
 
 Rank 0 alone steps the LR schedule and writes checkpoints, while the others wait for an order; the
 batches of an evaluation are divided among all. They are forked after the first batch: by then the
-optimizer has what it keeps.
+optimizer has what it keeps. Only one that computes on a GPU is forked before it, see `spared`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,15 @@ from asynckfold.training.crew import Crew
 from asynckfold.training.kernels import follow_parameters
 from asynckfold.training.loop import Training
 from asynckfold.training.shared import share_state
+from asynckfold.training.spared import Gpu
 
-_Frozen = tuple[npt.NDArray[np.uint8], torch.dtype, torch.Size]
-"""Bytes of a tensor, its type and its shape."""
+
+class _Frozen(NamedTuple):
+    """A tensor: its bytes, its type and its shape."""
+
+    bytes_: npt.NDArray[np.uint8]
+    dtype: torch.dtype
+    shape: torch.Size
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,15 @@ class _Outputs:
 class Team(Training):
     """A job in progress on several processes, one of which this is; rank 0 is the worker.
 
-    ``cores`` are those of each rank.
+    ``cores`` are those of each rank, and ``gpu`` what the last one computes on instead, where it
+    does. ``crew`` are the others, and ``ahead`` those who are forked before them.
     """
 
     cores: tuple[int, ...] = ()
+    gpu: Gpu | None = None
     rank: int = 0
     crew: Crew | None = None
+    ahead: Crew | None = None
 
     def assembled(self) -> Crew | None:
         """Return the others, who are forked when it is time; None before, and of one process."""
@@ -58,8 +67,13 @@ class Team(Training):
         if begun and self.crew is None and self.params.processes > 1:
             self.share()
             proc.pin(0, self.cores[:1])
-            self.crew = Crew(self.params.processes - 1, self._obey, self.cores)
+            crew = self.ahead or Crew(0, self._obey, self.cores)
+            crew.enlist(range(1, self.params.processes))
+            self.crew = crew
         return self.crew
+
+    def enlist_ahead(self) -> None:
+        """Fork, when the job is built, whoever must not be forked later."""
 
     def share(self) -> None:
         """Move into shared memory what all are to see, before the others are forked."""
@@ -93,19 +107,19 @@ class Team(Training):
         own = super().outputs_on(indices[self._share_of(indices)])
         self.crew.gather()
         others = [self.crew.answers[rank] for rank in range(1, self.params.processes)]
-        return torch.cat([own, *(_thawed(item) for item in others if item is not None)])
+        return torch.cat([own, *(thawed(item) for item in others if item is not None)])
 
     def _share_of(self, indices: Indices) -> slice:
         params = self.params
         return evaluation.shares(len(indices), params.eval_batch_size, params.processes)[self.rank]
 
-    def _outputs_of_share(self, indices: Indices) -> _Frozen | None:
+    def _outputs_of_share(self, indices: Indices) -> Any:
         self.catch_up()
         evaluation.set_mode(self, train=False)
         try:
             part = indices[self._share_of(indices)]
             with torch.no_grad():
-                return _frozen(evaluation.outputs_on(self, part, _unheard)) if len(part) else None
+                return frozen(evaluation.outputs_on(self, part, _unheard)) if len(part) else None
         finally:
             evaluation.set_mode(self, train=True)
 
@@ -123,8 +137,9 @@ class Team(Training):
 
     def close(self) -> None:
         """End the other processes."""
-        if self.crew is not None:
-            self.crew.close()
+        for crew in (self.crew, self.ahead):
+            if crew is not None:
+                crew.close()
 
 
 @dataclass(eq=False)
@@ -173,15 +188,31 @@ def _unheard() -> None:
     """Signs of life are rank 0's."""
 
 
-def _frozen(tensor: torch.Tensor) -> _Frozen:
-    """As bytes: torch would send a tensor as a name of shared memory, which a kill leaves."""
-    plain = tensor.contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape
+def frozen(tree: Any) -> Any:
+    """Return tensors, also in dicts, as bytes, from whatever device, and all else as it is.
+
+    Torch would send a tensor as a name of shared memory, which a kill leaves.
+
+    Examples
+    --------
+    >>> thawed(frozen({"step": torch.tensor(2.0), "name": "x"}))
+    {'step': tensor(2.), 'name': 'x'}
+    """
+    if isinstance(tree, dict):
+        return {key: frozen(value) for key, value in tree.items()}
+    if not isinstance(tree, torch.Tensor):
+        return tree
+    plain = tree.detach().cpu().contiguous()
+    return _Frozen(plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape)
 
 
-def _thawed(frozen: _Frozen) -> torch.Tensor:
-    bytes_, dtype, shape = frozen
-    return torch.from_numpy(bytes_).view(dtype).view(shape)
+def thawed(tree: Any) -> Any:
+    """Return what `frozen` was given, tensors on the CPU."""
+    if isinstance(tree, dict):
+        return {key: thawed(value) for key, value in tree.items()}
+    if not isinstance(tree, _Frozen):
+        return tree
+    return torch.from_numpy(tree.bytes_).view(tree.dtype).view(tree.shape)
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -43,6 +43,7 @@ from asynckfold.training import baseline, denormals, fused, loop, preflight, pro
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.faults import outcome_of
 from asynckfold.training.isolation import isolated
+from asynckfold.training.spared import SparedGpu, spared
 
 Report = Callable[[News], None]
 Stop = Callable[[], bool]
@@ -94,15 +95,16 @@ def execute(
             return [baseline.measure(bundle, data, stop)]
         if placement.trainer == "estimate":
             return [baseline.estimate(bundle, data, stop)]
+        if placement.trainer in several.TRAINERS:
+            with spared(placement.gpu) as gpu:
+                task, cores = tasks[0], placement.cores
+                return [_train_on_several(bundle, data, task, cores, gpu, report, stop, pulse)]
         with _device(placement.gpu) as device:
             if placement.trainer == "probe":
                 jobs = [job for job in bundle.plan.jobs if job.id in placement.jobs]
                 return [probe.measure(bundle, jobs, data, device, report, stop, pulse)]
             if placement.trainer == "fused":
                 return _train_group(bundle, data, tasks, device, report, stop, pulse)
-            if placement.trainer in several.TRAINERS:
-                cores = placement.cores
-                return [_train_on_several(bundle, data, tasks[0], cores, report, stop, pulse)]
             return [_train(bundle, data, task, device, report, stop, pulse) for task in tasks]
 
 
@@ -180,12 +182,13 @@ def _train_on_several(
     data: Batches,
     task: Task,
     cores: Sequence[int],
+    gpu: SparedGpu | None,
     report: Report,
     stop: Stop,
     pulse: Pulse,
 ) -> Result | Setback | None:
     def work() -> list[Any]:
-        return [several.train(bundle, task, data, cores, report, stop, pulse)]
+        return [several.train(bundle, task, data, cores, report, stop, pulse, gpu)]
 
     found: Result | Setback | None = _attempted(bundle, [task], work)[0]
     return found
@@ -314,7 +317,7 @@ def main(descriptor: int, pulse: Pulse) -> None:
             obey_signals()  # the job before may have set others
             answer = worker.run(*arguments)
             pipe.send(answer)
-            if answer[0] == "lost":
+            if answer[0] == "lost" or arguments[0].forks_onto_gpu:
                 return
         else:
             return

@@ -22,9 +22,11 @@ from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.placement import Load, Placement
+from asynckfold.plan import TrainerParams
 from asynckfold.pulse import Pulse
 from asynckfold.result import DONE
 from asynckfold.training.denormals import SHARE, flushed
+from tests.fake_gpu import OnFakeGpu
 from tests.leftovers import alive, descendants, gone, shared_memory
 from tests.nursery import Nursery
 from tests.toy import Tiny, task, toy_bundle
@@ -253,6 +255,37 @@ def test_workers_have_one_thread_and_are_reused(pool: WorkerPool, root: Path) ->
         assert len(set(pids)) == 1
         assert threads_of(pids[0]) == 1
         engine.close()
+
+
+def test_a_job_with_a_process_on_a_gpu_has_a_worker_of_its_own(
+    pool: WorkerPool, root: Path
+) -> None:
+    words = {"trainer": "averaging", "processes": 2, "epochs": 1}
+    params = TrainerParams(**words, partition_size=20, gpu_partition_size=30)
+    with toy_bundle(root, {"model": OnFakeGpu}, params=params) as (bundle, data):
+        engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
+        jobs, pids = bundle.plan.jobs, []
+        usual = Placement((jobs[0].id,), (), trainer="preflight")
+        for placement in [
+            usual,
+            *(Placement((job.id,), (), 2, gpu=0, trainer="averaging") for job in jobs),
+            usual,
+        ]:
+            tasks = [
+                task(job) for job in jobs if placement is not usual and job.id in placement.jobs
+            ]
+            answer = engine.submit(placement, tasks).result(60)
+            pids.append(answer.pid)
+            assert all(item.status == DONE for item in answer.results if tasks)
+        engine.close()
+        logs = [(root / job.id / "log.txt").read_text() for job in jobs]
+    first, *own, last = pids
+    assert len({first, *own}) == 4
+    assert last == first
+    assert gone({*own})
+    for pid, log in zip(own, logs, strict=True):
+        assert "GPU 0 taken by " in log
+        assert f", a child of {pid}\n" in log
 
 
 def test_the_warm_pool_is_taken_once_and_ends_after_its_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,19 @@ def cut(count: int) -> Iterator[tuple[int, int]]:
 @st.composite
 def deals(draw: st.DrawFn) -> tuple[int, Deal]:
     count = draw(st.integers(1, 40))
-    sizes = draw(st.lists(st.integers(1, count), min_size=1, max_size=4))
-    return count, dealt(sizes, draw(st.integers(1, 3)), count, cut)
+    parts = draw(
+        st.lists(st.tuples(st.integers(1, count), st.integers(1, 3)), min_size=1, max_size=4)
+    )
+    sizes, passes = zip(*parts, strict=True)
+    return count, dealt(sizes, passes, count, cut)
 
 
 def parts_of(deal: Deal, order: Any) -> list[dict[int, list[int]]]:
     """By pass and rank, the samples that are trained on, batch after batch."""
-    found: list[dict[int, list[int]]] = [{} for _ in range(deal.passes)]
+    found: list[dict[int, list[int]]] = [{} for _ in range(max(deal.passes))]
     for batch, owner in enumerate(deal.owners):
         low, high = deal.bounds[batch]
-        found[deal.pass_of(batch)].setdefault(owner, []).extend(order[low:high].tolist())
+        found[deal.numbers[batch]].setdefault(owner, []).extend(order[low:high].tolist())
     return found
 
 
@@ -59,9 +63,9 @@ def test_each_has_as_many_as_asked_and_they_overlap_where_they_must(
         assert set(seen) == set(shuffled.tolist())
     if sum(deal.sizes) <= count:
         assert max(seen.values()) == 1
-    for other in again:
+    for number, other in enumerate(again, 1):
         assert {rank: sorted(part) for rank, part in other.items()} == {
-            rank: sorted(part) for rank, part in first.items()
+            rank: sorted(part) for rank, part in first.items() if deal.passes[rank] > number
         }
 
 
@@ -72,7 +76,7 @@ def test_batches_fill_the_order_and_rounds_give_each_so_many(
     _, deal = made
     edges = sorted(deal.bounds)
     assert [low for low, _ in edges] == [0, *(high for _, high in edges[:-1])]
-    assert edges[-1][1] == sum(deal.sizes) * deal.passes
+    assert edges[-1][1] == sum(map(mul, deal.sizes, deal.passes))
     first, rounds = 0, []
     while first < len(deal.owners):
         end = deal.end_of_round(first, steps)
@@ -88,13 +92,24 @@ def test_batches_fill_the_order_and_rounds_give_each_so_many(
 
 
 def test_every_pass_and_every_epoch_has_another_order() -> None:
-    deal = dealt([20, 20], 3, 40, cut)
+    deal = dealt([20, 20], [3, 3], 40, cut)
     shuffled = np.arange(40)
     one, other = (deal.order(shuffled, 0, epoch).tolist() for epoch in (0, 1))
     assert one == deal.order(shuffled, 0, 0).tolist()
     assert one[:40] == other[:40]
     passes = [one[low : low + 20] for low in range(0, 120, 20)] + [other[40:60]]
     assert len({tuple(part) for part in passes}) == 7
+
+
+def test_a_rank_with_more_passes_is_dealt_what_others_have_besides() -> None:
+    deal = dealt([6, 8], [1, 3], 14, cut)
+    assert deal.owners == (0, 1, 0, 1, 1, 1, 1, 1)
+    assert deal.numbers == (0, 0, 0, 0, 1, 1, 2, 2)
+    order = deal.order(np.arange(14), 0, 0)
+    assert order[:14].tolist() == list(range(14))
+    # As if the first had as many passes, each pass of the second has the same order.
+    equal = dealt([6, 8], [3, 3], 14, cut).order(np.arange(14), 0, 0)
+    assert np.concatenate([order[14:22], order[22:]]).tolist() == [*equal[20:28], *equal[34:]]
 
 
 def test_without_these_words_nothing_is_dealt_and_equal_parts_have_no_rest() -> None:
@@ -107,6 +122,30 @@ def test_without_these_words_nothing_is_dealt_and_equal_parts_have_no_rest() -> 
     few = deal_of(TrainerParams(trainer="averaging", processes=2, partition_size=50), 40, cut)
     assert few is not None
     assert few.sizes == (40, 40)
+
+
+def by_kind(**given: Any) -> TrainerParams:
+    return TrainerParams.from_mapping({"trainer": "averaging", "processes": 3, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes", "passes"),
+    [
+        ({"partition_size": {"cpu": 10, "gpu": 30}}, (10, 10, 30), (1, 1, 1)),
+        ({"partition_size": {"cpu": 10, "gpu": 90}}, (10, 10, 40), (1, 1, 1)),
+        ({"epochs_per_round": {"cpu": 1, "gpu": 3}}, (13, 13, 14), (1, 1, 3)),
+        ({"partition_size": 20, "epochs_per_round": {"cpu": 2, "gpu": 1}}, (20,) * 3, (2, 2, 1)),
+        ({"partition_size": {"cpu": 9, "gpu": 20}, "epochs_per_round": 2}, (9, 9, 20), (2, 2, 2)),
+    ],
+)
+def test_the_last_process_has_what_the_kind_gpu_is_given(
+    given: dict[str, Any], sizes: tuple[int, ...], passes: tuple[int, ...]
+) -> None:
+    words = by_kind(**given)
+    found = deal_of(words, 40, cut)
+    assert found is not None
+    assert (found.sizes, found.passes, words.on_gpu) == (sizes, passes, True)
+    assert words.seen(40) == sum(map(mul, sizes, passes)) == found.bounds[-1][1]
 
 
 # A training
@@ -221,6 +260,18 @@ def test_plans_hold_the_words_where_they_are_used_only() -> None:
     text = plan(partition_size={"cpu": np.int64(30)}, epochs_per_round=2)
     assert Plan.from_json(text).params.partition_size == 30
     assert text == plan(partition_size=30, epochs_per_round=2)
+    assert text == plan(partition_size=30, epochs_per_round={"cpu": 2})
+    assert "gpu" not in text
+    given = plan(partition_size={"cpu": 30, "gpu": np.int64(30)}, epochs_per_round=2)
+    kept = Plan.from_json(given)
+    assert kept.to_json() == given != text
+    assert kept.params == by_kind(
+        processes=2, partition_size={"cpu": 30, "gpu": 30}, epochs_per_round=2
+    )
+    assert len({kept.params, Plan.from_json(text).params}) == 2
+    assert kept.params.by_kind == "partition_size={'cpu': 30, 'gpu': 30}"
+    told = kept.first_difference(Plan.from_json(text))
+    assert told == "params.gpu_partition_size: 30 there, null here"
 
 
 @pytest.mark.parametrize(
@@ -231,11 +282,32 @@ def test_plans_hold_the_words_where_they_are_used_only() -> None:
         ({"epochs_per_round": True}, "epochs_per_round must be a whole number"),
         ({"epochs_per_round": 2, "steps_per_round": 4}, "a round is so many steps, or so many"),
         (
-            {"partition_size": {"cpu": 100, "gpu": 800}},
-            r"compute on CPUs, of kind 'cpu': received partition_size=\{'cpu': 100, 'gpu': 800\}. "
-            "Pass partition_size=100; a GPU trains whole jobs only",
+            {"partition_size": {}},
+            "by kind of process has a number for 'cpu', or for 'cpu' and 'gpu'",
         ),
-        ({"partition_size": {}}, "compute on CPUs, of kind 'cpu'"),
+        (
+            {"partition_size": {"gpu": 8}},
+            r"received partition_size=\{'gpu': 8\}. Pass one for each",
+        ),
+        ({"partition_size": {"cpu": None}}, "partition_size by kind of process"),
+        ({"epochs_per_round": {"cpu": 1, "tpu": 2}}, "epochs_per_round by kind of process"),
+        (
+            {"partition_size": {"cpu": 8, "gpu": 0}},
+            "partition_size of the kind 'gpu' must be a whole number of at least 1: received 0",
+        ),
+        (
+            {"epochs_per_round": {"cpu": "1", "gpu": 2.5}},
+            "(?s)epochs_per_round must be a whole.*'1'.*of the kind 'gpu' must be a whole.*2.5",
+        ),
+        (
+            {"processes": 1, "partition_size": {"cpu": 8, "gpu": 9}},
+            r"computes on the GPU.*processes=1, partition_size=\{'cpu': 8, 'gpu': 9\}. Pass proc",
+        ),
+        ({"gpu_partition_size": 8}, "must use known keys: received 'gpu_partition_size'"),
+        (
+            {"trainer": "hogwild", "partition_size": {"cpu": 8, "gpu": 9}},
+            "partition_size applies to the trainer 'averaging' only",
+        ),
         ({"trainer": "hogwild", "partition_size": 9}, "partition_size applies to the trainer 'ave"),
         ({"trainer": "allreduce", "epochs_per_round": 2}, "epochs_per_round applies to the train"),
     ],
