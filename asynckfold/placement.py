@@ -165,13 +165,13 @@ class Placement:
         """Whether its jobs are done one after another."""
         return self.trainer == "plain" and len(self.jobs) > 1
 
-    @property
-    def forks_onto_gpu(self) -> bool:
-        """Whether its worker leaves the GPU to a process that it forks.
+    def wants_new_worker(self, has_gpu: bool) -> bool:
+        """Return whether its worker is to be a new one, which ends afterwards.
 
-        It is then to be a new one, and ends afterwards: see `asynckfold.training.spared`.
+        It forks processes, from which it keeps the GPUs that torch would find on this machine: see
+        `asynckfold.training.spared`.
         """
-        return self.gpu is not None and self.trainer in SEVERAL
+        return self.trainer in SEVERAL and (has_gpu or self.gpu is not None)
 
 
 ROW_SECONDS = 0.25

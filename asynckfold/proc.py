@@ -19,6 +19,11 @@ PROC = Path("/proc")
 _PDEATHSIG = 1
 
 
+def has_gpu(*, dev: Path = Path("/dev")) -> bool:
+    """Return whether this machine has a device in which torch may see a GPU; asks no driver."""
+    return any((dev / name).exists() for name in ("nvidiactl", "kfd", "dxg"))
+
+
 def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent, the process `parent`, ends."""
     if sys.platform == "linux":

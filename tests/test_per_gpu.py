@@ -174,7 +174,7 @@ def test_a_job_with_one_process_on_a_gpu_books_that_and_a_core_for_each() -> Non
     load = Load(tuple(range(6)), tuple(range(6)), 1 << 40, gpus)
     placed = place(asked, [], load)
     assert [(item.cores, item.gpu) for item in placed] == [((0, 1), 0), ((2, 3), 1)]
-    assert all(item.forks_onto_gpu for item in placed)
+    assert all(item.wants_new_worker(has_gpu=False) for item in placed)
     assert len(place(asked, [], replace(load, cores=(0, 1, 2), idle=(0, 1, 2)))) == 1
     # 12 jobs on one GPU, one after another.
     longest = max(item.seconds for item in asked)

@@ -130,6 +130,13 @@ def test_without_a_process_file_system_the_peak_is_that_of_the_whole_life(tmp_pa
     assert not proc.reset_peak_memory(proc=tmp_path)
 
 
+@pytest.mark.parametrize("name", ["nvidiactl", "kfd", "dxg"])
+def test_a_gpu_is_known_by_its_device(tmp_path: Path, name: str) -> None:
+    assert not proc.has_gpu(dev=tmp_path)
+    (tmp_path / name).touch()
+    assert proc.has_gpu(dev=tmp_path)
+
+
 def test_it_needs_the_standard_library_only() -> None:
     imported = {
         name.split(".")[0]

@@ -35,7 +35,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from asynckfold import descriptors
+from asynckfold import descriptors, proc
 from asynckfold.engines.engine import Answer, Tell
 from asynckfold.engines.limits import oom_kills, was_short_of_memory
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
@@ -166,7 +166,7 @@ class WorkerPool:
         """Return a worker without work, one that knows the bundle if there is one."""
         with self._lock:
             free = [worker for worker in self.workers if worker.alive and not worker.busy]
-        if placement.forks_onto_gpu:
+        if placement.wants_new_worker(proc.has_gpu()):
             free = [worker for worker in free if not worker.used]
         known = [worker for worker in free if worker.bundle == bundle]
         return next(iter(known or free), None)
@@ -389,7 +389,7 @@ class WorkerPool:
         work = self._take_work(worker)
         if work is None:
             return
-        if work.placement.forks_onto_gpu:
+        if work.placement.wants_new_worker(proc.has_gpu()):
             # As after "lost": it ends by itself.
             worker.open = False
         if kind == "answer":

@@ -1,4 +1,4 @@
-"""A GPU that a worker leaves to one process of its job.
+"""GPUs are kept from a worker that forks, and one is left to the last process of its job.
 
 ::
 
@@ -6,8 +6,10 @@
                                       └─ the last process: takes the GPU, and computes on it
 
 A process can use CUDA only if the one that it was forked from did not; and torch looks for GPUs as
-soon as anything is differentiated, and opens one for some optimizers' steps on a CPU. So the worker
-is shown none, and is not used again after the job: it has noted by then that there are none.
+soon as anything is differentiated, and opens one for some optimizers' steps on a CPU. Where it
+finds one, it starts threads, and differentiates nothing in processes that are forked afterwards. So
+the worker is shown none, and is not used again after the job: it has noted then that there are
+none.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class SparedGpu:
 
 @contextmanager
 def spared(gpu: int | None) -> Iterator[SparedGpu | None]:
-    """Show this process no GPU, and leave that of this index to one that is forked meanwhile.
+    """Show this process no GPU, and leave that of an index to one that is forked meanwhile.
 
     Examples
     --------
@@ -62,13 +64,10 @@ def spared(gpu: int | None) -> Iterator[SparedGpu | None]:
     ...     gpu.index, os.environ["CUDA_VISIBLE_DEVICES"]
     (0, '')
     """
-    if gpu is None:
-        yield None
-        return
     before = {name: os.environ.get(name) for name in _HIDDEN}
     _set(_HIDDEN)
     try:
-        yield SparedGpu(gpu, before)
+        yield None if gpu is None else SparedGpu(gpu, before)
     finally:
         _set(before)
 

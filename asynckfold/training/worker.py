@@ -317,7 +317,7 @@ def main(descriptor: int, pulse: Pulse) -> None:
             obey_signals()  # the job before may have set others
             answer = worker.run(*arguments)
             pipe.send(answer)
-            if answer[0] == "lost" or arguments[0].forks_onto_gpu:
+            if answer[0] == "lost" or arguments[0].wants_new_worker(proc.has_gpu()):
                 return
         else:
             return

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from asynckfold import proc
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
@@ -286,6 +287,36 @@ def test_a_job_with_a_process_on_a_gpu_has_a_worker_of_its_own(
     for pid, log in zip(own, logs, strict=True):
         assert "GPU 0 taken by " in log
         assert f", a child of {pid}\n" in log
+
+
+class WhereGpusAre(Tiny):
+    """On a machine with GPUs, none of which the process of a job must see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        proc.has_gpu = lambda: True
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+        return super().forward(inputs)
+
+
+def test_where_there_are_gpus_a_worker_that_forks_is_a_new_one_and_sees_none(
+    pool: WorkerPool, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proc, "has_gpu", lambda: True)
+    params = TrainerParams(trainer="hogwild", processes=2, epochs=1)
+    pids = []
+    with toy_bundle(root, {"model": WhereGpusAre}, params=params) as (bundle, data):
+        engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
+        for job in bundle.plan.jobs:
+            placement = Placement((job.id,), (), 2, trainer="hogwild")
+            answer = engine.submit(placement, [task(job)]).result(60)
+            pids.append(answer.pid)
+            assert [item.status for item in answer.results] == [DONE]
+        engine.close()
+    assert len({*pids}) == len(pids) > 1
+    assert gone({*pids})
 
 
 def test_the_warm_pool_is_taken_once_and_ends_after_its_time() -> None:
