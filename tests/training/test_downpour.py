@@ -87,6 +87,8 @@ def test_what_was_not_pushed_survives_a_fetch() -> None:
         stepped(other, theirs)
         # After two steps the server's -1 is fetched, after three all of them are pushed.
         assert [stepped(one, ours) for _ in range(3)] == [-1, -1, -2]
+        # A push is not answered; what is asked on the same line is, after it.
+        ours.pull()
         theirs.pull()
         assert other.value.item() == -4
         stepped(one, ours)
