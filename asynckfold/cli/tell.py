@@ -155,8 +155,9 @@ def _result_lines(results: CVResults) -> Iterator[str]:
     baseline, speedup = results.baseline, _speedup(results)
     if baseline is not None and speedup is not None:
         what = "measured" if baseline.kind == "measured" else "estimated from some batches"
+        disturbed = " (disturbed)" if baseline.disturbance else ""
         yield (
-            f"speedup: {speedup:.2f}x, serial loop {baseline.seconds:.1f} s ({what}, "
+            f"speedup{disturbed}: {speedup:.2f}x, serial loop {baseline.seconds:.1f} s ({what}, "
             f"{baseline.threads} threads) / packed {results.seconds:.1f} s"
             + (f"; {baseline.disturbance}" if baseline.disturbance else "")
         )

@@ -87,7 +87,7 @@ def save(path: Path, tree: Mapping[str, Any], root: Path | None = None) -> tuple
     return hashlib.sha256(data).hexdigest(), len(data)
 
 
-def check(tree: Mapping[str, Any]) -> None:
+def check_storable(tree: Mapping[str, Any]) -> None:
     """Raise the `TypeError` of `save` where it could not write `tree`; write nothing."""
     json.dumps(_freeze(tree, "", {}))
 

@@ -59,8 +59,9 @@ SAME = 1e-2
 """Largest difference of outputs in two memory formats, as a share of their size: a model that
 reads memory in the wrong order has others altogether, and bfloat16 rounds to some thousandths."""
 
-SHORT_SECONDS = 0.25
-"""A step that took no longer is timed again: of a longer one, what is done but once is little."""
+LONG_FLOPS, LONG_SECONDS = 5e9, 0.25
+"""A step of so many operations that took so long is not timed again: of that, what is done but once
+is little. Where others compute, the first step of a small model was seen to last as long."""
 
 AGAIN_SECONDS = 0.1
 """Where several processes are to share such steps, the first one's seconds so often; the others
@@ -197,7 +198,7 @@ class _DryRun:
         """Seconds of the fastest of some steps; the first warms up, its operations are counted."""
         with self.counter:
             first = self._step()
-        if first > SHORT_SECONDS:
+        if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS:
             return first
         several = self.bundle.plan.params.processes > 1
         again = max(1, int(AGAIN_SECONDS / first)) if several else 1
@@ -351,7 +352,7 @@ def _check_storable(what: str, owner: Any) -> None:
     if not hasattr(owner, "state_dict"):
         return
     try:
-        checkpoint.check({what: owner.state_dict()})
+        checkpoint.check_storable({what: owner.state_dict()})
     except TypeError as error:
         raise _Refused(
             (

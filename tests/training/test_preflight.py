@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,27 @@ def test_seconds_and_memory_are_told_for_each_model(tmp_path: Path) -> None:
     )
     assert facts.memory["large"] >= 4 * 4 * parameters
     assert facts.memory["small"] < facts.memory["large"] / 10
+
+
+@pytest.mark.parametrize(("least", "steps"), [(0, 1), (preflight.LONG_FLOPS, 2)])
+def test_only_a_step_of_many_operations_is_timed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: float, steps: int
+) -> None:
+    monkeypatch.setattr(preflight, "LONG_FLOPS", least)
+    monkeypatch.setattr(preflight, "LONG_SECONDS", 0.1)
+    taken = 0
+
+    class WarmingUp(Plain):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            nonlocal taken
+            taken += 1
+            time.sleep(0.2 if taken == 1 else 0)
+            return super().forward(inputs)
+
+    tiny = Tiny(tmp_path, {"warming": WarmingUp}, {"cosine": "cosine"})
+    facts = preflight.check(tiny.bundle, tiny.batches)
+    assert taken == steps
+    assert (facts.step_seconds["warming"] > 0.2) == (steps == 1)
 
 
 @pytest.mark.parametrize("threshold", [0, 1000])
