@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -72,6 +73,13 @@ def one_thread() -> Iterator[None]:
 def hasty_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of checkpoints without waiting: what survives a power cut is tested elsewhere."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture(autouse=True)
+def fake_gpus_stay_in_their_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that takes a fake for the GPU does so in the process that makes it: here, too."""
+    if (spared := sys.modules.get("asynckfold.training.spared")) is not None:
+        monkeypatch.setattr(spared.SparedGpu, "take", spared.SparedGpu.take)
 
 
 @pytest.fixture(autouse=True)

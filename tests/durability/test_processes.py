@@ -176,7 +176,9 @@ def test_a_thousand_looks_at_a_running_run(root: Path, capsys: pytest.CaptureFix
             seen.add(last)
         assert writer.returncode == 0
         longest = writer.stdout.read().strip() if writer.stdout else "?"
-    assert last == 300
+    # The last look may have begun before the writer's end.
+    with RunStore.read(root) as reader:
+        assert len(reader.results()) == 300
     assert len(seen) > 3
     with capsys.disabled():
         size = (root / "run.db").stat().st_size / 1e6
