@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import fx
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from asynckfold.training.fusion.exchange import exchange
-from asynckfold.training.fusion.rules.convolution import convolve_images
+from asynckfold.training.fusion.rules import convolution
 
 WEIGHT = torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(0))
 
@@ -64,9 +67,28 @@ def test_a_rectifier_overwrites_only_what_nobody_needs() -> None:
     assert _targets(two_readers) == [torch.conv2d, F.relu, F.max_pool2d]
 
 
+class _Kernels(TorchDispatchMode):
+    """Notes over how many channels each kernel for gradients of convolutions goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.channels: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten.convolution_backward.default:
+            self.channels.append(args[2].shape[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("avx512", [True, False])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("settings", [(1, 0, 1), (2, 1, 1), ((1, 2), (2, 0), (1, 2))])
-def test_gradients_of_images_are_those_of_torch(channels: int, settings: tuple) -> None:
+def test_gradients_of_images_are_those_of_torch(
+    channels: int, settings: tuple, avx512: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolution, "AVX512", avx512)
     random = torch.Generator().manual_seed(0)
     shapes = ((4, 2 * channels, 9, 9), (10, channels, 3, 3), (10,))
     tensors = [
@@ -74,9 +96,13 @@ def test_gradients_of_images_are_those_of_torch(channels: int, settings: tuple) 
         for shape in shapes
     ]
     found = []
-    for function in (convolve_images, F.conv2d):
+    for function in (F.conv2d, convolution.convolve_images):
         out = function(*tensors, *settings, 2)
-        found.append((out, *torch.autograd.grad(out.square().sum(), tensors)))
+        with _Kernels() as kernels:
+            gradients = torch.autograd.grad(out.square().sum(), tensors)
+        found.append((out, *gradients))
     for mine, theirs in zip(*found, strict=True):
         assert mine.shape == theirs.shape
         assert torch.allclose(mine, theirs, rtol=1e-12, atol=1e-12)
+    # Of the input, then of the weights over two channels and over one; else all at once.
+    assert kernels.channels == ([3, 2, 1] if channels == 3 and not avx512 else [channels])
