@@ -224,5 +224,5 @@ def weights_digest(module: torch.nn.Module) -> str:
             continue
         plain = tensor.detach().cpu().contiguous()
         digest.update(f"{name}:{plain.dtype}:{tuple(plain.shape)}".encode())
-        digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
