@@ -172,7 +172,7 @@ MUTATIONS = (
     ),
     Mutation(
         "RNG state not restored",
-        "training/loop.py",
+        "training/course.py",
         "            seeding.restore(self.random)\n",
         "",
         "tests/test_kill.py::test_ctrl_c_saves_running_jobs_in_the_middle_of_an_epoch",

@@ -24,8 +24,9 @@ from asynckfold.models import MLP, VGG, LeNet, LeNet5
 from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.pulse import Pulse
 from asynckfold.recipe import Recipe
-from asynckfold.training import fused, loop, seeding
+from asynckfold.training import building, fused, seeding
 from asynckfold.training.bundle import Bundle, JobLog
+from asynckfold.training.course import Course, Training
 from asynckfold.training.flops import FlopCounter
 
 FOLDS, SAMPLES = 5, 2000
@@ -94,8 +95,8 @@ def _row(case: Case, width: int, seconds: float) -> tuple[object, ...]:
         handle = bundle.data
         data = handle.open(handle.fds)
         tasks = [Task(job) for job in bundle.plan.jobs]
-        plain: list[loop.Course] = [
-            loop.build(
+        plain: list[Course] = [
+            building.build(
                 bundle,
                 task,
                 data,
@@ -118,7 +119,7 @@ def _row(case: Case, width: int, seconds: float) -> tuple[object, ...]:
     return case.name, counter.flops / 1e6, width, one, other, one / other, len(turns)
 
 
-def _step(courses: Sequence[loop.Course]) -> float:
+def _step(courses: Sequence[Course]) -> float:
     for course in courses:
         if course.batch == 0:
             course.begin_epoch()
@@ -133,13 +134,13 @@ def _step(courses: Sequence[loop.Course]) -> float:
     return seconds
 
 
-def _rewind(course: loop.Course) -> None:
+def _rewind(course: Course) -> None:
     """Begin the epoch anew: what is between two epochs is not timed."""
     course.batch = 0
     if isinstance(course, fused.Group):
         for row in course.rows:
             row.stand_at(0, 0)
-    elif isinstance(course, loop.Training):
+    elif isinstance(course, Training):
         course.losses = []
 
 

@@ -33,7 +33,7 @@ from functools import cached_property
 
 import torch
 
-from asynckfold.training import loop
+from asynckfold.training import batching, course
 from asynckfold.training.shared import place, shared
 from asynckfold.training.team import Team, average
 
@@ -100,10 +100,10 @@ class AllReduce(Team):
         shares = self._shares(self.batch)
         self._add_up(parts)
         average(self.buffers, shares)
-        loop.clip(self)
+        course.clip(self)
         self.optimizer.step()
         losses = [
-            parts[rank].loss * loop.weight(self.criterion, share)
+            parts[rank].loss * course.weight(self.criterion, share)
             for rank, share in enumerate(shares)
         ]
         self.note_step(torch.tensor(sum(losses), dtype=torch.float64))
@@ -117,8 +117,8 @@ class AllReduce(Team):
         if low == high:
             return 0.0
         inputs, targets = self.data.train(self.order[low:high], self.seed, self.epoch)
-        weight = loop.weight(self.criterion, self._shares(batch)[self.rank])
-        return float(loop.add_gradient(self, inputs, targets, weight))
+        weight = course.weight(self.criterion, self._shares(batch)[self.rank])
+        return float(course.add_gradient(self, inputs, targets, weight))
 
     def _add_up(self, parts: dict[int, _Part]) -> None:
         """Add the gradients of the others to that of rank 0, in order."""
@@ -142,7 +142,7 @@ class AllReduce(Team):
 
     @cached_property
     def _least(self) -> int:
-        return 2 if loop.normalises_batches(self.model) else 1
+        return 2 if batching.normalises_batches(self.model) else 1
 
     def _shares(self, batch: int) -> list[float]:
         """Of the batch's samples, the share of each rank."""

@@ -40,10 +40,10 @@ from torch import nn
 
 from asynckfold.messages import Remark
 from asynckfold.result import Averaged, Epoch
-from asynckfold.training import loop
+from asynckfold.training import batching, building, course
+from asynckfold.training.course import Report
 from asynckfold.training.crew import Crew
 from asynckfold.training.kernels import follow_parameters, leave_open
-from asynckfold.training.loop import Report
 from asynckfold.training.partitions import Deal
 from asynckfold.training.shared import copy_each, place, shared
 from asynckfold.training.team import (
@@ -101,7 +101,7 @@ class Averaging(Stepping):
     def __post_init__(self) -> None:
         (self.steps,) = shared([torch.zeros(self.params.processes, dtype=torch.int64)])
         self.seen = [0] * self.params.processes
-        self.deal = loop.deal_of(self.bundle.plan, len(self.train), self.model)
+        self.deal = batching.deal_of(self.bundle.plan, len(self.train), self.model)
         if self.deal is not None:
             self.bounds = self.deal.bounds
 
@@ -160,7 +160,7 @@ class Averaging(Stepping):
         place(tensors_of(self.model), copies)
         # For modules that do more than that, such as LSTM, whose weights are to lie side by side.
         self.model.to(self.device)
-        self.data = loop.moved(self.data, self.device)
+        self.data = building.moved(self.data, self.device)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
         # It was forked before any epoch began.
@@ -226,7 +226,7 @@ class Averaging(Stepping):
         """Train on one's part of the round that begins with this batch; return the losses."""
         losses = []
         for batch in self._part(first, self.rank):
-            losses.append(loop.training_step(self, *self.samples_of(batch)))
+            losses.append(course.training_step(self, *self.samples_of(batch)))
             self.steps[self.rank] += 1
             if self.rank == 0:
                 self.pulse.beat()

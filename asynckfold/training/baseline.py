@@ -25,10 +25,10 @@ from asynckfold.folds import Fold
 from asynckfold.plan import Job
 from asynckfold.pulse import Pulse
 from asynckfold.result import Baseline
-from asynckfold.training import lr_schedules, seeding
+from asynckfold.training import batching, lr_schedules, seeding
+from asynckfold.training.building import fitted, schedule_of
 from asynckfold.training.bundle import Bundle, NoLog
 from asynckfold.training.isolation import isolated
-from asynckfold.training.loop import batch_bounds, fitted, schedule_of
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.pretraining import pretrain, wanted
 
@@ -129,7 +129,7 @@ class _Loop:
         )
         self.reacts = lr_schedules.needs_metric(self.lr_schedule)
         self.per_batch = plan.params.lr_step == "batch" and not self.reacts
-        bounds = list(batch_bounds(len(train), plan.batch_size, self.model))
+        bounds = list(batching.bounds(len(train), plan.batch_size, self.model))
         train_view, eval_view = views(bundle, data, self.fold)
         self.train_loader = DataLoader(
             Subset(train_view, train.tolist()), batch_sampler=_Shuffled(bounds)

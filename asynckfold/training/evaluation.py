@@ -21,7 +21,7 @@ from asynckfold.folds import Indices
 from asynckfold.training.precision import outputs_of
 
 if TYPE_CHECKING:
-    from asynckfold.training.loop import Training
+    from asynckfold.training.course import Training
 
 
 def evaluate(

@@ -38,8 +38,18 @@ from asynckfold.plan import Job
 from asynckfold.pulse import Pulse
 from asynckfold.result import Result
 from asynckfold.store import CheckpointRef
-from asynckfold.training import checkpoint, loop, lr_schedules, seeding
+from asynckfold.training import (
+    batching,
+    building,
+    checkpoint,
+    course,
+    loop,
+    lr_schedules,
+    restoring,
+    seeding,
+)
 from asynckfold.training.bundle import Bundle, JobLog, NoLog
+from asynckfold.training.course import Report, Training
 from asynckfold.training.fusion import (
     Arm,
     Criterion,
@@ -52,7 +62,6 @@ from asynckfold.training.fusion import (
     fuse_criterion,
     parts_of,
 )
-from asynckfold.training.loop import Report, Training
 
 Tree = dict[str, Any]
 
@@ -262,7 +271,7 @@ class Group:
         """
         try:
             yield
-        except (StorageError, WorkerDiedError, loop.Diverged):
+        except (StorageError, WorkerDiedError, course.Diverged):
             raise
         except (Exception, SystemExit) as error:
             loop.note_place(error, self)
@@ -319,7 +328,7 @@ class Group:
         try:
             with self._sparing_others([row]), row.drawing():
                 return row.scored()
-        except loop.Diverged as error:
+        except course.Diverged as error:
             self._end(row, loop.diverged(row, error, self.share()))
         return None
 
@@ -397,7 +406,7 @@ def _tree(row: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
     root = row.bundle.root
     try:
         tree = checkpoint.load(root / ref.file, ref.sha256, root)
-        loop.check(row.bundle, row.task, tree)
+        restoring.check(row.bundle, row.task, tree)
     except StoreCorruptError as error:
         text = f"{error}; its group goes on from an older one, or starts anew"
         report(Remark(row.task.job.id, "damage", text))
@@ -475,7 +484,7 @@ def build(
     ids = bundle.plan.group_of(tasks[0].job.id)
     by_id = {job.id: job for job in bundle.plan.jobs}
     jobs = [by_id[name] for name in ids]
-    begun = [loop.begun(bundle, job, device) for job in jobs]
+    begun = [building.begun(bundle, job, device) for job in jobs]
     seen = _data_by_fold(bundle, [bundle.fold_of(job) for job in jobs], data, device)
     divided = [
         _Division.of(bundle, job, *pair, seen[job.repeat, job.fold])
@@ -494,7 +503,7 @@ def build(
     rows = []
     for arm in arms:
         lead = arm.rows.start
-        schedule, *_ = loop.schedule_of(
+        schedule, *_ = building.schedule_of(
             bundle, jobs[lead], models[lead], arm.optimizer, bundle.fold_of(jobs[lead]).train
         )
         for row in arm.rows:
@@ -531,9 +540,9 @@ def _data_by_fold(
     """What each fold sees: the same for all, unless something is fitted on its training part."""
     preprocess = bundle.recipe.preprocess
     if preprocess is None:
-        return dict.fromkeys((fold.key for fold in folds), loop.moved(data, device))
+        return dict.fromkeys((fold.key for fold in folds), building.moved(data, device))
     return {
-        fold.key: loop.moved(loop.fitted(data, preprocess, fold.train), device)
+        fold.key: building.moved(building.fitted(data, preprocess, fold.train), device)
         for fold in {fold.key: fold for fold in folds}.values()
     }
 
@@ -561,11 +570,11 @@ class _Division:
         # An LR schedule changes the optimizer that it is made for.
         spare = copy.copy(optimizer)
         spare.param_groups = [dict(group) for group in optimizer.param_groups]
-        schedule, train, steer = loop.schedule_of(bundle, job, model, spare, fold.train)
+        schedule, train, steer = building.schedule_of(bundle, job, model, spare, fold.train)
         return cls(
             data,
             train,
-            list(loop.batch_bounds(len(train), plan.batch_size, model)),
+            list(batching.bounds(len(train), plan.batch_size, model)),
             steer,
             lr_schedules.needs_metric(schedule),
         )

@@ -31,8 +31,8 @@ import torch
 from asynckfold import proc
 from asynckfold.pulse import PAUSE_SECONDS
 from asynckfold.result import Epoch
-from asynckfold.training import loop
-from asynckfold.training.loop import Report
+from asynckfold.training import course
+from asynckfold.training.course import Report
 from asynckfold.training.shared import share_model, shared
 from asynckfold.training.team import Stepping, set_settings, settings_of
 
@@ -144,7 +144,7 @@ class Hogwild(Stepping):
         before or after all of them.
         """
         if len(batches) == 1:
-            losses = [loop.training_step(self, *self.samples_of(batches[0]))]
+            losses = [course.training_step(self, *self.samples_of(batches[0]))]
         else:
             losses = self._accumulated(batches)
         for batch, loss in zip(batches, losses, strict=True):
@@ -155,9 +155,9 @@ class Hogwild(Stepping):
         self.optimizer.zero_grad()
         losses = []
         for batch, size in zip(batches, sizes, strict=True):
-            weight = loop.weight(self.criterion, size / sum(sizes))
-            losses.append(loop.add_gradient(self, *self.samples_of(batch), weight))
-        loop.clip(self)
+            weight = course.weight(self.criterion, size / sum(sizes))
+            losses.append(course.add_gradient(self, *self.samples_of(batch), weight))
+        course.clip(self)
         self.optimizer.step()
         return losses
 

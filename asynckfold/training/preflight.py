@@ -27,6 +27,7 @@ from asynckfold.errors import InputError
 from asynckfold.messages import Facts
 from asynckfold.pulse import Pulse
 from asynckfold.training import checkpoint, lr_schedules, pretraining, seeding
+from asynckfold.training.building import fitted
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.compiling import compile_whole
@@ -44,7 +45,6 @@ from asynckfold.training.fusion.arms import why_not_on_views, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.isolation import isolated
 from asynckfold.training.kernels import with_fused_kernel
-from asynckfold.training.loop import fitted
 from asynckfold.training.precision import outputs_of
 from asynckfold.transforms import describe
 

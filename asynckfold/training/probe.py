@@ -25,7 +25,7 @@ from asynckfold.data import Batches
 from asynckfold.messages import News, Started, Task
 from asynckfold.plan import Job
 from asynckfold.pulse import Pulse
-from asynckfold.training import evaluation, fused, loop
+from asynckfold.training import batching, building, course, evaluation, fused
 from asynckfold.training.bundle import Bundle, NoLog
 
 PROBE_SECONDS = 0.25
@@ -93,7 +93,7 @@ def _timing(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with NoLog() as log:
-        training = loop.build(bundle, Task(job), data, device, log, Pulse(), pretrains=False)
+        training = building.build(bundle, Task(job), data, device, log, Pulse(), pretrains=False)
         valid = training.valid[: bundle.plan.params.eval_batch_size]
         if bundle.plan.params.compile:
             # What compiling takes, once a shape, is no part of a step.
@@ -137,13 +137,15 @@ def _fused_steps(group: fused.Group) -> Iterator[Callable[[], object]]:
             row.stand_at(0, 0)
 
 
-def _steps(training: loop.Training) -> Iterator[Callable[[], object]]:
+def _steps(training: course.Training) -> Iterator[Callable[[], object]]:
     """Steps over the batches of the first epoch, again and again."""
-    order = torch.from_numpy(loop.epoch_order(training.train, training.seed, 0))
+    order = torch.from_numpy(batching.epoch_order(training.train, training.seed, 0))
     training.model.train()
 
     def step(low: int, high: int) -> object:
-        return loop.training_step(training, *training.data.train(order[low:high], training.seed, 0))
+        return course.training_step(
+            training, *training.data.train(order[low:high], training.seed, 0)
+        )
 
     for low, high in cycle(training.bounds):
         yield lambda low=low, high=high: step(low, high)  # type: ignore[misc]

@@ -10,12 +10,12 @@ from asynckfold.data import Batches
 from asynckfold.messages import Task
 from asynckfold.pulse import Pulse
 from asynckfold.result import Result
-from asynckfold.training import loop
+from asynckfold.training import building, loop
 from asynckfold.training.allreduce import AllReduce
 from asynckfold.training.averaging import Averaging
 from asynckfold.training.bundle import Bundle, JobLog
+from asynckfold.training.course import Report
 from asynckfold.training.hogwild import Hogwild
-from asynckfold.training.loop import Report
 from asynckfold.training.parameter_server.trainer import Downpour
 from asynckfold.training.spared import Gpu
 from asynckfold.training.team import Team
@@ -64,7 +64,7 @@ def train(
     pulse = pulse or Pulse()
     pulse.aside()
     with JobLog(bundle.root, task.job) as log:
-        plain = loop.build(bundle, task, data, torch.device("cpu"), log, pulse, cores=cores)
+        plain = building.build(bundle, task, data, torch.device("cpu"), log, pulse, cores=cores)
         make = TRAINERS[bundle.plan.params.trainer]
         training = make(**vars(plain), cores=tuple(cores), gpu=gpu)
         try:

@@ -25,9 +25,9 @@ from torch import nn
 from asynckfold import proc
 from asynckfold.folds import Indices
 from asynckfold.training import evaluation, seeding
+from asynckfold.training.course import Training
 from asynckfold.training.crew import Crew
 from asynckfold.training.kernels import follow_parameters
-from asynckfold.training.loop import Training
 from asynckfold.training.shared import share_state
 from asynckfold.training.spared import Gpu
 

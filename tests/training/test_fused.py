@@ -29,7 +29,7 @@ from asynckfold.plan import TrainerParams
 from asynckfold.pulse import Pulse
 from asynckfold.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.store import CheckpointRef
-from asynckfold.training import checkpoint, fused, loop
+from asynckfold.training import checkpoint, course, fused
 from asynckfold.training.bundle import Bundle
 from tests.training.tiny import CLASSES, CPU, FEATURES, Plain, Tiny, always, never, samples
 
@@ -489,7 +489,7 @@ def test_one_beat_a_step(tmp_path: Path) -> None:
 
 
 def test_progress_is_told_of_each_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(course, "NEWS_SECONDS", 0.0)
     tiny = grouped(tmp_path, params=TrainerParams(epochs=1, print_frequency=2))
     _, news = tiny.group()
     for job in tiny.jobs:

@@ -23,7 +23,7 @@ from asynckfold.messages import EpochEnded, Progress, Remark
 from asynckfold.plan import TrainerParams
 from asynckfold.recipe import LR_SCHEDULES
 from asynckfold.result import DIVERGED, DONE
-from asynckfold.training import checkpoint, loop, lr_schedules, saving
+from asynckfold.training import batching, building, checkpoint, course, lr_schedules, saving
 from asynckfold.training.bundle import job_folder
 from tests.training.tiny import (
     CLASSES,
@@ -531,14 +531,14 @@ def test_a_last_batch_of_one_joins_the_one_before_where_batches_are_normalised(
     count: int, size: int, normalises: bool, sizes: list[int]
 ) -> None:
     model = nn.Sequential(nn.BatchNorm1d(3)) if normalises else nn.Sequential(nn.Linear(3, 3))
-    bounds = list(loop.batch_bounds(count, size, model))
+    bounds = list(batching.bounds(count, size, model))
     assert [high - low for low, high in bounds] == sizes
 
 
 @given(st.integers(1, 300), st.integers(1, 320), st.booleans())
 def test_batches_cover_all_samples_once(count: int, size: int, normalises: bool) -> None:
     model = nn.BatchNorm2d(1) if normalises else nn.Identity()
-    bounds = list(loop.batch_bounds(count, size, model))
+    bounds = list(batching.bounds(count, size, model))
     assert [low for low, _ in bounds] == [0, *(high for _, high in bounds[:-1])]
     assert bounds[-1][1] == count
     assert all(0 < high - low <= size + normalises for low, high in bounds)
@@ -792,7 +792,7 @@ def test_preprocessing_is_fitted_on_the_training_fold_only(tmp_path: Path) -> No
     poisoned = Tiny(tmp_path / "poisoned", preprocess=StandardScaler(), data=(inputs, targets))
     rows = torch.from_numpy(fold.train)
     one, other = (
-        loop.fitted(tiny.batches, tiny.preprocess, fold.train).train(rows, 0, 0)[0]
+        building.fitted(tiny.batches, tiny.preprocess, fold.train).train(rows, 0, 0)[0]
         for tiny in (clean, poisoned)
     )
     assert torch.equal(one, other)
@@ -816,7 +816,7 @@ def test_a_transformer_may_look_at_the_targets_of_the_training_fold(tmp_path: Pa
 def test_progress_is_told_for_each_batch_when_there_is_time(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(course, "NEWS_SECONDS", 0.0)
     _, news = tiny.attempt()
     told = [(item.epoch, item.batch) for item in news if isinstance(item, Progress)]
     assert told == [(epoch, batch) for epoch in (1, 2) for batch in (1, 2, 3, 4)]

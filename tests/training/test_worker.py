@@ -19,7 +19,7 @@ from asynckfold.messages import Facts, Progress, Started, Task
 from asynckfold.placement import Placement
 from asynckfold.recipe import pack
 from asynckfold.result import DONE, FAILED, Baseline
-from asynckfold.training import loop, worker
+from asynckfold.training import course, worker
 from asynckfold.training.bundle import job_folder
 from tests.training.tiny import Plain, Tiny, never
 
@@ -244,7 +244,7 @@ def test_prints_of_a_dry_run_go_nowhere(
 def test_news_and_storage_errors_go_up_the_pipe(
     tiny: Tiny, served: worker._Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(course, "NEWS_SECONDS", 0.0)
     served.run(*placed(tiny))
     sent = served.pipe.sent  # type: ignore[attr-defined]
     assert {kind for kind, _ in sent} == {"news"}

@@ -46,10 +46,10 @@ from asynckfold.messages import Remark
 from asynckfold.plan import TrainerParams
 from asynckfold.result import Epoch
 from asynckfold.training import frames
+from asynckfold.training.course import Report
 from asynckfold.training.crew import Crew
 from asynckfold.training.flattened import Layout, as_bytes
 from asynckfold.training.hogwild import Hogwild
-from asynckfold.training.loop import Report
 from asynckfold.training.parameter_server.server import Held
 from asynckfold.training.shared import place
 

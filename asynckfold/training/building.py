@@ -1,0 +1,158 @@
+"""The live objects of a job: seeded, on their device, before the first step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from asynckfold.data import Batches
+from asynckfold.folds import Indices
+from asynckfold.messages import Task
+from asynckfold.plan import Job
+from asynckfold.pulse import Pulse
+from asynckfold.training import batching, lr_schedules, pretraining, restoring, seeding
+from asynckfold.training.bundle import Bundle, JobLog
+from asynckfold.training.compiling import compile_whole
+from asynckfold.training.course import Training
+from asynckfold.training.kernels import with_fused_kernel
+from asynckfold.training.pretraining import Pretrained
+
+RESIDENT_SHARE = 0.5
+"""Of the free memory of a GPU, what inputs may take to reside there: the rest is for the model, its
+gradients and activations, and for another job. No bit depends on where they are."""
+
+
+def build(
+    bundle: Bundle,
+    task: Task,
+    data: Batches,
+    device: torch.device,
+    log: JobLog,
+    pulse: Pulse,
+    *,
+    pretrains: bool = True,
+    cores: Sequence[int] = (),
+) -> Training:
+    """Seed everything and make the live objects of a job, before its first step.
+
+    A model's stage before the training is done, too, unless a checkpoint has what came of it; on
+    these cores where the job has several processes.
+    """
+    job, plan, recipe = task.job, bundle.plan, bundle.recipe
+    fold = bundle.fold_of(job)
+    data = moved(fitted(data, recipe.preprocess, fold.train), device)
+    pretrained = Pretrained()
+
+    def prepare(model: nn.Module) -> None:
+        nonlocal pretrained
+        if pretrains and pretraining.wanted(model) and not restoring.restorable(bundle, task):
+            size, count = plan.params.eval_batch_size, plan.params.processes
+            pretrained = pretraining.pretrain(
+                model, data, fold.train, job.seed, log, pulse, size, count, cores
+            )
+
+    model, optimizer = begun(bundle, job, device, prepare)
+    schedule, train_part, steer = schedule_of(bundle, job, model, optimizer, fold.train)
+    if plan.params.compile:
+        compile_whole(model)
+    criterion = copy.deepcopy(recipe.criterion)
+    if isinstance(criterion, nn.Module):
+        criterion = criterion.to(device)
+    return Training(
+        task,
+        bundle,
+        device,
+        model,
+        criterion,
+        optimizer,
+        schedule,
+        data,
+        train_part,
+        list(batching.bounds(len(train_part), plan.batch_size, model)),
+        steer,
+        fold.valid,
+        log,
+        pulse,
+        plan.params.clip_grad_norm,
+        pretrained=pretrained.text,
+        pretraining=pretrained.epochs,
+    )
+
+
+def begun(
+    bundle: Bundle,
+    job: Job,
+    device: torch.device,
+    prepare: Callable[[nn.Module], None] = lambda model: None,
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Seed everything, and return the model, prepared, and the optimizer of a job."""
+    seeding.seed_all(job.seed)
+    model = bundle.recipe.models[job.model]().to(device)
+    if bundle.plan.is_channels_last(job):
+        model = model.to(memory_format=torch.channels_last)
+    prepare(model)
+    return model, with_fused_kernel(bundle.recipe.opt_fn, model)
+
+
+def schedule_of(
+    bundle: Bundle, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, train: Indices
+) -> tuple[Any, Indices, Indices]:
+    """Return the LR schedule, the samples to train on, and those that steer the schedule.
+
+    A rule that reacts to a loss gets samples of the training fold, never the fold that is scored;
+    for any other, all samples are trained on and none steer.
+
+    Raises
+    ------
+    ValueError
+        The training fold is too small to be divided.
+    """
+    plan, spec = bundle.plan, bundle.recipe.lr_schedules[job.lr_schedule]
+    made = None if isinstance(spec, str) else lr_schedules.make(spec, optimizer, 0)
+    steer = train[:0]
+    if spec == "reduce" or lr_schedules.needs_metric(made):
+        if len(train) < 2:
+            raise ValueError(
+                f"LR schedule {job.lr_schedule} sets samples of the training fold aside: the fold "
+                f"must have at least 2, it has {len(train)}. Use more data or another LR schedule"
+            )
+        order = np.random.default_rng([job.seed, 1]).permutation(len(train))
+        count = min(max(1, round(len(train) * plan.params.inner_val)), len(train) - 1)
+        train, steer = train[np.sort(order[count:])], train[np.sort(order[:count])]
+    if made is None:
+        dealt = batching.deal_of(plan, len(train), model)
+        size = plan.batch_size
+        per_epoch = len(dealt.bounds if dealt else list(batching.bounds(len(train), size, model)))
+        steps = plan.params.epochs * (per_epoch if plan.params.lr_step == "batch" else 1)
+        made = lr_schedules.make(spec, optimizer, steps)
+    return made, train, steer
+
+
+def fitted(data: Batches, preprocess: Any, train: Indices) -> Batches:
+    """Return the data as a scikit-learn transformer gives it that was fitted on `train` only.
+
+    It is fitted with the targets, which those that need none ignore, and sees each sample as one
+    row of features.
+    """
+    if preprocess is None:
+        return data
+    from sklearn.base import clone
+
+    rows = data.inputs(np.arange(data.n_samples))
+    flat = rows.reshape(len(rows), -1)
+    targets = data.targets.cpu().numpy()
+    changed = clone(preprocess).fit(flat[train], targets[train]).transform(flat)
+    return data.with_inputs(torch.from_numpy(np.ascontiguousarray(changed, dtype=np.float32)))
+
+
+def moved(data: Batches, device: torch.device) -> Batches:
+    """Return the data on the device: inputs reside there where they fit, see `RESIDENT_SHARE`."""
+    if device.type != "cuda":
+        return data.to(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    return data.to(device, int(RESIDENT_SHARE * free))
