@@ -590,7 +590,8 @@ def _flag(name: str) -> str:
 
 def names_code(parsed: argparse.Namespace) -> bool:
     """Whether a command line imports the user's code: a sweep file, or pkg.mod:Name."""
-    return bool(parsed.file) or ":" in (parsed.models or "")
+    file, models = (getattr(parsed, name, None) for name in ("file", "models"))
+    return bool(file) or ":" in (models or "")
 
 
 def from_folder(parsed: argparse.Namespace, folder: Path) -> argparse.Namespace:
