@@ -49,7 +49,8 @@ def train(
     cores : sequence of int
         One for each process; empty for no pinning.
     gpu : Gpu, optional
-        What the last process computes on, in a process that has not differentiated anything yet.
+        What the last process computes on. This one must not have differentiated anything yet, nor
+        may the model's pretraining, which comes before the last is forked.
 
     Returns
     -------

@@ -9,7 +9,7 @@ A process can use CUDA only if the one that it was forked from did not; and torc
 soon as anything is differentiated, and opens one for some optimizers' steps on a CPU. Where it
 finds one, it starts threads, and differentiates nothing in processes that are forked afterwards. So
 the worker is shown none, and is not used again after the job: it has noted then that there are
-none.
+none. A stage of pretraining is a part of the build, and must not differentiate (`preflight`).
 """
 
 from __future__ import annotations

@@ -13,15 +13,16 @@ import torch
 from torch import nn
 
 from asynckfold.messages import News, Remark, Task
+from asynckfold.models import DBN, Pretraining
 from asynckfold.plan import TrainerParams
 from asynckfold.pulse import Pulse
 from asynckfold.result import DONE, Result
 from asynckfold.store import CheckpointRef
-from asynckfold.training import several
+from asynckfold.training import pretraining, several
 from asynckfold.training.spared import Gpu, SparedGpu, spared
 from tests.leftovers import descendants
 from tests.training.teams import OPTIMIZERS, noted, noting
-from tests.training.tiny import Noisy, Plain, Tiny, always, checkpoints, never
+from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, always, checkpoints, never
 
 KINDS: dict[str, Any] = {
     "partition_size": {"cpu": 10, "gpu": 30},
@@ -149,6 +150,33 @@ def test_stopped_after_every_round_the_bits_are_the_same(
     last, _ = attempt(made("stopped"), None, number, refs)
     assert last is not None
     assert last.digest == whole.digest
+
+
+class Stack(DBN):
+    """A small one, with two layers to pretrain."""
+
+    def __init__(self) -> None:
+        super().__init__(FEATURES, (6, 4), CLASSES, pretraining=Pretraining(epochs=2))
+
+
+def test_a_pretrained_dbn_has_a_process_on_the_gpu_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(name: str) -> Tiny:
+        return tiny(tmp_path / name, models={"dbn": Stack})
+
+    pretrain, backward = pretraining.pretrain, torch.autograd.backward
+
+    def without_gradients(*given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(torch.autograd, "backward", None)
+        found = pretrain(*given, **more)
+        monkeypatch.setattr(torch.autograd, "backward", backward)
+        return found
+
+    monkeypatch.setattr(pretraining, "pretrain", without_gradients)
+    found = trained(made("gpu"), Fake(tmp_path / "taken"))
+    assert len(found.pretraining) == 4
+    assert found.digest == trained(made("cpus"), None).digest
 
 
 class Slow(Plain):
