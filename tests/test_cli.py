@@ -586,7 +586,16 @@ def test_parts_may_be_given_by_kind_of_process(words: str, size: Any, passes: An
         ),
         (
             "--partition-size cpu=40,gpu=80 --devices cpu",
-            "received partition_size={'cpu': 40, 'gpu': 80}, and none: devices is 'cpu'",
+            "received partition_size={'cpu': 40, 'gpu': 80}, and none: devices is 'cpu'. Leave the "
+            "kind 'gpu' out, or pass --devices auto (`asynckfold doctor`",
+        ),
+        (
+            "--partition-size cpu=10000,gpu=40 --batch-size 41 --devices cpu",
+            "of the kind 'gpu' and batch_size=41. Pass --partition-size cpu=100,gpu=41, or --batch",
+        ),
+        (
+            "--partition-size cpu=1,cpu=2",
+            "must name each kind once, such as cpu=1000,gpu=8000, rec",
         ),
     ],
 )
