@@ -136,11 +136,12 @@ class Averaging(Stepping):
         """Make a clone for each."""
         super().share()
         found = tensors_of(self.model)
-        self.clones = [shared(found) for _ in range(self.params.processes)]
+        own = self.params.processes - (self.ahead is not None)
+        self.clones = [shared(found) for _ in range(own)]
         place(found, self.clones[0])
         if self.ahead is not None:
             copy_each(self.clone_of_gpu, found)
-            self.clones[-1] = self.clone_of_gpu
+            self.clones.append(self.clone_of_gpu)
             # A GPU takes seconds to be ready.
             self.pulse.aside()
             criterion = self.criterion
@@ -167,7 +168,7 @@ class Averaging(Stepping):
         self.epoch = -1
 
     def obey(self, order: _Round | _Start | _TellState) -> Any:
-        """Train one's clone for a round; return the losses."""
+        """Carry out an order: return a round's losses, what the GPU's optimizer keeps, or None."""
         if isinstance(order, _Round):
             self.begin(order.epoch, order.first)
             set_settings(self.optimizer, order.settings)

@@ -26,7 +26,7 @@ _HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """The second lets torch say that there is no GPU without asking CUDA, which would be a use."""
 
 
-class Gpu(Protocol):
+class GpuToTake(Protocol):
     """What one process of a job takes into use."""
 
     def take(self) -> torch.device:

@@ -19,7 +19,8 @@ from asynckfold.pulse import Pulse
 from asynckfold.result import DONE, Result
 from asynckfold.store import CheckpointRef
 from asynckfold.training import pretraining, several
-from asynckfold.training.spared import Gpu, SparedGpu, spared
+from asynckfold.training.spared import GpuToTake, SparedGpu, spared
+from asynckfold.training.team import frozen, thawed
 from tests.leftovers import descendants
 from tests.training.teams import OPTIMIZERS, noted, noting
 from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, always, checkpoints, never
@@ -54,7 +55,7 @@ def tiny(root: Path, processes: int = 3, epochs: int = 3, **given: Any) -> Tiny:
 
 def attempt(
     made: Tiny,
-    gpu: Gpu | None,
+    gpu: GpuToTake | None,
     number: int = 1,
     refs: list[CheckpointRef] | None = None,
     stop: Any = never,
@@ -69,7 +70,7 @@ def attempt(
     return found, news
 
 
-def trained(made: Tiny, gpu: Gpu | None) -> Result:
+def trained(made: Tiny, gpu: GpuToTake | None) -> Result:
     found, _ = attempt(made, gpu)
     assert found is not None
     assert found.status == DONE
@@ -233,6 +234,17 @@ def test_a_criterion_with_a_state_begins_as_those_of_the_others(tmp_path: Path) 
     assert (
         trained(made("gpu"), Fake(tmp_path / "taken")).digest == trained(made("cpus"), None).digest
     )
+
+
+def test_no_tensor_goes_to_the_gpus_process_as_one() -> None:
+    tree = {"param_groups": [{"lr": torch.tensor(0.1), "betas": (torch.tensor([0.9]), 0.99)}]}
+    (told,) = frozen(tree)["param_groups"]
+    kinds = [type(item) for item in (told["lr"], *told["betas"])]
+    assert (torch.Tensor not in kinds, kinds[-1]) == (True, float)
+    (group,) = thawed(frozen(tree))["param_groups"]
+    assert torch.equal(group["lr"], torch.tensor(0.1))
+    assert torch.equal(group["betas"][0], torch.tensor([0.9]))
+    assert group["betas"][1] == 0.99
 
 
 class Busy:
