@@ -22,8 +22,14 @@ from typing import Protocol
 
 import torch
 
-_HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""The second lets torch say that there is no GPU without asking CUDA, which would be a use."""
+_HIDDEN = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "-1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""The second is taken before the first, and before ``ROCR_VISIBLE_DEVICES``, for GPUs of AMD, whose
+runtime takes an empty one for none given. The third lets torch say that there is no GPU without
+asking CUDA, which would be a use."""
 
 
 class GpuToTake(Protocol):

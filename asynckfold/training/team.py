@@ -191,7 +191,8 @@ def _unheard() -> None:
 def frozen(tree: Any) -> Any:
     """Return tensors, also in dicts, lists and tuples, as bytes, whatever device they are on.
 
-    All else stays as it is. Torch would send a tensor as a name of shared memory, which a kill leaves.
+    All else stays as it is. Torch would send a tensor as a name of shared memory, which a kill
+    leaves.
 
     Examples
     --------

@@ -284,3 +284,27 @@ def test_a_gpu_is_hidden_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     assert see() == ("3,5", None)
     with spared(None) as nothing:
         assert (nothing, see()) == (None, ("", "1"))
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"HIP_VISIBLE_DEVICES": "0,1"}, {"ROCR_VISIBLE_DEVICES": "2"}]
+)
+def test_gpus_of_amd_are_hidden_by_the_variables_that_count_there(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with spared(0) as gpu:
+        assert gpu is not None
+        # What torch makes of the variables; AMD's runtime takes an empty one for none.
+        assert torch.cuda._parse_visible_devices() == []
+        assert os.environ["HIP_VISIBLE_DEVICES"] == "-1"
+        monkeypatch.setattr(torch.cuda, "init", lambda: None)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+        gpu.take()
+        assert {name: os.environ[name] for name in names if name in os.environ} == given
+    assert {name: os.environ[name] for name in names if name in os.environ} == given
