@@ -21,16 +21,19 @@ from asynckfold.cli import VERBS, main
 from asynckfold.cli.doctor import now
 from asynckfold.cli.parser import EXIT_CODES, make_parser
 from asynckfold.cli.state import lines, state_of
+from asynckfold.cli.tell import result_lines
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.models import ARCHITECTURES
 from asynckfold.placement import Gpu, Load
 from asynckfold.recipe import LR_SCHEDULES
+from asynckfold.result import Baseline
 from asynckfold.sources import SOURCES
 from asynckfold.store import RunStore, Waiting
 from asynckfold.training.optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone, shared_memory
 from tests.nursery import Nursery, Started
+from tests.test_result import all_scores, make_results
 from tests.test_sweep import open_store
 
 SMALL = "--data digits --limit 200 --folds 2 --epochs 2 --baseline none --no-report"
@@ -183,6 +186,15 @@ def test_what_exit_handlers_print_for_nobody_changes_no_exit_code(
         assert run.stdout is not None
         run.stdout.close()
         assert run.wait(100) == 2
+
+
+@pytest.mark.parametrize(("others", "name"), [(0.0, "speedup"), (1.4, "speedup (disturbed)")])
+def test_a_disturbed_speedup_is_named_so(others: float, name: str) -> None:
+    baseline = Baseline("measured", 25.0, 2, others=others)
+    told = "\n".join(result_lines(make_results(all_scores(), baseline=baseline)))
+    (line,) = re.findall(r"^speedup.*$", told, re.MULTILINE)
+    ratio = f"{name}: 2.50x, serial loop 25.0 s (measured, 2 threads) / packed 10.0 s"
+    assert line == ratio + (f"; {baseline.disturbance}" if others else "")
 
 
 # A run from its start to its end
