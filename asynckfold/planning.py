@@ -28,7 +28,7 @@ from asynckfold.fusing import Fuse, Grouping, grouped
 from asynckfold.interruption import Interruption
 from asynckfold.packing import choice_of
 from asynckfold.placement import Load, Placement
-from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.plan import KINDS, Plan, TrainerParams, folds_fingerprint, make_jobs
 from asynckfold.probing import Prober
 from asynckfold.progress import Display
 from asynckfold.recipe import Recipe, sending_problems
@@ -123,7 +123,7 @@ class Planner:
                 why_no_gpu = machine.gpus().reason
                 refuse(
                     [
-                        *_process_problems(draft, folds, data, why_no_gpu),
+                        *_process_problems(draft, folds, data, settings.devices, why_no_gpu),
                         *_part_problems(draft, folds),
                     ]
                 )
@@ -392,16 +392,19 @@ def _scorer_names(scoring: Any) -> list[tuple[str, str]]:
 
 
 def _process_problems(
-    draft: Plan, folds: Sequence[Fold], data: Prepared, why_no_gpu: str
+    draft: Plan, folds: Sequence[Fold], data: Prepared, devices: Any, why_no_gpu: str
 ) -> Iterator[Problem]:
     """Yield why several processes cannot train one model here."""
     if draft.params.processes == 1:
         return
     if draft.params.on_gpu and draft.device == "cpu":
+        remedy = "see `asynckfold doctor`"
+        if devices == "cpu":
+            remedy = "pass devices='auto' (`asynckfold doctor` tells of GPUs)"
         yield Problem(
             "a process of the kind 'gpu' needs a GPU",
             f"{draft.params.by_kind}, and none: {why_no_gpu}",
-            "Leave the kind 'gpu' out, or see `asynckfold doctor`.",
+            f"Leave the kind 'gpu' out, or {remedy}.",
         )
     elif draft.device != "cpu" and not draft.params.on_gpu:
         yield Problem(
@@ -435,25 +438,27 @@ def _process_problems(
 def _part_problems(draft: Plan, folds: Sequence[Fold]) -> Iterator[Problem]:
     """Yield why parts of these sizes cannot be dealt out."""
     size, least = draft.batch_size, min(len(fold.train) for fold in folds)
-    of_kinds = {
-        "": draft.params.partition_size,
-        " of the kind 'gpu'": draft.params.gpu_partition_size,
-    }
-    for kind, asked in of_kinds.items():
-        if asked is None:
-            continue
-        if asked < size:
+    params = draft.params
+    given = dict(zip(KINDS, (params.partition_size, params.gpu_partition_size), strict=True))
+    asked = {kind: value for kind, value in given.items() if value is not None}
+    by_kind = len(asked) == len(KINDS)
+    # All that is wrong with the sizes of both kinds is put right at once.
+    fitting = {kind: min(max(value, size), least) for kind, value in asked.items()}
+    for kind, value in asked.items():
+        received = f"partition_size={value}" + (f" of the kind {kind!r}" if by_kind else "")
+        if value < size:
             yield Problem(
                 "the part of a process must make a batch",
-                f"partition_size={asked}{kind} and batch_size={size}",
-                f"Pass partition_size={size}{kind} or more, or batch_size={asked} or less.",
+                f"{received} and batch_size={size}",
+                f"Pass partition_size={fitting if by_kind else f'{size} or more'}, or "
+                f"batch_size={value} or less.",
             )
-        if asked > least:
+        if value > least:
             yield Problem(
                 "the part of a process must not exceed the training fold",
-                f"partition_size={asked}{kind} of {least} samples",
-                f"Pass partition_size={least}{kind} or less, and epochs_per_round for several "
-                "passes.",
+                f"{received} of {least} samples",
+                f"Pass partition_size={fitting if by_kind else f'{least} or less'}, and "
+                "epochs_per_round for several passes.",
             )
 
 

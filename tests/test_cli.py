@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,19 @@ from asynckfold.cli import VERBS, main
 from asynckfold.cli.doctor import now
 from asynckfold.cli.parser import EXIT_CODES, make_parser
 from asynckfold.cli.state import lines, state_of
+from asynckfold.cli.tell import result_lines
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.models import ARCHITECTURES
 from asynckfold.placement import Gpu, Load
 from asynckfold.recipe import LR_SCHEDULES
+from asynckfold.result import Baseline
 from asynckfold.sources import SOURCES
 from asynckfold.store import RunStore, Waiting
 from asynckfold.training.optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone, shared_memory
 from tests.nursery import Nursery, Started
+from tests.test_result import all_scores, make_results
 from tests.test_sweep import open_store
 
 SMALL = "--data digits --limit 200 --folds 2 --epochs 2 --baseline none --no-report"
@@ -120,17 +123,78 @@ def told(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_command_imports_no_compiler_and_calls_exit_handlers(tmp_path: Path) -> None:
+def buffered(**more: str) -> dict[str, str]:
+    """An environment in which what is printed waits in a buffer, as users have it."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {**kept, **more}
+
+
+def test_the_command_imports_no_compiler_and_loses_nothing_of_a_sweep_file(tmp_path: Path) -> None:
     path = tmp_path / "sweep.py"
     path.write_text(
         "import atexit, sys, torchvision.transforms\n"
         "atexit.register(print, 'goodbye')\n"
+        "left = open(__file__ + '.txt', 'w')\n"
+        "left.write('written at the very end')\n"
         "raise ValueError('torch._dynamo.eval_frame' in sys.modules)\n"
     )
-    run = shell("run", path, "--root", tmp_path / "run")
+    run = shell("run", path, "--root", tmp_path / "run", env=buffered())
     out, err = run.communicate(timeout=100)
     assert (run.returncode, out) == (2, "goodbye\n")
     assert "ValueError: False" in err
+    assert Path(f"{path}.txt").read_text() == "written at the very end"
+
+
+END = """
+import atexit, os
+
+class Left:
+    def __del__(self, write=os.write):
+        write(1, b"taken down\\n")
+
+left = Left()
+atexit.register(print, "goodbye")
+"""
+
+
+def asked_for_nothing(folder: Path) -> subprocess.Popen[str]:
+    """Ask for a run that is not there, where something is to be said and done at the end."""
+    (folder / "sitecustomize.py").write_text(END)
+    path = os.pathsep.join([str(folder), str(Path(__file__).parent.parent)])
+    return shell("status", folder / "nowhere", env=buffered(PYTHONPATH=path))
+
+
+def with_a_sweep_file(folder: Path) -> subprocess.Popen[str]:
+    """Run a file that has nothing but something to be said and done at the end."""
+    path = folder / "sweep.py"
+    path.write_text(END)
+    return shell("plan", path, "--root", folder / "run", env=buffered())
+
+
+def test_without_code_of_the_users_it_ends_right_after_exit_handlers(tmp_path: Path) -> None:
+    run = asked_for_nothing(tmp_path)
+    out, err = run.communicate(timeout=100)
+    assert (run.returncode, out) == (2, "goodbye\n"), err
+    assert "which holds no run.db" in err
+
+
+@pytest.mark.parametrize("start", [asked_for_nothing, with_a_sweep_file])
+def test_what_exit_handlers_print_for_nobody_changes_no_exit_code(
+    tmp_path: Path, start: Callable[[Path], subprocess.Popen[str]]
+) -> None:
+    with start(tmp_path) as run:
+        assert run.stdout is not None
+        run.stdout.close()
+        assert run.wait(100) == 2
+
+
+@pytest.mark.parametrize(("others", "name"), [(0.0, "speedup"), (1.4, "speedup (disturbed)")])
+def test_a_disturbed_speedup_is_named_so(others: float, name: str) -> None:
+    baseline = Baseline("measured", 25.0, 2, others=others)
+    told = "\n".join(result_lines(make_results(all_scores(), baseline=baseline)))
+    (line,) = re.findall(r"^speedup.*$", told, re.MULTILINE)
+    ratio = f"{name}: 2.50x, serial loop 25.0 s (measured, 2 threads) / packed 10.0 s"
+    assert line == ratio + (f"; {baseline.disturbance}" if others else "")
 
 
 # A run from its start to its end
@@ -534,7 +598,16 @@ def test_parts_may_be_given_by_kind_of_process(words: str, size: Any, passes: An
         ),
         (
             "--partition-size cpu=40,gpu=80 --devices cpu",
-            "received partition_size={'cpu': 40, 'gpu': 80}, and none: devices is 'cpu'",
+            "received partition_size={'cpu': 40, 'gpu': 80}, and none: devices is 'cpu'. Leave the "
+            "kind 'gpu' out, or pass --devices auto (`asynckfold doctor`",
+        ),
+        (
+            "--partition-size cpu=10000,gpu=40 --batch-size 41 --devices cpu",
+            "of the kind 'gpu' and batch_size=41. Pass --partition-size cpu=100,gpu=41, or --batch",
+        ),
+        (
+            "--partition-size cpu=1,cpu=2",
+            "must name each kind once, such as cpu=1000,gpu=8000, rec",
         ),
     ],
 )

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 from asynckfold import CVResults, InputError, RunStore, fit
@@ -131,7 +130,6 @@ def test_a_sweep_books_a_gpu_beside_the_cores(root: Path) -> None:
     assert all(text.endswith("of each process: 80, 400 (GPU)") for text in told)
     assert (len(told), asked) == (2, {"ok": 2})
     assert all("GPU 0 taken by " in (root / name / "log.txt").read_text() for name in found.results)
-    assert not torch.cuda.is_initialized()
 
 
 @pytest.mark.usefixtures("_gpu")
@@ -182,12 +180,15 @@ def test_with_its_gpu_process_killed_it_ends_with_the_same_bits(root: Path, warm
         (
             {"devices": "cpu"},
             {"epochs_per_round": {"cpu": 1, "gpu": 3}},
-            r"needs a GPU: received epochs_per_round=\{'cpu': 1, 'gpu': 3\}, and none: devices is",
+            r"needs a GPU: received epochs_per_round=\{'cpu': 1, 'gpu': 3\}, and none: devices is "
+            r"'cpu'\. Leave the kind 'gpu' out, or pass devices='auto' \(`asynckfold doctor` tells",
         ),
         (
             {},
             {"partition_size": {"cpu": 121, "gpu": 7}},
-            "(?s)=121 of 120.*=7 of the kind 'gpu' and batch_size=8. Pass partition_size=8 of",
+            r"(?s)=121 of the kind 'cpu' of 120 samples\. Pass partition_size=\{'cpu': 120, "
+            r"'gpu': 8\}, and epochs_.*=7 of the kind 'gpu' and batch_size=8\. "
+            r"Pass partition_size=\{'cpu': 120, 'gpu': 8\}, or batch_size=7 or less\.",
         ),
         ({}, {"partition_size": {"cpu": 8, "gpu": 121}}, "=121 of the kind 'gpu' of 120 samples"),
     ],

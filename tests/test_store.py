@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import re
 import signal
 import sqlite3
 import tempfile
@@ -20,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynckfold.errors import PlanMismatchError, RunHeldError, StorageError, StoreCorruptError
+from asynckfold.files import storage_error
 from asynckfold.plan import TrainerParams, folds_fingerprint
 from asynckfold.result import ENDED, Averaged, Baseline, Epoch, StageEpoch, fingerprint
 from asynckfold.store import CheckpointRef, RunStore
@@ -415,6 +418,15 @@ def test_a_full_disk_is_a_storage_error_and_what_was_recorded_stays(root: Path) 
         assert finish(store, PLAN.jobs[1].id, outputs=large)
     with RunStore.read(root) as store:
         assert set(store.results()) == {FIRST, PLAN.jobs[1].id}
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "make room"), (errno.EFBIG, r"raise the limit \(ulimit -f\)")],
+)
+def test_a_storage_error_names_what_helps(tmp_path: Path, number: int, remedy: str) -> None:
+    told = str(storage_error(OSError(number, "refused"), tmp_path / "file", 7))
+    assert re.search(rf"could not write .*file: {os.strerror(number)}.*stays; {remedy} and", told)
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:

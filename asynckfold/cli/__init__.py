@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import logging
 import os
 import shlex
 import signal
@@ -32,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.table import Table
 from rich.text import Text
@@ -79,9 +78,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         The command line without the program's name; ``sys.argv`` by default.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    return _told(_parsed(sys.argv[1:] if arguments is None else arguments))
+
+
+def program() -> int:
+    """Be the process of the command; return its exit code, unless the process ends here."""
+    # Called after the exit handlers of what is imported from here on.
+    atexit.register(_flush)
+    with listening(*ENDINGS):
+        parsed = _parsed(sys.argv[1:])
+        code = _told(parsed)
+        # Nothing is left to be saved, and a further Ctrl-C may not change how this ends.
+        for number in ENDINGS:
+            signal.signal(number, signal.SIG_IGN)
+        if not names_code(parsed):
+            _leave(code)
+    return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End without taking modules down one by one: of torch and its kind that takes a second.
+
+    Only where none of the user's code was imported here, which may leave to that end what it has
+    to write or to end: open files, temporary ones, processes.
+    """
+    atexit._run_exitfuncs()
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
+    """Let what was printed arrive, or go nowhere: Python would end with another exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        steady(stream).flush()
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parsed = make_parser().parse_args(words)
-    parsed.line = words
+    parsed.line = list(words)
+    return parsed
+
+
+def _told(parsed: argparse.Namespace) -> int:
+    """Carry out the verb, and let all that is said of it arrive."""
     # Also what a sweep file or a library prints may meet a reader that went away.
     with (
         redirect_stdout(steady(sys.stdout)),
@@ -89,30 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         listening(*ENDINGS) as signals,
     ):
         code = _carried_out(parsed, signals)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        _flush()
     return code
-
-
-def program() -> int:
-    """Be the process of the command; return its exit code."""
-    codes: list[int] = []
-    # Before anybody else's, and so the last to be called.
-    atexit.register(_leave, codes)
-    with listening(*ENDINGS):
-        codes.append(main())
-        # Nothing is left to be saved, and a further Ctrl-C may not change how this ends.
-        for number in ENDINGS:
-            signal.signal(number, signal.SIG_IGN)
-    return codes[0]
-
-
-def _leave(codes: Sequence[int]) -> None:
-    """End without taking modules down one by one: of torch and its kind that takes a second."""
-    if codes:
-        pool.close_warm()
-        logging.shutdown()
-        os._exit(codes[0])
 
 
 def _carried_out(parsed: argparse.Namespace, signals: Interruption) -> int:

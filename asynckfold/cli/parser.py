@@ -542,12 +542,17 @@ def _by_kind(text: str) -> int | dict[str, int]:
     try:
         if "=" not in text:
             return int(text)
-        pairs = (word.split("=") for word in text.split(","))
-        return {kind.strip(): int(number) for kind, number in pairs}
+        pairs = [word.split("=") for word in text.split(",")]
+        found = {kind.strip(): int(number) for kind, number in pairs}
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"must be a whole number, or one by kind such as cpu=1000,gpu=8000, received {text!r}"
         ) from None
+    if len(found) < len(pairs):
+        raise argparse.ArgumentTypeError(
+            f"must name each kind once, such as cpu=1000,gpu=8000, received {text!r}"
+        )
+    return found
 
 
 def _seconds(text: str) -> float | str:

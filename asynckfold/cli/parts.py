@@ -555,6 +555,9 @@ def in_flags(error: InputError) -> InputError:
     --------
     >>> print(in_flags(InputError([Problem("n_jobs must not be 0", "0", "Pass n_jobs='auto'.")])))
     --n-jobs must not be 0: received 0. Pass --n-jobs auto.
+    >>> by_kind = "Pass partition_size={'cpu': 9, 'gpu': 80}, or batch_size=7 or less."
+    >>> in_flags(InputError([Problem("", "", by_kind)])).problems[0].remedy
+    'Pass --partition-size cpu=9,gpu=80, or --batch-size 7 or less.'
     """
     return type(error)(
         [
@@ -568,6 +571,12 @@ def _flagged(text: str) -> str:
     flags = {keyword: flag for flag, keyword in _SETTINGS.items()}
     flags |= {"root_dir": "root", **{name: name for name in _TRAINER_PARAMS}}
     names = "|".join(flags)
+    # What is given by kind.
+    text = re.sub(
+        r"\{('\w+': \d+(?:, '\w+': \d+)*)\}",
+        lambda found: re.sub(r"'(\w+)': (\d+)(?:, )?", r"\1=\2,", found[1])[:-1],
+        text,
+    )
     text = text.replace("stratify=False", "--no-stratify")
     for name in ("allow_different_software", "yield_to_others", "elastic", "compile"):
         text = text.replace(f"{name}=True", _flag(name))
@@ -590,7 +599,8 @@ def _flag(name: str) -> str:
 
 def names_code(parsed: argparse.Namespace) -> bool:
     """Whether a command line imports the user's code: a sweep file, or pkg.mod:Name."""
-    return bool(parsed.file) or ":" in (parsed.models or "")
+    file, models = (getattr(parsed, name, None) for name in ("file", "models"))
+    return bool(file) or ":" in (models or "")
 
 
 def from_folder(parsed: argparse.Namespace, folder: Path) -> argparse.Namespace:

@@ -71,7 +71,7 @@ def tell_results(root: Path, out: Output, with_report: bool) -> int:
     page = results.report() if with_report else None
     out.data({**_numbers(results), **_packing(packing), "report": str(page) if page else None})
     out.say(_results_table(results))
-    for line in _result_lines(results):
+    for line in result_lines(results):
         out.say(line)
     trace = next((item.traceback for item in results.results.values() if item.traceback), "")
     if "\n" in trace.strip():
@@ -143,7 +143,8 @@ def _results_table(results: CVResults) -> Table:
     return table
 
 
-def _result_lines(results: CVResults) -> Iterator[str]:
+def result_lines(results: CVResults) -> Iterator[str]:
+    """What is said below the table, line by line."""
     from asynckfold.kfold import failure_lines
 
     counts, best = results.counts, _best(results)

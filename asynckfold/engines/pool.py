@@ -454,13 +454,14 @@ _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 
 def refusal(number: int) -> str:
     """Return what it means that the machine starts no worker, and what to do."""
-    limits = "processes (ulimit -u, or pids.max of the container) or of open files (ulimit -n)"
-    if number == errno.EFBIG:
-        limits = "the size of a file (ulimit -f)"
-    return (
-        f"no further worker process could be started: {os.strerror(number)}. Raise the limit of "
-        f"{limits}, or free memory; the same call continues"
+    remedy = (
+        "Raise the limit of processes (ulimit -u, or pids.max of the container) or of open files "
+        "(ulimit -n), or free memory"
     )
+    if number == errno.EFBIG:
+        remedy = "Raise the limit of the size of a file (ulimit -f)"
+    what = f"no further worker process could be started: {os.strerror(number)}"
+    return f"{what}. {remedy}; the same call continues"
 
 
 def _cause(status: int | None) -> str:

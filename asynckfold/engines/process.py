@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.05
 """Between two looks at the signals while jobs save themselves."""
 
+ROOM_SECONDS = 5.0
+"""What workers may take to end that make room for a new one."""
+
 
 class ProcessEngine:
     """Executes placements in worker processes.
@@ -73,6 +76,7 @@ class ProcessEngine:
         self._running: dict[Future[Answer], tuple[pools.Worker | None, pools.Work]] = {}
         self._cores: dict[Future[Answer], tuple[int, ...]] = {}
         self._waiting: list[tuple[pools.Work, int]] = []
+        self._room_at: dict[Future[Answer], float] = {}
         self._told = False
         self._hangs = Hangs(pool, bundle.root, stall_timeout)
 
@@ -129,18 +133,38 @@ class ProcessEngine:
         return [(worker, work) for worker, work in entries if worker and worker.work is work]
 
     def _run_refused(self) -> None:
-        """Give work for which no worker could be started to one that became idle."""
+        """Give work for which no worker could be started to one that became idle, or try again."""
         waiting, self._waiting = [*self._waiting, *self._pool.refused()], []
         for work, number in waiting:
             if work.future not in self._running:
                 continue  # of an engine that was closed
             if self._pool.idle_worker(self._key, work.placement) is not None:
                 self._run(work)
-            elif any(worker.alive for worker in self._pool.workers):
+            elif self._is_to_wait(work):
                 self._waiting.append((work, number))
                 self._tell_once(f"fewer workers: {pools.refusal(number)}")
+            elif self._room_at.get(work.future):
+                self._room_at[work.future] = 0.0
+                self._run(work)
             else:
                 work.future.set_exception(StorageError(number, pools.refusal(number)))
+
+    def _is_to_wait(self, work: pools.Work) -> bool:
+        """Whether a worker may become idle, or is about to make room for a new one by its end.
+
+        Where none works, those that are idle, and of no use to this work, are ended; when they are
+        gone, it is tried once more.
+        """
+        workers = list(self._pool.workers)
+        if any(worker.alive and worker.busy for worker in workers):
+            self._room_at.pop(work.future, None)
+            return True
+        for worker in workers:
+            if worker.alive:
+                self._pool.kill(worker, "made room for a new worker")
+        now = time.monotonic()
+        default = now + ROOM_SECONDS if workers else 0.0
+        return bool(workers) and now < self._room_at.setdefault(work.future, default)
 
     def _tell_once(self, text: str) -> None:
         if not self._told:
@@ -179,6 +203,9 @@ class ProcessEngine:
             future: entry for future, entry in self._running.items() if not future.done()
         }
         self._cores = {future: self._cores[future] for future in self._cores if not future.done()}
+        self._room_at = {
+            future: moment for future, moment in self._room_at.items() if not future.done()
+        }
 
 
 def preloads(bundle: Bundle, *, streams: bool) -> list[str]:

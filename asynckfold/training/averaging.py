@@ -12,7 +12,7 @@ samples for the whole epoch instead (`partitions`): parts may overlap, and a rou
 passes over them, by which the epoch is through, too.
 
 The last process may compute on a GPU, with a part of another size and more passes over it. It is
-forked before anything is trained (`spared`) and has a copy of its clone there, which it fetches
+forked before the first step (`spared`) and has a copy of its clone there, which it fetches
 before a round or an evaluation and hands back after a round; what its optimizer keeps, it tells
 when a checkpoint is written. Nobody else knows where it computes.
 
@@ -136,11 +136,12 @@ class Averaging(Stepping):
         """Make a clone for each."""
         super().share()
         found = tensors_of(self.model)
-        self.clones = [shared(found) for _ in range(self.params.processes)]
+        own = self.params.processes - (self.ahead is not None)
+        self.clones = [shared(found) for _ in range(own)]
         place(found, self.clones[0])
         if self.ahead is not None:
             copy_each(self.clone_of_gpu, found)
-            self.clones[-1] = self.clone_of_gpu
+            self.clones.append(self.clone_of_gpu)
             # A GPU takes seconds to be ready.
             self.pulse.aside()
             criterion = self.criterion
@@ -167,7 +168,7 @@ class Averaging(Stepping):
         self.epoch = -1
 
     def obey(self, order: _Round | _Start | _TellState) -> Any:
-        """Train one's clone for a round; return the losses."""
+        """Carry out an order: return a round's losses, what the GPU's optimizer keeps, or None."""
         if isinstance(order, _Round):
             self.begin(order.epoch, order.first)
             set_settings(self.optimizer, order.settings)

@@ -55,10 +55,13 @@ def with_fused_kernel(opt_fn: Callable[[nn.Module], Any], model: nn.Module) -> A
 
 
 def leave_open(optimizer: Optimizer) -> None:
-    """Leave to torch again which kernel is taken on a GPU, where older versions lack Adagrad's."""
+    """Undo `with_fused_kernel` for Adagrad, whose CUDA kernel older versions of torch lack.
+
+    Where the user asked for that kernel, torch chooses as well.
+    """
     if type(optimizer) is optim.Adagrad:
         for group in optimizer.param_groups:
-            group["fused"] = None
+            group["fused"] = None if group["fused"] else group["fused"]
 
 
 def follow_parameters(optimizer: Optimizer) -> None:

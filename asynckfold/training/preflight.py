@@ -125,6 +125,7 @@ def check(
                         _check_storable("criterion", recipe.criterion)
                         _check_shareable(bundle, dry.optimizer)
                         _check_servable(bundle, dry.model)
+                        _check_stage(bundle, name, dry.model)
                         flops[name] = dry.counter.flops
                         products[name] = dry.counter.products
                         channels_last[name] = dry.why_not_channels_last()
@@ -416,6 +417,18 @@ def _check_servable(bundle: Bundle, model: nn.Module) -> None:
         except InputError as error:
             problem = error.problems[0]
             raise _Refused((problem.rule, problem.received, problem.remedy)) from error
+
+
+def _check_stage(bundle: Bundle, name: str, model: nn.Module) -> None:
+    """Refuse a stage that may differentiate before a process is forked for a GPU."""
+    if bundle.plan.params.on_gpu and pretraining.may_differentiate(model):
+        raise _Refused(
+            (
+                "a process of the kind 'gpu' needs a model without pretrain(), or a DBN's own",
+                f"model {name}, a {type(model).__name__} whose pretrain() may call backward()",
+                "Leave the kind 'gpu' out, or the model.",
+            )
+        )
 
 
 def _has_sparse_gradients(optimizer: torch.optim.Optimizer) -> bool:

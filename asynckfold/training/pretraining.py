@@ -8,6 +8,9 @@ is made. All that it draws has to come from the generator, which the job's seed 
 numbers by name: they are in the job's log and checkpoints, and in its result's ``pretraining``. A
 job that is killed meanwhile begins the stage again; after it a checkpoint is written.
 
+A stage that differentiates has no place in a job with a process on a GPU, which is forked after it
+(`spared`): the dry run refuses any but that of a `DBN`, which does without.
+
 A stage whose ``pretrain`` has a parameter ``summing``, too, may do in parts what it does: where a
 job has several processes, it gets there what divides the work among them (`asynckfold.training.
 summing`), and nothing otherwise.
@@ -62,6 +65,22 @@ def wanted(model: nn.Module) -> bool:
     if not inspect.ismethod(method):
         return False
     return {"inputs", "generator", "report"} <= inspect.signature(method).parameters.keys()
+
+
+def may_differentiate(model: nn.Module) -> bool:
+    """Whether a model has such a stage that is not known to do without `backward`.
+
+    Examples
+    --------
+    >>> from asynckfold.models import DBN, MLP
+    >>> may_differentiate(DBN()), may_differentiate(MLP())
+    (False, False)
+    """
+    if not wanted(model):
+        return False
+    from asynckfold.models import DBN
+
+    return getattr(getattr(model, "pretrain", None), "__func__", None) is not DBN.pretrain
 
 
 def pretrain(

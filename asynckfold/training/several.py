@@ -17,7 +17,7 @@ from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.course import Report
 from asynckfold.training.hogwild import Hogwild
 from asynckfold.training.parameter_server.trainer import Downpour
-from asynckfold.training.spared import Gpu
+from asynckfold.training.spared import GpuToTake
 from asynckfold.training.team import Team
 
 TRAINERS: dict[str, type[Team]] = {
@@ -36,7 +36,7 @@ def train(
     report: Report,
     stop: Callable[[], bool],
     pulse: Pulse | None = None,
-    gpu: Gpu | None = None,
+    gpu: GpuToTake | None = None,
 ) -> Result | None:
     """Train one job on as many processes as its plan says, and score its held-out fold.
 
@@ -48,8 +48,9 @@ def train(
         The samples, held in memory.
     cores : sequence of int
         One for each process; empty for no pinning.
-    gpu : Gpu, optional
-        What the last process computes on, in a process that has not differentiated anything yet.
+    gpu : GpuToTake, optional
+        What the last process computes on. This one must not have differentiated anything yet, nor
+        may the model's pretraining, which comes before the last is forked.
 
     Returns
     -------

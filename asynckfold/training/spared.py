@@ -9,7 +9,7 @@ A process can use CUDA only if the one that it was forked from did not; and torc
 soon as anything is differentiated, and opens one for some optimizers' steps on a CPU. Where it
 finds one, it starts threads, and differentiates nothing in processes that are forked afterwards. So
 the worker is shown none, and is not used again after the job: it has noted then that there are
-none.
+none. A stage of pretraining is a part of the build, and must not differentiate (`preflight`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ from typing import Protocol
 
 import torch
 
-_HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""The second lets torch say that there is no GPU without asking CUDA, which would be a use."""
+_HIDDEN = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "-1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""The second is taken before the first, and before ``ROCR_VISIBLE_DEVICES``, for GPUs of AMD, whose
+runtime takes an empty one for none given. The third lets torch say that there is no GPU without
+asking CUDA, which would be a use."""
 
 
-class Gpu(Protocol):
+class GpuToTake(Protocol):
     """What one process of a job takes into use."""
 
     def take(self) -> torch.device:

@@ -29,7 +29,7 @@ from asynckfold.training.course import Training
 from asynckfold.training.crew import Crew
 from asynckfold.training.kernels import follow_parameters
 from asynckfold.training.shared import share_state
-from asynckfold.training.spared import Gpu
+from asynckfold.training.spared import GpuToTake
 
 
 class _Frozen(NamedTuple):
@@ -56,7 +56,7 @@ class Team(Training):
     """
 
     cores: tuple[int, ...] = ()
-    gpu: Gpu | None = None
+    gpu: GpuToTake | None = None
     rank: int = 0
     crew: Crew | None = None
     ahead: Crew | None = None
@@ -189,17 +189,20 @@ def _unheard() -> None:
 
 
 def frozen(tree: Any) -> Any:
-    """Return tensors, also in dicts, as bytes, from whatever device, and all else as it is.
+    """Return tensors, also in dicts, lists and tuples, as bytes, whatever device they are on.
 
-    Torch would send a tensor as a name of shared memory, which a kill leaves.
+    All else stays as it is. Torch would send a tensor as a name of shared memory, which a kill
+    leaves.
 
     Examples
     --------
-    >>> thawed(frozen({"step": torch.tensor(2.0), "name": "x"}))
-    {'step': tensor(2.), 'name': 'x'}
+    >>> thawed(frozen({"step": torch.tensor(2.0), "groups": [("x", torch.tensor(1))]}))
+    {'step': tensor(2.), 'groups': [('x', tensor(1))]}
     """
     if isinstance(tree, dict):
         return {key: frozen(value) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(map(frozen, tree))
     if not isinstance(tree, torch.Tensor):
         return tree
     plain = tree.detach().cpu().contiguous()
@@ -210,6 +213,8 @@ def thawed(tree: Any) -> Any:
     """Return what `frozen` was given, tensors on the CPU."""
     if isinstance(tree, dict):
         return {key: thawed(value) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(map(thawed, tree))
     if not isinstance(tree, _Frozen):
         return tree
     return torch.from_numpy(tree.bytes_).view(tree.dtype).view(tree.shape)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -317,6 +319,20 @@ def test_where_there_are_gpus_a_worker_that_forks_is_a_new_one_and_sees_none(
         engine.close()
     assert len({*pids}) == len(pids) > 1
     assert gone({*pids})
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (
+            errno.EAGAIN,
+            r"Raise the limit of processes \(ulimit -u.* \(ulimit -n\), or free memory;",
+        ),
+        (errno.EFBIG, r"Raise the limit of the size of a file \(ulimit -f\);"),
+    ],
+)
+def test_a_refusal_names_what_helps(number: int, remedy: str) -> None:
+    assert re.search(rf"{os.strerror(number)}\. {remedy} the same call", pools.refusal(number))
 
 
 def test_the_warm_pool_is_taken_once_and_ends_after_its_time() -> None:

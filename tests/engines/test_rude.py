@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 import torch
 
+from asynckfold import proc
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.messages import Remark
 from asynckfold.placement import Placement
+from asynckfold.plan import TrainerParams
 from asynckfold.result import DONE
 from tests.engines.test_pool import Sleeps, busy_worker, look
 from tests.leftovers import alive, descendants, described, gone
@@ -235,6 +237,49 @@ def test_where_no_process_can_be_started_the_limit_is_named(root: Path) -> None:
         for future in futures:
             with pytest.raises(StorageError, match=r"no further worker process .*ulimit -u"):
                 future.result(0)
+
+
+class WhereGpusAre(Tiny):
+    """On a machine with GPUs, where the worker of a job that forks ends with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        proc.has_gpu = lambda: True
+
+
+def of_several(made: ProcessEngine, bundle: Any, index: int) -> Future[Answer]:
+    job = bundle.plan.jobs[index]
+    return made.submit(Placement((job.id,), (), trainer="hogwild"), [task(job)])
+
+
+def test_a_worker_that_is_idle_makes_room_for_one_that_must_be_new(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proc, "has_gpu", lambda: True)
+    params = TrainerParams(trainer="hogwild", processes=2, epochs=1)
+    found = engine(root, WhereGpusAre, ("forks_one_at_a_time",), params=params)
+    with found as (made, _, bundle, news):
+        used = made.submit(Placement((bundle.plan.jobs[0].id,), ()), []).result(60).pid
+        futures = [of_several(made, bundle, index) for index in range(2)]
+        watched(made, *futures)
+        assert [future.result().results[0].status for future in futures] == [DONE, DONE]
+        assert len({used, *(future.result().pid for future in futures)}) == 3
+        assert gone({used})
+    told = [item for item in drained(news) if isinstance(item, Remark)]
+    assert [item.kind for item in told] == ["workers"]
+
+
+def test_where_room_was_made_in_vain_the_limit_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proc, "has_gpu", lambda: True)
+    with engine(root, Tiny, ("forks_once",)) as (made, _, bundle, _):
+        used = made.submit(Placement((bundle.plan.jobs[0].id,), ()), []).result(60).pid
+        future = of_several(made, bundle, 0)
+        watched(made, future)
+        with pytest.raises(StorageError, match=r"no further worker process .*ulimit -u"):
+            future.result(0)
+        assert gone({used})
 
 
 RUN = """

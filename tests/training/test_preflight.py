@@ -21,9 +21,10 @@ from torch import nn, optim
 from torch.nn import functional
 
 from asynckfold.messages import Facts
+from asynckfold.models import DBN, Pretraining
 from asynckfold.plan import TrainerParams
 from asynckfold.training import preflight
-from tests.training.tiny import FEATURES, Noisy, Plain, Tiny, samples, sgd
+from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, samples, sgd
 
 
 def check(tmp_path: Path, **parts: Any) -> Facts:
@@ -144,6 +145,50 @@ def test_what_breaks_a_rule_refuses_the_sweep(tmp_path: Path, name: str) -> None
     (problem,) = check(tmp_path, **parts).problems
     assert problem[:2] == (rule, received)
     assert problem[2].endswith(".") or "def opt_fn" in problem[2]
+
+
+class Staged(Plain):
+    """Has a stage of pretraining that differentiates, as any may."""
+
+    def pretrain(self, inputs: torch.Tensor, generator: torch.Generator, report: Any) -> None:
+        self(inputs).sum().backward()
+
+
+class StagedDBN(DBN):
+    def pretrain(self, *given: Any, inputs: Any = 0, generator: Any = 0, report: Any = 0) -> Any:
+        return super().pretrain(*given)
+
+
+def dbn(kind: type[DBN] = DBN) -> nn.Module:
+    return kind(FEATURES, (4,), CLASSES, pretraining=Pretraining(epochs=1))
+
+
+@pytest.mark.parametrize(
+    ("model", "by_kind", "refused"),
+    [
+        (Staged, True, True),
+        (functools.partial(dbn, StagedDBN), True, True),
+        (Staged, False, False),
+        (dbn, True, False),
+        (Plain, True, False),
+    ],
+    ids=["stage", "stage of a DBN's heir", "no kinds", "DBN", "no stage"],
+)
+def test_a_stage_that_may_differentiate_has_no_process_on_a_gpu(
+    tmp_path: Path, model: Callable[[], nn.Module], by_kind: bool, refused: bool
+) -> None:
+    size = {"cpu": 10, "gpu": 20} if by_kind else 10
+    words = {"trainer": "averaging", "processes": 2, "epochs": 1, "partition_size": size}
+    params = TrainerParams.from_mapping(words)
+    facts = check(tmp_path, models={"m": model, "plain": Plain}, params=params)
+    assert (facts.failures, set(facts.step_seconds)) == ({}, {"m", "plain"})
+    if refused:
+        ((rule, received, remedy),) = facts.problems
+        assert rule.startswith("a process of the kind 'gpu' needs a model without pretrain()")
+        assert received.startswith("model m, a Staged")
+        assert remedy.startswith("Leave the kind 'gpu' out")
+    else:
+        assert facts.problems == ()
 
 
 def raising(*arguments: Any) -> Any:

@@ -13,15 +13,17 @@ import torch
 from torch import nn
 
 from asynckfold.messages import News, Remark, Task
+from asynckfold.models import DBN, Pretraining
 from asynckfold.plan import TrainerParams
 from asynckfold.pulse import Pulse
 from asynckfold.result import DONE, Result
 from asynckfold.store import CheckpointRef
-from asynckfold.training import several
-from asynckfold.training.spared import Gpu, SparedGpu, spared
+from asynckfold.training import pretraining, several
+from asynckfold.training.spared import GpuToTake, SparedGpu, spared
+from asynckfold.training.team import frozen, thawed
 from tests.leftovers import descendants
 from tests.training.teams import OPTIMIZERS, noted, noting
-from tests.training.tiny import Noisy, Plain, Tiny, always, checkpoints, never
+from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, always, checkpoints, never
 
 KINDS: dict[str, Any] = {
     "partition_size": {"cpu": 10, "gpu": 30},
@@ -53,7 +55,7 @@ def tiny(root: Path, processes: int = 3, epochs: int = 3, **given: Any) -> Tiny:
 
 def attempt(
     made: Tiny,
-    gpu: Gpu | None,
+    gpu: GpuToTake | None,
     number: int = 1,
     refs: list[CheckpointRef] | None = None,
     stop: Any = never,
@@ -68,7 +70,7 @@ def attempt(
     return found, news
 
 
-def trained(made: Tiny, gpu: Gpu | None) -> Result:
+def trained(made: Tiny, gpu: GpuToTake | None) -> Result:
     found, _ = attempt(made, gpu)
     assert found is not None
     assert found.status == DONE
@@ -151,6 +153,33 @@ def test_stopped_after_every_round_the_bits_are_the_same(
     assert last.digest == whole.digest
 
 
+class Stack(DBN):
+    """A small one, with two layers to pretrain."""
+
+    def __init__(self) -> None:
+        super().__init__(FEATURES, (6, 4), CLASSES, pretraining=Pretraining(epochs=2))
+
+
+def test_a_pretrained_dbn_has_a_process_on_the_gpu_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(name: str) -> Tiny:
+        return tiny(tmp_path / name, models={"dbn": Stack})
+
+    pretrain, backward = pretraining.pretrain, torch.autograd.backward
+
+    def without_gradients(*given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(torch.autograd, "backward", None)
+        found = pretrain(*given, **more)
+        monkeypatch.setattr(torch.autograd, "backward", backward)
+        return found
+
+    monkeypatch.setattr(pretraining, "pretrain", without_gradients)
+    found = trained(made("gpu"), Fake(tmp_path / "taken"))
+    assert len(found.pretraining) == 4
+    assert found.digest == trained(made("cpus"), None).digest
+
+
 class Slow(Plain):
     """Takes its time in any process but the first."""
 
@@ -207,6 +236,17 @@ def test_a_criterion_with_a_state_begins_as_those_of_the_others(tmp_path: Path) 
     )
 
 
+def test_no_tensor_goes_to_the_gpus_process_as_one() -> None:
+    tree = {"param_groups": [{"lr": torch.tensor(0.1), "betas": (torch.tensor([0.9]), 0.99)}]}
+    (told,) = frozen(tree)["param_groups"]
+    kinds = [type(item) for item in (told["lr"], *told["betas"])]
+    assert (torch.Tensor not in kinds, kinds[-1]) == (True, float)
+    (group,) = thawed(frozen(tree))["param_groups"]
+    assert torch.equal(group["lr"], torch.tensor(0.1))
+    assert torch.equal(group["betas"][0], torch.tensor([0.9]))
+    assert group["betas"][1] == 0.99
+
+
 class Busy:
     """A GPU that cannot be taken."""
 
@@ -244,3 +284,27 @@ def test_a_gpu_is_hidden_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     assert see() == ("3,5", None)
     with spared(None) as nothing:
         assert (nothing, see()) == (None, ("", "1"))
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"HIP_VISIBLE_DEVICES": "0,1"}, {"ROCR_VISIBLE_DEVICES": "2"}]
+)
+def test_gpus_of_amd_are_hidden_by_the_variables_that_count_there(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with spared(0) as gpu:
+        assert gpu is not None
+        # What torch makes of the variables; AMD's runtime takes an empty one for none.
+        assert torch.cuda._parse_visible_devices() == []
+        assert os.environ["HIP_VISIBLE_DEVICES"] == "-1"
+        monkeypatch.setattr(torch.cuda, "init", lambda: None)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+        gpu.take()
+        assert {name: os.environ[name] for name in names if name in os.environ} == given
+    assert {name: os.environ[name] for name in names if name in os.environ} == given
