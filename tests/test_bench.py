@@ -144,8 +144,8 @@ def test_the_same_work_is_done_in_several_ways_and_all_learn_alike(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(peers, "installed", lambda peer: False)
     monkeypatch.setattr(speed, "cores", lambda: 1)
-    work = speed.Work("MLP", loops.digits_mlp, "digits", 200, 10)
-    table = bench.speed_table([work], turns=2, counts=(2,), with_peers=True)
+    work = speed.Work("MLP", loops.digits_mlp, "digits", 200, 10, counts=(2,))
+    table = bench.speed_table([work], turns=2, with_peers=True)
     rows = table.to_json()["rows"]
     assert [row["jobs"] for row in rows] == [10] * 9
     ways = [row["way"] for row in rows[:9]]

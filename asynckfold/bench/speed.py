@@ -97,6 +97,8 @@ class Work:
         How much of it.
     size : int
         Pixels to which images are resized; 0 leaves them as they are.
+    counts : sequence of int
+        Numbers of LR schedules, each an exercise of its own.
     """
 
     name: str
@@ -105,10 +107,11 @@ class Work:
     samples: int
     epochs: int = 2
     size: int = 0
+    counts: Sequence[int] = (1, len(SCHEDULES))
 
     def quick(self) -> Work:
-        """Return a sixth of it."""
-        return replace(self, samples=self.samples // 6)
+        """Return a sixth of it, under one LR schedule."""
+        return replace(self, samples=self.samples // 6, counts=(1,))
 
 
 WORKS = (
@@ -117,10 +120,12 @@ WORKS = (
     Work("LeNet5, MNIST", LeNet5, "mnist", 4_000, size=32),
     Work("LeNet, CIFAR-10", LeNet, "cifar10", 2_000),
     Work("VGG11, a quarter wide, CIFAR-10", small_vgg, "cifar10", 600),
-    Work("MobileNet, CIFAR-10", MobileNet, "cifar10", 160, epochs=1),
-    Work("VGG11, CIFAR-10", VGG, "cifar10", 160, epochs=1),
+    Work("MobileNet, CIFAR-10, 4 steps", MobileNet, "cifar10", 160, epochs=1, counts=(1,)),
+    Work("VGG11, CIFAR-10, 4 steps", VGG, "cifar10", 160, epochs=1, counts=(1,)),
+    Work("MobileNet, CIFAR-10, 12 steps", MobileNet, "cifar10", 480, epochs=1, counts=(1,)),
+    Work("VGG11, CIFAR-10, 12 steps", VGG, "cifar10", 480, epochs=1, counts=(1,)),
 )
-"""The last two take a second for a few steps."""
+"""The last four take seconds for a few steps."""
 
 QUICK = tuple(work.quick() for work in WORKS[:4])
 
@@ -137,7 +142,6 @@ def speed_table(
     works: Sequence[Work] = WORKS,
     turns: int = 3,
     *,
-    counts: Sequence[int] = (1, len(SCHEDULES)),
     data: Path | None = None,
     with_peers: bool = False,
     tell: Callable[[str], None] = silent,
@@ -150,8 +154,6 @@ def speed_table(
         What to train.
     turns : int
         How often each way is timed, the ways one after another in each turn; a cold one once.
-    counts : sequence of int
-        Numbers of LR schedules, each an exercise of its own.
     data : Path, optional
         Folder of MNIST and CIFAR-10, see `images_of`; generated samples of the same shapes stand
         for what is not there.
@@ -177,7 +179,7 @@ def speed_table(
         dataset, origins[work.data] = _dataset(work, data)
         inputs, targets = next(iter(DataLoader(dataset, len(dataset))))  # type: ignore[arg-type]
         folds = make_folds(len(targets), targets.numpy(), FOLDS)
-        for count in counts:
+        for count in work.counts:
             exercise = Exercise(work.model, folds, work.epochs, SCHEDULES[:count])
             ways = _ways(exercise, dataset, inputs, targets, with_peers)
             found = _timed(ways, turns)

@@ -330,7 +330,7 @@ def _bench_table(parsed: argparse.Namespace, tell: Callable[[str], None]) -> Ben
         few: Mapping[str, Any] = {"works": bench.QUICK_NODES, "turns": 1} if quick else {}
         return bench.nodes_table(data=data, tell=tell, **few)
     if subject == "speed":
-        some: dict[str, Any] = {"works": bench.QUICK, "turns": 1, "counts": (1,)} if quick else {}
+        some: dict[str, Any] = {"works": bench.QUICK, "turns": 1} if quick else {}
         return bench.speed_table(data=data, with_peers=parsed.peers, tell=tell, **some)
     if subject == "use":
         return bench.use_table(turns=1) if quick else bench.use_table()
