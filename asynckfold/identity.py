@@ -26,6 +26,7 @@ TORCH, BUILD, CPU, ENVIRONMENT, THREADS = (
 )
 CUDA, GPU, KERNELS = "CUDA", "GPU", "deterministic kernels"
 ELASTIC, DENORMALS = "elastic threads", "denormal numbers"
+ARITHMETIC = "asynckfold arithmetic"
 
 DECISIVE = (
     TORCH,
@@ -41,6 +42,7 @@ DECISIVE = (
     GPU,
     KERNELS,
     DENORMALS,
+    ARITHMETIC,
 )
 """What bits depend on; whatever else is recorded is told, and never compared."""
 

@@ -195,6 +195,18 @@ def test_a_run_is_not_continued_with_other_software(
     assert numbers["fingerprint"] == results.fingerprint
 
 
+def test_an_asynckfold_that_computes_otherwise_is_other_software(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_fails(root)
+    before = software.REVISION
+    monkeypatch.setattr(software, "REVISION", "1000")
+    with pytest.raises(InputError, match=f"asynckfold arithmetic: {before} there, 1000 here"):
+        call(root, [Tiny, Fails])
+    results = call(root, [Tiny, Fails], allow_different_software=True)
+    assert f"asynckfold arithmetic: {before} at first" in results.bit_identity.reasons[0]
+
+
 def test_a_finished_run_may_be_looked_at_with_any_software(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
