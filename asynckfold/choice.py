@@ -25,10 +25,12 @@ from asynckfold.decide import (
     Decision,
     Model,
     Prediction,
+    Tail,
     decide,
     jobs_per_gpu,
     predict,
     rule_cost,
+    size_of,
 )
 from asynckfold.errors import Problem, refuse
 from asynckfold.folds import Fold
@@ -92,6 +94,8 @@ class Choice:
         Traceback by model whose probe raised.
     per_gpu : Mapping of str to int
         By model, how many jobs share a GPU; empty without GPUs.
+    last_threads : Mapping of str to int
+        Threads by job, of those that have more than their model: the last ones.
     """
 
     threads: Mapping[str, int]
@@ -102,6 +106,7 @@ class Choice:
     overturned: bool = False
     failures: Mapping[str, str] = field(default_factory=dict)
     per_gpu: Mapping[str, int] = field(default_factory=dict)
+    last_threads: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON can hold."""
@@ -156,6 +161,7 @@ class Workload:
                 name,
                 tuple(works[job.id] for job in self.plan.jobs if job.model == name),
                 rule_cost(facts.flops.get(name, 0), self.cores, ratio, facts.products.get(name)),
+                has_tail=not self.may_fuse(name),
             )
             for name in dict.fromkeys(job.model for job in self.plan.jobs)
         ]
@@ -165,6 +171,15 @@ class Workload:
         plan = self.plan
         by_fold = {fold.key: work_of(fold, plan.params, plan.batch_size) for fold in self.folds}
         return {job.id: by_fold[job.repeat, job.fold] for job in plan.jobs}
+
+    def last_jobs(self, tail: Tail | None) -> dict[str, int]:
+        """Return the threads of the jobs of a tail, by their ids."""
+        if tail is None:
+            return {}
+        works = self.works()
+        mine = [job.id for job in reversed(self.plan.jobs) if job.model == tail.model]
+        mine.sort(key=lambda name: size_of(works[name]))
+        return dict.fromkeys(sorted(mine[: tail.jobs]), tail.threads)
 
     def may_fuse(self, name: str) -> bool:
         """Return whether jobs of a model can be trained as one, and are to be by the rule."""
@@ -254,7 +269,10 @@ def _with_threads(
     if other is not None:
         refuse(_problems(other, names, workload.cores))
         threads = {name: other.threads_of(name) for name in names}
-        return _fixed(workload, models, threads, "taken over from another run")
+        found = _fixed(workload, models, threads, "taken over from another run")
+        mine = {job.id for job in workload.plan.jobs}
+        kept = {name: count for name, count in other.last_threads.items() if name in mine}
+        return replace(found, last_threads=kept)
     if workload.plan.device == "cuda":
         return _fixed(workload, models, dict.fromkeys(names, 1), BY_GPU)
     measured, failures = _measured(workload, models, probe, place)
@@ -280,9 +298,10 @@ def _grown(
         measured, failures = _measured(workload, added, probe, place)
         more = decide(added, workload.cores, measured)
     decision = Decision(
-        {**before.threads, **more.threads}, {**before.why, **more.why}, more.overturned
+        {**before.threads, **more.threads}, {**before.why, **more.why}, more.overturned, more.tail
     )
-    return _choice(workload, models, decision, {**before.costs, **measured}, failures)
+    found = _choice(workload, models, decision, {**before.costs, **measured}, failures)
+    return replace(found, last_threads={**before.last_threads, **found.last_threads})
 
 
 def _on_gpus(workload: Workload, found: Choice, probe: Probe | None, place: Path | None) -> Choice:
@@ -354,7 +373,8 @@ def requests(
     found = {}
     for job in workload.plan.jobs:
         cost = choice.costs[job.model].shared_by(params.processes)
-        cores = choice.threads[job.model] * params.processes
+        threads = choice.last_threads.get(job.id, choice.threads[job.model])
+        cores = threads * params.processes
         per_gpu = choice.per_gpu.get(job.model, 1)
         gain = fusing.gain(cost.flops, together.get(job.id, 1), cost.fused_gain)
         found[job.id] = Request(
@@ -379,10 +399,10 @@ def _problems(other: Plan, names: Sequence[str], cores: int) -> Iterator[Problem
                 f"{name}, and a run of {', '.join(known)}",
                 "Leave plan_from out to have the threads decided.",
             )
-        elif other.threads_of(name) > cores:
+        elif other.most_threads_of(name) > cores:
             yield Problem(
                 "the threads of plan_from must not exceed the cores that this run may use",
-                f"{other.threads_of(name)} threads for {name} on {cores} cores",
+                f"{other.most_threads_of(name)} threads for {name} on {cores} cores",
                 "Leave plan_from out to have the threads decided.",
             )
 
@@ -487,6 +507,7 @@ def _choice(
         workload.cores,
         decision.overturned,
         failures,
+        last_threads=workload.last_jobs(decision.tail),
     )
 
 

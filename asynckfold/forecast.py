@@ -69,7 +69,9 @@ def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -
     placed = units(asked, grouping.groups)
     simulation = simulate(list(placed.values()), VirtualMachine(choice.cores, work.gpus))
     return Forecast(
-        replace(work.plan.with_threads(choice.threads), groups=grouping.groups),
+        replace(
+            work.plan.with_threads(choice.threads, choice.last_threads), groups=grouping.groups
+        ),
         tuple(work.folds),
         choice,
         asked,
@@ -81,8 +83,8 @@ def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -
 
 
 def foreseen(work: Workload, choice: Choice, grouping: Grouping) -> Choice:
-    """Return a choice with what is predicted of the sweep in groups, of which it knew nothing."""
-    if not grouping.groups:
+    """Return a choice with what is predicted of the sweep in groups, and of its last jobs."""
+    if not grouping.groups and not choice.last_threads:
         return choice
     return replace(choice, prediction=Prediction.of(forecast(work, choice, grouping).simulation))
 

@@ -473,6 +473,9 @@ class Plan:
         themselves. How many are trained as one touches their bits.
     channels_last : tuple of str
         Models whose jobs keep images channels last in memory, where they are trained by themselves.
+    last_threads : Mapping of str to int
+        Threads by job, of those jobs only that have more than their model: the last ones, for which
+        cores would be idle.
     """
 
     jobs: tuple[Job, ...]
@@ -489,6 +492,7 @@ class Plan:
     threads: Mapping[str, int] = field(default_factory=dict)
     groups: tuple[tuple[str, ...], ...] = ()
     channels_last: tuple[str, ...] = ()
+    last_threads: Mapping[str, int] = field(default_factory=dict)
 
     def group_of(self, job_id: str) -> tuple[str, ...]:
         """Return the ids of all jobs that are trained as one with a job, itself included."""
@@ -499,15 +503,24 @@ class Plan:
         return job.model in self.channels_last and len(self.group_of(job.id)) == 1
 
     def threads_of(self, model: str) -> int:
-        """Return the threads inside each job of a model."""
+        """Return the threads inside each job of a model, but for the last ones."""
         return self.threads.get(model, self.threads_per_job)
+
+    def most_threads_of(self, model: str) -> int:
+        """Return the threads of the job of a model that has most."""
+        last = (self.last_threads.get(job.id, 0) for job in self.jobs if job.model == model)
+        return max(self.threads_of(model), *last, 0)
 
     def cores_of(self, model: str) -> int:
         """Return the cores that each job of a model takes: threads × processes."""
         return self.threads_of(model) * self.params.processes
 
-    def with_threads(self, threads: Mapping[str, int]) -> Plan:
-        """Return this plan with the threads of each model: one form for equal threads.
+    def with_threads(
+        self, threads: Mapping[str, int], last_threads: Mapping[str, int] | None = None
+    ) -> Plan:
+        """Return this plan with the threads of each model, and of the last jobs.
+
+        One form for equal threads.
 
         Examples
         --------
@@ -518,12 +531,14 @@ class Plan:
         """
         least = min(threads.values(), default=self.threads_per_job)
         more = {model: count for model, count in sorted(threads.items()) if count != least}
-        return replace(self, threads_per_job=least, threads=more)
+        last = dict(sorted((last_threads or {}).items()))
+        return replace(self, threads_per_job=least, threads=more, last_threads=last)
 
     @property
     def threads_text(self) -> str:
-        """``"1; VGG 2"``: the threads of a job, and of models that have others."""
-        more = [f"{model} {count}" for model, count in self.threads.items()]
+        """``"1; VGG 2"``: the threads of a job, and of models and jobs that have others."""
+        others = {**self.threads, **self.last_threads}
+        more = [f"{name} {count}" for name, count in others.items()]
         return "; ".join([str(self.threads_per_job), *more])
 
     @property
@@ -539,9 +554,10 @@ class Plan:
     def to_json(self) -> str:
         """Return the plan as canonical JSON."""
         found = {**asdict(self), "params": self.params.named}
-        if not self.channels_last:
-            # Runs that were begun before there was a choice keep their fingerprint.
-            del found["channels_last"]
+        for name in ("channels_last", "last_threads"):
+            if not found[name]:
+                # Runs that were begun before there was a choice keep their fingerprint.
+                del found[name]
         return json.dumps(found, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -610,7 +626,10 @@ class Plan:
             channels_last=tuple(
                 model for model in other.channels_last if model in {job.model for job in self.jobs}
             ),
-        ).with_threads({job.model: other.threads_of(job.model) for job in self.jobs})
+        ).with_threads(
+            {job.model: other.threads_of(job.model) for job in self.jobs},
+            {name: count for name, count in other.last_threads.items() if name in mine},
+        )
         return self.first_difference(
             replace(common, **{name: getattr(self, name) for name in free})
         )

@@ -59,7 +59,7 @@ class Planned:
     def plan(self) -> Plan:
         """What is to be written."""
         plan = replace(self.work.plan, recipe=self.work.facts.recipe, groups=self.groups.groups)
-        return plan.with_threads(self.choice.threads)
+        return plan.with_threads(self.choice.threads, self.choice.last_threads)
 
     @property
     def steps(self) -> dict[str, tuple[float, ...]]:
@@ -250,8 +250,9 @@ def look_ahead(
     with planner.planned(lambda draft: {}, before, stored) as found:
         made = forecast(found.work, found.choice, found.groups)
         if stored is not None:
-            free = ("threads_per_job", "threads") if settings.allow_different_software else ()
-            refuse_other(settings.root_dir, stored, found.plan, free)
+            free = ("threads_per_job", "threads", "last_threads")
+            allowed = free if settings.allow_different_software else ()
+            refuse_other(settings.root_dir, stored, found.plan, allowed)
         return made
 
 

@@ -76,7 +76,7 @@ class Session:
                     **given,
                     "decision": threads.to_dict(),
                 },
-                free=("threads_per_job", "threads")
+                free=("threads_per_job", "threads", "last_threads")
                 if self.settings.allow_different_software
                 else (),
             )

@@ -280,6 +280,82 @@ def test_equal_threads_are_equal_plans_however_they_were_chosen() -> None:
     assert work.plan.with_threads(choose(work, asked=2).threads).threads_per_job == 2
 
 
+# The last jobs
+
+
+def five(**changes: Any) -> Workload:
+    """Five folds on two cores, the fourth with the fewest samples."""
+    folds = [Fold(0, index, np.arange(3200), np.arange(100)) for index in range(5)]
+    folds[3] = Fold(0, 3, np.arange(3100), np.arange(100))
+    work = workload(**changes)
+    plan = replace(work.plan, jobs=make_jobs(["M"], ["cosine"], folds, 0))
+    return replace(work, plan=plan, folds=tuple(folds))
+
+
+def test_the_smallest_job_is_the_last_and_has_the_threads_that_are_left() -> None:
+    work = five()
+    found = choose(work)
+    assert found.threads == {"M": 1}
+    assert found.last_threads == {"M/cosine/fold-3": 2}
+    made = requests(found, work)
+    assert [made[job.id].threads for job in work.plan.jobs] == [1, 1, 1, 2, 1]
+    name = "M/cosine/fold-3"
+    assert made[name].seconds == found.costs["M"].seconds(work.works()[name], 2)
+    assert Choice.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_of_equal_jobs_the_last_of_the_plan_is_the_last() -> None:
+    work = five()
+    work = replace(work, folds=tuple(replace(fold, train=np.arange(3200)) for fold in work.folds))
+    assert choose(work).last_threads == {"M/cosine/fold-4": 2}
+
+
+def test_jobs_that_may_be_trained_as_one_have_equal_threads() -> None:
+    work = five()
+    work = replace(work, facts=replace(work.facts, fusible={"M": ""}, fused={"M": "alike"}))
+    assert choose(work).last_threads == {}
+
+
+def test_the_last_jobs_are_as_asked_as_before_or_as_another_run_had_them() -> None:
+    work = five()
+    found = choose(work)
+    assert choose(work, asked=1).last_threads == {}
+    assert choose(work, before=found) is found
+    other = work.plan.with_threads(found.threads, found.last_threads)
+    assert choose(work, other=other).last_threads == found.last_threads
+    fewer = replace(work, plan=replace(work.plan, jobs=work.plan.jobs[:3]))
+    assert choose(fewer, other=other).last_threads == {}
+    one = replace(work, cores=1)
+    with pytest.raises(InputError, match="2 threads for M on 1 cores"):
+        choose(one, other=other)
+
+
+def test_models_that_are_added_leave_the_last_jobs_as_they_are() -> None:
+    before = choose(five())
+    work = five()
+    jobs = make_jobs(["M", "B"], ["cosine"], work.folds, 0)
+    facts = replace(work.facts, flops={"M": LARGE, "B": SMALL})
+    more = replace(work, plan=replace(work.plan, jobs=jobs), facts=facts)
+    found = choose(more, before=before)
+    assert found.last_threads == before.last_threads
+    mine = five().plan.with_threads(before.threads, before.last_threads)
+    theirs = more.plan.with_threads(found.threads, found.last_threads)
+    assert mine.obstacle(theirs) is None
+    told = mine.obstacle(more.plan.with_threads(found.threads))
+    assert told == "last_threads.M/cosine/fold-3: 2 there, null here"
+
+
+def test_a_plan_without_such_jobs_keeps_its_fingerprint() -> None:
+    plan = five().plan
+    assert "last_threads" not in plan.to_json()
+    more = plan.with_threads({"M": 1}, {"M/cosine/fold-3": 2})
+    assert more.fingerprint != plan.fingerprint
+    assert Plan.from_json(more.to_json()) == more
+    assert more.threads_text == "1; M/cosine/fold-3 2"
+    assert more.most_threads_of("M") == 2
+    assert plan.most_threads_of("M") == 1
+
+
 def test_requests_have_the_models_threads_seconds_and_bytes() -> None:
     work = workload(1000, A=LARGE, B=SMALL)
     found = replace(choose(work), threads={"A": 2, "B": 1})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -14,14 +15,20 @@ from asynckfold.costs import Cost, Work
 from asynckfold.decide import (
     OVERTURN,
     POINTS,
+    TAIL_JOBS,
     TIE,
+    Decision,
     Model,
     Point,
+    Tail,
     decide,
     predict,
     rule_cost,
+    size_of,
     thread_counts,
 )
+from asynckfold.placement import Request
+from asynckfold.simulate import VirtualMachine, simulate
 
 MLP, LENET5, SMALL_VGG, VGG11 = 13_100_000, 72_500_000, 1_870_000_000, 29_200_000_000
 
@@ -166,6 +173,40 @@ def test_timings_overturn_the_rule_by_the_margin_only(
         assert decided == ruled
 
 
+def simulated(models: list[Model], found: Decision, cores: int) -> float:
+    """The makespan of a decision, its tail included."""
+    requests = []
+    for item in models:
+        tail = found.tail if found.tail and found.tail.model == item.name else Tail("", 0, 0)
+        for number, work in enumerate(sorted(item.jobs, key=size_of)):
+            threads = tail.threads if number < tail.jobs else found.threads[item.name]
+            seconds = item.cost.seconds(work, threads)
+            requests.append(Request(f"{item.name}/{number:06}", seconds, threads))
+    return simulate(requests, VirtualMachine(cores)).makespan
+
+
+@given(sweeps(), st.booleans())
+@settings(deadline=None)
+def test_the_last_jobs_have_more_threads_only_where_it_is_clearly_shorter(
+    sweep: tuple[list[Model], int], timed: bool
+) -> None:
+    models, cores = sweep
+    measured = {item.name: item.cost for item in models} if timed else None
+    whole = decide(models, cores, measured)
+    found = decide([replace(item, has_tail=True) for item in models], cores, measured)
+    if found.tail is None:
+        assert found == whole
+        return
+    mine = next(item for item in models if item.name == found.tail.model)
+    assert 0 < found.tail.jobs < len(mine.jobs)
+    assert found.tail.jobs * found.tail.threads <= cores
+    assert found.tail.threads > found.threads[mine.name]
+    assert len(models) == 1 or found.threads == whole.threads
+    here, there = simulated(models, found, cores), predict(models, whole.threads, cores).makespan
+    assert TIE * here < there * (1 + 1e-9)
+    assert f"{here:.3g} s against {there:.3g} s for the sweep" in found.why[mine.name]
+
+
 def test_an_overturned_rule_says_by_how_much() -> None:
     bad_neighbours = Cost({1: 1.0, 2: 0.3}, {1: 0.1, 2: 0.1})
     models = [folds(40, SMALL_VGG)]
@@ -200,6 +241,30 @@ def test_five_folds_on_two_cores() -> None:
     assert decide([folds(5, LENET5)], 2).threads == {"M": 1}
     assert decide([folds(5, SMALL_VGG)], 2).threads == {"M": 1}
     assert decide([folds(5, VGG11)], 2).threads == {"M": 2}
+
+
+@pytest.mark.parametrize(
+    ("cores", "jobs", "threads", "tail"),
+    [
+        (2, 5, 1, Tail("M", 1, 2)),
+        (4, 5, 1, Tail("M", 1, 4)),
+        (4, 6, 1, Tail("M", 2, 2)),
+        (4, 7, 1, None),  # three jobs for four cores
+        (8, 5, 2, Tail("M", 1, 8)),
+        (8, 20, 1, Tail("M", 4, 2)),
+        (2, 4, 1, None),
+        (2, TAIL_JOBS + 1, 1, None),
+    ],
+)
+def test_the_last_jobs_take_the_cores_that_would_be_idle(
+    cores: int, jobs: int, threads: int, tail: Tail | None
+) -> None:
+    found = decide([replace(folds(jobs, VGG11, cores), has_tail=True)], cores)
+    assert (found.threads, found.tail) == ({"M": threads}, tail)
+
+
+def test_threads_that_bring_nothing_are_not_given_to_the_last_job() -> None:
+    assert decide([replace(folds(5, 10**6), has_tail=True)], 2).tail is None
 
 
 def test_the_tail_of_few_long_jobs_beside_many_short_ones_is_seen() -> None:

@@ -163,6 +163,42 @@ def test_a_run_that_grows_keeps_the_threads_it_has(root: Path, tmp_path: Path) -
     assert stored(root)[0].threads_text == "1; A 2"
 
 
+class Wide(nn.Sequential):
+    """Operations enough that threads help."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(8, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 3)
+        )
+
+
+def test_the_last_job_has_the_threads_that_are_left_and_the_same_bits_each_time(
+    tmp_path: Path,
+) -> None:
+    settings: dict[str, Any] = {"n_jobs": 2, "fuse": False}
+    results = run(tmp_path / "one", [Wide], **settings)
+    plan, events, _ = stored(tmp_path / "one")
+    if CORES < 2:
+        assert plan.last_threads == {}
+        return
+    last = "Wide/step/fold-2"
+    assert (plan.threads_per_job, plan.threads, plan.last_threads) == (1, {}, {last: 2})
+    threads = {name: result.threads for name, result in results.results.items()}
+    assert threads == {name: 2 if name == last else 1 for name in threads}
+    (why,) = [text for kind, text in events if kind == "decision"]
+    assert "2 threads for the last" in why
+    again = run(tmp_path / "again", [Wide], parallelize=False, **settings)
+    assert again.fingerprint == results.fingerprint
+    taken = run(tmp_path / "taken", [Wide], plan_from=tmp_path / "one", **settings)
+    assert taken.fingerprint == results.fingerprint
+    # A run that grows keeps them, too.
+    run(tmp_path / "one", [Wide, Tiny], **settings)
+    assert stored(tmp_path / "one")[0].last_threads == {last: 2}
+    assert run(tmp_path / "one", [Wide, Tiny], **settings).results.keys() > threads.keys()
+    with pytest.raises(PlanMismatchError, match="last_threads"):
+        run(tmp_path / "again", [Wide], threads_per_job=1, **settings)
+
+
 def test_one_thread_as_asked_is_the_same_plan_as_one_thread_decided(root: Path) -> None:
     first = run(root)
     assert run(root, threads_per_job=1).fingerprint == first.fingerprint

@@ -87,6 +87,7 @@ def _numbers(found: Forecast, elastic: bool) -> dict[str, Any]:
         "channels_last": _channels_last(plan),
         "device": plan.device,
         "threads": dict(choice.threads),
+        "last_threads": dict(choice.last_threads),
         "why": dict(choice.why),
         "overturned": choice.overturned,
         "jobs_per_gpu": dict(choice.per_gpu),
@@ -166,7 +167,7 @@ def _table(found: Forecast) -> Table:
             str(len(asked)),
             _range(trains),
             _range(valids),
-            str(asked[0].threads),
+            _range([item.threads for item in asked]),
             f"{math.fsum(item.seconds for item in asked) / len(asked):.1f}",
             gibibytes(asked[0].memory),
         )
