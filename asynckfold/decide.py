@@ -8,7 +8,7 @@ The rule knows seconds of a step by its operations from `POINTS`, and from the s
 threads the share of a step that threads divide, by Amdahl's law (Amdahl 1967). With these seconds
 every way to give threads is simulated to the end of the sweep, its tail included, with the very
 function that will place the jobs. All threads for one job at a time, the best serial way, is always
-among the ways.
+among the ways. Where the last jobs leave cores idle, more threads for them are simulated as well.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ class AsyncKFold:
     threads_per_job : int or "auto"
         Threads inside a job; part of the plan, since it changes bits. "auto" decides it for each
         model by a rule over its operations, the number of jobs and the allotted cores, the same
-        whether these are idle or busy; 1 gives the same bits on any number of cores.
+        whether these are idle or busy, and gives the last jobs those that would be idle; 1 gives
+        the same bits on any number of cores.
     devices : {"auto", "cpu", "cuda"} or list of int
         GPUs to use; "auto" takes those that are visible.
     stall_timeout : float, "auto" or None

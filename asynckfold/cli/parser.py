@@ -380,8 +380,8 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
         "--threads-per-job",
         type=_jobs,
         metavar="N",
-        help="threads inside a job; changes bits, so part of the plan; auto decides for each model"
-        + _default("threads_per_job"),
+        help="threads inside a job; changes bits, so part of the plan; auto decides for each "
+        "model, and gives its last jobs those that would be idle" + _default("threads_per_job"),
     )
     group.add_argument(
         "--fuse",
