@@ -86,6 +86,7 @@ class Worker:
         self.work: Work | None = None
         self.open = True
         self.status: int | None = None
+        self.unborn = 0
         self.oom_kills: int | None = None
         self.peak_memory = 0
         self.hang = ""
@@ -354,8 +355,7 @@ class WorkerPool:
             if what == "killed":
                 worker.killed = True
             elif what == "unborn":
-                worker.status = 0
-                self._refuse(worker, detail)
+                worker.unborn, worker.status = detail, 0
                 self._finish(worker)
             else:
                 worker.status, worker.peak_memory = detail
@@ -428,7 +428,11 @@ class WorkerPool:
             if worker in self.workers:
                 self.workers.remove(worker)
         work = self._take_work(worker)
-        if work is not None:
+        if work is not None and worker.unborn:
+            # Also where that was heard before it had its work.
+            with self._lock:
+                self._refused.append((work, worker.unborn))
+        elif work is not None:
             work.future.set_exception(_death(worker))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickletools
 import signal
@@ -30,8 +31,11 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.05
 """Between two looks at the signals while jobs save themselves."""
 
-ROOM_SECONDS = 5.0
-"""What workers may take to end that make room for a new one."""
+ROOM_SECONDS = 10.0
+"""What workers may take to end, and to be reaped, that make room for a new one."""
+
+ROOM_TRIES = 3
+"""How often a new one is then tried."""
 
 
 class ProcessEngine:
@@ -143,8 +147,9 @@ class ProcessEngine:
             elif self._is_to_wait(work):
                 self._waiting.append((work, number))
                 self._tell_once(f"fewer workers: {pools.refusal(number)}")
-            elif self._room_at.get(work.future):
-                self._room_at[work.future] = 0.0
+            elif time.monotonic() < self._room_at.get(work.future, 0.0):
+                # One that ended counts as a process until it is reaped.
+                self._room_at[work.future] -= ROOM_SECONDS / ROOM_TRIES
                 self._run(work)
             else:
                 work.future.set_exception(StorageError(number, pools.refusal(number)))
@@ -153,18 +158,20 @@ class ProcessEngine:
         """Whether a worker may become idle, or is about to make room for a new one by its end.
 
         Where none works, those that are idle, and of no use to this work, are ended; when they are
-        gone, it is tried once more.
+        gone, it is tried again, `ROOM_TRIES` times at most.
         """
         workers = list(self._pool.workers)
         if any(worker.alive and worker.busy for worker in workers):
-            self._room_at.pop(work.future, None)
+            self._room_at[work.future] = math.inf
             return True
         for worker in workers:
             if worker.alive:
                 self._pool.kill(worker, "made room for a new worker")
         now = time.monotonic()
-        default = now + ROOM_SECONDS if workers else 0.0
-        return bool(workers) and now < self._room_at.setdefault(work.future, default)
+        # Where nobody was there to be waited for, nobody will end.
+        until = self._room_at.get(work.future, math.inf if workers else 0.0)
+        self._room_at[work.future] = min(until, now + ROOM_SECONDS)
+        return bool(workers) and now < self._room_at[work.future]
 
     def _tell_once(self, text: str) -> None:
         if not self._told:
