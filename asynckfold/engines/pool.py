@@ -351,7 +351,10 @@ class WorkerPool:
                 self._finish(worker)
             return False
         self.serving = True
-        for worker in [worker for worker in self.workers if worker.name == name]:
+        with self._lock:
+            # The word of its end may come before `_start_worker` has noted it.
+            meant = [worker for worker in self.workers if worker.name == name]
+        for worker in meant:
             if what == "killed":
                 worker.killed = True
             elif what == "unborn":
