@@ -15,6 +15,9 @@ from torch.nn import functional as F
 from asynckfold.training.fusion.layouts import Layout, NotFusible, Value
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
 
+AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+"""Whether oneDNN's kernels for three channels are as fast as others, see `_Images`."""
+
 
 def _rule(function: Any, spatial: int) -> Rule:
     def convolution(
@@ -117,9 +120,6 @@ class _Images(torch.autograd.Function):
                 1,
             )
         return grad_x, grad_weight, grad.sum((0, 2, 3)) if of_bias else None, *(None,) * 4
-
-
-AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _pair(value: Any) -> Any:
