@@ -8,6 +8,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from asynckfold.cv_results import CVResults
+from asynckfold.ensemble import FoldEnsemble
 from asynckfold.errors import (
     AllJobsFailedError,
     AsyncKFoldError,
@@ -18,6 +20,7 @@ from asynckfold.errors import (
     PeerLostError,
     PlanMismatchError,
     Problem,
+    RefitFailedError,
     RunHeldError,
     StorageError,
     StoreCorruptError,
@@ -25,9 +28,10 @@ from asynckfold.errors import (
 from asynckfold.fitting import Accuracy, DistributedTester, DistributedTrainer, Fitted, fit
 from asynckfold.folds import Fold
 from asynckfold.kfold import AsyncKFold, JobsFailedWarning, load_results
-from asynckfold.plan import Job, Plan, TrainerParams
-from asynckfold.result import Baseline, CVResults, Epoch, Result
+from asynckfold.plan import Job, Plan
+from asynckfold.result import Baseline, Epoch, Result
 from asynckfold.store import RunStore
+from asynckfold.trainer_params import TrainerParams
 
 if TYPE_CHECKING:
     from asynckfold.training.parameter_server import Hogwild, Server
@@ -44,6 +48,7 @@ __all__ = [
     "Epoch",
     "Fitted",
     "Fold",
+    "FoldEnsemble",
     "Hogwild",
     "InputError",
     "InterruptedRunError",
@@ -55,6 +60,7 @@ __all__ = [
     "Plan",
     "PlanMismatchError",
     "Problem",
+    "RefitFailedError",
     "Result",
     "RunHeldError",
     "RunStore",

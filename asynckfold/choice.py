@@ -23,9 +23,9 @@ from asynckfold import cache, fusing
 from asynckfold.costs import Cost, Timing, Work, gathered, work_of
 from asynckfold.decide import (
     Decision,
+    LastJobs,
     Model,
     Prediction,
-    Tail,
     decide,
     jobs_per_gpu,
     predict,
@@ -161,7 +161,7 @@ class Workload:
                 name,
                 tuple(works[job.id] for job in self.plan.jobs if job.model == name),
                 rule_cost(facts.flops.get(name, 0), self.cores, ratio, facts.products.get(name)),
-                has_tail=not self.may_fuse(name),
+                last_apart=not self.may_fuse(name),
             )
             for name in dict.fromkeys(job.model for job in self.plan.jobs)
         ]
@@ -172,14 +172,14 @@ class Workload:
         by_fold = {fold.key: work_of(fold, plan.params, plan.batch_size) for fold in self.folds}
         return {job.id: by_fold[job.repeat, job.fold] for job in plan.jobs}
 
-    def last_jobs(self, tail: Tail | None) -> dict[str, int]:
-        """Return the threads of the jobs of a tail, by their ids."""
-        if tail is None:
+    def last_threads(self, last: LastJobs | None) -> dict[str, int]:
+        """Return the threads of the last jobs, by their ids."""
+        if last is None:
             return {}
         works = self.works()
-        mine = [job.id for job in reversed(self.plan.jobs) if job.model == tail.model]
+        mine = [job.id for job in reversed(self.plan.jobs) if job.model == last.model]
         mine.sort(key=lambda name: size_of(works[name]))
-        return dict.fromkeys(sorted(mine[: tail.jobs]), tail.threads)
+        return dict.fromkeys(sorted(mine[: last.jobs]), last.threads)
 
     def may_fuse(self, name: str) -> bool:
         """Return whether jobs of a model can be trained as one, and are to be by the rule."""
@@ -298,7 +298,7 @@ def _grown(
         measured, failures = _measured(workload, added, probe, place)
         more = decide(added, workload.cores, measured)
     decision = Decision(
-        {**before.threads, **more.threads}, {**before.why, **more.why}, more.overturned, more.tail
+        {**before.threads, **more.threads}, {**before.why, **more.why}, more.overturned, more.last
     )
     found = _choice(workload, models, decision, {**before.costs, **measured}, failures)
     return replace(found, last_threads={**before.last_threads, **found.last_threads})
@@ -507,7 +507,7 @@ def _choice(
         workload.cores,
         decision.overturned,
         failures,
-        last_threads=workload.last_jobs(decision.tail),
+        last_threads=workload.last_threads(decision.last),
     )
 
 

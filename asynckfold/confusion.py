@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.result import DONE, CVResults, Result
+from asynckfold.cv_results import CVResults
+from asynckfold.result import DONE, Result
 
 Counts = npt.NDArray[np.int64]
 

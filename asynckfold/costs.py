@@ -13,7 +13,7 @@ from statistics import median_low
 from typing import Any
 
 from asynckfold.folds import Fold
-from asynckfold.plan import TrainerParams
+from asynckfold.trainer_params import TrainerParams
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ Six times the margin of `TIE`: no more than a clear gain is worth other bits tha
 FEW_JOBS = 400
 """Up to so many jobs, models are given different threads by trial; each trial is a simulation."""
 
-TAIL_JOBS = 100
+LAST_OF_FEW = 100
 """Up to so many jobs, the last are given more threads by trial; of many, they hardly matter."""
 
 
@@ -86,12 +86,12 @@ class Model:
     name: str
     jobs: tuple[Work, ...]
     cost: Cost
-    has_tail: bool = False
+    last_apart: bool = False
     """Whether its last jobs may have more threads than the others: none is trained with others."""
 
 
 @dataclass(frozen=True)
-class Tail:
+class LastJobs:
     """The last jobs of a model, for which cores become idle.
 
     Parameters
@@ -119,14 +119,14 @@ class Decision:
         A sentence by model, with the numbers that were compared.
     overturned : bool
         Whether timings overturned the rule.
-    tail : Tail or None
+    last : LastJobs or None
         Which jobs have more threads than their model.
     """
 
     threads: Mapping[str, int]
     why: Mapping[str, str]
     overturned: bool = False
-    tail: Tail | None = None
+    last: LastJobs | None = None
 
 
 @dataclass(frozen=True)
@@ -253,9 +253,9 @@ def decide(
 against 134 ms per step
     >>> decide([big, small], 2).threads
     {'M': 1, 'VGG': 2}
-    >>> found = decide([Model("VGG", five, big.cost, has_tail=True)], 2)
-    >>> found.threads, found.tail
-    ({'VGG': 1}, Tail(model='VGG', jobs=1, threads=2))
+    >>> found = decide([Model("VGG", five, big.cost, last_apart=True)], 2)
+    >>> found.threads, found.last
+    ({'VGG': 1}, LastJobs(model='VGG', jobs=1, threads=2))
     >>> print(found.why["VGG"])
     1 thread × 2 jobs, and 2 threads for the last, beat 2 threads × 1 job throughout: 692 s \
 against 779 s for the sweep
@@ -342,8 +342,8 @@ class _Ways:
         # A way is asked for several times: by the choice, and by the sentences about it.
         self.simulation: Callable[..., Simulation] = cache(self._simulate)
 
-    def makespan(self, counts: _Counts, tail: Tail | None = None) -> float:
-        return self.simulation(counts, tail).makespan
+    def makespan(self, counts: _Counts, last: LastJobs | None = None) -> float:
+        return self.simulation(counts, last).makespan
 
     def best(self) -> _Counts:
         """The fewest threads that take no longer than a tie with the best."""
@@ -358,30 +358,30 @@ class _Ways:
             counts = self._fewest(tried)
         return counts
 
-    def tailed(self, counts: _Counts) -> tuple[_Counts, Tail | None]:
+    def with_last(self, counts: _Counts) -> tuple[_Counts, LastJobs | None]:
         """A way whose last jobs have more threads, where it is clearly shorter than this one."""
         jobs = sum(len(model.jobs) for model in self.models)
-        if self.filled or jobs > TAIL_JOBS:
+        if self.filled or jobs > LAST_OF_FEW:
             return counts, None
         heads = [counts]
         if len(self.models) == 1:
             heads = [self._equal(count) for count in thread_counts(self.cores)]
-        ways = [(head, tail) for head in heads for tail in self._tails(head)]
+        ways = [(head, last) for head in heads for last in self._lasts(head)]
         if not ways:
             return counts, None
         best = min(ways, key=lambda way: (self.makespan(*way), way[0], way[1].jobs))
         return best if TIE * self.makespan(*best) < self.makespan(counts) else (counts, None)
 
-    def _tails(self, counts: _Counts) -> Iterator[Tail]:
+    def _lasts(self, counts: _Counts) -> Iterator[LastJobs]:
         """Yield what the last jobs may have that fit beside each other: of the last one's model."""
         spans = self.simulation(counts).spans
         if not spans:
             return
         index = self.names.index(spans[-1].job.rpartition("/")[0])
         model = self.models[index]
-        for jobs in range(1, min(self.cores, len(model.jobs))) if model.has_tail else ():
+        for jobs in range(1, min(self.cores, len(model.jobs))) if model.last_apart else ():
             if self.cores // jobs > counts[index]:
-                yield Tail(model.name, jobs, self.cores // jobs)
+                yield LastJobs(model.name, jobs, self.cores // jobs)
 
     @cached_property
     def filled(self) -> bool:
@@ -406,10 +406,10 @@ class _Ways:
             model.cost.seconds(work, self.cores) for model in self.models for work in model.jobs
         )
 
-    def _simulate(self, counts: _Counts, tail: Tail | None = None) -> Simulation:
+    def _simulate(self, counts: _Counts, last: LastJobs | None = None) -> Simulation:
         def threads(model: Model, count: int, number: int) -> int:
-            last = tail is not None and tail.model == model.name and number < tail.jobs
-            return tail.threads if tail is not None and last else count
+            mine = last is not None and last.model == model.name and number < last.jobs
+            return last.threads if last is not None and mine else count
 
         requests = [
             Request(
@@ -458,22 +458,22 @@ class _Ways:
 
 def _told(ways: _Ways, whole: _Counts, overturned: str = "") -> Decision:
     """Say what was chosen, or the same with more threads for the last jobs."""
-    chosen, tail = ways.tailed(whole)
+    chosen, last = ways.with_last(whole)
     threads = dict(zip(ways.names, chosen, strict=True))
     why = {name: _sentence(ways, whole, index) for index, name in enumerate(ways.names)}
-    if tail is not None:
-        why[tail.model] = _of_tail(ways, whole, chosen, tail)
-    return Decision(threads, {name: why[name] + overturned for name in why}, bool(overturned), tail)
+    if last is not None:
+        why[last.model] = _of_last(ways, whole, chosen, last)
+    return Decision(threads, {name: why[name] + overturned for name in why}, bool(overturned), last)
 
 
-def _of_tail(ways: _Ways, whole: _Counts, chosen: _Counts, tail: Tail) -> str:
-    index = ways.names.index(tail.model)
+def _of_last(ways: _Ways, whole: _Counts, chosen: _Counts, last: LastJobs) -> str:
+    index = ways.names.index(last.model)
     model = ways.models[index]
     mine, theirs = (_way(model, counts[index], ways.cores) for counts in (chosen, whole))
-    here, there = ways.makespan(chosen, tail), ways.makespan(whole)
-    last = "the last" if tail.jobs == 1 else f"each of the last {tail.jobs}"
+    here, there = ways.makespan(chosen, last), ways.makespan(whole)
+    which = "the last" if last.jobs == 1 else f"each of the last {last.jobs}"
     return (
-        f"{mine}, and {tail.threads} threads for {last}, beat {theirs} throughout: {here:.3g} s "
+        f"{mine}, and {last.threads} threads for {which}, beat {theirs} throughout: {here:.3g} s "
         f"against {there:.3g} s for the sweep"
     )
 

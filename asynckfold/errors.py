@@ -11,6 +11,7 @@
      ├─ NoRoomError           nothing could start for `max_wait`; can be continued      exit 5
      ├─ AllJobsFailedError    not one job succeeded                                     exit 1
      ├─ JobFailedError        a job failed and ``error_score="raise"``                  exit 1
+     │   └─ RefitFailedError  the best candidate failed on all samples                  exit 1
      ├─ PeerLostError         a parameter server, or all its replicas, answer no more   exit 1
      ├─ UnpackError           a worker could not unpack the sweep's objects (recorded)
      └─ WorkerDiedError       a worker process ended without an answer (retried)
@@ -18,6 +19,7 @@
     KeyboardInterrupt
      └─ InterruptedRunError   Ctrl-C, after everything that can be saved was saved      exit 130
                               (SIGTERM and SIGHUP, which the command takes: 143)
+                              a time budget over before there was a plan             exit 124
 """
 
 from __future__ import annotations
@@ -112,6 +114,10 @@ class JobFailedError(AsyncKFoldError):
     """A job failed and the caller asked for ``error_score="raise"``."""
 
 
+class RefitFailedError(JobFailedError):
+    """The best candidate failed on all samples; the results of the folds stay."""
+
+
 class WorkerDiedError(AsyncKFoldError):
     """A worker process ended without an answer: killed, crashed, or exited by user code.
 
@@ -157,6 +163,10 @@ class UnpackError(AsyncKFoldError):
         super().__init__(line)
 
 
+OUT_OF_TIME = 124
+"""The exit code of a run whose time budget is over: that of the command ``timeout``."""
+
+
 class InterruptedRunError(KeyboardInterrupt):
     """Ctrl-C, or a signal that the command takes. What was finished is recorded.
 
@@ -166,8 +176,8 @@ class InterruptedRunError(KeyboardInterrupt):
     ----------
     text : str
         What was interrupted, and what stays.
-    exit_code : {130, 143}
-        143 for SIGTERM and SIGHUP.
+    exit_code : {130, 143, 124}
+        143 for SIGTERM and SIGHUP, 124 for a time budget.
     """
 
     def __init__(self, text: str = "", exit_code: int = 130) -> None:

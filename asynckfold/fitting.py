@@ -20,19 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asynckfold.errors import Problem, refuse
+from asynckfold.cv_results import CVResults
+from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
 from asynckfold.files import make_folder, write_whole
 from asynckfold.folds import Indices
 from asynckfold.kfold import AsyncKFold
 from asynckfold.recipe import InitialState
-from asynckfold.result import CVResults, Epoch, Result
-from asynckfold.store import RunStore
+from asynckfold.refitting import SEEN, SEEN_AGAIN
+from asynckfold.result import Epoch, Result
 
 if TYPE_CHECKING:
     from torch import nn
-
-SEEN_AGAIN = 1000
-"""Of the samples that are trained on, how many are scored where there are no others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,9 +118,10 @@ def fit(
     InputError
         Nothing was started.
     AllJobsFailedError
-        What the user's code raised, or it diverged.
+        What the user's code raised, or it diverged, or trained longer than `job_timeout_s`: the
+        same call with more continues it.
     InterruptedRunError
-        Ctrl-C; the same call continues.
+        Ctrl-C, or `time_budget_s` is over; the same call continues.
 
     Examples
     --------
@@ -141,11 +140,15 @@ def fit(
     named = {type(model).__name__: InitialState(copy.deepcopy(model))} if is_module else [model]
     samples, train, held_out = _parts(dataset, valid)
     settings = {"baseline": None, **settings}
+    if valid is None:
+        settings["about"] = {"scored": SEEN, **settings.get("about", {})}
     kfold = AsyncKFold([(train, held_out)], samples, root_dir, criterion, batch_size, **settings)
     params = {**(trainer_params or {}), "epochs": epochs}
     results = kfold(named, schedule, opt_fn, params)
+    if results.counts["pending"]:
+        raise InterruptedRunError("the time budget is over; the same call continues", OUT_OF_TIME)
     trained = model if is_module else model()
-    trained.load_state_dict(_weights(Path(root_dir), results))
+    trained.load_state_dict(results.state_dict(results.candidates[0].name))
     return Fitted(trained, results)
 
 
@@ -383,14 +386,6 @@ def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
 
 def _gives_pairs(valid: Any) -> bool:
     return len(valid) > 0 and isinstance(valid[0], (tuple, list))
-
-
-def _weights(root: Path, results: CVResults) -> Any:
-    from asynckfold.training import checkpoint
-
-    with RunStore.read(root) as store:
-        ref = store.checkpoints(next(iter(results.results)))[0]
-    return checkpoint.load(root / ref.file, ref.sha256, root)["model"]
 
 
 def _target_problems(outputs: Any, targets: Any) -> list[Problem]:

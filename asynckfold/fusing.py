@@ -251,7 +251,8 @@ def grouped(
 
     Examples
     --------
-    >>> from asynckfold.plan import Job, TrainerParams
+    >>> from asynckfold.plan import Job
+    >>> from asynckfold.trainer_params import TrainerParams
     >>> jobs = tuple(Job("A", "step", 0, fold, 0) for fold in range(5))
     >>> plan = Plan(jobs, TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
     >>> [len(group) for group in grouped(plan, True, {"A": ""}, cores=2).groups]

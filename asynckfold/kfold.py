@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import time
 import warnings
@@ -10,19 +11,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from asynckfold.errors import AllJobsFailedError, JobFailedError, refuse
+import numpy.typing as npt
+
+from asynckfold.candidates import Candidate
+from asynckfold.cv_results import CVResults
+from asynckfold.errors import (
+    OUT_OF_TIME,
+    AllJobsFailedError,
+    InterruptedRunError,
+    JobFailedError,
+    RefitFailedError,
+    refuse,
+)
 from asynckfold.folds import Fold
 from asynckfold.forecast import Forecast
 from asynckfold.interruption import listening
 from asynckfold.plan import Plan
 from asynckfold.planning import folds_of, look_ahead, make_draft, prepared
 from asynckfold.progress import Display
+from asynckfold.recipe import Recipe
+from asynckfold.refitting import on_all_samples
 from asynckfold.report.summary import read_results
-from asynckfold.result import DONE, CVResults, cause
+from asynckfold.result import DONE, Result, cause
 from asynckfold.session import Session, held, make_machine, write_out_of_fold
 from asynckfold.settings import Settings, alias_problems, plain
 from asynckfold.sharing import Sharing
 from asynckfold.store import RunStore
+from asynckfold.store.layout import refit_folder
 
 
 class JobsFailedWarning(UserWarning):
@@ -143,6 +158,25 @@ class AsyncKFold:
         What models compute in, also where they are evaluated: float32, or bfloat16 by
         `torch.autocast`, faster on processors with AMX and on GPUs, and with 2 to 3 digits only;
         the loss is taken in float32. Also a key of `trainer_params`.
+    time_budget_s : float or None
+        Seconds after which a call ends: running jobs save themselves at their next batch, ten
+        seconds at most, and the results so far come back, with ``counts["pending"]`` jobs left. The
+        same call continues, with another budget. None for no limit.
+    job_timeout_s : float or None
+        Seconds that a job may train. One that has trained longer saves itself at its next batch (at
+        the end of a round, where clones are averaged) and has failed, with `error_score`; the
+        others go on. It is not tried again in this call; the same call with more seconds, or None,
+        continues it, and no bit depends on that. Counted is the wall time of its training since its
+        model was made, with compilation, a stage before the training, evaluations and checkpoints:
+        over all attempts and sessions, as its checkpoint tells it, so that what was lost with a
+        worker that died is not counted. Pauses of `yield_to_others` and time spent waiting for a
+        place are left out. Jobs that are trained as one count equal parts, so that n of them have n
+        times the seconds together, and end together. One whose batch does not end at all is left
+        to `stall_timeout`. None for no limit.
+    refit : bool
+        Whether the best candidate is then trained on all samples, in a run of its own below
+        ``refit`` in the run's folder: `CVResults.refitted`, and
+        ``results.state_dict(fold="all")``.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
 
@@ -207,6 +241,9 @@ class AsyncKFold:
         shared_state: bool = False,
         elastic: bool = False,
         precision: str = "fp32",
+        time_budget_s: float | None = None,
+        job_timeout_s: float | None = None,
+        refit: bool = False,
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)
         self.settings = Settings(
@@ -250,6 +287,9 @@ class AsyncKFold:
             shared_state,
             elastic,
             precision,
+            plain(time_budget_s),
+            plain(job_timeout_s),
+            refit,
         )
         given = {"kfolds": kfolds, "cv": cv, "n_splits": n_splits}
         refuse([*alias_problems(given), *self.settings.problems()])
@@ -278,7 +318,8 @@ class AsyncKFold:
         Returns
         -------
         CVResults
-            Scores, out-of-fold outputs, times.
+            Scores, out-of-fold outputs, times. Jobs are pending only after `time_budget_s`; then
+            nothing was refitted, either.
 
         Raises
         ------
@@ -288,28 +329,77 @@ class AsyncKFold:
             Another process works in the folder.
         AllJobsFailedError
             Not one job succeeded.
+        RefitFailedError
+            The folds have their results, but on all samples the best candidate failed.
         NoRoomError
             Nothing could start for `max_wait` seconds; the same call continues.
         InterruptedRunError
-            Ctrl-C; the same call continues. A second one does not wait for jobs to save
-            themselves. Elsewhere than in the main thread, or where the host took SIGINT for
-            itself, nothing is installed.
+            Ctrl-C, or the time budget is over before there is a plan; the same call continues. A
+            second Ctrl-C does not wait for jobs to save themselves. Elsewhere than in the main
+            thread, or where the host took SIGINT for itself, nothing is installed.
         """
         started, settings = time.monotonic(), self.settings
         recipe, params, notes = settings.recipe(models, schedulers, opt_fn, trainer_params)
         with (
-            Display(settings.verbose) as display,
             listening(signal.SIGINT) as signals,
             held(settings.root_dir, settings.resume) as run,
         ):
-            machine = make_machine(settings)
-            Session(
-                settings, recipe, params, run, display, machine, signals, started, tuple(notes)
-            ).run()
-            results = load_results(run, settings.error_value)
+            signals.limit(settings.time_budget_s)
+            with Display(settings.verbose) as display:
+                machine = make_machine(settings)
+                session = Session(
+                    settings, recipe, params, run, display, machine, signals, started, tuple(notes)
+                )
+                try:
+                    session.run()
+                except InterruptedRunError as interrupt:
+                    if interrupt.exit_code != OUT_OF_TIME or not run.has_plan:
+                        raise
+                    display.note(str(interrupt))
+            results = with_models(load_results(run, settings.error_value), settings, recipe)
             write_out_of_fold(results)
-        self._judge(results)
+            self._judge(results)
+            if settings.refit and not signals.asked():
+                self._refit(run, results, recipe, trainer_params, started)
         return results
+
+    def _refit(
+        self,
+        run: RunStore,
+        results: CVResults,
+        recipe: Recipe,
+        trainer_params: Mapping[str, Any] | None,
+        started: float,
+    ) -> None:
+        """Train the best candidate on all samples."""
+        if not results.has_best:
+            run.event("refit", "nothing was refitted: no candidate has a score on every fold")
+            return
+        best = results.candidates[results.best_index_]
+        budget = self.settings.time_budget_s
+        left = None if budget is None else max(0.001, budget - (time.monotonic() - started))
+        Display(self.settings.verbose).note(f"now {best.name} on all {results.n_samples:,} samples")
+        alone = copy.copy(self)
+        alone.settings = on_all_samples(self.settings, best, left)
+        try:
+            found = alone(
+                {best.model: recipe.models[best.model]},
+                {best.lr_schedule: recipe.lr_schedules[best.lr_schedule]},
+                recipe.opt_fn,
+                trainer_params,
+            )
+        except (AllJobsFailedError, JobFailedError) as error:
+            text = f"{best.name} failed on all samples; the results of the folds stay"
+            run.event("refit", text)
+            raise RefitFailedError(f"{text}: {error}") from error
+        if not found.counts["pending"]:
+            place = found.root_dir.relative_to(run.root)
+            text = (
+                f"{best.name} was trained on all {results.n_samples:,} samples in "
+                f"{found.seconds:.1f} s: {place.as_posix()}"
+            )
+            if text not in {event.text for event in run.events()}:
+                run.event("refit", text)
 
     def plan(
         self,
@@ -387,7 +477,52 @@ def load_results(store: RunStore, error_score: float = float("nan")) -> CVResult
         with RunStore.read(root) as reader:
             return write_report(reader)
 
-    return replace(read_results(store), error_score=error_score, _build_report=build_report)
+    def load_weights(result: Result) -> dict[str, Any]:
+        from asynckfold.training.checkpoint import trained_weights
+
+        with RunStore.read(root) as reader:
+            refs = reader.checkpoints(result.job_id)
+        return trained_weights(root, refs, result.weights)
+
+    def load_refit(candidate: Candidate) -> CVResults | None:
+        folder = refit_folder(root, candidate.model, candidate.lr_schedule)
+        if not (folder / "run.db").is_file():
+            return None
+        with RunStore.read(folder) as reader:
+            return load_results(reader, error_score)
+
+    return replace(
+        read_results(store),
+        error_score=error_score,
+        _build_report=build_report,
+        _load_refit=load_refit,
+        _load_weights=load_weights,
+    )
+
+
+def with_models(results: CVResults, settings: Settings, recipe: Recipe) -> CVResults:
+    """Return results that know the models and samples that they come from."""
+    from asynckfold.training.fold_models import RunModels
+
+    def load_targets() -> npt.NDArray[Any]:
+        with RunStore.read(results.root_dir) as reader:
+            return reader.splits()[1]
+
+    from_disk, known = results._load_refit, dict[str, CVResults]()
+
+    def load_refit(candidate: Candidate) -> CVResults | None:
+        found = from_disk(candidate) if from_disk else None
+        if found is None or not found.counts["done"]:
+            return None
+        if candidate.name not in known:
+            # Once only, since its samples may be a copy.
+            alone = on_all_samples(settings, candidate, None)
+            known[candidate.name] = with_models(found, alone, recipe)
+        return known[candidate.name]
+
+    views = settings.train_transform, settings.eval_transform
+    models = RunModels(results, recipe, settings.dataset, *views, load_targets)
+    return replace(results, _models=models, _load_refit=load_refit)
 
 
 def failure_lines(results: CVResults) -> Iterator[str]:

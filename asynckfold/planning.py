@@ -18,7 +18,7 @@ from asynckfold.choice import Choice
 from asynckfold.elastic import steps_of
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
-from asynckfold.engines.machine import Machine, resolve_n_jobs, total_memory
+from asynckfold.engines.machine import Machine, resolve_n_jobs, total_memory, watched
 from asynckfold.engines.process import ProcessEngine, preloads
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import Problem, refuse
@@ -28,7 +28,7 @@ from asynckfold.fusing import Fuse, Grouping, grouped
 from asynckfold.interruption import Interruption
 from asynckfold.packing import choice_of
 from asynckfold.placement import Load, Placement
-from asynckfold.plan import KINDS, Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.probing import Prober
 from asynckfold.progress import Display
 from asynckfold.recipe import Recipe, sending_problems
@@ -38,6 +38,7 @@ from asynckfold.sharing import room_problems
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
 from asynckfold.sweep import Inbox
+from asynckfold.trainer_params import KINDS, TrainerParams
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared
@@ -205,6 +206,7 @@ class Planner:
             default_dtype=dtype.removeprefix("torch."),
             deterministic=torch.get_deterministic_debug_mode(),
             fuse=fuse,
+            job_timeout_s=self.settings.job_timeout_s,
         )
 
     def _choose(
@@ -307,8 +309,25 @@ class Engines:
 
     def everything(self, trainer: str, threads: int) -> Placement:
         """A placement on all cores that are not reserved."""
+        return _on(self.machine.unreserved(), trainer, threads)
+
+    def undisturbed(self, trainer: str, threads: int, engine: Engine) -> Placement:
+        """A placement on those of them that others leave alone, and on one in any case.
+
+        A thread on a core that somebody else uses keeps all others of its job waiting: up to 80
+        times as long was measured.
+        """
+        load = engine.load([])
+        if not self.machine.known:
+            watched(self.machine)
+            load = engine.load([])
         cores = self.machine.unreserved()
-        return Placement((), cores, min(threads, len(cores)), trainer=trainer)
+        others = load.others if self.machine.known else ()
+        return _on([core for core in cores if core not in others] or cores[:1], trainer, threads)
+
+
+def _on(cores: Sequence[int], trainer: str, threads: int) -> Placement:
+    return Placement((), tuple(cores), min(threads, len(cores)), trainer=trainer)
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from asynckfold.costs import Cost, at
 from asynckfold.folds import Fold
-from asynckfold.plan import Plan, TrainerParams
+from asynckfold.plan import Plan
+from asynckfold.trainer_params import TrainerParams
 
 
 @dataclass(frozen=True)

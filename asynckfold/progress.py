@@ -7,9 +7,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TextIO, cast
+from typing import Any, Protocol, TextIO, cast
 
 import numpy as np
 from rich.console import Console, Group
@@ -19,6 +20,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from asynckfold.interruption import unbroken
 from asynckfold.messages import EpochEnded, News, Progress, Remark
 from asynckfold.placement import Load, Placement, Request
 from asynckfold.plan import Plan
@@ -77,6 +79,36 @@ def steady(stream: TextIO) -> TextIO:
     return cast("TextIO", _Steady(stream))
 
 
+class Shown(Protocol):
+    """What hides the cursor of a terminal, and shows it again at its end."""
+
+    def start(self) -> None:
+        """Appear."""
+
+    def stop(self) -> None:
+        """Go away, if it is there."""
+
+
+@unbroken
+def _start(what: Shown) -> None:
+    what.start()
+
+
+@unbroken
+def _stop(what: Shown) -> None:
+    what.stop()
+
+
+@contextmanager
+def shown(what: Shown) -> Iterator[None]:
+    """Show it for a while; no signal keeps the cursor."""
+    try:
+        _start(what)
+        yield
+    finally:
+        _stop(what)
+
+
 class Display:
     """The sweep's watch for people.
 
@@ -99,6 +131,7 @@ class Display:
         self._spinner = Spinner("dots", style="dim")
         self._doing = ""
 
+    @unbroken
     def __enter__(self) -> Display:
         if self._verbose and self._console.is_terminal:
             self._live = Live(
@@ -112,6 +145,7 @@ class Display:
             self._live.start()
         return self
 
+    @unbroken
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -137,7 +171,8 @@ class Display:
         waiting = len(self._state.waiting)
         if self._verbose and not self._live:
             found = f", {len(results)} of them finished before" if results else ""
-            self.note(f"{len(plan.jobs)} jobs{found}; {waiting} to do")
+            count = f"{len(plan.jobs)} job{'s' if len(plan.jobs) > 1 else ''}"
+            self.note(f"{count}{found}; {waiting} to do")
 
     def placed(self, placement: Placement) -> None:
         """A placement starts."""

@@ -17,7 +17,7 @@ from asynckfold.elastic import Pace
 from asynckfold.engines.engine import Answer
 from asynckfold.messages import Progress, Task
 from asynckfold.placement import Bookings, Load, Placement
-from asynckfold.plan import SEVERAL
+from asynckfold.trainer_params import SEVERAL
 from asynckfold.yielding import Held
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from asynckfold import choice, processes
 from asynckfold.asking import Sampler, ask
 from asynckfold.choice import Choice
+from asynckfold.cv_results import CVResults
 from asynckfold.engines.machine import Machine
 from asynckfold.errors import (
     InterruptedRunError,
@@ -29,16 +30,17 @@ from asynckfold.files import make_folders, slug, write_whole
 from asynckfold.identity import CPU, ELASTIC, THREADS, differences
 from asynckfold.interruption import Interruption
 from asynckfold.packing import choice_of, packing_of
-from asynckfold.plan import Job, Plan, TrainerParams
+from asynckfold.plan import Job, Plan
 from asynckfold.planning import Engines, Planned, Planner
 from asynckfold.progress import Display
 from asynckfold.recipe import Recipe, sending_problems
 from asynckfold.report.findings import packing as packing_text
-from asynckfold.result import DIVERGED, DONE, FAILED, CVResults, Result, job_by_id
+from asynckfold.result import DIVERGED, DONE, FAILED, Result, job_by_id
 from asynckfold.scoring import Score, resolve
 from asynckfold.settings import Settings
 from asynckfold.store import RunStore
 from asynckfold.sweep import Sweep, is_stray
+from asynckfold.trainer_params import TrainerParams
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared
@@ -198,7 +200,10 @@ class Session:
             self.display.note(f"there is no serial baseline: {unfit[0]}")
             return
         with make(ordinary) as engine:
-            placement = make.everything(wanted, torch.get_num_threads())
+            usual = torch.get_num_threads()
+            placement = make.undisturbed(wanted, usual, engine)
+            if placement.threads < min(usual, len(make.machine.unreserved())):
+                self.store.event("baseline", _told_fewer(placement.threads, usual))
             try:
                 baseline = ask(engine, placement, make.max_wait, sampler, self.signals)
             except (WorkerDiedError, NoRoomError) as error:
@@ -217,6 +222,13 @@ class Session:
         if baseline.disturbance:
             self.store.event("baseline", baseline.disturbance)
             self.display.note(baseline.disturbance)
+
+
+def _told_fewer(threads: int, usual: int) -> str:
+    return (
+        f"the serial loop is timed with {threads} in place of {usual} threads, since others use "
+        "the other cores: threads there would keep each other waiting"
+    )
 
 
 def _interrupted(interrupt: KeyboardInterrupt, state: str) -> InterruptedRunError:

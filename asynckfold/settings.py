@@ -18,10 +18,10 @@ from asynckfold.engines.machine import resolve_n_jobs
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.folds import Fold, make_folds
 from asynckfold.fusing import Fuse
-from asynckfold.plan import TrainerParams
 from asynckfold.recipe import Recipe, named_lr_schedules, named_models, sending_problems
 from asynckfold.sharing import Sharing
 from asynckfold.store.lock import shared_problems
+from asynckfold.trainer_params import TrainerParams
 
 if TYPE_CHECKING:
     from asynckfold.data import Labels, Prepared
@@ -80,6 +80,9 @@ class Settings:
     shared_state: bool = False
     elastic: bool = False
     precision: str = "fp32"
+    time_budget_s: float | None = None
+    job_timeout_s: float | None = None
+    refit: bool = False
 
     @property
     def wants_classes(self) -> bool | None:
@@ -124,6 +127,9 @@ class Settings:
         yield from self._core_problems()
         yield from self.sharing.problems(self.parallelize)
         yield from _stall_problems(self.stall_timeout)
+        yield from _limit_problems("time_budget_s", self.time_budget_s)
+        yield from _limit_problems("job_timeout_s", self.job_timeout_s)
+        yield from _refit_problems(self.refit)
         yield from self._plan_from_problems()
         yield from (Problem(*problem) for problem in fusing.problems(self.fuse))
         yield from self._elastic_problems()
@@ -368,6 +374,25 @@ def _stall_problems(value: Any) -> Iterator[Problem]:
             "stall_timeout must be a number of seconds above 0, 'auto' or None",
             one_line(value),
             "Pass stall_timeout='auto', or more seconds than the longest batch takes.",
+        )
+
+
+def _limit_problems(name: str, value: Any) -> Iterator[Problem]:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (number and 0 < value < math.inf):
+        yield Problem(
+            f"{name} must be a number of seconds above 0, or None",
+            one_line(value),
+            f"Pass {name}=3600, or None for no limit.",
+        )
+
+
+def _refit_problems(value: object) -> Iterator[Problem]:
+    if not isinstance(value, bool):
+        yield Problem(
+            "refit must be True or False",
+            one_line(value),
+            "Pass refit=True, and name the score that chooses first in scoring.",
         )
 
 

@@ -56,8 +56,8 @@ from asynckfold.store import Placed, RunStore, Waiting
 from asynckfold.waiting import Obstacle, Wait, Waits
 from asynckfold.yielding import yielded
 
-FIRST_WAITS = (0.1, 0.1)
-"""Seconds between the first looks at the load. What is idle is known a window of the sampler after
+FIRST_WAITS = (0.025,) * 8
+"""Seconds between the first looks at the load. What is idle is known some tenths of a second after
 the call, which short plans take less than: until then one job runs alone."""
 
 FLUSH_SECONDS = 1.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -40,6 +41,9 @@ _FAILED = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell lets its background jobs ignore Ctrl-C; what the tests send themselves is to be heard.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # How long an example takes says how busy the machine is; no test asserts a speed.
     settings.register_profile("asynckfold", deadline=None)
     settings.load_profile("asynckfold")

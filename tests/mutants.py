@@ -33,6 +33,7 @@ class Mutation:
 POWER = "tests/durability/test_power_loss.py::test_power_loss_at_any_moment"
 DAMAGE = "tests/durability/test_damage.py"
 PLANTED = "tests/test_planted.py::test_it_is_refused_by_its_name_in_one_line"
+PLACED = "tests/test_placement.py"
 PROCESSES = "tests/durability/test_processes.py"
 KILLED = "tests/durability/test_faults.py::test_killed_at_any_call_nothing_acknowledged_is_lost"
 
@@ -106,6 +107,13 @@ MUTATIONS = (
         "if hashlib.sha256(data).hexdigest() != sha256:",
         "if False:",
         "tests/training/test_checkpoint.py::test_any_flipped_bit_is_damage",
+    ),
+    Mutation(
+        "no comparison of a fold's model with what the run recorded",
+        "training/fold_models.py",
+        "            refuse(self._difference(member, job, fold))\n",
+        "",
+        "tests/test_ensemble.py::test_what_has_changed_since_the_run_is_told_with_the_fold",
     ),
     Mutation(
         "no digest check of a result",
@@ -183,6 +191,55 @@ MUTATIONS = (
         "        os.killpg(pid, signal.SIGKILL)\n",
         "        pass\n",
         "tests/engines/test_pool.py::test_close_takes_along_what_workers_started",
+    ),
+    Mutation(
+        "cores of running jobs are booked again",
+        "placement/decision.py",
+        "[core for core in load.idle if core not in self._cores]",
+        "[*load.idle]",
+        f"{PLACED}::test_no_core_is_booked_twice",
+    ),
+    Mutation(
+        "memory of running jobs is not kept",
+        "placement/decision.py",
+        "            load.free_memory - self.memory,\n",
+        "            load.free_memory,\n",
+        f"{PLACED}::test_memory_is_kept_where_something_runs_beside",
+    ),
+    Mutation(
+        "nothing starts on a busy machine",
+        "placement/decision.py",
+        "    return placed if placed or running else _force(_kept(pending), load)\n",
+        "    return placed\n",
+        f"{PLACED}::test_something_starts_where_nothing_runs",
+    ),
+    Mutation(
+        "jobs start beside one that must be alone",
+        "placement/decision.py",
+        "if self.alone or len(load.idle) <= self.threads:",
+        "if len(load.idle) <= self.threads:",
+        f"{PLACED}::test_what_must_be_alone_never_shares_the_machine",
+    ),
+    Mutation(
+        "threads lent to libgomp are kept",
+        "training/spinning.py",
+        "            self._take_back()\n            self._take_back = None\n",
+        "            self._take_back = None\n",
+        "tests/training/test_spinning.py::test_the_end_of_a_job_takes_back_what_was_lent",
+    ),
+    Mutation(
+        "libgomp gets too few threads to spin little",
+        "training/spinning.py",
+        "count + 1, 0",
+        "1, 0",
+        "tests/training/test_spinning.py::test_with_more_threads_than_cores_libgomp_spins_little",
+    ),
+    Mutation(
+        "Ctrl-C strikes the import of a compiled module",
+        "interruption.py",
+        "        if _must_wait(frame):\n",
+        "        if False:\n",
+        "tests/test_signals.py::test_an_interruption_waits_for_the_import_of_a_compiled_module",
     ),
 )
 

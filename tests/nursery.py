@@ -362,6 +362,9 @@ def main() -> None:
     for name in ("cli", "report.page", "training.worker", "training.preflight", "training.server"):
         importlib.import_module(f"asynckfold.{name}")
     sys.modules["asynckfold.training.server"]._warm_up()
+    # The tests themselves may run where these are ignored, as SIGINT may be.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     assert threading.active_count() == len(list(Path("/proc/self/task").iterdir())) == 1
     line: Connection[Any, Any] = Connection(int(sys.argv[1]))
     request = fork_for(line)

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from asynckfold.folds import Fold
-from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.result import DONE, Epoch, Result
 from asynckfold.store import RunStore
+from asynckfold.trainer_params import TrainerParams
 
 __all__ = [
     "FIRST",

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.folds import Fold, make_folds
-from asynckfold.plan import Job, Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.plan import Job, Plan, folds_fingerprint, make_jobs
 from asynckfold.result import DONE, FAILED, Averaged, Baseline, Epoch, Result
 from asynckfold.store import RunStore
+from asynckfold.trainer_params import TrainerParams
 
 DIGITS = tuple("0123456789")
 PENDING = "pending"

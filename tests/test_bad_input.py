@@ -261,6 +261,20 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"stall_timeout": 0},
         ["stall_timeout must be a number of seconds above 0", "received 0", "stall_timeout='auto'"],
     ),
+    "no time at all": ({"time_budget_s": 0}, ["time_budget_s must be", "received 0", "=3600"]),
+    "a metric to refit by": (
+        {"refit": "f1"},
+        ["refit must be True or False", "received 'f1'", "first in scoring"],
+    ),
+    "a budget in words": ({"time_budget_s": "1h"}, ["seconds above 0, or None", "received '1h'"]),
+    "no time for a job": (
+        {"job_timeout_s": 0},
+        ["job_timeout_s must be a number of seconds above 0", "received 0", "job_timeout_s=3600"],
+    ),
+    "less than no time for a job": ({"job_timeout_s": -1.5}, ["job_timeout_s must", "-1.5"]),
+    "a job's time that is no number": ({"job_timeout_s": float("nan")}, ["above 0", "nan"]),
+    "a job's time in words": ({"job_timeout_s": "x"}, ["seconds above 0, or None", "'x'"]),
+    "a truth for a job's time": ({"job_timeout_s": True}, ["job_timeout_s must", "True"]),
     "never in words": ({"stall_timeout": "off"}, ["'auto' or None", "received 'off'"]),
     "a truth for a time": ({"stall_timeout": True}, ["stall_timeout must be", "received True"]),
     "unknown baseline": (
@@ -486,6 +500,10 @@ SHELL: dict[str, tuple[str, list[str]]] = {
         "--data digits --stall-timeout -1",
         ["--stall-timeout must be a number", "received -1.0", "Pass --stall-timeout auto"],
     ),
+    "no time for a job": (
+        "--data digits --job-timeout 0",
+        ["--job-timeout must be a number", "or off", "received 0.0", "Pass --job-timeout 3600"],
+    ),
     "unknown model": (
         "--data digits --models mpl",
         ["--models must name models", "'mpl'", "Did you mean 'mlp'?", "Known: alexnet"],
@@ -579,6 +597,7 @@ def test_from_the_shell_it_ends_with_2(
         ("run --data digits --root r --n-jobs some", ["must be auto or a whole number", "'some'"]),
         ("run --data digits --root r --devices gpu", ["auto, cpu, cuda, or GPU numbers", "'gpu'"]),
         ("run --data digits --root r --stall-timeout 2m", ["auto, off or a number", "'2m'"]),
+        ("run --data digits --root r --job-timeout x", ["off or a number", "'x'"]),
         ("rum", ["invalid choice: 'rum'"]),
         ("", ["required: VERB"]),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -209,6 +210,18 @@ def test_steps_are_timed_plain_and_fused() -> None:
     for row in (one, two):
         assert row["plain / fused"] == pytest.approx(row["plain ms"] / row["fused ms"])
         assert row["turns"] >= 3
+
+
+def test_steps_are_timed_beside_others_however_threads_wait() -> None:
+    before = len(os.sched_getaffinity(0))
+    table = bench.crowd_table([formats.Case("VGG", loops.small_vgg, batch_size=2)], 0.0, turns=2)
+    assert [row[2] for row in table.rows] == sorted({0, 1, before, 3 * before})
+    for _, count, _, spinning, little, ratio, low, high, *waits in table.rows:
+        assert count == before
+        assert spinning > 0
+        assert little > 0
+        assert low <= ratio <= high
+        assert min(waits) >= 0
 
 
 def test_steps_are_timed_in_both_memory_formats() -> None:

@@ -25,6 +25,7 @@ from tests.nursery import Nursery, nursery
 from tests.toy import Tiny, adam, samples
 from tests.watched.chain import Chain, HogwildChain, Hurt, Landed, Rest, compare
 from tests.watched.kills import AT, MOMENTS, PHASES, TARGETS, Kill, of_children, planned
+from tests.watched.sweep import EPOCHS
 
 SEED, KILLS, AT_ONCE = 0, 20, 2
 
@@ -53,7 +54,7 @@ def test_twenty_kills_are_no_event(tmp_path: Path, starters: list[Nursery]) -> N
 def test_kills_are_no_event_for_jobs_of_several_processes(
     tmp_path: Path, starters: list[Nursery]
 ) -> None:
-    outcome, kills = Outcome(SEED, 6), of_children(planned(SEED, 6))
+    outcome, kills = Outcome(SEED, 6, "hogwild"), of_children(planned(SEED, 6))
     Campaign(outcome, kills, tmp_path, AT_ONCE, starters, HogwildChain).run()
     assert outcome.failures == []
     assert outcome.missed == []
@@ -175,6 +176,33 @@ def test_a_result_that_is_lost_or_made_twice_is_told(chain: Chain) -> None:
     chain._rest.finished[name] = "another"
     with pytest.raises(Hurt, match="is lost"):
         chain._look()
+
+
+@pytest.mark.timeout(120)
+def test_a_job_of_several_processes_may_lose_one_that_it_needs_no_more(
+    tmp_path: Path, starters: list[Nursery]
+) -> None:
+    with contextlib.closing(HogwildChain(tmp_path / "chain", 1.0, starters[0])) as chain:
+        lead = held_at_its_last_checkpoint(chain)
+        assert chain.strike(Kill(0, "worker's child", None))
+        assert chain.landed[0].target == "worker's child"
+        chain.finish()
+        with RunStore.read(chain.root) as store:
+            attempts = store.attempts()
+    assert {(item.outcome, item.attempt) for item in attempts} == {("ok", 1)}
+    assert {item.pid for item in attempts} == {lead}
+
+
+def held_at_its_last_checkpoint(chain: Chain) -> int:
+    """Start a run; return the worker of its first job, whose last epoch is behind it."""
+    chain._running()
+    while True:
+        chain._keeper.aim("checkpoint", 1)
+        assert chain._keeper.reached.wait(60)
+        (log,) = chain.root.rglob("log.txt")
+        if f"epoch {EPOCHS} train_loss" in log.read_text():
+            return chain._keeper.held
+        chain._keeper.release()
 
 
 # What the campaign found

@@ -18,8 +18,9 @@ from asynckfold.errors import InputError
 from asynckfold.folds import Fold
 from asynckfold.messages import Facts
 from asynckfold.placement import Request
-from asynckfold.plan import Plan, TrainerParams, make_jobs
+from asynckfold.plan import Plan, make_jobs
 from asynckfold.planning import Planner
+from asynckfold.trainer_params import TrainerParams
 
 SMALL, LARGE = 1_000_000, 2_000_000_000
 FOLDS = tuple(Fold(0, index, np.arange(3200), np.arange(100)) for index in range(12))

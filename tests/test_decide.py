@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from asynckfold.costs import Cost, Work
 from asynckfold.decide import (
+    LAST_OF_FEW,
     OVERTURN,
     POINTS,
-    TAIL_JOBS,
     TIE,
     Decision,
+    LastJobs,
     Model,
     Point,
-    Tail,
     decide,
     predict,
     rule_cost,
@@ -174,12 +174,12 @@ def test_timings_overturn_the_rule_by_the_margin_only(
 
 
 def simulated(models: list[Model], found: Decision, cores: int) -> float:
-    """The makespan of a decision, its tail included."""
+    """The makespan of a decision, its last jobs included."""
     requests = []
     for item in models:
-        tail = found.tail if found.tail and found.tail.model == item.name else Tail("", 0, 0)
+        last = found.last if found.last and found.last.model == item.name else LastJobs("", 0, 0)
         for number, work in enumerate(sorted(item.jobs, key=size_of)):
-            threads = tail.threads if number < tail.jobs else found.threads[item.name]
+            threads = last.threads if number < last.jobs else found.threads[item.name]
             seconds = item.cost.seconds(work, threads)
             requests.append(Request(f"{item.name}/{number:06}", seconds, threads))
     return simulate(requests, VirtualMachine(cores)).makespan
@@ -193,14 +193,14 @@ def test_the_last_jobs_have_more_threads_only_where_it_is_clearly_shorter(
     models, cores = sweep
     measured = {item.name: item.cost for item in models} if timed else None
     whole = decide(models, cores, measured)
-    found = decide([replace(item, has_tail=True) for item in models], cores, measured)
-    if found.tail is None:
+    found = decide([replace(item, last_apart=True) for item in models], cores, measured)
+    if found.last is None:
         assert found == whole
         return
-    mine = next(item for item in models if item.name == found.tail.model)
-    assert 0 < found.tail.jobs < len(mine.jobs)
-    assert found.tail.jobs * found.tail.threads <= cores
-    assert found.tail.threads > found.threads[mine.name]
+    mine = next(item for item in models if item.name == found.last.model)
+    assert 0 < found.last.jobs < len(mine.jobs)
+    assert found.last.jobs * found.last.threads <= cores
+    assert found.last.threads > found.threads[mine.name]
     assert len(models) == 1 or found.threads == whole.threads
     here, there = simulated(models, found, cores), predict(models, whole.threads, cores).makespan
     assert TIE * here < there * (1 + 1e-9)
@@ -244,30 +244,30 @@ def test_five_folds_on_two_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "jobs", "threads", "tail"),
+    ("cores", "jobs", "threads", "last"),
     [
-        (2, 5, 1, Tail("M", 1, 2)),
-        (4, 5, 1, Tail("M", 1, 4)),
-        (4, 6, 1, Tail("M", 2, 2)),
+        (2, 5, 1, LastJobs("M", 1, 2)),
+        (4, 5, 1, LastJobs("M", 1, 4)),
+        (4, 6, 1, LastJobs("M", 2, 2)),
         (4, 7, 1, None),  # three jobs for four cores
-        (8, 5, 2, Tail("M", 1, 8)),
-        (8, 20, 1, Tail("M", 4, 2)),
+        (8, 5, 2, LastJobs("M", 1, 8)),
+        (8, 20, 1, LastJobs("M", 4, 2)),
         (2, 4, 1, None),
-        (2, TAIL_JOBS + 1, 1, None),
+        (2, LAST_OF_FEW + 1, 1, None),
     ],
 )
 def test_the_last_jobs_take_the_cores_that_would_be_idle(
-    cores: int, jobs: int, threads: int, tail: Tail | None
+    cores: int, jobs: int, threads: int, last: LastJobs | None
 ) -> None:
-    found = decide([replace(folds(jobs, VGG11, cores), has_tail=True)], cores)
-    assert (found.threads, found.tail) == ({"M": threads}, tail)
+    found = decide([replace(folds(jobs, VGG11, cores), last_apart=True)], cores)
+    assert (found.threads, found.last) == ({"M": threads}, last)
 
 
 def test_threads_that_bring_nothing_are_not_given_to_the_last_job() -> None:
-    assert decide([replace(folds(5, 10**6), has_tail=True)], 2).tail is None
+    assert decide([replace(folds(5, 10**6), last_apart=True)], 2).last is None
 
 
-def test_the_tail_of_few_long_jobs_beside_many_short_ones_is_seen() -> None:
+def test_the_last_of_few_long_jobs_beside_many_short_ones_is_seen() -> None:
     long, short = folds(1, VGG11, 4, "long"), folds(40, LENET5, 4, "short")
     assert decide([long, short], 4).threads["long"] > 1
     assert decide([long, short], 4).threads["short"] == 1

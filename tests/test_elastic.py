@@ -38,14 +38,15 @@ from asynckfold.identity import ELASTIC, claim
 from asynckfold.messages import JobEnded, Progress, Resized, Started, Task
 from asynckfold.packing import packing_of
 from asynckfold.placement import Load, Placement, Request
-from asynckfold.plan import Plan, TrainerParams
+from asynckfold.plan import Plan
 from asynckfold.pulse import Pulse, Pulses
-from asynckfold.report.charts import _lanes
+from asynckfold.report.charts.gantt import _lanes
 from asynckfold.report.findings import ran_on
 from asynckfold.report.summary import summarize
 from asynckfold.result import DIVERGED, DONE, Result
 from asynckfold.store import RunStore
 from asynckfold.sweep import Sweep
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import worker as workers
 from tests.synthetic import FakeClockStore, Synthetic, write_run
 from tests.test_packing import CHOICE, FOLDS, PLAN, TARGETS

@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("cifar10", ["MobileNet", "VGG"]),
         ("dbn", ["DBN", "plain"]),
         ("fit", ["MLP"]),
+        ("fold_models", ["MLP"]),
     ],
 )
 def test_an_example_runs_by_itself(

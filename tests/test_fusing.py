@@ -20,7 +20,8 @@ from asynckfold.fusing import (
     grouped,
     why_not_paying,
 )
-from asynckfold.plan import Plan, TrainerParams, make_jobs
+from asynckfold.plan import Plan, make_jobs
+from asynckfold.trainer_params import TrainerParams
 
 ROWS = np.arange(1000)
 

@@ -16,11 +16,12 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InputError, JobsFailedWarning, RunStore
 from asynckfold.cli import main
+from asynckfold.cv_results import CVResults
 from asynckfold.errors import Problem
 from asynckfold.identity import DECISIVE, RULES, claim, differences
-from asynckfold.plan import Plan, TrainerParams
+from asynckfold.plan import Plan
 from asynckfold.report.page import write_report
-from asynckfold.result import CVResults
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import software
 from tests.toy import Tiny, adam, samples
 

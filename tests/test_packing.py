@@ -15,11 +15,12 @@ from asynckfold.costs import Cost
 from asynckfold.decide import Prediction
 from asynckfold.folds import make_folds
 from asynckfold.packing import ModelAccount, packing_of
-from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.report.findings import packing as told
 from asynckfold.report.summary import summarize
 from asynckfold.result import DONE, Result
 from asynckfold.store import Placed, RunStore
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.waiting import Wait
 from tests.synthetic import FakeClockStore
 

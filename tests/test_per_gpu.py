@@ -31,10 +31,10 @@ from asynckfold.errors import WorkerDiedError
 from asynckfold.interruption import Interruption
 from asynckfold.messages import Remark, Started, Task
 from asynckfold.placement import Gpu, Load, Placement, place
-from asynckfold.plan import TrainerParams
 from asynckfold.probing import Prober
 from asynckfold.pulse import Pulse
 from asynckfold.store import RunStore
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import building, probe, worker
 from tests import test_choice
 from tests.test_packing import FOLDS, PLAN, TARGETS

@@ -15,12 +15,13 @@ from asynckfold.placement import Backlog, Bookings, Gpu, Load, Placement, Reques
 @st.composite
 def loads(draw: st.DrawFn) -> Load:
     cores = tuple(range(draw(st.integers(1, 8))))
-    idle = draw(st.permutations(cores))[: draw(st.integers(0, len(cores)))]
+    # Numbers are drawn small more often than large: machines are idle more often than busy.
+    idle = draw(st.permutations(cores))[draw(st.integers(0, len(cores))) :]
     gpus = tuple(
         Gpu(index, draw(st.integers(0, 9)), 10, own=draw(st.integers(0, 1)))
         for index in range(draw(st.integers(0, 2)))
     )
-    return Load(cores, tuple(idle), draw(st.integers(0, 100)), gpus)
+    return Load(cores, tuple(idle), 100 - draw(st.integers(0, 100)), gpus)
 
 
 requests = st.builds(
@@ -30,23 +31,28 @@ requests = st.builds(
     threads=st.integers(1, 3),
     memory=st.integers(0, 60),
     gpu=st.booleans(),
-    alone=st.sampled_from([False, False, False, True]),
+    alone=st.sampled_from([False] * 7 + [True]),
     gpu_memory=st.integers(0, 9),
     jobs_per_gpu=st.integers(1, 3),
 )
 queues = st.lists(requests, max_size=12, unique_by=lambda request: request.job_id)
+some = st.lists(requests, min_size=1, max_size=12, unique_by=lambda request: request.job_id)
 
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[list[Request], list[Placement], Load]:
-    """A queue, what an earlier decision started, and a load that may have changed since."""
+    """A queue, what an earlier decision started, and a load that may have changed since.
+
+    Few jobs were there before: an earlier decision on many leaves room for nothing.
+    """
     load = draw(loads())
-    alone = {"alone": True} if draw(st.booleans()) else {}
-    earlier = [replace(item, job_id=f"old-{item.job_id}", **alone) for item in draw(queues)]
-    running = place(earlier, [], load) if draw(st.booleans()) else []
-    if draw(st.booleans()):
-        load = replace(load, idle=load.idle[: draw(st.integers(0, len(load.idle)))])
-    return draw(queues), running, load
+    alone = draw(st.sampled_from([{}, {}, {}, {"alone": True}]))
+    before = draw(some)[: draw(st.integers(0, 3))]
+    earlier = [replace(item, job_id=f"old-{item.job_id}", **alone) for item in before]
+    running = place(earlier, [], load)
+    if draw(st.sampled_from([False, False, True])):
+        load = replace(load, idle=load.idle[draw(st.integers(0, len(load.idle))) :])
+    return draw(some), running, load
 
 
 def cores_of(placements: Sequence[Placement]) -> list[int]:
@@ -61,6 +67,7 @@ def by_gpu(placements: Sequence[Placement]) -> dict[int, list[Placement]]:
     return found
 
 
+@settings(max_examples=500)
 @given(situations())
 def test_no_core_is_booked_twice(
     situation: tuple[list[Request], list[Placement], Load],
@@ -108,6 +115,7 @@ def test_a_placement_gives_what_was_requested(
         assert len(placement.cores) == min(request.threads, len(load.cores))
 
 
+@settings(max_examples=500)
 @given(situations())
 def test_what_must_be_alone_never_shares_the_machine(
     situation: tuple[list[Request], list[Placement], Load],
@@ -140,6 +148,7 @@ def test_every_job_gets_its_turn(pending: list[Request], load: Load) -> None:
     assert all(request.gpu and not load.gpus for request in left)
 
 
+@settings(max_examples=500)
 @given(situations())
 def test_memory_is_kept_where_something_runs_beside(
     situation: tuple[list[Request], list[Placement], Load],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,12 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from asynckfold.errors import InterruptedRunError
 from asynckfold.folds import Fold
+from asynckfold.interruption import listening
 from asynckfold.messages import EpochEnded, Progress, Remark
 from asynckfold.placement import Load, Placement, Request
-from asynckfold.plan import Plan, TrainerParams, make_jobs
+from asynckfold.plan import Plan, make_jobs
 from asynckfold.progress import MOST_ROWS, Display, State, clock, steady
 from asynckfold.result import DIVERGED, DONE, FAILED, Epoch, Result
+from asynckfold.trainer_params import TrainerParams
 
 
 @dataclass
@@ -293,6 +297,32 @@ def test_a_terminal_gets_a_live_table_that_goes_away(monkeypatch: pytest.MonkeyP
     assert "timing" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor comes back
     assert text.endswith("\x1b[2K")  # erased
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_ctrl_c_takes_no_cursor_away(monkeypatch: pytest.MonkeyPatch, hidden: bool) -> None:
+    """Neither when it has just been hidden nor when it is about to be shown."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    real, stream = Console.show_cursor, Terminal()
+
+    def struck(console: Console, show: bool = True) -> bool:
+        if show and not hidden:
+            signal.raise_signal(signal.SIGINT)
+        done = real(console, show)
+        if hidden and not show:
+            signal.raise_signal(signal.SIGINT)
+        return done
+
+    def show_and_wait() -> None:
+        with Display(1, stream):
+            pass
+        time.sleep(60)
+
+    monkeypatch.setattr(Console, "show_cursor", struck)
+    with pytest.raises(InterruptedRunError), listening(signal.SIGINT):
+        show_and_wait()
+    text = stream.getvalue()
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
 
 
 def test_names_are_no_markup() -> None:

@@ -16,23 +16,23 @@ from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import GridSearchCV
 
+from asynckfold.candidates import Candidate, rank
+from asynckfold.cv_results import CVResults
 from asynckfold.folds import make_folds
 from asynckfold.paired import bounds_of, confidence_interval
-from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.result import (
     DONE,
     ENDED,
     FAILED,
     Averaged,
     Baseline,
-    Candidate,
-    CVResults,
     Epoch,
     Result,
     StageEpoch,
     fingerprint,
-    rank,
 )
+from asynckfold.trainer_params import TrainerParams
 
 TARGETS = np.array([0, 1] * 6)
 MODELS, SCHEDULES = ["B<b>", "A"], ["cosine", "warm"]

@@ -20,25 +20,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
-from asynckfold import placement as placements
 from asynckfold.cli.state import state_of
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.folds import make_folds
 from asynckfold.messages import JobEnded, Setback, Started, Task
 from asynckfold.packing import packing_of
-from asynckfold.placement import (
-    ROW_SECONDS,
-    ROW_SHARE,
-    Backlog,
-    Load,
-    Placement,
-    Request,
-    place,
-)
-from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.placement import Backlog, Load, Placement, Request, place
+from asynckfold.placement.backlog import ROW_SECONDS, ROW_SHARE
+from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.result import DONE, FAILED, Result
 from asynckfold.sweep import Sweep
+from asynckfold.trainer_params import TrainerParams
 from tests.test_sweep import Recording, done
 from tests.toy import Tiny, adam, samples
 
@@ -253,11 +246,11 @@ def test_rows_of_real_jobs_survive_a_kill_and_change_no_bit(
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(placements, "ROW_SECONDS", 0.0)
+        patch.setattr("asynckfold.placement.backlog.ROW_SECONDS", 0.0)
         mark.touch()
         one_by_one = sweep("singly")
         mark.unlink()
-    monkeypatch.setattr(placements, "ROW_SECONDS", 1.0)
+    monkeypatch.setattr("asynckfold.placement.backlog.ROW_SECONDS", 1.0)
     rows = sweep("rows")
     assert mark.exists()
     assert rows.fingerprint == one_by_one.fingerprint

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import multiprocessing
 import os
 import pty
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -15,6 +17,8 @@ import sys
 import termios
 import threading
 import time
+import zlib
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -24,6 +28,7 @@ import pytest
 from torch import nn
 
 from asynckfold import AsyncKFold, InterruptedRunError
+from asynckfold.cli.tell import Output, partial_report
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.interruption import ENDINGS, Interruption, listening
 from asynckfold.store import RunStore
@@ -130,8 +135,9 @@ def start(
     """Start the command, with a ``sitecustomize`` of its own if `patch` is a folder with one."""
 
     def in_the_child() -> None:
-        # The tests themselves may run where Ctrl-C is ignored.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # The tests themselves may run where these are ignored.
+        for number in ENDINGS:
+            signal.signal(number, signal.SIG_DFL)
         before()
 
     path = [str(HOME)] if patch is None else [str(patch), str(HOME)]
@@ -291,6 +297,80 @@ def test_ctrl_c_many_times_at_any_time(sweep: Path, root: Path, golden: str) -> 
     assert fingerprint(root) == golden
 
 
+EARLY_OR_LATE = """
+import signal, sys
+from asynckfold import cli
+
+real = getattr(cli, sys.argv[1])
+
+def struck(*given):
+    setattr(cli, sys.argv[1], real)
+    signal.raise_signal(signal.SIGINT)
+    return real(*given)
+
+setattr(cli, sys.argv[1], struck)
+del sys.argv[1]
+sys.exit(cli.program())
+"""
+
+
+@pytest.mark.parametrize("moment", ["make_parser", "Output", "_flush"])
+def test_ctrl_c_before_there_is_a_command_and_after_its_last_word(
+    tmp_path: Path, moment: str, warm: Nursery
+) -> None:
+    path = tmp_path / "printed"
+    run = warm.start(["-c", EARLY_OR_LATE, moment, "simulate", "--jobs", "20"], path)
+    assert run.wait(GUARD) == 130, run.printed()
+    *_, told, remedy = run.printed().splitlines()
+    assert told == "interrupted by SIGINT"
+    assert remedy == "continue with: asynckfold simulate --jobs 20"
+    assert "Traceback" not in run.printed()
+
+
+AT_A_CALL = """
+import os, signal, sys
+from asynckfold.cli import program
+
+strikes, calls = [int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])], 0
+
+def count(frame, event, argument):
+    global calls
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        return  # nobody listens yet
+    calls += 1
+    if strikes and calls >= strikes[0]:
+        del strikes[0]
+        os.kill(os.getpid(), signal.SIGINT)
+
+del sys.argv[1:3]
+sys.setprofile(count)
+sys.exit(program())
+"""
+"""A profiler that raises is removed: the second one comes where the first was only noted."""
+
+
+@pytest.mark.timeout(300 * ROUNDS)
+def test_ctrl_c_at_any_call_of_the_command(
+    sweep: Path, root: Path, golden: str, warm: Nursery
+) -> None:
+    """From the parsing of its line to the last figure of the report; twice, up to 3,000 apart."""
+    (sweep.parent / "SLOW").unlink()
+    draw, memory = random.Random(0), shared_memory()
+    for number in range(2 * ROUNDS):
+        # All is over after some five million calls and returns, nine tenths of which draw figures.
+        call, later = int(10 ** draw.uniform(0, 6.7)), int(10 ** draw.uniform(0, 3.5))
+        folder, path = root.with_name(f"run-{number}"), root.with_name(f"printed-{number}")
+        run = warm.start(["-c", AT_A_CALL, call, later, *words(sweep, folder)], path)
+        code, shown = run.wait(GUARD), path.read_text()
+        assert code in (0, 130), (call, later, shown)
+        assert code == 0 or "interrupted by SIGINT" in shown
+        assert not re.search("Traceback|Exception ignored|damaged", shown), (call, later, shown)
+        nothing_left(folder, set(), memory)
+        if (folder / "run.db").exists():
+            finish(sweep, folder)
+            assert fingerprint(folder) == golden, (call, later)
+
+
 PATIENT = """
 import sys
 import asynckfold.sweep
@@ -444,6 +524,15 @@ def test_killed_while_a_checkpoint_is_being_written(sweep: Path, root: Path, gol
         assert not [item for item in store.events() if item.kind == "damage"]
 
 
+def test_of_a_run_without_a_plan_there_is_nothing_to_report(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one that was interrupted when its folder had just been made."""
+    RunStore.hold(root).close()
+    partial_report(root, Output(Namespace()))
+    assert capsys.readouterr().err == ""
+
+
 # In code
 
 
@@ -542,6 +631,23 @@ def test_an_exception_between_a_row_and_its_seal_loses_nothing(
         assert call(root / str(point), parallelize=False) == golden
 
 
+@pytest.mark.parametrize("look", [RunStore.read, RunStore.hold])
+def test_ctrl_c_while_a_run_is_checked_is_no_damage_of_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[[Path], RunStore]
+) -> None:
+    call(root, parallelize=False)
+    real, calls = zlib.crc32, itertools.count()
+
+    def crc32(*arguments: Any) -> int:
+        if next(calls) == 5:
+            signal.raise_signal(signal.SIGINT)
+        return real(*arguments)
+
+    monkeypatch.setattr(zlib, "crc32", crc32)
+    with pytest.raises(InterruptedRunError, match="SIGINT"), listening(signal.SIGINT):
+        look(root)
+
+
 def test_it_works_in_a_thread_in_a_loop_and_in_a_daemon(root: Path) -> None:
     found = [call(root / "here")]
 
@@ -606,6 +712,93 @@ def test_only_the_second_breaks_into_user_code() -> None:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(InterruptedRunError):
             signal.raise_signal(signal.SIGINT)
+
+
+INTO_AN_IMPORT = """
+import os, signal, sys
+from importlib.machinery import ExtensionFileLoader
+from asynckfold.interruption import listening
+
+def strike(frame, event, argument):
+    caller = frame.f_back and frame.f_back.f_back
+    loader = caller and caller.f_locals.get("self")
+    if isinstance(loader, ExtensionFileLoader) and "importlib" not in frame.f_code.co_filename:
+        sys.setprofile(None)
+        print("struck", flush=True)
+        os.kill(os.getpid(), signal.SIGINT)
+
+try:
+    with listening(signal.SIGINT):
+        sys.setprofile(strike)
+        import matplotlib.ft2font
+        while True:
+            pass
+except KeyboardInterrupt as interrupt:
+    print(interrupt, type(interrupt.__context__))
+"""
+
+
+def test_an_interruption_waits_for_the_import_of_a_compiled_module() -> None:
+    """Given up halfway, this one ends the process by an abort: in its code, not in Python's."""
+    ended = subprocess.run(
+        [sys.executable, "-c", INTO_AN_IMPORT],
+        capture_output=True,
+        text=True,
+        timeout=GUARD,
+        check=False,
+    )
+    assert ended.stdout == "struck\ninterrupted by SIGINT <class 'NoneType'>\n", ended.stderr
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_an_interruption_that_python_would_drop_comes_again() -> None:
+    class Struck:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    class Broken:
+        def __del__(self) -> None:
+            raise ZeroDivisionError
+
+    def drop_both_and_wait() -> None:
+        Broken()
+        Struck()
+        time.sleep(GUARD)
+
+    dropped: list[Any] = []
+    began = time.monotonic()
+    before, sys.unraisablehook = sys.unraisablehook, dropped.append
+    try:
+        with pytest.raises(InterruptedRunError, match="SIGINT"), listening(signal.SIGINT):
+            drop_both_and_wait()
+        assert time.monotonic() - began < GUARD
+        assert sys.unraisablehook == dropped.append
+    finally:
+        sys.unraisablehook = before
+    assert [item.exc_type for item in dropped] == [ZeroDivisionError]
+
+
+def test_what_a_library_makes_of_an_interruption_is_one_still() -> None:
+    def library() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise ImportError("initialization failed") from error
+
+    with listening(*ENDINGS) as outer:
+        with pytest.raises(InterruptedRunError), listening(signal.SIGINT):
+            library()
+        with pytest.raises(InterruptedRunError), listening(), outer.anew():
+            library()
+
+
+def test_an_error_of_its_own_stays_one_after_a_signal() -> None:
+    def broken() -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), listening(signal.SIGINT) as signals, signals.noted():
+        broken()
 
 
 def test_a_call_inside_a_command_listens_with_it() -> None:

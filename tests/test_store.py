@@ -23,10 +23,11 @@ from hypothesis import strategies as st
 
 from asynckfold.errors import PlanMismatchError, RunHeldError, StorageError, StoreCorruptError
 from asynckfold.files import storage_error
-from asynckfold.plan import TrainerParams, folds_fingerprint
+from asynckfold.plan import folds_fingerprint
 from asynckfold.result import ENDED, Averaged, Baseline, Epoch, StageEpoch, fingerprint
 from asynckfold.store import CheckpointRef, RunStore
 from asynckfold.store.records import epochs_text
+from asynckfold.trainer_params import TrainerParams
 from tests.records import (
     FIRST,
     FOLDS,

@@ -19,10 +19,11 @@ from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.folds import make_folds
 from asynckfold.messages import CheckpointWritten, EpochEnded, News, Remark, Setback, Task
 from asynckfold.placement import Load, Placement, Request
-from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.result import DONE, FAILED, Epoch, Result
 from asynckfold.store import CheckpointRef, RunStore
 from asynckfold.sweep import Sweep
+from asynckfold.trainer_params import TrainerParams
 
 Behaviour = Callable[[Task], Any]
 

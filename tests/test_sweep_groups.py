@@ -18,10 +18,11 @@ from asynckfold.errors import WorkerDiedError
 from asynckfold.folds import make_folds
 from asynckfold.messages import JobEnded, Setback, Started, Task
 from asynckfold.placement import Load, Placement, Request
-from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.store import RunStore
 from asynckfold.sweep import Sweep
+from asynckfold.trainer_params import TrainerParams
 from tests.test_sweep import Recording, done
 
 GROUP = ("A/cosine/fold-0", "A/cosine/fold-1", "A/cosine/fold-2")

@@ -31,12 +31,13 @@ from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.folds import make_folds
 from asynckfold.messages import CheckpointWritten, EpochEnded, News, Progress, Setback, Task
 from asynckfold.placement import Load, Placement, Request
-from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.result import DIVERGED, DONE, ENDED, FAILED, Epoch, Result
 from asynckfold.store import CheckpointRef, RunStore, job_folder
 from asynckfold.store.layout import DATABASE
 from asynckfold.store.reading import RunReader
 from asynckfold.sweep import Sweep
+from asynckfold.trainer_params import TrainerParams
 from tests.test_sweep import set_full
 
 EXHAUSTIVE = bool(os.environ.get("ASYNCKFOLD_EXHAUSTIVE"))

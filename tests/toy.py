@@ -16,8 +16,9 @@ from torch import nn
 from asynckfold.data import Prepared, prepare
 from asynckfold.folds import make_folds
 from asynckfold.messages import Task
-from asynckfold.plan import Job, Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.plan import Job, Plan, folds_fingerprint, make_jobs
 from asynckfold.recipe import Recipe
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training.bundle import Bundle
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asynckfold.bench.checkpoints import checkpoint_table
+    from asynckfold.bench.crowd import crowd_table
     from asynckfold.bench.formats import format_table
     from asynckfold.bench.fusion import fusion_table
     from asynckfold.bench.nodes import QUICK as QUICK_NODES
@@ -27,6 +28,7 @@ __all__ = [
     "QUICK_PACKING",
     "BenchTable",
     "checkpoint_table",
+    "crowd_table",
     "format_table",
     "fusion_table",
     "nodes_table",
@@ -43,6 +45,7 @@ _PLACES = {
     "QUICK_PACKING": ("packing", "QUICK"),
     "BenchTable": ("table", "BenchTable"),
     "checkpoint_table": ("checkpoints", "checkpoint_table"),
+    "crowd_table": ("crowd", "crowd_table"),
     "format_table": ("formats", "format_table"),
     "fusion_table": ("fusion", "fusion_table"),
     "nodes_table": ("nodes", "nodes_table"),

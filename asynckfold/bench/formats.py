@@ -15,7 +15,8 @@ from asynckfold import formats, proc
 from asynckfold.bench.loops import BATCH, fast_adam, small_vgg, threads
 from asynckfold.bench.table import BenchTable, machine_facts
 from asynckfold.models import VGG, AlexNet, LeNet, LeNet5, MobileNet
-from asynckfold.plan import Plan, TrainerParams
+from asynckfold.plan import Plan
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import seeding
 from asynckfold.training.flops import FlopCounter
 
@@ -88,7 +89,7 @@ def format_table(cases: Sequence[Case] = CASES, seconds: float = 10.0) -> BenchT
 
 def _row(case: Case, seconds: float) -> tuple[object, ...]:
     inputs, targets = torch.randn(case.batch_size, *case.shape), torch.arange(case.batch_size) % 10
-    steps = [_step(case, inputs, targets, last) for last in (False, True)]
+    steps = [step_of(case, inputs, targets, last) for last in (False, True)]
     with FlopCounter() as counter:
         steps[0]()
     times: list[tuple[float, ...]] = []
@@ -117,9 +118,10 @@ def _row(case: Case, seconds: float) -> tuple[object, ...]:
     )
 
 
-def _step(
+def step_of(
     case: Case, inputs: torch.Tensor, targets: torch.Tensor, last: bool
 ) -> Callable[[], None]:
+    """Return a training step, channels last in memory or not."""
     torch.manual_seed(0)
     model = case.model()
     if last:

@@ -21,9 +21,10 @@ from asynckfold.data import prepare
 from asynckfold.folds import make_folds
 from asynckfold.messages import Task
 from asynckfold.models import MLP, VGG, LeNet, LeNet5
-from asynckfold.plan import Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.pulse import Pulse
 from asynckfold.recipe import Recipe
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import building, fused, seeding
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.course import Course, Training

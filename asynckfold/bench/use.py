@@ -14,10 +14,10 @@ import numpy as np
 from torch import nn, optim
 
 from asynckfold.bench.table import BenchTable, machine_facts
+from asynckfold.cv_results import CVResults
 from asynckfold.kfold import AsyncKFold
 from asynckfold.models import MLP
 from asynckfold.packing import Packing, packing_of
-from asynckfold.result import CVResults
 from asynckfold.store import RunStore
 
 USE_TARGET, OVERHEAD_TARGET = 95.0, 5.0

@@ -8,6 +8,8 @@
     resume  continue a run by its folder
     status  how far a run is
     report  build the HTML report of a run
+    export  the weights that a job trained, as a file
+    predict other samples by the models of all folds
     compare two runs, bit for bit
     doctor  what this machine offers, and what would be used
     bench   measure asynckfold on this machine
@@ -15,7 +17,8 @@
 
 Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is held by
 another process, 4 the run on disk is damaged, 5 an I/O fault or no room to start anything,
-resumable, 130 interrupted by Ctrl-C and 143 by SIGTERM or a closed terminal, resumable.
+resumable, 124 the time budget is over, 130 interrupted by Ctrl-C and 143 by SIGTERM or a closed
+terminal, resumable.
 """
 
 from __future__ import annotations
@@ -38,10 +41,9 @@ from rich.text import Text
 
 from asynckfold.cli import doctor as doctors
 from asynckfold.cli import state as states
-from asynckfold.cli.parser import make_parser
+from asynckfold.cli.parser import make_parser, stored_command
 from asynckfold.cli.parts import (
     asked_jobs,
-    from_folder,
     in_flags,
     make_kfold,
     names_code,
@@ -52,12 +54,14 @@ from asynckfold.cli.tell import Output, partial_report, patience, tell_results
 from asynckfold.compare import Comparison, compare_runs
 from asynckfold.engines import pool
 from asynckfold.errors import (
+    OUT_OF_TIME,
     AllJobsFailedError,
     AsyncKFoldError,
     InputError,
     InterruptedRunError,
     JobFailedError,
     Problem,
+    RefitFailedError,
     nearest,
     refuse,
 )
@@ -85,15 +89,27 @@ def program() -> int:
     """Be the process of the command; return its exit code, unless the process ends here."""
     # Called after the exit handlers of what is imported from here on.
     atexit.register(_flush)
+    words, leaves = sys.argv[1:], False
     with listening(*ENDINGS):
-        parsed = _parsed(sys.argv[1:])
-        code = _told(parsed)
-        # Nothing is left to be saved, and a further Ctrl-C may not change how this ends.
-        for number in ENDINGS:
-            signal.signal(number, signal.SIG_IGN)
-        if not names_code(parsed):
+        try:
+            parsed = _parsed(words)
+            leaves = not names_code(parsed)
+            code = _told(parsed)
+            _hear_no_more()
+        except InterruptedRunError as interrupt:
+            # It came before there was anything to interrupt, or when all had been said.
+            _hear_no_more()
+            steady(sys.stderr).write(f"{interrupt}\n{_continue_with(words)}\n")
+            code = interrupt.exit_code
+        if leaves:
             _leave(code)
     return code
+
+
+def _hear_no_more() -> None:
+    """Nothing is left to be saved, and a further Ctrl-C may not change how this ends."""
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _leave(code: int) -> NoReturn:
@@ -145,7 +161,7 @@ def _carried_out(parsed: argparse.Namespace, signals: Interruption) -> int:
         told = in_flags(error) if isinstance(error, InputError) and _by_flags(parsed) else error
         out.error(f"asynckfold: {getattr(told, 'strerror', None) or told}")
         if error.exit_code == 5:
-            out.error(f"continue with: {_command(parsed)}")
+            out.error(_continue_with(parsed.line))
         return error.exit_code
 
 
@@ -153,7 +169,7 @@ def _tell_interruption(
     interrupt: KeyboardInterrupt, parsed: argparse.Namespace, out: Output
 ) -> None:
     out.error(str(interrupt) or "interrupted; what was finished stays")
-    out.error(f"continue with: {_command(parsed)}")
+    out.error(_continue_with(parsed.line))
 
 
 def run(parsed: argparse.Namespace, out: Output) -> int:
@@ -166,17 +182,24 @@ def run(parsed: argparse.Namespace, out: Output) -> int:
         with warnings.catch_warnings():
             # Failed jobs are told by the table and the exit code.
             warnings.simplefilter("ignore", category=UserWarning)
-            kfold(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
-    except (AllJobsFailedError, JobFailedError):
+            results = kfold(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
+    except (AllJobsFailedError, JobFailedError) as error:
         tell_results(Path(parsed.root), out, not parsed.no_report)
+        if isinstance(error, RefitFailedError):
+            out.error(str(error))
         return AllJobsFailedError.exit_code
     except InterruptedRunError as interrupt:
         # First, since whoever asked for the end may not wait for a report.
         _tell_interruption(interrupt, parsed, out)
-        with listening() as signals, suppress(InterruptedRunError), signals.anew():
+        with suppress(InterruptedRunError), listening() as signals, signals.anew():
             partial_report(Path(parsed.root), out)
         return interrupt.exit_code
-    return tell_results(Path(parsed.root), out, not parsed.no_report)
+    code = tell_results(Path(parsed.root), out, not parsed.no_report)
+    is_refitted = not kfold.settings.refit or results.refitted or not results.has_best
+    if not results.counts["pending"] and is_refitted:
+        return code
+    out.error(f"the time budget is over; {_continue_with(parsed.line)}")
+    return OUT_OF_TIME
 
 
 def plan(parsed: argparse.Namespace, out: Output) -> int:
@@ -190,9 +213,7 @@ def resume(parsed: argparse.Namespace, out: Output) -> int:
     """Continue a run by its folder."""
     root = Path(parsed.directory)
     with _opened(parsed.directory) as store:
-        stored, folder = store.about.get("cli"), store.about.get("folder")
-    words = [str(word) for word in stored] if isinstance(stored, list) else []
-    again = make_parser().parse_args(words) if words else None
+        words, again = stored_command(store.about)
     if again is None or names_code(again):
         shown = shlex.join(["asynckfold", *words]) if words else "the script that started it"
         refuse(
@@ -206,8 +227,6 @@ def resume(parsed: argparse.Namespace, out: Output) -> int:
             ]
         )
         return 2
-    if isinstance(folder, str):
-        again = from_folder(again, Path(folder))
     again.root, again.line = str(root), words
     again.json, again.verbose, again.quiet = parsed.json, parsed.verbose, parsed.quiet
     again.allow_different_software = parsed.allow_different_software
@@ -233,6 +252,22 @@ def report(parsed: argparse.Namespace, out: Output) -> int:
     out.data({"report": str(path)})
     out.say(str(path))
     return 0
+
+
+def export(parsed: argparse.Namespace, out: Output) -> int:
+    """Write the weights that a job trained."""
+    from asynckfold.cli.export import export
+
+    with _opened(parsed.directory) as store:
+        return export(parsed, store, out)
+
+
+def predict(parsed: argparse.Namespace, out: Output) -> int:
+    """Predict other samples by the models of all folds of a candidate."""
+    from asynckfold.cli.predict import predict
+
+    with _opened(parsed.directory) as store:
+        return predict(parsed, store, out)
 
 
 def compare(parsed: argparse.Namespace, out: Output) -> int:
@@ -317,6 +352,8 @@ def _bench_table(parsed: argparse.Namespace, tell: Callable[[str], None]) -> Ben
         return bench.place_table((100, 1_000, 10_000)) if quick else bench.place_table()
     if subject == "formats":
         return bench.format_table(seconds=1.0) if quick else bench.format_table()
+    if subject == "crowd":
+        return bench.crowd_table(seconds=0.5, turns=1) if quick else bench.crowd_table()
     if subject == "fusion":
         return bench.fusion_table(seconds=1.0) if quick else bench.fusion_table()
     if subject == "packing":
@@ -353,6 +390,8 @@ VERBS = {
     "resume": resume,
     "status": status,
     "report": report,
+    "export": export,
+    "predict": predict,
     "doctor": doctor,
     "simulate": simulate,
 }
@@ -384,5 +423,5 @@ def _by_flags(parsed: argparse.Namespace) -> bool:
     return bool(getattr(parsed, "data", None)) or parsed.verb in ("resume", "doctor")
 
 
-def _command(parsed: argparse.Namespace) -> str:
-    return shlex.join(["asynckfold", *parsed.line])
+def _continue_with(words: Sequence[str]) -> str:
+    return f"continue with: {shlex.join(['asynckfold', *words])}"

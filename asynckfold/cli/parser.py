@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
-from asynckfold.cli.parts import DEFAULTS
-from asynckfold.plan import TRAINERS, WORDS
+from asynckfold.cli.parts import DEFAULTS, from_folder
+from asynckfold.trainer_params import TRAINERS, WORDS
 
 SUBJECTS = (
     "checkpoints",
+    "crowd",
     "formats",
     "fusion",
     "nodes",
@@ -27,8 +31,8 @@ HELD_OUT = 0.2
 EXIT_CODES = (
     "Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is "
     "held by another process, 4 the run on disk is damaged, 5 an I/O fault or no room to start "
-    "anything, resumable, 130 interrupted by Ctrl-C and 143 by SIGTERM or a closed terminal, "
-    "resumable."
+    "anything, resumable, 124 the time budget is over, 130 interrupted by Ctrl-C and 143 by "
+    "SIGTERM or a closed terminal, resumable."
 )
 
 RUN_HELP = (
@@ -49,6 +53,13 @@ PLAN_HELP = (
     "probe. Prints the threads of each model and why, seconds and memory of a job, the makespan "
     "and its lower bound, and the sweep over time. With the folder of a run in place of SWEEP.py, "
     "or as --root, what was decided there. Nothing is trained, and no run is begun."
+)
+
+PREDICT_HELP = (
+    "Writes the mean of their probabilities, or of their numbers. Where the samples have labels, "
+    "their score is printed, too: no estimate if the models were trained on them. The models and "
+    "data of the run are built in, or named again here: a run's folder is never trusted to name "
+    "code."
 )
 
 SIMULATE_HELP = (
@@ -98,6 +109,30 @@ def make_parser() -> argparse.ArgumentParser:
         if name == "resume":
             _add_software_flag(verb)
             _add_progress_flags(verb)
+    text = "write the weights that a job trained to a file of safetensors"
+    verb = verbs.add_parser("export", help=text, description=_sentence(text), epilog=EXIT_CODES)
+    _add_candidate(verb)
+    verb.add_argument("--to", metavar="FILE", required=True, help="a new file")
+    verb.add_argument(
+        "--fold",
+        type=_fold,
+        default=0,
+        metavar="K",
+        help="which was held out, or all: none was, by run --refit (default 0)",
+    )
+    verb.add_argument(
+        "--repeat", type=int, default=0, metavar="R", help="of repeated folds (default 0)"
+    )
+    _add_output_flags(verb)
+    text = "predict other samples by the models of all folds of a candidate"
+    verb = verbs.add_parser(
+        "predict",
+        help=text,
+        description=f"{_sentence(text)} {PREDICT_HELP}",
+        epilog=EXIT_CODES,
+    )
+    _add_prediction_flags(verb)
+    _add_output_flags(verb)
     text = "say whether two runs are the same, bit for bit, and where they first differ"
     verb = verbs.add_parser("compare", help=text, description=_sentence(text), epilog=EXIT_CODES)
     verb.add_argument("directory", metavar="A", help="the folder of one run")
@@ -113,7 +148,8 @@ def make_parser() -> argparse.ArgumentParser:
     verb.add_argument(
         "subject",
         choices=SUBJECTS,
-        help="checkpoints: their share of a run's time; formats: a step of convolutional models in "
+        help="checkpoints: their share of a run's time; crowd: a step of several threads beside "
+        "processes that always compute; formats: a step of convolutional models in "
         "both memory formats; fusion: a step of several jobs as one "
         "against one after another; nodes: one model on nodes of several tasks, workers against "
         "time; packing: one sweep in four ways; place: the time of a "
@@ -182,6 +218,16 @@ def _add_data_flags(verb: argparse.ArgumentParser) -> None:
         help="digits, mnist, fashion-mnist, kmnist, cifar10, folder:PATH (one folder per class), "
         "csv:PATH, or npz:PATH (X, y)",
     )
+    _add_source_flags(group, "the last")
+    group.add_argument(
+        "--limit", type=int, metavar="N", help="use N samples only, classes balanced"
+    )
+    group.add_argument(
+        "--augment", action="store_true", help="random crops and flips on the training view"
+    )
+
+
+def _add_source_flags(group: argparse._ActionsContainer, target: str) -> None:
     group.add_argument(
         "--data-root",
         metavar="DIR",
@@ -191,17 +237,70 @@ def _add_data_flags(verb: argparse.ArgumentParser) -> None:
         "--download", action="store_true", help="let torchvision fetch what is missing"
     )
     group.add_argument(
-        "--target", metavar="COLUMN", help="csv: column of the labels by name or position; the last"
+        "--target",
+        metavar="COLUMN",
+        help=f"csv: column of the labels by name or position; {target}",
     )
     group.add_argument(
         "--header", choices=("auto", "yes", "no"), help="csv: whether the first row names columns"
     )
-    group.add_argument(
-        "--limit", type=int, metavar="N", help="use N samples only, classes balanced"
+
+
+def _add_candidate(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("directory", metavar="DIR", help="the run's folder")
+    verb.add_argument(
+        "candidate",
+        metavar="CANDIDATE",
+        nargs="?",
+        help="model/LR schedule, such as lenet5/cosine (default: the best)",
     )
-    group.add_argument(
-        "--augment", action="store_true", help="random crops and flips on the training view"
+
+
+def _add_prediction_flags(verb: argparse.ArgumentParser) -> None:
+    _add_candidate(verb)
+    verb.add_argument(
+        "--data",
+        metavar="SOURCE",
+        required=True,
+        help="the samples: as for run, but labels may be missing (the column of a csv, y of an "
+        "npz, the folders of classes)",
     )
+    verb.add_argument(
+        "--to",
+        metavar="FILE",
+        required=True,
+        help="a new file: .csv (sample, prediction, probability, p_CLASS …) or .npz",
+    )
+    verb.add_argument(
+        "--refit",
+        action="store_true",
+        help="by the model that run --refit trained on all samples, in place of those of the folds",
+    )
+    _add_source_flags(verb, "that of the run, if it is there")
+    verb.add_argument(
+        "--sweep",
+        dest="file",
+        metavar="SWEEP.py",
+        help="the file that defines the run's dataset and models, where one did",
+    )
+    verb.add_argument(
+        "--models",
+        metavar="A,B",
+        help="the --models of the run, where it has pkg.mod:Name",
+    )
+
+
+def stored_command(about: Mapping[str, Any]) -> tuple[list[str], argparse.Namespace | None]:
+    """Return the words that a run was started by, and what they ask for; None for a script.
+
+    Paths of data are found from the folder where they were first given.
+    """
+    stored, folder = about.get("cli"), about.get("folder")
+    words = [str(word) for word in stored] if isinstance(stored, list) else []
+    parsed = make_parser().parse_args(words) if words else None
+    if parsed is None or parsed.verb not in ("run", "train"):
+        return words, None
+    return words, from_folder(parsed, Path(folder)) if isinstance(folder, str) else parsed
 
 
 def _add_model_flags(verb: argparse.ArgumentParser) -> None:
@@ -239,7 +338,7 @@ def _add_model_flags(verb: argparse.ArgumentParser) -> None:
 def _add_training_flags(verb: argparse.ArgumentParser, alone: bool) -> None:
     group = verb.add_argument_group("training")
     if alone:
-        verb.set_defaults(folds=None, repeats=None, no_stratify=False, baseline="none")
+        verb.set_defaults(folds=None, repeats=None, no_stratify=False, baseline="none", refit=None)
         group.add_argument(
             "--held-out",
             type=float,
@@ -249,6 +348,13 @@ def _add_training_flags(verb: argparse.ArgumentParser, alone: bool) -> None:
         )
     else:
         _add_fold_flags(group)
+        group.add_argument(
+            "--refit",
+            action="store_true",
+            default=None,
+            help="then train the best candidate on all samples, below DIR/refit; export writes its "
+            "weights with --fold all",
+        )
     group.add_argument(
         "--epochs", type=int, metavar="N", help="passes over the data" + _default("epochs")
     )
@@ -424,6 +530,20 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
         "never (default 3600)",
     )
     group.add_argument(
+        "--time-budget",
+        type=_seconds,
+        metavar="S",
+        help="end after so many seconds, with the results so far and exit code 124, to be "
+        "continued; off: never (default off)",
+    )
+    group.add_argument(
+        "--job-timeout",
+        type=_seconds,
+        metavar="S",
+        help="a job that has trained for so many seconds saves itself and has failed; the same "
+        "command with more, or off, continues it; off: never (default off)",
+    )
+    group.add_argument(
         "--nice",
         type=int,
         metavar="N",
@@ -561,6 +681,15 @@ def _seconds(text: str) -> float | str:
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"must be auto, off or a number of seconds, received {text!r}"
+        ) from None
+
+
+def _fold(text: str) -> int | str:
+    try:
+        return text if text == "all" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be all or a number of a fold, received {text!r}"
         ) from None
 
 

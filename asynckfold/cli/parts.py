@@ -19,6 +19,8 @@ from asynckfold.errors import InputError, Problem, nearest, refuse
 
 if TYPE_CHECKING:
     from asynckfold.kfold import AsyncKFold
+    from asynckfold.recipe import Recipe
+    from asynckfold.settings import Settings
     from asynckfold.sharing import Sharing
     from asynckfold.sources import Source
 
@@ -73,9 +75,15 @@ _SETTINGS = {
     "nice": "nice",
     "min_free_memory": "min_free_memory",
     "max_wait": "max_wait",
+    "time_budget": "time_budget_s",
+    "job_timeout": "job_timeout_s",
     "yield_to_others": "yield_to_others",
     "elastic": "elastic",
+    "refit": "refit",
 }
+_NEVER = ("stall_timeout", "max_wait", "time_budget_s", "job_timeout_s")
+"""What is None in code, and off on the command line."""
+
 _TRAINER_PARAMS = (
     "epochs",
     "lr_step",
@@ -153,9 +161,7 @@ def sweep_parts(parsed: argparse.Namespace) -> SweepParts:
 def _from_flags(parsed: argparse.Namespace) -> SweepParts:
     import torch
 
-    for name, value in DEFAULTS.items():
-        if getattr(parsed, name) is None:
-            setattr(parsed, name, value)
+    _set_defaults(parsed)
     names, schedulers = _words(parsed.models), _words(parsed.schedulers)
     problems = [*_flag_problems(parsed, names, schedulers), *_optimizer_problems(parsed)]
     imported: dict[str, Any] = {}
@@ -178,6 +184,12 @@ def _from_flags(parsed: argparse.Namespace) -> SweepParts:
         _given_trainer_params(parsed),
         {**settings, **_given_settings(parsed)},
     )
+
+
+def _set_defaults(parsed: argparse.Namespace) -> None:
+    for name, value in DEFAULTS.items():
+        if getattr(parsed, name) is None:
+            setattr(parsed, name, value)
 
 
 @contextmanager
@@ -208,8 +220,8 @@ def _check_settings(
 ) -> None:
     """Find what is wrong with the numbers, data or not."""
     from asynckfold.kfold import AsyncKFold
-    from asynckfold.plan import TrainerParams
     from asynckfold.recipe import named_lr_schedules
+    from asynckfold.trainer_params import TrainerParams
 
     problems += named_lr_schedules(list(dict.fromkeys(schedulers)))[1] if schedulers else []
     with _gathered(problems):
@@ -455,6 +467,43 @@ def _keyword_problems(path: Path, settings: Mapping[str, Any]) -> Iterator[Probl
 # Both
 
 
+def live_parts(parsed: argparse.Namespace) -> tuple[Settings, Recipe, Source | None]:
+    """Return what the models and samples of a run are made of; None where no source was named.
+
+    Nothing else of the command line is looked at: no job is going to be started.
+
+    Raises
+    ------
+    InputError
+        As `sweep_parts`.
+    """
+    from asynckfold.recipe import Recipe, named_models
+    from asynckfold.settings import Settings
+    from asynckfold.training.compiling import import_on_demand
+
+    import_on_demand()
+    source = None
+    if parsed.file:
+        sweep = _from_file(parsed)
+    else:
+        import torch
+
+        _set_defaults(parsed)
+        names = _words(parsed.models)
+        refuse(_flag_problems(parsed, names, _words(parsed.schedulers)))
+        imported = {name: _imported(name) for name in names if ":" in name}
+        source = _source(parsed)
+        models, views = _models_and_views(names, imported, source, parsed.augment)
+        criterion, opt_fn = torch.nn.CrossEntropyLoss(), _optimizer(parsed)
+        sweep = SweepParts(source.dataset, criterion, models, (), opt_fn, {}, views)
+    given = sweep.settings
+    preprocess = given.get("preprocess")
+    recipe = Recipe(named_models(sweep.models)[0], {}, sweep.opt_fn, sweep.criterion, preprocess)
+    views = {name: given.get(name) for name in ("train_transform", "eval_transform")}
+    settings = Settings(None, sweep.dataset, Path(parsed.root), sweep.criterion, 1, **views)
+    return settings, recipe, source
+
+
 def make_kfold(parsed: argparse.Namespace, sweep: SweepParts) -> AsyncKFold:
     """Return the cross-validation with the settings of the file and of the flags above them."""
     from asynckfold.kfold import AsyncKFold
@@ -512,7 +561,7 @@ def _given_settings(parsed: argparse.Namespace) -> dict[str, Any]:
     }
     if found.get("baseline") == "none":
         found["baseline"] = None
-    for name in ("stall_timeout", "max_wait"):
+    for name in _NEVER:
         if found.get(name) == "off":
             found[name] = None
     if "scoring" in found:
@@ -558,6 +607,8 @@ def in_flags(error: InputError) -> InputError:
     >>> by_kind = "Pass partition_size={'cpu': 9, 'gpu': 80}, or batch_size=7 or less."
     >>> in_flags(InputError([Problem("", "", by_kind)])).problems[0].remedy
     'Pass --partition-size cpu=9,gpu=80, or --batch-size 7 or less.'
+    >>> print(in_flags(InputError([Problem("max_wait must be above 0, or None", "0", "Wait.")])))
+    --max-wait must be above 0, or off: received 0. Wait.
     """
     return type(error)(
         [
@@ -578,7 +629,9 @@ def _flagged(text: str) -> str:
         text,
     )
     text = text.replace("stratify=False", "--no-stratify")
-    for name in ("allow_different_software", "yield_to_others", "elastic", "compile"):
+    if any(name in text for name in _NEVER):
+        text = re.sub(r"\bNone\b", "off", text)
+    for name in ("allow_different_software", "yield_to_others", "elastic", "compile", "refit"):
         text = text.replace(f"{name}=True", _flag(name))
     text = re.sub(
         rf"\b({names})=('?)([^\s',;]*[^\s',;.])\2",

@@ -54,6 +54,8 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
         }
     )
     _say(found, elastic, out)
+    if kfold.settings.refit:
+        out.say("then the best candidate on all samples, of which the seconds above know nothing")
     out.say(f"{len(first)} at a time now: {now(machine.describe()['cpu'], load).why}")
     out.say("nothing was trained, and nothing written into a run's folder")
     return 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from asynckfold.identity import Claim, claim
 from asynckfold.store import Attempt, RunStore, Waiting
+from asynckfold.store.layout import refit_folders
 from asynckfold.waiting import named_cores
 
 
@@ -22,8 +23,9 @@ def state_of(store: RunStore) -> dict[str, Any]:
         None; ``running_jobs``, one entry a job that a worker has in hand (its pid, attempt, cores
         and last progress); ``idle``, the cores and GPUs that nobody holds, the cores that are left
         to ``neighbours``, and how many jobs wait for what, or None where no sweep is at work;
-        ``ended``, what became of the run where nobody holds it; and
-        ``continue_with``, the command that does, where there is something to do.
+        ``ended``, what became of the run where nobody holds it;
+        ``continue_with``, the command that does, where there is something to do; and ``refits``,
+        the same of each run on all samples, with its candidate.
     """
     counts, holder, attempts = store.counts(), store.holder(), store.attempts()
     claimed = claim(store.plan, store.software())
@@ -37,7 +39,18 @@ def state_of(store: RunStore) -> dict[str, Any]:
         "idle": _idle(store.waiting, at_work) if holder else None,
         "ended": None if holder else _ended(store, counts, attempts),
         "continue_with": None if holder or not counts["pending"] else continuation(store.about),
+        "refits": list(_refits(store)),
     }
+
+
+def _refits(store: RunStore) -> Iterator[dict[str, Any]]:
+    for folder in refit_folders(store.root):
+        with RunStore.read(folder) as alone:
+            if alone.has_plan:
+                found = state_of(alone)
+                again = found["continue_with"] and continuation(store.about)
+                candidate = alone.plan.jobs[0].candidate
+                yield {**found, "candidate": candidate, "continue_with": again}
 
 
 def _in_hand(attempts: Sequence[Attempt]) -> list[Attempt]:
@@ -117,6 +130,14 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
             f"attempt {item['attempt']}, process {item['pid'] or 'not yet known'}"
         )
     yield from _idle_lines(state["idle"])
+    for refit in state["refits"]:
+        name = next(
+            word for word in ("done", "failed", "diverged", "cancelled", "pending") if refit[word]
+        )
+        text = "being trained" if refit["running"] else name
+        then = f"; continue with: {refit['continue_with']}" if refit["continue_with"] else ""
+        why = f", {refit['ended']}" if name == "pending" and refit["ended"] else ""
+        yield f"{refit['candidate']} on all samples: {text}{why}{then}"
     yield f"fingerprint {state['fingerprint']}, {Claim(tuple(state['bit_identity']['reasons']))}"
 
 

@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from asynckfold.candidates import folds_note
+from asynckfold.cv_results import CVResults
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.packing import Packing, packing_of
-from asynckfold.progress import steady
-from asynckfold.result import CVResults, folds_note
+from asynckfold.progress import shown, steady
+from asynckfold.report.findings import plural
 from asynckfold.store import RunStore
 
 WIDE = 240
@@ -59,20 +61,30 @@ def patience(parsed: argparse.Namespace, text: str) -> AbstractContextManager[ob
     """Show on a terminal that something is going on, while the first seconds pass."""
     if parsed.quiet or not sys.stderr.isatty():
         return nullcontext()
-    return Console(stderr=True).status(text)
+    return shown(Console(stderr=True).status(text))
 
 
 def tell_results(root: Path, out: Output, with_report: bool) -> int:
     """Print the table, the best, the speedup and the report's path; return the exit code."""
     from asynckfold.kfold import load_results
+    from asynckfold.report.summary import told_refit
 
     with RunStore.read(root) as store:
-        results, packing = load_results(store), packing_of(store)
+        results, packing, refit = load_results(store), packing_of(store), told_refit(store)
     page = results.report() if with_report else None
-    out.data({**_numbers(results), **_packing(packing), "report": str(page) if page else None})
+    out.data(
+        {
+            **_numbers(results),
+            **_packing(packing),
+            "refit": refit,
+            "report": str(page) if page else None,
+        }
+    )
     out.say(_results_table(results))
     for line in result_lines(results):
         out.say(line)
+    if refit:
+        out.say(refit)
     trace = next((item.traceback for item in results.results.values() if item.traceback), "")
     if "\n" in trace.strip():
         out.error(f"the first of them:\n{trace.strip()}")
@@ -159,7 +171,7 @@ def result_lines(results: CVResults) -> Iterator[str]:
         disturbed = " (disturbed)" if baseline.disturbance else ""
         yield (
             f"speedup{disturbed}: {speedup:.2f}x, serial loop {baseline.seconds:.1f} s ({what}, "
-            f"{baseline.threads} threads) / packed {results.seconds:.1f} s"
+            f"{plural(baseline.threads, 'thread')}) / packed {results.seconds:.1f} s"
             + (f"; {baseline.disturbance}" if baseline.disturbance else "")
         )
     unfinished = {
@@ -195,6 +207,7 @@ def partial_report(root: Path, out: Output) -> None:
         return  # it was interrupted before there was anything to tell
     try:
         with RunStore.read(root) as store:
-            out.error(f"partial report: {write_report(store)}")
+            if store.has_plan:
+                out.error(f"partial report: {write_report(store)}")
     except (AsyncKFoldError, OSError) as error:
         out.error(f"no partial report: {error}")

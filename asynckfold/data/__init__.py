@@ -24,10 +24,10 @@ workers, and `Prepared.notes` says so.
 =============== ======================================================================
 """
 
-from asynckfold.data.batches import Batches, DataHandle
-from asynckfold.data.joined import joined, repeated
+from asynckfold.data.batches import Batches, DataHandle, one_by_one
+from asynckfold.data.joined import evenly, joined, repeated
 from asynckfold.data.labels import Labels, resolve_labels
-from asynckfold.data.opened import OneByOne, Opened, open_source
+from asynckfold.data.opened import OneByOne, Opened, open_inputs, open_source
 from asynckfold.data.prepared import Prepared, prepare
 from asynckfold.data.shared import ArraySpec, SharedArray
 from asynckfold.data.views import Views, make_views
@@ -42,8 +42,11 @@ __all__ = [
     "Prepared",
     "SharedArray",
     "Views",
+    "evenly",
     "joined",
     "make_views",
+    "one_by_one",
+    "open_inputs",
     "open_source",
     "prepare",
     "repeated",

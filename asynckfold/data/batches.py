@@ -200,6 +200,28 @@ class Batches:
         return view.gather(rows, draw), self.targets.index_select(0, rows)
 
 
+def one_by_one(source: Opened, steps: Sequence[Step], targets: Array) -> Batches:
+    """Return batches of samples that nobody stored, in one view: each is read when it is asked for.
+
+    Its bits are those of a view that is stored, which was compared with it.
+
+    Parameters
+    ----------
+    source : Opened
+        Gives untransformed samples.
+    steps : sequence of callable
+        All of the view's transforms.
+    targets : ndarray
+        Of all samples.
+    """
+    view = _Read(source, tuple(steps))
+    batches = Batches(torch.from_numpy(targets), view, view)
+    if steps or source.samples is None:
+        return batches
+    rows = slice(None) if source.rows is None else source.rows
+    return batches.with_inputs(torch.from_numpy(source.samples[rows]))
+
+
 @dataclass(frozen=True, eq=False)
 class DataHandle:
     """What travels to a worker.

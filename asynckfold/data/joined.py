@@ -65,8 +65,7 @@ def repeated(dataset: Any, most: int) -> tuple[Any, Indices, Indices]:
     ([0.0, 1.0, 2.0, 3.0, 0.0, 3.0], [0, 1, 2, 3], [4, 5])
     """
     count = len(open_source(dataset))
-    rows = np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)
-    numbers = np.concatenate([np.arange(count), rows])
+    numbers = np.concatenate([np.arange(count), evenly(count, most)])
     arrays = _arrays(dataset)
     found: Any = (
         Subset(dataset, numbers.tolist())
@@ -75,6 +74,16 @@ def repeated(dataset: Any, most: int) -> tuple[Any, Indices, Indices]:
     )
     places = np.arange(len(numbers))
     return found, places[:count], places[count:]
+
+
+def evenly(count: int, most: int) -> Indices:
+    """Return the numbers of up to `most` of `count` samples, evenly spread.
+
+    >>> evenly(4, 2).tolist(), evenly(2, 9).tolist()
+    ([0, 3], [0, 1])
+    """
+    rows: Indices = np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)
+    return rows
 
 
 def _arrays(dataset: Any) -> Any:

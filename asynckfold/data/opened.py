@@ -26,6 +26,7 @@ from asynckfold.transforms import (
     kind_of,
     same_sample,
     seed_generators,
+    step_name,
     to_array,
 )
 
@@ -173,11 +174,7 @@ def open_source(dataset: Any) -> Opened:
     """
     if isinstance(dataset, tuple):
         return _sized(_open_arrays(dataset))
-    rows: Indices | None = None
-    while type(dataset) is Subset:
-        below = np.asarray(dataset.indices, dtype=np.int64)
-        rows = below if rows is None else below[rows]
-        dataset = dataset.dataset
+    dataset, rows = _below_subsets(dataset)
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         return _sized(replace(_open_arrays(dataset.tensors), rows=rows))
     refuse(_style_problems(dataset))
@@ -187,13 +184,71 @@ def open_source(dataset: Any) -> Opened:
     return _with_whole_arrays(_undressed(source))
 
 
-def _style_problems(dataset: Any) -> list[Problem]:
+def _below_subsets(dataset: Any) -> tuple[Any, Indices | None]:
+    rows: Indices | None = None
+    while type(dataset) is Subset:
+        below = np.asarray(dataset.indices, dtype=np.int64)
+        rows = below if rows is None else below[rows]
+        dataset = dataset.dataset
+    return dataset, rows
+
+
+class _Unlabelled(Opened):
+    """Samples whose targets, where they have any, do not matter."""
+
+    def read(self, index: int) -> tuple[Any, Any]:
+        try:
+            item = self.base[self.row(index)]
+        except Exception as error:
+            raise InputError([unreadable(index, error)]) from error
+        return (item[0] if isinstance(item, (tuple, list)) and len(item) in (1, 2) else item), 0
+
+
+def open_inputs(inputs: Any, *, undress: bool = False) -> Opened:
+    """Take samples apart whose targets, where they have any, do not matter.
+
+    Parameters
+    ----------
+    inputs : array, tensor, tuple (X, y) of arrays, or map-style torch Dataset
+        The samples of a data set are x or (x, y); one is enough.
+    undress : bool
+        Take out its ``transform``, for which another stands.
+
+    Raises
+    ------
+    InputError
+        It is none of these, or is empty, or its transform cannot be taken out.
+    """
+    if isinstance(inputs, tuple):
+        inputs = inputs[0] if len(inputs) == 2 else None
+    inputs, rows = _below_subsets(inputs)
+    if type(inputs) is TensorDataset:
+        inputs = inputs.tensors[0]
+    is_array = isinstance(inputs, Tensor) or hasattr(inputs, "__array__")
+    if is_array and np.ndim(inputs):
+        source = replace(_open_arrays((inputs, np.zeros(len(inputs)))), rows=rows)
+    else:
+        refuse(_style_problems(None if is_array else inputs, "inputs"))
+        source = _Unlabelled(inputs, rows=rows)
+    if not len(source):
+        refuse([Problem("inputs must hold a sample", "none", "Check the path and any Subset.")])
+    if is_array or not undress or getattr(source.base, "transform", None) is None:
+        return source
+    bare = _undressed(source)
+    if not bare.steps:
+        rule = "the transform of inputs must be one that can be taken out, as the run's was"
+        received = step_name(source.base.transform)
+        refuse([Problem(rule, received, "Pass a data set whose transform is None.")])
+    return bare
+
+
+def _style_problems(dataset: Any, name: str = "dataset") -> list[Problem]:
     lacking = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
     if not lacking and not isinstance(dataset, IterableDataset):
         return []
     return [
         Problem(
-            "dataset must be map-style: have a length and give samples by index",
+            f"{name} must be map-style: have a length and give samples by index",
             type(dataset).__name__ + (f" without {' and '.join(lacking)}" if lacking else ""),
             "Pass a torch.utils.data.Dataset with __len__ and __getitem__, or a tuple (X, y).",
         )

@@ -83,7 +83,8 @@ def total_memory(host: Host | None = None, readers: Readers | None = None) -> in
 class Machine:
     """This machine as the placement sees it: idle cores, free memory, GPUs.
 
-    Make it early: it knows nothing before the first window (`WINDOW_SECONDS`) has passed.
+    Make it early: it knows nothing before the first window (`WINDOW_SECONDS`) has passed, or half
+    of it where nobody else computes.
 
     Parameters
     ----------
@@ -145,6 +146,11 @@ class Machine:
     def sample(self, own: Mapping[int, tuple[int, ...]] | None = None) -> None:
         """Look at the load; see `LoadSampler.sample`. Call it several times a second."""
         self._sampler.sample(own)
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is known of what others use."""
+        return self._sampler.known
 
     def usage(self) -> tuple[float, float, tuple[float, ...]]:
         """Return the CPU use in the last window; see `LoadSampler.usage`."""

@@ -12,6 +12,8 @@ from asynckfold.engines.readers import UNREADABLE, Readers
 
 # The kernel counts CPU time in ticks of 10 ms: a shorter window is wrong by more than 5 %.
 WINDOW_SECONDS = 0.2
+# Half of it tells whether nobody is there: a core in full use is seen to be, for 80 % or more.
+EARLY_SECONDS = 0.1
 # Time constant of the smoothing: a lasting load is seen after 0.4 s and forgotten after 1.9 s,
 # while a burst of 0.2 s (a shell, a save, a cron job) stays below BUSY_SHARE.
 SMOOTHING_SECONDS = 1.0
@@ -132,11 +134,12 @@ def settle(before: CoreState | None, share: float, window: float, now: float) ->
 
 @dataclass(frozen=True)
 class _Reading:
-    """Counters at one moment."""
+    """Counters at one moment, and where own processes were pinned."""
 
     at: float
     cores: Mapping[int, float]
     processes: Mapping[int, tuple[float, int]]
+    pins: Mapping[int, tuple[int, ...]]
 
 
 class LoadSampler:
@@ -170,6 +173,9 @@ class LoadSampler:
     def sample(self, own: Mapping[int, tuple[int, ...]] | None = None) -> None:
         """Look again, if the last look is at least a window ago.
 
+        The first look may come earlier, and then is heeded only where it finds nobody on any core:
+        short sweeps need not wait for what a whole window would tell of an idle machine.
+
         Parameters
         ----------
         own : Mapping of int to tuple of int, optional
@@ -180,15 +186,25 @@ class LoadSampler:
         if elapsed < WINDOW_SECONDS:
             # Warm workers are there when a run begins, and must not be taken for neighbours later.
             self._meet(own or {})
-            return
+            if elapsed < EARLY_SECONDS or self.known:
+                return
         family = self._family(dict(own or {}))
-        last, self._last = self._last, self._read(family)
-        window = self._last.at - last.at
-        busy = {core: _delta(last.cores, self._last.cores, core) for core in self.cores}
-        uses = [self._own_use(pid, pinned, last, window) for pid, pinned in family.items()]
-        for core, share in foreign_shares(busy, uses, window).items():
-            self._states[core] = settle(self._states[core], share, window, self._last.at)
-        self._usage = self._used(busy, uses, window)
+        last, now = self._last, self._read(family)
+        window = now.at - last.at
+        busy = {core: _delta(last.cores, now.cores, core) for core in self.cores}
+        uses = [self._own_use(pid, pinned, last, now) for pid, pinned in family.items()]
+        states = {
+            core: settle(self._states[core], share, window, now.at)
+            for core, share in foreign_shares(busy, uses, window).items()
+        }
+        early = window < WINDOW_SECONDS
+        if early and any(state.busy for state in states.values()):
+            return
+        self._states |= states
+        # What an early look has seen, the first whole window sees again.
+        if not early:
+            self._last = now
+            self._usage = self._used(busy, uses, window)
 
     @property
     def known(self) -> bool:
@@ -231,19 +247,21 @@ class LoadSampler:
         own = sum(use.seconds for use in uses if not math.isnan(use.seconds)) / window
         return sum(cores), min(own, sum(cores)), cores
 
-    def _own_use(self, pid: int, pinned: tuple[int, ...], last: _Reading, window: float) -> OwnUse:
-        now = self._last.processes.get(pid)
+    def _own_use(self, pid: int, pinned: tuple[int, ...], last: _Reading, now: _Reading) -> OwnUse:
+        found = now.processes.get(pid)
         before = {key: value[0] for key, value in last.processes.items()}
-        if pid not in before and self._age(pid) <= window:
+        if pid not in before and self._age(pid) <= now.at - last.at:
             before[pid] = 0.0
-        seconds = _delta(before, {} if now is None else {pid: now[0]}, pid)
-        if pinned or now is None:
+        seconds = _delta(before, {} if found is None else {pid: found[0]}, pid)
+        # What was pinned within the window may have used other cores before.
+        moved = last.pins.get(pid, pinned) != pinned
+        if found is None or (pinned and not moved):
             return OwnUse(seconds, pinned, bool(pinned))
         others = sorted(
-            (core for core in self.cores if core != now[1]),
-            key=lambda core: -_known(_delta(last.cores, self._last.cores, core)),
+            (core for core in self.cores if core != found[1]),
+            key=lambda core: -_known(_delta(last.cores, now.cores, core)),
         )
-        return OwnUse(seconds, (now[1], *others), False)
+        return OwnUse(seconds, (found[1], *others), False)
 
     def _age(self, pid: int) -> float:
         try:
@@ -253,10 +271,10 @@ class LoadSampler:
 
     def _meet(self, own: Mapping[int, tuple[int, ...]]) -> None:
         """Note what own processes have used so far that were not there at the last look."""
-        new = [pid for pid in own if pid not in self._last.processes]
+        new = {pid: pins for pid, pins in own.items() if pid not in self._last.processes}
         if new:
             found = {**self._last.processes, **self._processes(new)}
-            self._last = replace(self._last, processes=found)
+            self._last = replace(self._last, processes=found, pins={**self._last.pins, **new})
 
     def _family(self, own: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
         """Own processes, their descendants with the cores they inherited, and this process."""
@@ -285,7 +303,7 @@ class LoadSampler:
             cores = {core: float(value) for core, value in found.items() if value >= 0}
         except UNREADABLE:
             cores = {}
-        return _Reading(self._clock(), cores, self._processes(own))
+        return _Reading(self._clock(), cores, self._processes(own), dict(own))
 
     def _processes(self, own: Iterable[int]) -> dict[int, tuple[float, int]]:
         processes = {}

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from asynckfold import sizes
+from asynckfold.candidates import folds_note as _folds_note
 from asynckfold.packing import Packing
 from asynckfold.paired import Difference
 from asynckfold.report.summary import Bar, CandidateRow, Summary
-from asynckfold.result import folds_note as _folds_note
 from asynckfold.waiting import named_cores
 
 MINDED = 0.01

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from asynckfold.plan import Job
 
 NAME_LIMIT = 256
 TEXT_LIMIT = 64 * 1024
@@ -40,6 +42,11 @@ def clean(value: object, limit: int = NAME_LIMIT) -> str:
 def _without_home(text: str) -> str:
     home = str(Path.home())
     return text if len(home) < 2 else re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
+
+
+def shown(job: Job) -> Job:
+    """Return the job under names that are safe to show; different jobs keep different ids."""
+    return replace(job, model=clean(job.model), lr_schedule=clean(job.lr_schedule))
 
 
 def plain_data(value: Any) -> Any:

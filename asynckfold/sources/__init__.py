@@ -17,18 +17,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asynckfold.errors import Problem, nearest, refuse
-from asynckfold.sources.arrays import npz_source
+from asynckfold.sources.arrays import npz_samples, npz_source
 from asynckfold.sources.images import (
     TORCHVISION,
     digits,
+    folder_samples,
     folder_source,
     image_transform,
     torchvision_source,
 )
-from asynckfold.sources.source import Source, balanced_subset, limited
-from asynckfold.sources.tables import HEADER_CHOICES, csv_source
+from asynckfold.sources.source import Samples, Source, balanced_subset, limited
+from asynckfold.sources.tables import HEADER_CHOICES, csv_samples, csv_source
 
-__all__ = ["SOURCES", "Source", "balanced_subset", "image_transform", "load_source"]
+__all__ = [
+    "SOURCES",
+    "Samples",
+    "Source",
+    "balanced_subset",
+    "image_transform",
+    "load_samples",
+    "load_source",
+]
 
 _PATHS = ("csv", "folder", "npz")
 
@@ -90,6 +99,44 @@ def load_source(
         refuse(_place_problems(word, place))
     source = _load(spec, word, place, download, target, header)
     return source if limit is None else limited(source, limit, random_state)
+
+
+def load_samples(
+    spec: str,
+    like: Source | None = None,
+    *,
+    data_root: Path = Path("data"),
+    download: bool = False,
+    target: str | None = None,
+    header: str = "auto",
+) -> Samples:
+    """Load samples whose labels may be missing: ``y``, a column, or folders of classes.
+
+    Parameters
+    ----------
+    spec, data_root, download, header
+        As for `load_source`.
+    like : Source, optional
+        Of a text file, whose columns another text file must have.
+    target : str, optional
+        For ``csv:`` only: column of the class labels; by default that of `like`, if it is there.
+
+    Raises
+    ------
+    InputError
+        There is no such source, an option does not apply to it, or its data cannot be used.
+    """
+    word, colon, path = spec.partition(":")
+    refuse([*_spec_problems(spec), *_option_problems(word, target, header, None)])
+    place = Path(path).expanduser() if colon else Path(data_root).expanduser()
+    if not colon:
+        source = _load(spec, word, place, download, None, "auto")
+        labels = tuple(source.classes[index] for index in source.targets)
+        return Samples(source.dataset, labels, notes=source.notes)
+    refuse(_place_problems(word, place))
+    if word == "csv":
+        return csv_samples(place, like, target=target, header=header)
+    return npz_samples(place) if word == "npz" else folder_samples(place)
 
 
 def _load(

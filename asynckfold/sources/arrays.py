@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.sources.labels import class_indices, label_problems
-from asynckfold.sources.source import IMAGE, TABLE, Source
+from asynckfold.sources.source import IMAGE, TABLE, Samples, Source
 
 Array = npt.NDArray[Any]
 
@@ -31,6 +31,7 @@ def npz_source(name: str, path: Path) -> Source:
         The file is no ``.npz`` file, lacks an array, or the arrays cannot be samples and labels.
     """
     samples, labels = _read(path)
+    assert labels is not None
     refuse(_problems(samples, labels))
     classes, targets = class_indices([str(label) for label in _whole(labels).tolist()])
     refuse(label_problems("y", classes, len(targets)))
@@ -39,7 +40,24 @@ def npz_source(name: str, path: Path) -> Source:
     return _images(name, samples, classes, targets)
 
 
-def _read(path: Path) -> tuple[Array, Array]:
+def npz_samples(path: Path) -> Samples:
+    """Return the samples ``X`` of an ``.npz`` file as `npz_source` does, with ``y`` if it is there.
+
+    Raises
+    ------
+    InputError
+        As for `npz_source`, but for what it says of classes.
+    """
+    samples, labels = _read(path, needed=("X",))
+    refuse(_problems(samples, labels))
+    made = _table if samples.ndim == 2 else _images
+    dataset = made(str(path), samples, (), np.zeros(len(samples), np.int64)).dataset
+    if labels is None:
+        return Samples(dataset)
+    return Samples(dataset, tuple(str(label) for label in _whole(labels).tolist()))
+
+
+def _read(path: Path, needed: Sequence[str] = ("X", "y")) -> tuple[Array, Array | None]:
     try:
         with path.open("rb") as file:
             names, arrays = _wanted(np.load(file, allow_pickle=False))
@@ -50,8 +68,8 @@ def _read(path: Path) -> tuple[Array, Array]:
             "Write it with numpy.savez(path, X=..., y=...), without arrays of objects.",
         )
         raise InputError([problem]) from error
-    refuse(_name_problems(path, names))
-    return arrays["X"], arrays["y"]
+    refuse(_name_problems(path, names, needed))
+    return arrays["X"], arrays.get("y")
 
 
 def _wanted(content: Any) -> tuple[list[str], dict[str, Array]]:
@@ -60,8 +78,8 @@ def _wanted(content: Any) -> tuple[list[str], dict[str, Array]]:
     return content.files, {name: content[name] for name in ("X", "y") if name in content.files}
 
 
-def _name_problems(path: Path, found: list[str]) -> Iterator[Problem]:
-    for wanted in ("X", "y"):
+def _name_problems(path: Path, found: list[str], needed: Sequence[str]) -> Iterator[Problem]:
+    for wanted in needed:
         if wanted not in found:
             swapped = nearest(wanted.swapcase(), found)
             yield Problem(
@@ -71,15 +89,16 @@ def _name_problems(path: Path, found: list[str]) -> Iterator[Problem]:
             )
 
 
-def _problems(samples: Array, labels: Array) -> Iterator[Problem]:
-    yield from _label_array_problems(labels)
+def _problems(samples: Array, labels: Array | None) -> Iterator[Problem]:
+    if labels is not None:
+        yield from _label_array_problems(labels)
     if samples.dtype.kind not in "biuf":
         yield Problem("X must hold numbers", f"dtype {samples.dtype}", "Encode them first.")
     elif samples.ndim == 2:
         yield from _number_problems(samples)
     else:
         yield from _image_problems(samples)
-    if labels.ndim == 1 and samples.ndim and len(samples) != len(labels):
+    if labels is not None and labels.ndim == 1 and samples.ndim and len(samples) != len(labels):
         yield Problem(
             "X and y must have one row per sample",
             f"{len(samples)} rows in X, {len(labels)} in y",

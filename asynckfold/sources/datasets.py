@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,28 @@ class ImageArrays(Dataset[tuple[Any, int]]):
         if self.transform is not None:
             image = self.transform(image)
         return image, int(self.targets[index])
+
+
+class ImageFiles(Dataset[Any]):
+    """Images in files, without targets.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        The files.
+    loader : callable
+        Path to PIL image.
+    """
+
+    def __init__(self, paths: Sequence[Path], loader: Callable[[str], Any]) -> None:
+        self.paths = tuple(paths)
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.loader(str(self.paths[index]))
 
 
 class TableRows(TensorDataset):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.sources.source import IMAGE, Source
+from asynckfold.sources.source import IMAGE, Samples, Source
 
 TORCHVISION = MappingProxyType(
     {"cifar10": "CIFAR10", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST", "mnist": "MNIST"}
@@ -134,6 +134,28 @@ def folder_source(name: str, path: Path) -> Source:
         mean=(0.5, 0.5, 0.5),
         std=(0.5, 0.5, 0.5),
     )
+
+
+def folder_samples(path: Path) -> Samples:
+    """Return all images under `path`, in the order of their names; folders in it are classes.
+
+    Raises
+    ------
+    InputError
+        There is none.
+    """
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    from asynckfold.sources.datasets import ImageFiles
+
+    found = sorted(item for item in path.rglob("*") if item.suffix.lower() in IMG_EXTENSIONS)
+    if not found:
+        known = ", ".join(IMG_EXTENSIONS)
+        refuse([Problem("folder: must name a folder with images", str(path), f"Known: {known}.")])
+    names = [item.relative_to(path) for item in found]
+    in_folders = all(len(name.parts) > 1 for name in names)
+    labels = tuple(name.parts[0] for name in names) if in_folders else None
+    return Samples(ImageFiles(found, open_rgb), labels, tuple(map(str, names)))
 
 
 def _folder_problems(path: Path) -> Iterator[Problem]:

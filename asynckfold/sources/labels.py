@@ -39,6 +39,23 @@ def class_indices(labels: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[n
     return tuple(names[key] for key in order), indices
 
 
+def indices_in(classes: Sequence[str], labels: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return the index of each label's class, -1 where there is none; equal numbers are one class.
+
+    Examples
+    --------
+    >>> indices_in(("2", "10"), ["10", "2.0", "3"]).tolist()
+    [1, 0, -1]
+    """
+    known = {_key(name): index for index, name in enumerate(classes)}
+    return np.array([known.get(_key(label), -1) for label in labels], np.int64)
+
+
+def _key(label: str) -> Decimal | str:
+    value = number(label)
+    return label if value is None else value
+
+
 def number(text: str) -> Decimal | None:
     """Return the finite number that a text spells, or None.
 

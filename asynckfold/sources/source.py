@@ -46,6 +46,10 @@ class Source:
         Whether crops and flips keep the class, so that augmentation makes sense.
     mean, std : tuple of float
         Statistics of each channel, for values from 0 to 1; empty where images are not normalised.
+    columns : tuple of str
+        Names of all columns of a text file, in order; empty for anything else.
+    target : str
+        The one of them that holds the classes.
     """
 
     name: str
@@ -59,11 +63,35 @@ class Source:
     photographs: bool = False
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    columns: tuple[str, ...] = ()
+    target: str = ""
 
     @property
     def targets(self) -> npt.NDArray[np.int64]:
         """Class index of every sample, shape (n_samples,)."""
         return np.asarray(self.dataset.targets, dtype=np.int64)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples to be predicted, whose labels may be missing.
+
+    Parameters
+    ----------
+    dataset : torch Dataset
+        Map-style, of samples as a `Source` has them; what targets it has mean nothing.
+    labels : tuple of str or None
+        The class of each, where all have one.
+    names : tuple of str
+        Of each sample; empty where it has none but its number.
+    notes : tuple of str
+        What should be said once.
+    """
+
+    dataset: Dataset[Any]
+    labels: tuple[str, ...] | None = None
+    names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def balanced_subset(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.sources.labels import class_indices, label_problems, number
-from asynckfold.sources.source import TABLE, Source
+from asynckfold.sources.source import TABLE, Samples, Source
 
 HEADER_CHOICES = ("auto", "yes", "no")
 MAX_CATEGORIES = 50
@@ -49,6 +49,10 @@ class _Head:
 
     def name(self, position: int) -> str:
         return (self.names[position] if self.names else "") or f"column {position}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(map(self.name, range(self.n_columns)))
 
     def label(self, position: int) -> str:
         named = self.names[position] if self.names else ""
@@ -78,8 +82,11 @@ _REMEDIES = {
     f"a column of names must have at most {MAX_CATEGORIES} different ones": (
         "Drop the column, group its values, or turn it into numbers."
     ),
+    "a column must hold numbers, or those names, that the models were trained on": (
+        "Correct these cells or drop the rows first. Rows count from 1, without the header."
+    ),
 }
-_MISSING_RULE, _FINITE_RULE, _MIXED_RULE, _COMMA_RULE, _CATEGORIES_RULE = _REMEDIES
+_MISSING_RULE, _FINITE_RULE, _MIXED_RULE, _COMMA_RULE, _CATEGORIES_RULE, _OTHER_RULE = _REMEDIES
 
 
 def csv_source(name: str, path: Path, *, target: str | None = None, header: str = "auto") -> Source:
@@ -113,27 +120,79 @@ def csv_source(name: str, path: Path, *, target: str | None = None, header: str 
     """
     head = _read_head(path, header)
     position = _target_position(head, target)
-    cells = _read_cells(path, head, position)
+    cells = _read_cells(path, head, [position])
     labels = cells[position]
-    problems = list(_row_problems(path, labels, head.label(position)))
+    problems = [*_no_rows(path, cells), *_label_problems(labels, head.label(position))]
     classes, targets = class_indices([str(text).strip() for text in labels.dropna()])
     if not problems:
         problems += label_problems(head.label(position), classes, len(targets))
     features, dropped = _features(cells, head, position)
     refuse([*problems, *_feature_problems(path, features, dropped)])
-    return _source(name, features, (*_notes(head, position), *dropped), classes, targets)
+    found = _source(name, features, (*_notes(head, position), *dropped), classes, targets)
+    return replace(found, columns=head.columns, target=head.name(position))
+
+
+def csv_samples(
+    path: Path, like: Source | None, *, target: str | None = None, header: str = "auto"
+) -> Samples:
+    """Return the rows of a text file as samples, encoded as those of another one were.
+
+    Columns are found by their names, or by their order where one of the files has none; those that
+    the other one has not are left out, and the notes say so. The classes may be missing.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    like : Source or None
+        The other one; where it is no text file, all columns but `target` are taken as they are.
+    target : str, optional
+        Column of the class labels; that of the other file by default, where this one has it.
+    header : {"auto", "yes", "no"}
+        Whether the first row names the columns. ``"auto"``: it does when it names one of the other
+        file's, or as for `csv_source` where there is none.
+
+    Raises
+    ------
+    InputError
+        Naming all columns that are missing or hold something else, or what else is wrong.
+    """
+    like = like if like and like.columns else None
+    head = _read_head(path, header, like.columns if like else (), least=1)
+    position = None if target is None else _target_position(head, target)
+    if like:
+        head, position = _as_columns(path, head, like, position)
+    texts = {name for name, names in _categories(like).items() if names} if like else set()
+    text_columns = [at for at, name in enumerate(head.columns) if name in texts or at == position]
+    cells = _read_cells(path, head, text_columns)
+    if like:
+        refuse([*_no_rows(path, cells), *_missing_columns(path, head, like)])
+        features, notes = _features_like(cells, head, like), _left_out(head, like, position)
+    else:
+        features, notes = _features(cells, head, position)
+    refuse([*_no_rows(path, cells), *_feature_problems(path, features, notes)])
+    labels = None if position is None or cells[position].isna().any() else cells[position]
+    from asynckfold.sources.datasets import TableRows
+
+    rows = _matrix(features)
+    dataset = TableRows(rows, np.zeros(len(rows), np.int64), ())
+    named = None if labels is None else tuple(labels.str.strip())
+    return Samples(dataset, named, notes=tuple(notes))
 
 
 # The head of the file
 
 
-def _read_head(path: Path, header: str) -> _Head:
+def _read_head(path: Path, header: str, known: Sequence[str] = (), least: int = 2) -> _Head:
     try:
         rows, delimiter = _divided(_first_lines(path))
     except csv.Error as error:
         raise InputError([_ragged(path, str(error))]) from error
-    refuse(_head_problems(path, rows))
-    found = has_header(rows) if header == "auto" else header == "yes"
+    refuse(_head_problems(path, rows, least))
+    found = header == "yes"
+    if header == "auto":
+        shared = set(known).intersection(cell.strip() for cell in rows[0])
+        found = bool(shared) if known else has_header(rows)
     names = tuple(cell.strip() for cell in rows[0]) if found else ()
     return _Head(delimiter, len(rows[0]), names, found)
 
@@ -176,10 +235,10 @@ def _rows(lines: Sequence[str], delimiter: str) -> list[list[str]]:
     return rows[:-1] if len(lines) == _HEAD_LINES else rows
 
 
-def _head_problems(path: Path, rows: Sequence[Sequence[str]]) -> Iterator[Problem]:
+def _head_problems(path: Path, rows: Sequence[Sequence[str]], least: int) -> Iterator[Problem]:
     if not rows:
         yield Problem(f"{path} must hold rows", "an empty file", "Check the path.")
-    elif len(rows[0]) < 2:
+    elif len(rows[0]) < least:
         yield Problem(
             f"{path} must hold two columns or more",
             f"one column, such as {rows[0][0][:40]!r}",
@@ -258,11 +317,14 @@ def _is_position(text: str, n_columns: int) -> bool:
     return re.fullmatch(r"-?\d+", text) is not None and -n_columns <= int(text) < n_columns
 
 
-def _row_problems(path: Path, labels: Any, label: str) -> Iterator[Problem]:
-    if len(labels) == 0:
+def _no_rows(path: Path, cells: Any) -> Iterator[Problem]:
+    if len(cells) == 0:
         yield Problem(
             f"{path} must hold rows", "a header only", "If that is a row, pass --header no."
         )
+
+
+def _label_problems(labels: Any, label: str) -> Iterator[Problem]:
     missing = np.flatnonzero(labels.isna())
     if len(missing):
         yield Problem(
@@ -275,7 +337,7 @@ def _row_problems(path: Path, labels: Any, label: str) -> Iterator[Problem]:
 # The cells
 
 
-def _read_cells(path: Path, head: _Head, target: int) -> Any:
+def _read_cells(path: Path, head: _Head, texts: Sequence[int]) -> Any:
     import pandas as pd
 
     try:
@@ -285,7 +347,7 @@ def _read_cells(path: Path, head: _Head, target: int) -> Any:
             header=0 if head.has_header else None,
             names=list(range(head.n_columns)),
             index_col=False,
-            dtype={target: str},
+            dtype=dict.fromkeys(texts, str),
             na_values=list(_MISSING),
             keep_default_na=False,
             skipinitialspace=True,
@@ -309,7 +371,7 @@ def _ragged(path: Path, found: str) -> Problem:
 # The features
 
 
-def _features(cells: Any, head: _Head, target: int) -> tuple[list[_Feature], list[str]]:
+def _features(cells: Any, head: _Head, target: int | None) -> tuple[list[_Feature], list[str]]:
     features, dropped = [], []
     for position in range(head.n_columns):
         if position == target:
@@ -406,13 +468,13 @@ def _source(
 ) -> Source:
     from asynckfold.sources.datasets import TableRows
 
-    rows = np.hstack([feature.values for feature in features if feature.values is not None])
+    rows = _matrix(features)
     encoded = sum(feature.one_hot for feature in features)
     columns = "column" if encoded == 1 else "columns"
     more = (f"{encoded} {columns} of names one-hot encoded",) if encoded else ()
     return Source(
         name,
-        TableRows(np.ascontiguousarray(rows), targets, classes),
+        TableRows(rows, targets, classes),
         classes,
         (rows.shape[1],),
         TABLE,
@@ -420,3 +482,82 @@ def _source(
         features=tuple(item for feature in features for item in feature.names),
         notes=(*notes, *more),
     )
+
+
+def _matrix(features: Sequence[_Feature]) -> npt.NDArray[np.float32]:
+    found = [feature.values for feature in features if feature.values is not None]
+    return np.ascontiguousarray(np.hstack(found))
+
+
+# Another file with the same columns
+
+
+def _as_columns(
+    path: Path, head: _Head, like: Source, position: int | None
+) -> tuple[_Head, int | None]:
+    """Return the head with the names of the other file's columns, and where the classes are."""
+    named = like.columns != tuple(f"column {at}" for at in range(len(like.columns)))
+    if named and head.names:
+        at = head.columns.index(like.target) if like.target in head.columns else None
+        return head, at if position is None else position
+    if position is None and head.n_columns == len(like.columns):
+        position = like.columns.index(like.target)
+    here = [at for at in range(head.n_columns) if at != position]
+    there = [name for name in like.columns if name != like.target]
+    if len(here) != len(there):
+        rule = f"{path} must have the {len(there)} columns of {like.name}, or their names"
+        refuse([Problem(rule, str(len(here)), f"They are: {', '.join(there)}.")])
+    names = dict(zip(here, there, strict=True))
+    given = tuple(names.get(at, like.target) for at in range(head.n_columns))
+    return replace(head, names=given), position
+
+
+def _categories(like: Source) -> dict[str, list[str]]:
+    """Return the columns that were encoded, and the names that each of them held."""
+    found = {}
+    for name in like.columns:
+        start = f"{name}="
+        names = [item[len(start) :] for item in like.features if item.startswith(start)]
+        if name != like.target and (name in like.features or names):
+            found[name] = [] if name in like.features else names
+    return found
+
+
+def _missing_columns(path: Path, head: _Head, like: Source) -> Iterator[Problem]:
+    missing = [name for name in _categories(like) if name not in head.columns]
+    if missing:
+        yield Problem(
+            f"{path} must have all columns of {like.name} but its target",
+            f"{', '.join(head.columns)}, without {', '.join(missing)}",
+            "Add them, or correct their names.",
+        )
+
+
+def _left_out(head: _Head, like: Source, position: int | None) -> list[str]:
+    known = {*_categories(like), like.target}
+    return [
+        f"{head.label(at)} is left out: the models were not trained on it"
+        for at, name in enumerate(head.columns)
+        if at != position and name not in known
+    ]
+
+
+def _features_like(cells: Any, head: _Head, like: Source) -> list[_Feature]:
+    return [
+        _encoded_as(name, cells[head.columns.index(name)], categories)
+        for name, categories in _categories(like).items()
+    ]
+
+
+def _encoded_as(name: str, column: Any, categories: Sequence[str]) -> _Feature:
+    missing = np.flatnonzero(column.isna())
+    if len(missing):
+        return _fault(_MISSING_RULE, name, len(missing), missing[0])
+    if not categories:
+        found = _encoded(name, column)
+        return _fault(_OTHER_RULE, name, len(column), 0, column[0]) if found.one_hot else found
+    texts = column.str.strip().to_numpy(object)
+    others = np.flatnonzero([text not in categories for text in texts])
+    if len(others):
+        return _fault(_OTHER_RULE, name, len(others), others[0], texts[others[0]])
+    return _one_hot(name, texts, categories)

@@ -13,6 +13,8 @@ from asynckfold.plan import Job
 DATABASE = "run.db"
 LOCK = "run.lock"
 SPLITS = "splits.npz"
+REFIT = "refit"
+"""Below it are runs of their own, of one candidate on all samples each."""
 CHECKPOINT = re.compile(r"checkpoint-.+\.safetensors")
 
 
@@ -38,6 +40,16 @@ def job_folder(root: Path, job: Job) -> Path:
     """Return the folder of a job's checkpoints and log."""
     repeat = [f"repeat-{job.repeat}"] if job.repeated else []
     return root.joinpath(slug(job.model), slug(job.lr_schedule), *repeat, f"fold-{job.fold}")
+
+
+def refit_folder(root: Path, model: str, lr_schedule: str) -> Path:
+    """Return the folder of the run that trains a candidate on all samples."""
+    return root / REFIT / slug(model) / slug(lr_schedule)
+
+
+def refit_folders(root: Path) -> list[Path]:
+    """Return the folders of all such runs."""
+    return sorted(path.parent for path in (root / REFIT).glob(f"*/*/{DATABASE}"))
 
 
 def up_to(root: Path, folder: Path) -> Iterator[Path]:

@@ -1,9 +1,10 @@
 """The serial baseline: the loop that a PyTorch user writes today, over the same jobs.
 
-One job after another, torch's default threads, a DataLoader over the data set with its transforms,
-sample by sample. The same folds, seeds, batches and epochs as the sweep, an evaluation of the
-held-out fold after each epoch as there; an LR schedule that reacts to a loss gets the same samples
-of the training fold, and they are left out of the training, as there.
+One job after another, torch's default threads (but none on cores that others use), a DataLoader
+over the data set with its transforms, sample by sample. The same folds, seeds, batches and epochs
+as the sweep, an evaluation of the held-out fold after each epoch as there; an LR schedule that
+reacts to a loss gets the same samples of the training fold, and they are left out of the training,
+as there.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baselin
         if job.model not in by_model:
             try:
                 with isolated():
-                    by_model[job.model] = _batch_seconds(bundle, job, data)
+                    by_model[job.model] = _batch_seconds(bundle, job, data, stop)
             except (Exception, SystemExit):  # noqa: BLE001
                 # Its jobs fail in the sweep as well, where the traceback is recorded.
                 by_model[job.model] = (0.0, 0.0)
@@ -227,16 +228,20 @@ def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) ->
     return _Trained(epochs, judged)
 
 
-def _batch_seconds(bundle: Bundle, job: Job, data: Batches) -> tuple[float, float]:
+def _batch_seconds(
+    bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]
+) -> tuple[float, float]:
     """Return the seconds of a batch in training and in evaluation."""
     loop = _Loop(bundle, job, data)
     loop.model.train()
-    train = _per_batch(loop.train_loader, lambda batch: loop.step(*batch))
+    train = _per_batch(loop.train_loader, lambda batch: loop.step(*batch), stop)
     loop.model.eval()
-    return train, _per_batch(loop.valid_loader, lambda batch: loop.score(*batch))
+    return train, _per_batch(loop.valid_loader, lambda batch: loop.score(*batch), stop)
 
 
-def _per_batch(loader: DataLoader[Any], work: Callable[[Any], Any]) -> float:
+def _per_batch(
+    loader: DataLoader[Any], work: Callable[[Any], Any], stop: Callable[[], bool]
+) -> float:
     """Median seconds of a batch, the first left out where there are more: it warms up."""
     seconds: list[float] = []
     started = moment = time.perf_counter()
@@ -244,8 +249,9 @@ def _per_batch(loader: DataLoader[Any], work: Callable[[Any], Any]) -> float:
         work(batch)
         before, moment = moment, time.perf_counter()
         seconds.append(moment - before)
-        if moment - started > ESTIMATE_SECONDS:
+        if moment - started > ESTIMATE_SECONDS or stop():
             break
+        moment = time.perf_counter()
     return median(seconds[1:] or seconds)
 
 

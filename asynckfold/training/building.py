@@ -13,14 +13,17 @@ from torch import nn
 from asynckfold.data import Batches
 from asynckfold.folds import Indices
 from asynckfold.messages import Task
-from asynckfold.plan import Job
+from asynckfold.plan import Job, Plan
 from asynckfold.pulse import Pulse
+from asynckfold.recipe import Recipe
 from asynckfold.training import batching, lr_schedules, pretraining, restoring, seeding
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.course import Training
 from asynckfold.training.kernels import with_fused_kernel
 from asynckfold.training.pretraining import Pretrained
+from asynckfold.training.stopwatch import Stopwatch
+from asynckfold.transforms import Array
 
 RESIDENT_SHARE = 0.5
 """Of the free memory of a GPU, what inputs may take to reside there: the rest is for the model, its
@@ -44,6 +47,7 @@ def build(
     these cores where the job has several processes.
     """
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
+    stopwatch = Stopwatch(bundle.job_timeout_s)
     fold = bundle.fold_of(job)
     data = moved(fitted(data, recipe.preprocess, fold.train), device)
     pretrained = Pretrained()
@@ -81,6 +85,7 @@ def build(
         plan.params.clip_grad_norm,
         pretrained=pretrained.text,
         pretraining=pretrained.epochs,
+        stopwatch=stopwatch,
     )
 
 
@@ -91,12 +96,18 @@ def begun(
     prepare: Callable[[nn.Module], None] = lambda model: None,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Seed everything, and return the model, prepared, and the optimizer of a job."""
-    seeding.seed_all(job.seed)
-    model = bundle.recipe.models[job.model]().to(device)
-    if bundle.plan.is_channels_last(job):
-        model = model.to(memory_format=torch.channels_last)
+    model = made(bundle.recipe, bundle.plan, job, device)
     prepare(model)
     return model, with_fused_kernel(bundle.recipe.opt_fn, model)
+
+
+def made(recipe: Recipe, plan: Plan, job: Job, device: torch.device) -> nn.Module:
+    """Seed everything, and return the model of a job, as it is before anything is done to it."""
+    seeding.seed_all(job.seed)
+    model: nn.Module = recipe.models[job.model]().to(device)
+    if plan.is_channels_last(job):
+        model = model.to(memory_format=torch.channels_last)
+    return model
 
 
 def schedule_of(
@@ -141,13 +152,23 @@ def fitted(data: Batches, preprocess: Any, train: Indices) -> Batches:
     """
     if preprocess is None:
         return data
+    rows = data.inputs(np.arange(data.n_samples))
+    fit = fit_on(preprocess, rows, data.targets, train)
+    return data.with_inputs(preprocessed(fit, rows))
+
+
+def fit_on(preprocess: Any, rows: Array, targets: torch.Tensor, train: Indices) -> Any:
+    """Return a clone of a scikit-learn transformer that was fitted on `train` of all rows only."""
     from sklearn.base import clone
 
-    rows = data.inputs(np.arange(data.n_samples))
     flat = rows.reshape(len(rows), -1)
-    targets = data.targets.cpu().numpy()
-    changed = clone(preprocess).fit(flat[train], targets[train]).transform(flat)
-    return data.with_inputs(torch.from_numpy(np.ascontiguousarray(changed, dtype=np.float32)))
+    return clone(preprocess).fit(flat[train], targets.cpu().numpy()[train])
+
+
+def preprocessed(fit: Any, rows: Array) -> torch.Tensor:
+    """Return rows as a fitted transformer gives them, in float32."""
+    changed = fit.transform(rows.reshape(len(rows), -1))
+    return torch.from_numpy(np.ascontiguousarray(changed, dtype=np.float32))
 
 
 def moved(data: Batches, device: torch.device) -> Batches:

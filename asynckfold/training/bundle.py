@@ -48,6 +48,8 @@ class Bundle:
         What ``torch.get_deterministic_debug_mode`` was there.
     fuse : "auto", bool or int
         Which models a dry run has to check for whether they can be trained as one.
+    job_timeout_s : float or None
+        Seconds that a job may train, see `Stopwatch`.
     """
 
     plan: Plan
@@ -59,6 +61,7 @@ class Bundle:
     default_dtype: str = "float32"
     deterministic: int = 0
     fuse: Fuse = False
+    job_timeout_s: float | None = None
 
     def fold_of(self, job: Job) -> Fold:
         """Return the fold that `job` holds out."""

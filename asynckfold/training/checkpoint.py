@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from safetensors.torch import save as save_tensors
 
 from asynckfold.errors import StoreCorruptError
 from asynckfold.files import read_plain, write_whole
+from asynckfold.store import CheckpointRef
 
 _DTYPES = {
     torch.bool,
@@ -215,10 +216,43 @@ def _kept(content: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return tensors[content]
 
 
-def weights_digest(module: torch.nn.Module) -> str:
-    """Return the SHA-256 of all parameters and buffers, with their names, types and shapes."""
+def trained_weights(root: Path, refs: Sequence[CheckpointRef], digest: str) -> dict[str, Any]:
+    """Return the ``state_dict`` of a job that ended.
+
+    Parameters
+    ----------
+    root : Path
+        The run's folder.
+    refs : sequence of CheckpointRef
+        The job's checkpoints, newest first.
+    digest : str
+        What `weights_digest` was at its end: an older checkpoint is never taken for the last.
+
+    Raises
+    ------
+    StoreCorruptError
+        The last checkpoint is gone, or damaged.
+    """
+    found = [f"no checkpoint in {root} is recorded"] if not refs else []
+    for ref in refs:
+        try:
+            weights: dict[str, Any] = load(root / ref.file, ref.sha256, root)["model"]
+        except StoreCorruptError as error:
+            found.append(str(error))
+            continue
+        if weights_digest(weights) == digest:
+            return weights
+        found.append(f"{root / ref.file} was written before the end of the job")
+    raise StoreCorruptError(
+        f"the trained weights are gone: {found[0]}. The result stays; the same call on a new "
+        "folder trains them again"
+    )
+
+
+def weights_digest(state: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a ``state_dict``, with the names, types and shapes of its tensors."""
     digest = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
+    for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor):
             digest.update(f"{name}={tensor!r}".encode())
             continue

@@ -15,14 +15,15 @@ from torch import nn
 from asynckfold.data import Batches
 from asynckfold.folds import Indices
 from asynckfold.messages import CheckpointWritten, EpochEnded, News, Progress, Task
-from asynckfold.plan import TrainerParams
 from asynckfold.pulse import Pulse
 from asynckfold.result import Averaged, Epoch, StageEpoch
 from asynckfold.store import CheckpointRef
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import batching, checkpoint, evaluation, lr_schedules, seeding
 from asynckfold.training.bundle import Bundle, JobLog, job_folder
 from asynckfold.training.kernels import follow_parameters
 from asynckfold.training.precision import outputs_of
+from asynckfold.training.stopwatch import Stopwatch
 
 NEWS_SECONDS = 0.2
 """Between two pieces of news of one job: a display needs no more."""
@@ -43,6 +44,10 @@ class Course(Protocol):
     epoch: int
     batch: int
     pulse: Pulse
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        """What has been trained, and may be."""
 
     @property
     def batches(self) -> int:
@@ -108,6 +113,7 @@ class Training:
     pretrained: str = ""
     pretraining: tuple[StageEpoch, ...] = ()
     logged: int = 0
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     @property
     def seed(self) -> int:
@@ -280,6 +286,7 @@ class Training:
             "lr": self.lr,
             "losses": torch.stack(self.losses) if self.losses else None,
             "epochs": [vars(item) for item in self.epochs],
+            "seconds": self.stopwatch.seconds,
             "model": self.model.state_dict(),
             # A step after the last there will not be.
             "optimizer": None if self.ended else self.optimizer_state(),
@@ -328,6 +335,8 @@ class Training:
         losses = tree["losses"]
         self.losses = [] if losses is None else list(losses.to(self.device).unbind())
         self.random, self.outputs = tree["random"], tree["outputs"]
+        # Earlier checkpoints do not tell it.
+        self.stopwatch.go_on_from(tree.get("seconds", 0.0))
         self.pretraining = tuple(StageEpoch(**item) for item in tree.get("pretraining", ()))
 
 

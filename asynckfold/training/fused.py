@@ -62,6 +62,7 @@ from asynckfold.training.fusion import (
     fuse_criterion,
     parts_of,
 )
+from asynckfold.training.stopwatch import Stopwatch
 
 Tree = dict[str, Any]
 
@@ -174,6 +175,11 @@ class Group:
         self.alike: dict[int, list[range]] = {}
         self.epoch = self.batch = 0
         self.began = time.perf_counter()
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        """What each job has trained: all rows look at the same one."""
+        return self.rows[0].stopwatch
 
     @property
     def batches(self) -> int:
@@ -381,6 +387,11 @@ class Group:
         for row in self.live:
             self.results[row.task.job.id] = loop.result_of(row, self.share())
 
+    def time_out(self) -> None:
+        """Note that the seconds of all jobs that are left are over."""
+        for row in self.live:
+            self.results[row.task.job.id] = loop.timed_out(row)
+
     def share(self) -> float:
         """Return a job's part of the seconds so far, equal for all of the group."""
         return (time.perf_counter() - self.began) / len(self.rows)
@@ -450,7 +461,8 @@ def train(
     Returns
     -------
     list of Result or None
-        One for each task; None where it was asked to stop.
+        One for each task; None where it was asked to stop, a failure where each job's part of the
+        seconds is longer than it may train.
 
     Raises
     ------
@@ -465,6 +477,8 @@ def train(
         group.began = time.perf_counter()
         if loop.run(group, bundle.plan.params, report, stop):
             group.finish()
+        elif group.stopwatch.over:
+            group.time_out()
         return [group.results.get(task.job.id) for task in tasks]
 
 
@@ -484,6 +498,7 @@ def build(
     ids = bundle.plan.group_of(tasks[0].job.id)
     by_id = {job.id: job for job in bundle.plan.jobs}
     jobs = [by_id[name] for name in ids]
+    stopwatch = Stopwatch(bundle.job_timeout_s, len(jobs))
     begun = [building.begun(bundle, job, device) for job in jobs]
     seen = _data_by_fold(bundle, [bundle.fold_of(job) for job in jobs], data, device)
     divided = [
@@ -529,6 +544,7 @@ def build(
                     row=row,
                     arm=arm,
                     generator=fused.generators[row],
+                    stopwatch=stopwatch,
                 )
             )
     return Group(fused, losses, arms, rows, list(wanted), pulse, fail)

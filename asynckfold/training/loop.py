@@ -4,7 +4,7 @@
 
     train ── seed, build ── restore? ──┐
                                        ▼  run
-              ┌─ epoch: seeded order ─ batches: gather, step ─ (stop? checkpoint, leave)
+              ┌─ epoch: seeded order ─ batches: gather, step ─ (stop? late? checkpoint, leave)
               │                        evaluate the held-out fold
               └─ LR schedule ─ checkpoint ◄─┘                        ── result
 
@@ -22,9 +22,9 @@ import torch
 
 from asynckfold.data import Batches
 from asynckfold.messages import Remark, Task
-from asynckfold.plan import TrainerParams
 from asynckfold.pulse import Pulse
-from asynckfold.result import DIVERGED, DONE, Result
+from asynckfold.result import DIVERGED, DONE, FAILED, Result
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import building, checkpoint, restoring, saving
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.course import Course, Diverged, Report, Training
@@ -57,14 +57,16 @@ def train(
     report : callable
         Receives progress, epochs and checkpoints as they come.
     stop : callable
-        Asked after every batch; when true, the training is saved and left.
+        Asked after every batch; when true, the training is saved and left. Seconds that pass in it
+        are a pause.
     pulse : Pulse, optional
         Shows every finished batch to whoever watches.
 
     Returns
     -------
     Result or None
-        None when it was asked to stop.
+        None when it was asked to stop; a failure when it has trained for longer than it may, saved
+        in the same way.
     """
     pulse = pulse or Pulse()
     pulse.aside()
@@ -81,7 +83,7 @@ def trained(training: Training, report: Report, stop: Callable[[], bool]) -> Res
     started = time.perf_counter()
     try:
         if not run(training, training.params, report, stop):
-            return None
+            return timed_out(training) if training.stopwatch.over else None
         return result_of(training, time.perf_counter() - started)
     except Diverged as error:
         return diverged(training, error, time.perf_counter() - started)
@@ -108,7 +110,7 @@ def place_of(error: BaseException) -> str:
 
 
 def run(course: Course, params: TrainerParams, report: Report, stop: Callable[[], bool]) -> bool:
-    """Train to the end; return False when asked to stop before.
+    """Train to the end; return False when asked to stop before, or when its seconds are over.
 
     What is raised meanwhile knows from then on where: see `place_of`.
     """
@@ -120,7 +122,11 @@ def run(course: Course, params: TrainerParams, report: Report, stop: Callable[[]
 
 
 def _run(course: Course, params: TrainerParams, report: Report, stop: Callable[[], bool]) -> bool:
-    saver = saving.Saver(lambda: course.save(report))
+    saver, stopwatch = saving.Saver(lambda: course.save(report)), course.stopwatch
+
+    def leaves() -> bool:
+        return stopwatch.leaving_out(stop) or stopwatch.over
+
     while not course.ended:
         started = time.perf_counter()
         course.begin_epoch()
@@ -129,13 +135,13 @@ def _run(course: Course, params: TrainerParams, report: Report, stop: Callable[[
             course.pulse.beat()
             course.tell(report)
             unfinished = course.batch < course.batches
-            if stop() and unfinished:
+            if leaves() and unfinished:
                 saver.save()
                 return False
             if unfinished and saver.due(saving.MIDDLE_SECONDS):
                 saver.save()
         course.end_epoch(started, report)
-        if not course.ended and stop():
+        if not course.ended and leaves():
             saver.save()
             return False
         due = course.epoch % params.save_checkpoint_frequency == 0
@@ -152,7 +158,7 @@ def result_of(training: Training, fit_seconds: float) -> Result:
         DONE,
         epochs=tuple(training.epochs),
         outputs=training.outputs,
-        weights=checkpoint.weights_digest(training.model),
+        weights=checkpoint.weights_digest(training.model.state_dict()),
         fit_seconds=fit_seconds,
         score_seconds=training.score_seconds,
         pretraining=training.pretraining,
@@ -173,3 +179,15 @@ def diverged(training: Training, error: Diverged, fit_seconds: float) -> Result:
         pretraining=training.pretraining,
         averaged=training.averaged(),
     )
+
+
+def timed_out(training: Training) -> Result:
+    """Return the failure of a training that saved itself because its seconds are over."""
+    stopwatch, epochs = training.stopwatch, training.params.epochs
+    text = (
+        f"timed out: trained {stopwatch.seconds:.2f} s, at epoch {training.epoch + 1} of {epochs}, "
+        f"batch {training.batch} of {training.batches}; job_timeout_s is {stopwatch.limit_s:g}. "
+        "Pass more to continue it"
+    )
+    training.log.write(f"{text}\n")
+    return Result(training.task.job.id, training.task.attempt, FAILED, error=text)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asynckfold.folds import Indices
-from asynckfold.plan import TrainerParams
+from asynckfold.trainer_params import TrainerParams
 
 Cut = Callable[[int], Iterable[tuple[int, int]]]
 """Divides so many samples into batches: (low, high) of each."""

@@ -59,7 +59,7 @@ SAME = 1e-2
 """Largest difference of outputs in two memory formats, as a share of their size: a model that
 reads memory in the wrong order has others altogether, and bfloat16 rounds to some thousandths."""
 
-LONG_FLOPS, LONG_SECONDS = 5e9, 0.25
+LONG_FLOPS, LONG_SECONDS = 5e9, 0.1
 """A step of so many operations that took so long is not timed again: of that, what is done but once
 is little. Where others compute, the first step of a small model was seen to last as long."""
 
@@ -301,7 +301,7 @@ class _DryRun:
             if own is None:
                 return ""
             self.fused += f"; each job steps an optimizer of its own: {own}"
-            views = self._why_not_on_views(models, opt_fn, steps[0])
+            views = self._why_not_on_views(models, opt_fn, steps[-1])
             return f"{own}, and {views}" if views else ""
         except Exception as error:  # noqa: BLE001
             return f"{type(error).__name__} was raised: {error}"
@@ -322,12 +322,20 @@ class _DryRun:
         return why_not_on_views(fused, arms, plain, [opt_fn(model) for model in plain])
 
     def _steps(self) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-        """Two steps of two replicas, whose batches differ in size by one sample."""
-        sizes = [min(REPLICA_BATCH, len(self.inputs)), min(REPLICA_BATCH, len(self.inputs)) - 1]
+        """Two steps of two replicas: with batches that differ by one sample, then together.
+
+        Batches of different sizes are computed one replica at a time, and that would not show what
+        replicas do to each other; evaluated are the last ones. No two have a sample in common, so
+        that a replica which sees another's is found, too, where there are enough.
+        """
+        most = min(REPLICA_BATCH, len(self.inputs))
         rows = torch.from_numpy(self.rows)
         return [
-            [self.seen.train(rows.roll(-step * size)[:size], row, step) for row, size in pair]
-            for step, pair in enumerate([list(enumerate(sizes))] * 2)
+            [
+                self.seen.train(rows.roll(-(2 * step + row) * most)[:size], row, step)
+                for row, size in enumerate(sizes)
+            ]
+            for step, sizes in enumerate([(most, most - 1), (most, most)])
         ]
 
 
@@ -547,7 +555,8 @@ def _describe(criterion: Any) -> str:
     if isinstance(criterion, nn.Module):
         # Its text does not show everything: the smoothing and the weights of a CrossEntropyLoss.
         plain = {key: value for key, value in vars(criterion).items() if not key.startswith("_")}
-        digest = weights_digest(criterion)[:16] if criterion.state_dict() else ""
+        state = criterion.state_dict()
+        digest = weights_digest(state)[:16] if state else ""
         return f"{_text(criterion)} {_text(sorted(plain.items()))} {digest}".strip()
     name = getattr(criterion, "__qualname__", type(criterion).__name__)
     return f"{name} {_digest(describe(criterion))}"

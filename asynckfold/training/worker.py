@@ -22,7 +22,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -42,8 +42,10 @@ from asynckfold.result import FAILED, Result
 from asynckfold.training import baseline, denormals, fused, loop, preflight, probe, several
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.faults import outcome_of
+from asynckfold.training.gpu_count import counted_once
 from asynckfold.training.isolation import isolated
 from asynckfold.training.spared import SparedGpu, spared
+from asynckfold.training.spinning import Spinning
 
 Report = Callable[[News], None]
 Stop = Callable[[], bool]
@@ -83,9 +85,11 @@ def execute(
         The GPU answers this process no more.
     """
     pulse = pulse or Pulse()
-    with isolated():
+    on_several = placement.trainer in several.TRAINERS
+    # There GPUs are hidden, and seen again by one process: their count changes.
+    with isolated(), nullcontext() if on_several else counted_once():
         denormals.flush()
-        torch.set_num_threads(1 if placement.trainer in several.TRAINERS else placement.threads)
+        torch.set_num_threads(1 if on_several else placement.threads)
         torch.set_default_dtype(getattr(torch, bundle.default_dtype))
         torch.set_deterministic_debug_mode(bundle.deterministic)
         if placement.trainer == "preflight":
@@ -95,7 +99,7 @@ def execute(
             return [baseline.measure(bundle, data, stop)]
         if placement.trainer == "estimate":
             return [baseline.estimate(bundle, data, stop)]
-        if placement.trainer in several.TRAINERS:
+        if on_several:
             with spared(placement.gpu) as gpu:
                 task, cores = tasks[0], placement.cores
                 return [_train_on_several(bundle, data, task, cores, gpu, report, stop, pulse)]
@@ -302,9 +306,10 @@ def main(descriptor: int, pulse: Pulse) -> None:
     def stop() -> bool:
         pulse.rest(lambda: stopping)
         worker.resize()
+        spinning.look()
         return stopping
 
-    worker = _Worker(pipe, stop, pulse)
+    worker, spinning = _Worker(pipe, stop, pulse), Spinning()
     while True:
         try:
             command, *arguments = pipe.recv()
@@ -316,6 +321,7 @@ def main(descriptor: int, pulse: Pulse) -> None:
             stopping = False
             obey_signals()  # the job before may have set others
             answer = worker.run(*arguments)
+            spinning.end()
             pipe.send(answer)
             if answer[0] == "lost" or arguments[0].wants_new_worker(proc.has_gpu()):
                 return

@@ -25,8 +25,8 @@ from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.messages import Remark
 from asynckfold.placement import Placement
-from asynckfold.plan import TrainerParams
 from asynckfold.result import DONE
+from asynckfold.trainer_params import TrainerParams
 from tests.engines.test_pool import Sleeps, busy_worker, look
 from tests.leftovers import alive, descendants, described, gone
 from tests.nursery import Nursery

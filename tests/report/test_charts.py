@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from PIL import Image
 
 from asynckfold.report import findings
 from asynckfold.report.charts import Chart, draw, draw_scores, plotted
+from asynckfold.report.charts.style import name_candidates
 from asynckfold.report.summary import summarize
 from asynckfold.store import RunStore
 from tests.report.conftest import Summarize
@@ -52,6 +54,15 @@ def test_titles_state_what_was_found(complete: Path, charts: tuple[Chart, ...]) 
     assert "8 for 3" in titles["confusion"]
     assert "(measured)" in titles["speedup"]
     assert "20 jobs on 2 cores" in titles["gantt"]
+
+
+def test_a_legend_counts_what_is_drawn(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(models=tuple("ABCDEFGHIJKL"), lr_schedules=("x",), folds=2))
+    names = [row.name for row in summary.candidates]
+    for drawn, last in ((names, "the other 4"), (names[:9], "the other 1"), (names[:2], names[1])):
+        figure = Figure()
+        name_candidates(figure, summary, drawn, lines=True)
+        assert figure.legends[0].get_texts()[-1].get_text() == last
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from asynckfold.errors import StorageError
 from asynckfold.plan import Job
 from asynckfold.report.page import csv_table, embedded_numbers, inert_json, write_report
-from asynckfold.report.summary import clean, summarize
+from asynckfold.report.summary import summarize
+from asynckfold.report.text import clean
 from asynckfold.result import DONE, FAILED
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run

@@ -15,9 +15,9 @@ import torch
 from torch import nn, optim
 
 from asynckfold.messages import EpochEnded, News, Task
-from asynckfold.plan import TrainerParams
 from asynckfold.result import DONE, Result
 from asynckfold.store import CheckpointRef
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import preflight, several
 from tests.leftovers import descendants
 from tests.training.tiny import Plain, Tiny, always, checkpoints, never, sgd

@@ -25,10 +25,10 @@ from asynckfold.messages import (
     Remark,
     Task,
 )
-from asynckfold.plan import TrainerParams
 from asynckfold.pulse import Pulse
 from asynckfold.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.store import CheckpointRef
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import checkpoint, course, fused
 from asynckfold.training.bundle import Bundle
 from tests.training.tiny import CLASSES, CPU, FEATURES, Plain, Tiny, always, never, samples

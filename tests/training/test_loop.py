@@ -20,9 +20,9 @@ from torch.nn import functional
 
 from asynckfold.errors import StorageError
 from asynckfold.messages import EpochEnded, Progress, Remark
-from asynckfold.plan import TrainerParams
 from asynckfold.recipe import LR_SCHEDULES
 from asynckfold.result import DIVERGED, DONE
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import batching, building, checkpoint, course, lr_schedules, saving
 from asynckfold.training.bundle import job_folder
 from tests.training.tiny import (

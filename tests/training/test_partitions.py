@@ -18,8 +18,9 @@ from asynckfold.data import Batches
 from asynckfold.errors import InputError
 from asynckfold.folds import Fold
 from asynckfold.messages import News, Remark
-from asynckfold.plan import Plan, TrainerParams
+from asynckfold.plan import Plan
 from asynckfold.result import Averaged, Result
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training.partitions import Deal, deal_of, dealt
 from tests.training.teams import attempt, noted, noting, params, train
 from tests.training.tiny import Noisy, Tiny, checkpoints

@@ -14,9 +14,10 @@ from torch import nn
 
 from asynckfold.identity import CPU as CPU_CLASS
 from asynckfold.messages import Task
-from asynckfold.plan import TRAINERS, Plan, TrainerParams
+from asynckfold.plan import Plan
 from asynckfold.result import DONE
 from asynckfold.session import slow_notes
+from asynckfold.trainer_params import TRAINERS, TrainerParams
 from asynckfold.training import preflight, several
 from asynckfold.training.fusion import check_equivalence
 from asynckfold.training.precision import outputs_of

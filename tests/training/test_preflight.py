@@ -22,8 +22,9 @@ from torch.nn import functional
 
 from asynckfold.messages import Facts
 from asynckfold.models import DBN, Pretraining
-from asynckfold.plan import TrainerParams
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import preflight
+from asynckfold.training.fusion.rules import linear
 from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, samples, sgd
 
 
@@ -521,3 +522,22 @@ def test_why_jobs_are_not_trained_as_one_is_known_before_they_start(
     (model,) = tiny.bundle.recipe.models
     received = [received for _, received, _ in facts.problems]
     assert received == [f"model {model}: {reason}"] * refused
+
+
+@pytest.mark.parametrize("what", ["inputs", "outputs"])
+def test_what_replicas_do_to_each_other_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    affine = linear.affine
+
+    def exchanged(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Those of another replica: right where there is but one."""
+        if what == "inputs":
+            return affine(x.roll(1, 0), weight, bias)
+        return affine(x, weight, bias).roll(1, 0)
+
+    monkeypatch.setattr(linear, "affine", exchanged)
+    tiny = Tiny(tmp_path)
+    facts = preflight.check(dataclasses.replace(tiny.bundle, fuse=True), tiny.batches)
+    (reason,) = facts.fusible.values()
+    assert "the fused losses differ from the plain ones" in reason

@@ -17,7 +17,8 @@ from asynckfold.costs import Timing
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.placement import Load, Placement
-from asynckfold.plan import Job, TrainerParams
+from asynckfold.plan import Job
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import probe
 from tests.toy import Tiny as Perceptron
 from tests.toy import toy_bundle

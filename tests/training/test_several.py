@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import nn, optim
 
 from asynckfold.messages import News, Remark
-from asynckfold.plan import Plan, TrainerParams
+from asynckfold.plan import Plan
 from asynckfold.result import DIVERGED, Averaged
 from asynckfold.store import CheckpointRef
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.team import average
 from tests.training.teams import (

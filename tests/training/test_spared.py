@@ -14,10 +14,10 @@ from torch import nn
 
 from asynckfold.messages import News, Remark, Task
 from asynckfold.models import DBN, Pretraining
-from asynckfold.plan import TrainerParams
 from asynckfold.pulse import Pulse
 from asynckfold.result import DONE, Result
 from asynckfold.store import CheckpointRef
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import pretraining, several
 from asynckfold.training.spared import GpuToTake, SparedGpu, spared
 from asynckfold.training.team import frozen, thawed

@@ -18,10 +18,11 @@ from asynckfold.data import Batches, Prepared, prepare
 from asynckfold.folds import make_folds
 from asynckfold.messages import CheckpointWritten, News, Task
 from asynckfold.placement import Placement
-from asynckfold.plan import Job, Plan, TrainerParams, folds_fingerprint, make_jobs
+from asynckfold.plan import Job, Plan, folds_fingerprint, make_jobs
 from asynckfold.recipe import Recipe
 from asynckfold.result import Result
 from asynckfold.store import CheckpointRef
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import loop, worker
 from asynckfold.training.bundle import Bundle, job_folder
 
@@ -127,6 +128,7 @@ class Tiny:
     data: tuple[Any, Any] = field(default_factory=samples)
     cv: Any = 3
     wants_classes: bool = True
+    job_timeout_s: float | None = None
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -159,7 +161,15 @@ class Tiny:
         recipe = Recipe(
             self.models, self.lr_schedules, self.opt_fn, self.criterion, self.preprocess
         )
-        return Bundle(plan, folds, recipe, data.handle(), self.root, data.ordinary())
+        return Bundle(
+            plan,
+            folds,
+            recipe,
+            data.handle(),
+            self.root,
+            data.ordinary(),
+            job_timeout_s=self.job_timeout_s,
+        )
 
     @property
     def jobs(self) -> tuple[Job, ...]:

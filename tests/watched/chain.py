@@ -180,7 +180,7 @@ class Chain:
         self._hit(target, pid, kill)
         self._keeper.release()
         self.landed.append(landed)
-        if not gone(doomed, GONE_SECONDS):
+        if not self._gone(doomed):
             raise Hurt(f"after {kill} these stay: {described(doomed)}")
         landed.gone_seconds = time.monotonic() - landed.at
         if target in ("sweep", "everything"):
@@ -263,6 +263,10 @@ class Chain:
         if target in ("sweep", "everything"):
             return self._family()
         return {pid} if target == "worker's child" else {pid, *descendants(pid)}
+
+    def _gone(self, doomed: set[int]) -> bool:
+        """Whether all that must go is gone soon enough."""
+        return gone(doomed, GONE_SECONDS)
 
     def _hit(self, target: str, pid: int, kill: Kill) -> None:
         if target == "everything":
@@ -350,10 +354,32 @@ class SeveralChain(Chain):
 
     def _doomed(self, target: str, pid: int) -> set[int]:
         """Return what must be gone soon: with one process of a job, all of them."""
-        if target == "worker's child":
-            lead = parent_of(pid)
+        self._made = self._results_made()
+        if target == "worker's child" and (lead := parent_of(pid)):
             return {lead, *descendants(lead)}
         return super()._doomed(target, pid)
+
+    def _gone(self, doomed: set[int]) -> bool:
+        """Whether they go, but for a worker that needed the killed one no more.
+
+        It has made the result of its job then, and goes on to the next.
+        """
+        deadline = time.monotonic() + GONE_SECONDS
+        while not gone(doomed, 0.25):
+            made = self._results_made()
+            if all(made[pid] > self._made[pid] for pid in doomed if alive(pid)):
+                return True
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def _results_made(self) -> Counter[int]:
+        """Return how many results there are of each worker."""
+        try:
+            with RunStore.read(self.root) as store:
+                return Counter(result.pid for result in store.results().values())
+        except AsyncKFoldError:
+            return Counter()
 
     def _check_continuation(self, name: str, text: str) -> None:
         """A job continues from its newest recorded checkpoint, and redoes little.

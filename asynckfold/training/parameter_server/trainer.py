@@ -43,8 +43,8 @@ import torch
 from torch import nn
 
 from asynckfold.messages import Remark
-from asynckfold.plan import TrainerParams
 from asynckfold.result import Epoch
+from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import frames
 from asynckfold.training.course import Report
 from asynckfold.training.crew import Crew

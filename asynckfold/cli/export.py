@@ -1,0 +1,66 @@
+"""The verb ``export``: the weights that a job trained, as a file that other programs read."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from asynckfold.cli.tell import Output
+from asynckfold.cv_results import CVResults
+from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.files import write_whole
+from asynckfold.kfold import load_results
+from asynckfold.report.findings import plural
+from asynckfold.store import RunStore
+
+
+def export(parsed: argparse.Namespace, store: RunStore, out: Output) -> int:
+    """Write a job's trained weights; an existing file is never replaced."""
+    path = Path(parsed.to)
+    refuse(new_file_problems(path))
+    results = load_results(store)
+    name = parsed.candidate or best(results)
+    state = results.state_dict(name, parsed.fold, parsed.repeat)
+    import torch
+    from safetensors.torch import save
+
+    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    about = {"candidate": name, "fold": str(parsed.fold), "repeat": str(parsed.repeat)}
+    write_whole(path, save(tensors, about))
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    left_out = sorted(state.keys() - tensors.keys())
+    out.data({**about, "to": str(path), "tensors": len(tensors), "numbers": numbers})
+    what = "all samples" if parsed.fold == "all" else f"fold {parsed.fold}"
+    out.say(f"{name}, {what}: {plural(len(tensors), 'tensor')} in {path}")
+    out.say("in Python: model.load_state_dict(safetensors.torch.load_file(...))")
+    if left_out:
+        out.error(f"left out, since they are no tensors: {', '.join(left_out)}")
+    return 0
+
+
+def new_file_problems(path: Path) -> list[Problem]:
+    """Return why nothing can be written there: an existing file is never replaced."""
+    if path.exists():
+        return [Problem("--to must be a new file", str(path), "Remove it, or name another.")]
+    if not path.absolute().parent.is_dir():
+        return [
+            Problem("--to must be in a folder that is there", str(path), "Make the folder first.")
+        ]
+    return []
+
+
+def best(results: CVResults) -> str:
+    """Return the name of the best candidate.
+
+    Raises
+    ------
+    InputError
+        There is none, so that it must be named.
+    """
+    try:
+        return results.candidates[results.best_index_].name
+    except ValueError as error:
+        remedy = f"Name one, such as {results.candidates[0].name}."
+        raise InputError(
+            [Problem("CANDIDATE must be given where none is best", str(error), remedy)]
+        ) from error

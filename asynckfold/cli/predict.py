@@ -1,0 +1,179 @@
+"""The verb ``predict``: what the models of all folds say of other samples, as a file."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.cli.export import best, new_file_problems
+from asynckfold.cli.parser import make_parser, stored_command
+from asynckfold.cli.parts import DEFAULTS, live_parts, names_code
+from asynckfold.cli.tell import Output
+from asynckfold.cv_results import CVResults
+from asynckfold.ensemble import NUMBERS
+from asynckfold.errors import Problem, refuse
+from asynckfold.files import write_whole
+from asynckfold.kfold import load_results, with_models
+from asynckfold.report.findings import plural
+from asynckfold.scoring import resolve
+from asynckfold.store import RunStore
+
+if TYPE_CHECKING:
+    from asynckfold.sources import Samples
+
+
+def predict(parsed: argparse.Namespace, store: RunStore, out: Output) -> int:
+    """Write predictions of samples; an existing file is never replaced."""
+    from asynckfold.sources import load_samples
+
+    path = Path(parsed.to)
+    refuse([*new_file_problems(path), *_suffix_problems(path)])
+    stored = load_results(store)
+    name = parsed.candidate or best(stored)
+    command = _command_of(parsed, store)
+    settings, recipe, source = live_parts(command)
+    refuse(_model_problems(name, recipe.models))
+    live = with_models(stored, settings, recipe)
+    ensemble = (live.on_all_samples(name) if parsed.refit else live).ensemble(name)
+    samples = load_samples(
+        parsed.data,
+        source,
+        data_root=Path(parsed.data_root or DEFAULTS["data_root"]),
+        download=parsed.download,
+        target=parsed.target,
+        header=parsed.header or "auto",
+    )
+    for note in samples.notes:
+        out.error(note)
+    if ensemble.outputs_are == NUMBERS:
+        classes: tuple[str, ...] = ()
+        found: npt.NDArray[Any] = ensemble.predict(samples.dataset)
+    else:
+        found = ensemble.predict_proba(samples.dataset)
+        extra = range(len(ensemble.classes), found.shape[1])
+        classes = (*ensemble.classes, *map(str, extra))
+    write_whole(path, _content(path, samples, found, classes))
+    score, why = _score(samples, found, classes)
+    told = {"candidate": name, "models": ensemble.size, "samples": len(found), "to": str(path)}
+    out.data({**told, "score": score})
+    out.say(f"{name}, {plural(ensemble.size, 'model')}: {plural(len(found), 'sample')} in {path}")
+    for metric, value in score.items():
+        out.say(f"{metric} {value:.4f}")
+    if score and source is not None and _place(parsed.data) == _place(source.name):
+        out.error(
+            f"no estimate: the run's own samples are among these; {_out_of_fold(stored, name)}"
+        )
+    if why:
+        out.error(why)
+    return 0
+
+
+def _suffix_problems(path: Path) -> Iterator[Problem]:
+    if path.suffix not in (".csv", ".npz"):
+        yield Problem("--to must be a .csv or .npz file", str(path), "Name it predictions.csv.")
+
+
+def _command_of(parsed: argparse.Namespace, store: RunStore) -> argparse.Namespace:
+    """Return the command line that the run's models and data are made by."""
+    words, again = stored_command(store.about)
+    shown = shlex.join(["asynckfold", *words]) if words else "the script that started it"
+    distrust = "a run's folder is never trusted to name code"
+    built_in = again is not None and not again.file
+    if parsed.file:
+        if built_in:
+            refuse(
+                [Problem("--sweep is for runs of a sweep file", f"a run of {shown}", "Drop it.")]
+            )
+        again = make_parser().parse_args(["run", parsed.file, "--root", str(store.root)])
+    elif not built_in:
+        remedy = "Pass --sweep with the file that defines its dataset and models."
+        refuse([Problem(f"{distrust}: it must be given", f"a run of {shown}", remedy)])
+    assert again is not None
+    again.models = parsed.models or again.models
+    if not parsed.models and not parsed.file and names_code(again):
+        remedy = f"Pass --models {again.models} to predict, too."
+        refuse([Problem(f"{distrust}: it must be given", f"a run of {shown}", remedy)])
+    again.root = str(store.root)
+    return again
+
+
+def _model_problems(name: str, models: Any) -> Iterator[Problem]:
+    model = name.split("/")[0]
+    if model not in models:
+        rule = f"the models must be those of the run, with {model}"
+        yield Problem(rule, ", ".join(models), "Name them as the run does.")
+
+
+def _content(
+    path: Path, samples: Samples, found: npt.NDArray[Any], classes: Sequence[str]
+) -> bytes:
+    """Return the file: a table, or arrays."""
+    names: Sequence[Any] = samples.names or range(len(found))
+    if path.suffix == ".csv":
+        from asynckfold.report.page import csv_table
+
+        return csv_table((_header(found, classes), _rows(names, found, classes)))
+    arrays = {"sample": np.array(names), "prediction": found}
+    if classes:
+        arrays |= {"prediction": found.argmax(axis=1), "probabilities": found}
+        arrays["classes"] = np.array(classes)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _header(found: npt.NDArray[Any], classes: Sequence[str]) -> list[str]:
+    if classes:
+        return ["sample", "prediction", "probability", *(f"p_{name}" for name in classes)]
+    if found.ndim == 1:
+        return ["sample", "prediction"]
+    return ["sample", *(f"prediction_{at}" for at in range(found[0].size))]
+
+
+def _rows(
+    names: Sequence[Any], found: npt.NDArray[Any], classes: Sequence[str]
+) -> Iterator[list[Any]]:
+    for name, values in zip(names, found, strict=True):
+        chosen = [classes[values.argmax()], float(values.max())] if classes else []
+        yield [name, *chosen, *np.ravel(values).astype(float).tolist()]
+
+
+def _score(
+    samples: Samples, found: npt.NDArray[Any], classes: Sequence[str]
+) -> tuple[dict[str, float], str]:
+    """Return the score where the samples have labels; or why there is none."""
+    from asynckfold.sources.labels import indices_in, number
+
+    if samples.labels is None:
+        return {}, ""
+    if classes:
+        targets: npt.NDArray[Any] = indices_in(classes, samples.labels)
+        unknown = sorted({samples.labels[at] for at in np.flatnonzero(targets < 0)})
+    else:
+        unknown = sorted({text for text in samples.labels if number(text) is None})
+        targets = np.array([] if unknown else [float(text) for text in samples.labels])
+    if unknown:
+        return {}, f"no score: labels that the run does not know: {', '.join(unknown[:5])}"
+    if not classes and found.ndim > 1:
+        return {}, "no score: the models say several numbers of each sample"
+    scores = resolve(None, bool(classes))
+    return {name: float(score(targets, found)) for name, score in scores.items()}, ""
+
+
+def _place(data: str) -> str:
+    word, colon, path = data.partition(":")
+    return f"{word}:{Path(path).expanduser().resolve()}" if colon else word
+
+
+def _out_of_fold(results: CVResults, name: str) -> str:
+    """What is an estimate in its place."""
+    row = next(row for row in results.candidates if row.name == name)
+    metric = results.plan.scoring[0]
+    return f"out of fold, {metric} is {row.scores[metric].mean():.4f}"

@@ -1,0 +1,64 @@
+"""`refit`: the best candidate, trained on all samples, as a run of its own in the run's folder.
+
+::
+
+    root_dir/refit/LeNet5/cosine/run.db …     continued, reported and exported like any run
+
+One job, with the epochs, the batch size and the trainer of the jobs of the folds. No fold is left
+to score it: its scores are those of samples that it was trained on, and what may be expected of it
+on others is what the folds say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from asynckfold.candidates import Candidate
+from asynckfold.settings import Settings
+from asynckfold.store.layout import refit_folder
+
+SEEN_AGAIN = 1000
+"""Of the samples that are trained on, how many are scored where there are no others."""
+
+SEEN = "on samples that were trained on, which tells nothing of others"
+"""What a run says of such scores."""
+
+
+def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | None) -> Settings:
+    """Return the settings of the run that trains a candidate on all samples.
+
+    Parameters
+    ----------
+    settings : Settings
+        Of the cross-validation.
+    candidate : Candidate
+        What is to be trained.
+    seconds : float or None
+        What is left of the time budget.
+    """
+    from asynckfold.data import evenly, repeated
+
+    samples, train, again = repeated(settings.dataset, SEEN_AGAIN)
+    rows = np.concatenate([train, evenly(len(train), SEEN_AGAIN)])
+    targets = None if settings.targets is None else np.asarray(settings.targets)[rows]
+    words = settings.about.get("cli")
+    about = {"refit": f"{candidate.name} on all {len(train):,} samples", "scored": SEEN}
+    return replace(
+        settings,
+        kfolds=[(train, again)],
+        dataset=samples,
+        root_dir=refit_folder(settings.root_dir, candidate.model, candidate.lr_schedule),
+        n_repeats=1,
+        groups=None,
+        targets=targets,
+        resume="auto",
+        baseline=None,
+        plan_from=None,
+        # Not the words themselves: what is continued by the folder is the cross-validation.
+        about=about | ({"command": ["asynckfold", *words]} if words else {}),
+        fuse=False,
+        time_budget_s=seconds,
+        refit=False,
+    )

@@ -1,0 +1,153 @@
+"""The figures of the classes: accuracy of each, and which is taken for which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+
+from asynckfold.report import findings
+from asynckfold.report.charts.style import (
+    INK,
+    SHOWN,
+    Chart,
+    chart_of,
+    new_figure,
+    plotted,
+    styled,
+)
+from asynckfold.report.race import Race
+from asynckfold.report.summary import CandidateRow, Summary
+
+
+@styled
+def draw_classes(summary: Summary) -> Chart | None:
+    """Draw the accuracy of each class under each candidate."""
+    rows = [row for row in summary.candidates if row.class_accuracy is not None][:SHOWN]
+    if not rows:
+        return None
+    title = _classes_title(summary, rows[0])
+    named = _class_rows(rows, summary.races)
+    table = np.array([shares for _, shares in named], dtype=float)
+    names = summary.facts.classes
+    columns = _hardest_columns(table)
+    figure = new_figure(1.5 + 0.28 * len(named), title)
+    axes = figure.subplots()
+    note = f"the {SHOWN} hardest of {len(names)} classes; " if len(names) > SHOWN else ""
+    axes.set_title(f"{note}share of held-out samples recognised", loc="left")
+    low = float(np.nanmin(table)) if np.isfinite(table).any() else 0.0
+    image = axes.imshow(table[:, columns], cmap="Blues", vmin=min(low, 0.9), vmax=1, aspect="auto")
+    figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03).outline.set_visible(False)
+    axes.set_yticks(range(len(named)), [name for name, _ in named])
+    _class_ticks(axes, [names[column] for column in columns])
+    if len(columns) <= 14:
+        _write_cells(axes, table[:, columns], image, lambda value: f"{100 * value:.0f}")
+    _no_frame(axes)
+    return chart_of("classes", title, "Numbers are in the tables of the page.", figure)
+
+
+def _class_rows(
+    rows: Sequence[CandidateRow], races: Sequence[Race]
+) -> list[tuple[str, Sequence[float]]]:
+    """Name the rows: each candidate, and below it what one process made of it, where known."""
+    alone = {race.candidate: race.class_accuracy for race in races}
+    found: list[tuple[str, Sequence[float]]] = []
+    for row in rows:
+        found.append((plotted(row.name), row.class_accuracy or ()))
+        if row.name in alone:
+            found.append((f"{plotted(row.name, 16)}, one process", alone[row.name]))
+    return found
+
+
+def _classes_title(summary: Summary, row: CandidateRow) -> str:
+    worst = findings.hardest(summary.facts.classes, row.class_accuracy or ())
+    if worst is None:
+        return "No class has held-out samples"
+    if worst[1] == 1:
+        return f"{row.name} recognises every class without a mistake"
+    name = plotted(worst[0])
+    return f"Hardest class for {plotted(row.name)}: {name}, {findings.percent(worst[1])} recognised"
+
+
+def _hardest_columns(table: np.ndarray[Any, np.dtype[np.float64]]) -> list[int]:
+    if table.shape[1] <= SHOWN:
+        return list(range(table.shape[1]))
+    worst = np.argsort(np.nan_to_num(table[0], nan=2.0), kind="stable")[:SHOWN]
+    return sorted(worst.tolist())
+
+
+def _class_ticks(axes: Axes, names: Sequence[str]) -> None:
+    labels = [plotted(name, 16) for name in names]
+    long = sum(map(len, labels)) > 70
+    axes.set_xticks(range(len(labels)), labels, rotation=90 if long else 0)
+
+
+def _no_frame(axes: Axes) -> None:
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _write_cells(
+    axes: Axes, table: Any, image: Any, written: Callable[[float], str], size: float = 8
+) -> None:
+    for (row, column), value in np.ndenumerate(table):
+        if np.isfinite(value):
+            shade = float(image.norm(image.get_array()[row, column]))
+            colour = "white" if shade > 0.6 else INK
+            text = written(float(value))
+            cell = axes.text(
+                column, row, text, ha="center", va="center", color=colour, fontsize=size
+            )
+            cell.set_in_layout(False)
+
+
+@styled
+def draw_confusion(summary: Summary) -> Chart | None:
+    """Draw the out-of-fold confusion matrix of the best candidate."""
+    row = next((row for row in summary.candidates if row.confusion is not None), None)
+    if row is None or row.confusion is None:
+        return None
+    title = _confusion_title(summary, row)
+    counts = np.array(row.confusion)
+    size = len(counts)
+    inches = float(np.clip(1.6 + 0.42 * size, 3.2, 7.6))
+    figure = new_figure(inches, title)
+    axes = figure.subplots()
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1))
+    colorbar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.04)
+    colorbar.set_label("share of the true class")
+    colorbar.outline.set_visible(False)
+    _confusion_labels(axes, summary.class_names)
+    if size <= 20:
+        cells = np.where(counts > 0, counts, np.nan)
+        _write_cells(axes, cells, image, lambda value: f"{value:.0f}", 8 if size < 13 else 6.5)
+    _no_frame(axes)
+    alt = f"Rows are true classes, columns what {row.name} says, counted over held-out samples."
+    return chart_of("confusion", title, alt, figure)
+
+
+def _confusion_labels(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_xlabel("class that the model says")
+    axes.set_ylabel("true class")
+    if len(names) <= SHOWN:
+        _class_ticks(axes, names)
+        axes.set_yticks(range(len(names)), [plotted(name, 16) for name in names])
+
+
+def _confusion_title(summary: Summary, row: CandidateRow) -> str:
+    assert row.confusion is not None
+    found = findings.worst_confusion(row.confusion)
+    if found is None:
+        return f"{plotted(row.name)} confuses no classes"
+    true, said, count = found
+    names = [plotted(name, 20) for name in summary.class_names]
+    total = sum(row.confusion[true])
+    return (
+        f"{plotted(row.name)} most often takes {names[true]} for {names[said]}: "
+        f"{count} of {total} samples"
+    )

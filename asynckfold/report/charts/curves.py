@@ -1,0 +1,106 @@
+"""The figure of the learning curves: losses and accuracy over the epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from asynckfold.report import findings
+from asynckfold.report.charts.style import (
+    OTHERS,
+    Chart,
+    chart_of,
+    colours_of,
+    log_axis,
+    name_candidates,
+    new_figure,
+    styled,
+)
+from asynckfold.report.summary import CandidateRow, Curve, Summary
+
+_MEASURES = {"train_loss": "train loss", "valid_loss": "valid loss", "accuracy": "accuracy"}
+
+
+@styled
+def draw_curves(summary: Summary) -> Chart | None:
+    """Draw losses and accuracy over the epochs: mean over folds, with a thin line per fold."""
+    rows = [row for row in summary.candidates if row.curves]
+    measures = [
+        name
+        for name in _MEASURES
+        if any(curve.measure == name for row in rows for curve in row.curves)
+    ]
+    if not measures:
+        return None
+    title = _curves_title(rows[0])
+    figure = new_figure(3.3 + 0.16 * min(len(rows), 9), title)
+    panels = figure.subplots(1, len(measures), squeeze=False)[0]
+    for axes, measure in zip(panels, measures, strict=True):
+        _draw_measure(axes, summary, rows, measure)
+    name_candidates(figure, summary, [row.name for row in rows], lines=True)
+    alt = f"Mean over folds per epoch for {findings.plural(len(rows), 'candidate')}; thin: folds."
+    return chart_of("curves", title, alt, figure)
+
+
+def _curves_title(row: CandidateRow) -> str:
+    curve = _curve(row, "valid_loss")
+    losses = [value if math.isfinite(value) else math.inf for value in curve.mean] if curve else []
+    if not losses or min(losses) == math.inf:
+        return f"{row.name} has no finite validation loss on every fold"
+    epoch = losses.index(min(losses)) + 1
+    if len(losses) == 1:
+        return f"{row.name} reaches a validation loss of {findings.number(losses[0])} in one epoch"
+    if epoch == len(losses):
+        return f"{row.name}: validation loss is lowest at the last epoch, more may help"
+    return f"{row.name}: validation loss is lowest at epoch {epoch} of {len(losses)}"
+
+
+def _curve(row: CandidateRow, measure: str) -> Curve | None:
+    return next((curve for curve in row.curves if curve.measure == measure), None)
+
+
+def _draw_measure(axes: Axes, summary: Summary, rows: Sequence[CandidateRow], measure: str) -> None:
+    colours = colours_of(summary)
+    for row in reversed(rows):
+        curve = _curve(row, measure)
+        if curve is not None:
+            _draw_curve(axes, curve, colours[row.name])
+    axes.set_title(_MEASURES[measure], loc="left")
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+    axes.grid(axis="y")
+    _limit_to_complete(axes, rows, measure)
+
+
+def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
+    if colour != OTHERS:
+        for line in curve.folds:
+            axes.plot(range(1, len(line) + 1), line, color=colour, linewidth=0.6, alpha=0.3)
+    marker = "o" if len(curve.mean) <= 12 else ""
+    axes.plot(
+        range(1, len(curve.mean) + 1),
+        curve.mean,
+        color=colour,
+        marker=marker,
+        markersize=3.5,
+        linewidth=1.8 if colour != OTHERS else 0.9,
+    )
+
+
+def _limit_to_complete(axes: Axes, rows: Sequence[CandidateRow], measure: str) -> None:
+    """Keep one diverged candidate from flattening all the others."""
+    found = [_curve(row, measure) for row in rows if row.complete]
+    lines = [line for curve in found if curve is not None for line in curve.folds]
+    values = [value for line in lines for value in line if math.isfinite(value)]
+    if not values:
+        return
+    low, high = min(values), max(values)
+    if measure != "accuracy" and low > 0 and high > 20 * low:
+        log_axis(axes, decades=math.log10(high / low))
+        axes.set_ylim(low / 1.2, high * 1.2)
+        return
+    margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.05
+    axes.set_ylim(low - margin, high + margin)

@@ -1,0 +1,67 @@
+"""The figure of the scores: folds, and mean ± std, of each candidate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from asynckfold.report import findings
+from asynckfold.report.charts.style import (
+    SHOWN,
+    Chart,
+    chart_of,
+    colours_of,
+    new_figure,
+    plotted,
+    styled,
+)
+from asynckfold.report.summary import CandidateRow, Summary
+
+
+@styled
+def draw_scores(summary: Summary) -> Chart | None:
+    """Draw one dot per fold, and mean ± std, for each candidate."""
+    rows = [row for row in summary.candidates if math.isfinite(row.mean[summary.metric])]
+    if not rows:
+        return None
+    title = findings.winner(summary)
+    shown = rows[:SHOWN]
+    figure = new_figure(1.35 + 0.3 * len(shown), title)
+    axes = figure.subplots()
+    colours = colours_of(summary)
+    for place, row in enumerate(shown):
+        _draw_folds(axes, place, row.scores[summary.metric], colours[row.name])
+        _draw_mean(axes, place, row, summary.metric, colours[row.name])
+    axes.set_yticks(range(len(shown)), [_rank_label(row) for row in shown])
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlabel(plotted(summary.metric))
+    axes.grid(axis="x")
+    axes.tick_params(axis="y", length=0)
+    hidden = f"; the first {SHOWN} of {len(rows)} candidates" if len(rows) > SHOWN else ""
+    axes.set_title(f"dots: folds; bar: mean ± std{hidden}", loc="left")
+    alt = "; ".join(
+        f"{row.name}: {findings.mean_std(row, summary.metric)} ({findings.folds_note(row)})"
+        for row in shown[:10]
+    )
+    return chart_of("scores", title, alt, figure)
+
+
+def _draw_folds(axes: Axes, place: int, scores: Sequence[float], colour: str) -> None:
+    spread = np.linspace(-0.16, 0.16, len(scores)) if len(scores) > 1 else np.zeros(1)
+    axes.scatter(scores, place + spread, s=20, color=colour, alpha=0.55, linewidths=0)
+
+
+def _draw_mean(axes: Axes, place: int, row: CandidateRow, metric: str, colour: str) -> None:
+    mean, std = row.mean[metric], row.std[metric]
+    axes.plot([mean - std, mean + std], [place, place], color=colour, linewidth=2.2, alpha=0.9)
+    face = colour if row.complete else "white"
+    axes.plot([mean], [place], "D", markersize=6, color=colour, markerfacecolor=face)
+
+
+def _rank_label(row: CandidateRow) -> str:
+    if row.complete:
+        return f"{row.rank or '–'}. {plotted(row.name)}"
+    return f"{plotted(row.name)} ({row.folds_done}/{row.folds})"

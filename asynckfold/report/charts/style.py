@@ -1,0 +1,166 @@
+"""What all figures share: colours, style and size, how text is plotted, and the `Chart`."""
+
+from __future__ import annotations
+
+import functools
+import io
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ft2font import FT2Font
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from asynckfold.report import findings
+from asynckfold.report.summary import Summary
+
+# Okabe and Ito (2008), "Color Universal Design": told apart with any colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5A00", "#000000")
+OTHERS = "#b4b9c2"
+INK, FAINT, GRID = "#1c2330", "#5b6472", "#e3e6eb"
+SHOWN = 40
+WIDTH_INCHES = 7.6
+
+_STYLE: Any = {
+    "text.parse_math": False,
+    "font.size": 9,
+    "text.color": INK,
+    "axes.labelcolor": FAINT,
+    "axes.edgecolor": "#c3c8d0",
+    "axes.titlesize": 9,
+    "axes.titlecolor": FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": GRID,
+    "legend.frameon": False,
+    "figure.dpi": 150,
+}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawn figure.
+
+    Parameters
+    ----------
+    name : str
+        File name without ``.png``.
+    title : str
+        The finding, as written on the figure.
+    alt : str
+        What a reader who cannot see it should know.
+    png : bytes
+        The picture.
+    width, height : int
+        Pixels.
+    """
+
+    name: str
+    title: str
+    alt: str
+    png: bytes
+    width: int
+    height: int
+
+
+def styled(make: Callable[[Summary], Chart | None]) -> Callable[[Summary], Chart | None]:
+    """Run a drawing function under our style and give the caller's style back."""
+
+    @functools.wraps(make)
+    def drawn(summary: Summary) -> Chart | None:
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(_STYLE)
+            return make(summary)
+
+    return drawn
+
+
+@functools.cache
+def _glyphs() -> frozenset[int]:
+    font = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    return frozenset(FT2Font(str(font)).get_charmap())
+
+
+def plotted(text: str, limit: int = 30) -> str:
+    """Return text that the font can draw, on one line, with its middle cut out where it is long.
+
+    >>> plotted("LeNet5/cosine"), plotted("网络/warm")
+    ('LeNet5/cosine', '□□/warm')
+    """
+    line = " ".join(findings.shorten(text, 4 * limit).split()) or "□"
+    known = "".join(sign if ord(sign) in _glyphs() else "□" for sign in line)
+    return findings.shorten(known, limit)
+
+
+def new_figure(height_inches: float, title: str) -> Figure:
+    """Return an empty figure of the width that all have, under its title."""
+    figure = Figure(figsize=(WIDTH_INCHES, height_inches))
+    figure.set_layout_engine("constrained", w_pad=0.09, h_pad=0.07)
+    FigureCanvasAgg(figure)
+    text = "\n".join(textwrap.wrap(plotted(title, 170), 82))
+    figure.suptitle(text, x=0.012, ha="left", fontsize=11, fontweight="bold", color=INK)
+    return figure
+
+
+def chart_of(name: str, title: str, alt: str, figure: Figure) -> Chart:
+    """Return the drawn figure as PNG, with what is said of it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    width, height = (round(inches * figure.dpi) for inches in figure.get_size_inches())
+    return Chart(name, title, f"{title}. {alt}", buffer.getvalue(), width, height)
+
+
+def colours_of(summary: Summary) -> dict[str, str]:
+    """The first candidates have a colour of their own, the same one in every figure."""
+    names = [row.name for row in summary.candidates]
+    own = dict(zip(names, COLOURS, strict=False))
+    return {name: own.get(name, OTHERS) for name in names}
+
+
+def name_candidates(figure: Figure, summary: Summary, names: Iterable[str], *, lines: bool) -> None:
+    """Add the legend: candidates with a colour of their own by name, all others as one."""
+    colours = colours_of(summary)
+    present = set(names)
+    named = [name for name, own in colours.items() if own != OTHERS and name in present]
+    handles: list[Any] = [_handle(colours[name], plotted(name), lines=lines) for name in named]
+    others = len(present.difference(named))
+    if others:
+        handles.append(_handle(OTHERS, f"the other {others}", lines=lines))
+    longest = max((len(handle.get_label()) for handle in handles), default=1)
+    columns = max(1, min(4, len(handles), 110 // (longest + 6)))
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=8)
+
+
+def _handle(colour: str, label: str, *, lines: bool) -> Line2D | Patch:
+    if lines:
+        return Line2D([], [], color=colour, linewidth=2, label=label)
+    return Patch(color=colour, label=label)
+
+
+def time_unit(longest_seconds: float) -> tuple[float, str]:
+    """Return what to divide seconds by, and the unit's name."""
+    if longest_seconds < 180:
+        return 1.0, "seconds"
+    return (60.0, "minutes") if longest_seconds < 3 * 3600 else (3600.0, "hours")
+
+
+def log_axis(axes: Axes, decades: float) -> None:
+    """Make the vertical axis logarithmic, labelled with plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())

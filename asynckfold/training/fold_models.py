@@ -1,0 +1,256 @@
+"""The trained models of a run: made as its jobs made them, and seen to say what these recorded.
+
+::
+
+    RunModels ── model(job): seeded, built, trained weights
+       └─ asked(jobs) ── Asked: samples ─ eval view ─┬─ preprocess of fold 0 ─ model 0 ─┐
+                                                     └─ preprocess of fold 1 ─ model 1 ─┴─►
+
+Nothing is stored of what `preprocess` fitted: it is fitted anew, on the same samples. That this,
+the transforms and the models are still those of the run is seen by what each model says of samples
+that its fold held out: the run recorded that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from asynckfold.cv_results import CVResults
+from asynckfold.data import Batches, Opened, make_views, one_by_one, open_inputs, open_source
+from asynckfold.ensemble import NUMBERS, SIGMOID, SOFTMAX, Outputs
+from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.folds import Fold, Indices
+from asynckfold.plan import Job
+from asynckfold.recipe import Recipe
+from asynckfold.training import building, seeding
+from asynckfold.training.isolation import isolated
+from asynckfold.training.precision import outputs_of
+from asynckfold.transforms import Array, Step, kind_of
+
+CHECKED = 8
+"""Held-out samples of each fold that are compared with what was recorded."""
+
+FINE, COARSE = 1e-3, 1e-2
+"""Largest difference there, as a share of the outputs' size: batches of other sizes and other
+threads round otherwise, in bfloat16, and on GPUs that compute in TF32, to some thousandths."""
+
+
+_ARTICLES = {
+    "image": "a PIL image",
+    "tensor": "a tensor",
+    "array": "an array",
+    "number": "a number",
+    "other": "an object",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class RunModels:
+    """Makes the trained models of a run again.
+
+    Parameters
+    ----------
+    results : CVResults
+        Of the run.
+    recipe : Recipe
+        The live objects that it was started with.
+    dataset, train_transform, eval_transform
+        As `AsyncKFold` got them.
+    targets : callable
+        Returns the run's targets.
+    """
+
+    results: CVResults
+    recipe: Recipe
+    dataset: Any
+    train_transform: Any
+    eval_transform: Any
+    targets: Callable[[], Array]
+    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+
+    @property
+    def outputs_are(self) -> str:
+        """What outputs are, by the run's targets and its criterion."""
+        if self.results.plan.classes:
+            return SOFTMAX
+        criterion = self.recipe.criterion
+        name = getattr(criterion, "__name__", type(criterion).__name__)
+        by_odds = ("BCEWithLogitsLoss", "binary_cross_entropy_with_logits")
+        return SIGMOID if name in by_odds else NUMBERS
+
+    def model(self, job: Job) -> nn.Module:
+        """Return the module of a job that is done, in evaluation mode, on the CPU."""
+        weights = self.results.state_dict(job.candidate, job.fold, job.repeat)
+        with seeding.preserved(), isolated():
+            torch.set_default_dtype(self.default_dtype)
+            model = building.made(self.recipe, self.results.plan, job, torch.device("cpu"))
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            rule = "the model must be the one that was trained"
+            remedy = "Pass the model of the run."
+            raise InputError([Problem(rule, f"{job.model}: {error}", remedy)]) from error
+        return model.eval()
+
+    def asked(self, jobs: Sequence[Job]) -> Asked:
+        """Return what asks the models of these jobs."""
+        return Asked(self, jobs)
+
+    @cached_property
+    def samples(self) -> tuple[Opened, tuple[Step, ...]]:
+        """The run's samples, and the transforms of its eval view."""
+        source = open_source(self.dataset)
+        views = make_views(source, self.train_transform, self.eval_transform)
+        refuse(views.problems)
+        if len(source) != self.results.n_samples:
+            rule = f"the data set must have the run's {self.results.n_samples} samples"
+            refuse([Problem(rule, str(len(source)), "Pass the data set of the run.")])
+        return source, views.eval.pipeline
+
+
+@dataclass(frozen=True, eq=False)
+class _Member:
+    """The model of one fold, and what its training part fitted."""
+
+    model: nn.Module
+    fit: Any
+    precision: str
+
+    def say(self, seen: torch.Tensor) -> Outputs:
+        if self.fit is not None:
+            seen = building.preprocessed(self.fit, seen.numpy())
+        with torch.no_grad():
+            found: Outputs = outputs_of(self.model, seen, self.precision).float().numpy()
+        return found
+
+
+class Asked:
+    """Some models of a run, made and checked when they are asked first.
+
+    Parameters
+    ----------
+    run : RunModels
+        The run.
+    jobs : sequence of Job
+        Which trained the models.
+    """
+
+    def __init__(self, run: RunModels, jobs: Sequence[Job]) -> None:
+        self.run, self.jobs = run, jobs
+
+    def __call__(self, inputs: Any) -> Iterator[Outputs]:
+        """Yield what each model says of each batch, shape (models, batch, ...)."""
+        with seeding.preserved():
+            source, steps = self.run.samples
+            given = open_inputs(inputs, undress=bool(source.steps))
+            data = one_by_one(given, steps, np.zeros(len(given), np.int64))
+            likes, size = self._likes, self._batch_size
+        for low in range(0, len(given), size):
+            rows = np.arange(low, min(len(given), low + size))
+            with seeding.preserved():
+                seen = self._seen_by_all(data, rows)
+                refuse(_kind_problems(seen, likes))
+                said = np.stack([member.say(seen) for member in self._members])
+            refuse(_nan_problems(said, rows))
+            yield said
+
+    @property
+    def _batch_size(self) -> int:
+        return self.run.results.plan.params.eval_batch_size
+
+    @cached_property
+    def _own(self) -> Batches:
+        """The run's samples."""
+        return one_by_one(*self.run.samples, self.run.targets())
+
+    @cached_property
+    def _likes(self) -> torch.Tensor:
+        """What every batch must be like."""
+        return self._seen(self._own, np.zeros(1, np.int64))
+
+    def _seen(self, data: Batches, rows: Indices) -> torch.Tensor:
+        """Return what models see of samples, or what is still to be preprocessed for each."""
+        if self.run.recipe.preprocess is not None:
+            return torch.from_numpy(data.inputs(rows))
+        return data.eval(rows)[0]
+
+    def _seen_by_all(self, data: Batches, rows: Indices) -> torch.Tensor:
+        # The user's own steps see samples that they may not be made for.
+        try:
+            return self._seen(data, rows)
+        except InputError:
+            raise
+        except Exception as error:
+            rule = "inputs must be samples as the run's data set has them, before its transforms"
+            received = f"{type(error).__name__} on samples {rows[0]} to {rows[-1]}: {error}"
+            kind = kind_of(self.run.samples[0].read(0)[0])
+            remedy = f"Its first is {_ARTICLES[kind.form]} of shape {kind.shape}."
+            raise InputError([Problem(rule, received, remedy)]) from error
+
+    @cached_property
+    def _members(self) -> list[_Member]:
+        run, data, preprocess = self.run, self._own, self.run.recipe.preprocess
+        folds = {fold.key: fold for fold in run.results.folds}
+        rows = None if preprocess is None else data.inputs(np.arange(data.n_samples))
+        members = []
+        for job in self.jobs:
+            fold, fit = folds[job.repeat, job.fold], None
+            if rows is not None:
+                fit = building.fit_on(preprocess, rows, data.targets, fold.train)
+            member = _Member(run.model(job), fit, run.results.plan.params.precision)
+            refuse(self._difference(member, job, fold))
+            members.append(member)
+        return members
+
+    def _difference(self, member: _Member, job: Job, fold: Fold) -> Iterator[Problem]:
+        """Yield that a model says something else of held-out samples than the run recorded."""
+        plan, outputs = self.run.results.plan, self.run.results.results[job.id].outputs
+        assert outputs is not None
+        exact = plan.params.precision == "fp32" and plan.device == "cpu"
+        some = np.unique(np.linspace(0, len(fold.valid) - 1, CHECKED).round().astype(np.int64))
+        # What some models say of a sample depends on its batch: the run's first one, then.
+        for places in (some, np.arange(min(len(fold.valid), self._batch_size))):
+            said, told = member.say(self._seen(self._own, fold.valid[places])), outputs[places]
+            size = float(np.abs(told[np.isfinite(told)]).max(initial=0.0))
+            near = (FINE if exact else COARSE) * size
+            if said.shape == told.shape and np.allclose(said, told, rtol=0, atol=near):
+                return
+        apart = "in shape"
+        if said.shape == told.shape:
+            with np.errstate(invalid="ignore"):
+                apart = f"by up to {np.abs(said - told).max():.2g} of {size:.2g}"
+        yield Problem(
+            "the model of a fold must say of held-out samples what the run recorded",
+            f"{job.id}, which differs {apart}",
+            "Pass the data set, transforms, preprocess and models of the run; those that draw "
+            "random numbers of their own when they are evaluated cannot be asked again.",
+        )
+
+
+def _kind_problems(seen: torch.Tensor, likes: torch.Tensor) -> Iterator[Problem]:
+    if (seen.shape[1:], seen.dtype) == (likes.shape[1:], likes.dtype):
+        return
+    kinds = [f"{str(item.dtype)[6:]} {tuple(item.shape[1:])}" for item in (likes, seen)]
+    yield Problem(
+        f"each of the inputs must become {kinds[0]} by the run's transforms, as its samples did",
+        kinds[1],
+        "Pass samples as the run's data set has them, of shape (n, ...).",
+    )
+
+
+def _nan_problems(said: Outputs, rows: Indices) -> Iterator[Problem]:
+    """A class would be told of it all the same."""
+    found = np.isnan(said).any(axis=(0, *range(2, said.ndim)))
+    if found.any():
+        yield Problem(
+            "the models must say numbers of each of the inputs",
+            f"NaN of sample {rows[found][0]}",
+            "Leave such samples out, or fill in what is missing in them.",
+        )

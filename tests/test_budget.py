@@ -1,0 +1,138 @@
+"""A time budget: the call ends in time, what it has is returned, and the same call continues."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from asynckfold import AsyncKFold, CVResults, InterruptedRunError, RunStore, fit
+from asynckfold.engines.pool import close_warm
+from asynckfold.errors import OUT_OF_TIME
+from asynckfold.interruption import Interruption, listening
+from tests.nursery import Nursery
+from tests.toy import Tiny, adam, samples
+
+BATCH_SECONDS = 0.08
+BUDGET_SECONDS = 4.0
+"""Half of what all jobs take one after another, and far more than what comes before the first."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_stays() -> Iterator[None]:
+    yield
+    close_warm()
+
+
+class Slow(Tiny):
+    """Takes its time, without a core."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            time.sleep(BATCH_SECONDS)
+        return super().forward(inputs)
+
+
+def called(root: Path, model: Any = Slow, **settings: Any) -> CVResults:
+    settings = {"verbose": 0, "baseline": None, "n_jobs": 1, "fuse": False, **settings}
+    kfold = AsyncKFold(3, samples(), root, nn.CrossEntropyLoss(), 10, **settings)
+    return kfold({"slow": model}, ["step", "cosine"], adam, {"epochs": 4})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> CVResults:
+    """The same run, without a limit."""
+    return called(tmp_path_factory.mktemp("whole") / "run", parallelize=False)
+
+
+@pytest.mark.parametrize("parallelize", [True, False])
+def test_the_results_so_far_come_back_and_the_same_call_continues(
+    tmp_path: Path, parallelize: bool, whole: CVResults
+) -> None:
+    root = tmp_path / "budget"
+    called(tmp_path / "warm up", Tiny, parallelize=parallelize)
+    results = called(root, parallelize=parallelize, time_budget_s=BUDGET_SECONDS)
+    assert results.counts["pending"] > 0
+    assert results.counts["failed"] == 0
+    assert results.speedup is None
+    with RunStore.read(root) as store:
+        told = [event.text for event in store.events() if event.kind == "interrupted"]
+        outcomes = {item.outcome for item in store.attempts()}
+    assert told == ["the time budget of 4 s is over"]
+    assert outcomes <= {"ok", "interrupted"}
+    assert Path(results.report()).is_file()
+    done = {name for name, item in results.results.items() if item.status == "done"}
+    continued = called(root, parallelize=parallelize)
+    assert continued.counts["pending"] == 0
+    assert {continued.results[name].attempt for name in done} == {1}
+    assert continued.fingerprint == whole.fingerprint
+
+
+def test_a_budget_that_is_enough_changes_nothing(tmp_path: Path) -> None:
+    limited = called(tmp_path / "limited", Tiny, parallelize=False, time_budget_s=600)
+    assert limited.counts["pending"] == 0
+    free = called(tmp_path / "free", Tiny, parallelize=False)
+    assert limited.plan.fingerprint == free.plan.fingerprint
+    assert limited.fingerprint == free.fingerprint
+
+
+def test_a_budget_over_before_there_is_a_plan_is_an_interruption(root: Path) -> None:
+    with pytest.raises(InterruptedRunError, match="the time budget of 1e-06 s is over") as raised:
+        called(root, parallelize=False, time_budget_s=1e-6)
+    assert raised.value.exit_code == OUT_OF_TIME
+    assert not root.exists()
+
+
+def test_one_model_alone_needs_all_of_its_time(root: Path) -> None:
+    def train(**settings: Any) -> Any:
+        X, y = samples()
+        return fit(
+            Slow(), (torch.from_numpy(X), torch.from_numpy(y)), adam, nn.CrossEntropyLoss(), root,
+            10, epochs=20, verbose=0, parallelize=False, **settings,
+        )  # fmt: skip
+
+    with pytest.raises(InterruptedRunError, match="time budget") as raised:
+        train(time_budget_s=1.5)
+    assert raised.value.exit_code == OUT_OF_TIME
+    assert len(train().epochs) == 20
+
+
+def test_the_budget_of_one_call_is_not_that_of_the_next() -> None:
+    with listening() as outer:
+        with listening() as inner:
+            assert inner is outer or not inner.asked()
+            inner.limit(1e-9)
+            time.sleep(0.001)
+            assert inner.asked()
+            with pytest.raises(InterruptedRunError, match="time budget of 1e-09 s"):
+                inner.check()
+        if inner is outer:
+            assert not outer.asked()
+
+
+def test_a_signal_is_told_before_a_budget() -> None:
+    signals = Interruption()
+    signals.limit(1e-9)
+    with signals.noted():
+        signals(2, None)
+    with pytest.raises(InterruptedRunError, match="SIGINT") as raised:
+        signals.check()
+    assert raised.value.exit_code == 130
+    with signals.anew():
+        assert not signals.asked()
+
+
+def test_the_command_ends_with_the_code_of_timeout(root: Path, warm: Nursery) -> None:
+    words = ["-m", "asynckfold", "run", "--data", "digits", "--models", "mlp", "--schedulers"]
+    words += ["cosine,step", "--folds", "3", "--epochs", "2000", "--fuse", "no", "--n-jobs", "1"]
+    words += ["--baseline", "none", "--root", str(root)]
+    run = warm.start([*words, "--time-budget", "6"], root.with_name("printed"))
+    assert run.wait(100) == OUT_OF_TIME, run.printed()
+    assert "the time budget is over; continue with: asynckfold run" in run.printed()
+    assert "pending" in run.printed()
+    assert (root / "report" / "index.html").is_file()

@@ -1,0 +1,297 @@
+"""`refit`: the best candidate on all samples, as reliable as the folds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+from torch.utils.data import Dataset
+
+from asynckfold import AsyncKFold, CVResults, InputError, JobsFailedWarning, RunStore, fit
+from asynckfold.cli import main
+from asynckfold.engines.pool import close_warm
+from asynckfold.errors import AsyncKFoldError, RefitFailedError
+from asynckfold.kfold import load_results
+from asynckfold.training.checkpoint import weights_digest
+from tests.nursery import Nursery
+from tests.toy import Tiny, adam, samples
+
+X, Y = samples()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_stays() -> Iterator[None]:
+    yield
+    close_warm()
+
+
+def called(
+    root: Path, model: Any = Tiny, params: Any = None, data: Any = (X, Y), **settings: Any
+) -> CVResults:
+    settings = {"verbose": 0, "baseline": None, "parallelize": False, "refit": True, **settings}
+    kfold = AsyncKFold(3, data, root, nn.CrossEntropyLoss(), 10, **settings)
+    return kfold({"Tiny": model}, ["step", "cosine"], adam, {"epochs": 2, **(params or {})})
+
+
+def told(root: Path) -> list[str]:
+    with RunStore.read(root) as store:
+        return [event.text for event in store.events() if event.kind == "refit"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"parallelize": True}])
+def test_it_is_what_fit_trains_on_all_samples(root: Path, settings: dict[str, Any]) -> None:
+    results = called(root, **settings)
+    best = results.best_params_
+    alone = fit(
+        Tiny, (X, Y), adam, nn.CrossEntropyLoss(), root.with_name("alone"), 10,
+        scheduler=best["scheduler"], epochs=2, verbose=0, parallelize=False,
+    )  # fmt: skip
+    assert results.refitted is not None
+    assert results.refitted.fingerprint == alone.results.fingerprint
+    state = results.state_dict(fold="all")
+    assert weights_digest(state) == weights_digest(alone.model.state_dict())
+    again = results.best_estimator_
+    assert isinstance(again, Tiny)
+    assert not again.training
+    assert weights_digest(again.state_dict()) == weights_digest(state)
+    assert results.refitted.ensemble().predict(X).shape == Y.shape
+    place = f"refit/Tiny/{best['scheduler']}"
+    assert results.refitted.root_dir == root / place
+    (text,) = told(root)
+    assert text.startswith(f"Tiny/{best['scheduler']} was trained on all 60 samples in ")
+    assert text.endswith(place)
+    page = results.report().read_text()
+    assert text in page
+    seen = "Scored on samples that were trained on"
+    assert seen not in page
+    assert seen in results.refitted.report().read_text()
+    assert seen in alone.results.report().read_text()
+
+
+def test_the_folds_are_as_without_it_and_nothing_is_trained_twice(root: Path) -> None:
+    without = called(root, refit=False)
+    assert without.refitted is None
+    assert not (root / "refit").exists()
+    results = called(root)
+    assert results.fingerprint == without.fingerprint
+    assert results.plan.fingerprint == without.plan.fingerprint
+    first = results.refitted
+    again = called(root).refitted
+    assert first is not None
+    assert again is not None
+    assert [item.attempt for item in again.results.values()] == [1]
+    assert again.seconds == first.seconds
+    assert len(told(root)) == 1
+    with RunStore.read(root) as store:
+        assert weights_digest(load_results(store).state_dict(fold="all")) == weights_digest(
+            results.state_dict(fold="all")
+        )
+
+
+class Named(Dataset[tuple[Any, int]]):
+    """Samples that are read one by one, with labels that are no numbers of classes."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        return X[number], 10 * int(Y[number])
+
+
+@pytest.mark.parametrize(
+    ("data", "settings"),
+    [
+        ((X, Y), {"preprocess": StandardScaler(), "groups": np.arange(60) // 2}),
+        ((X, Y), {"targets": np.array(list("abc"))[Y]}),
+        (Named(), {"targets": Y}),
+        (Named(), {"n_repeats": 2, "train_transform": lambda inputs: inputs + 0.5}),
+    ],
+)
+def test_all_that_belongs_to_samples_goes_with_them(
+    root: Path, data: Any, settings: dict[str, Any]
+) -> None:
+    found = called(root, data=data, **settings).refitted
+    assert found is not None
+    ((train, valid),) = [(fold.train, fold.valid) for fold in found.folds]
+    with RunStore.read(found.root_dir) as store:
+        _, targets = store.splits()
+    assert (len(train), len(valid)) == (60, 60)
+    np.testing.assert_array_equal(targets[train], targets[valid])
+    np.testing.assert_array_equal(targets[train], Y)
+
+
+class Balks(Tiny):
+    """Cannot be trained on a sample of each fold."""
+
+    CULPRITS: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met: set[int] = set()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            rows = torch.from_numpy(X[self.CULPRITS])
+            self.met |= {n for n, row in enumerate(rows) if (inputs == row).all(dim=1).any()}
+            if len(self.met) == len(rows):
+                raise RuntimeError("all of them")
+        return super().forward(inputs)
+
+
+def test_where_it_fails_the_folds_keep_their_results(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folds = called(root.with_name("folds"), refit=False).folds
+    monkeypatch.setattr(Balks, "CULPRITS", [int(fold.valid[0]) for fold in folds])
+    with pytest.raises(RefitFailedError, match=r"(?s)on all samples; the results.*all of them"):
+        called(root, Balks)
+    with RunStore.read(root) as store:
+        results = load_results(store)
+    assert results.counts["done"] == results.counts["planned"]
+    assert results.refitted is None
+    assert told(root) == [
+        f"{results.candidates[results.best_index_].name} failed on all samples; the results of "
+        "the folds stay"
+    ]
+    with pytest.raises(InputError, match=r"fold='all' needs a candidate.*refit=True \(--refit\)"):
+        results.state_dict(fold="all")
+    with pytest.raises(InputError, match="a run's folder holds none"):
+        _ = results.best_estimator_
+
+
+class Uneven(Tiny):
+    """Cannot be trained on the first sample, which one fold holds out."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training and (inputs == torch.from_numpy(X[0])).all(dim=1).any():
+            raise RuntimeError("that sample")
+        return super().forward(inputs)
+
+
+def test_where_none_is_best_none_is_refitted(root: Path) -> None:
+    with pytest.warns(JobsFailedWarning):
+        results = called(root, Uneven)
+    assert results.refitted is None
+    assert told(root) == ["nothing was refitted: no candidate has a score on every fold"]
+
+
+class Slow(Tiny):
+    """Takes its time, without a core."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            time.sleep(0.1)
+        return super().forward(inputs)
+
+
+def test_what_is_left_of_a_time_budget_is_its_own(root: Path) -> None:
+    """The folds are done; twelve slow batches are too many for what is left."""
+    called(root, Slow, refit=False)
+    results = called(root, Slow, {"epochs": 2}, time_budget_s=0.6)
+    assert results.counts["pending"] == 0
+    assert results.refitted is None
+    found = called(root, Slow).refitted
+    assert found is not None
+    assert found.fingerprint == called(root.with_name("free"), Slow).refitted.fingerprint  # type: ignore[union-attr]
+
+
+SWEEP = """
+import time
+from pathlib import Path
+from torch.nn import CrossEntropyLoss as criterion
+from tests.toy import Tiny, adam as opt_fn, samples
+
+class Tiny(Tiny):
+    def forward(self, inputs):
+        if self.training and Path("SLOW").exists():
+            time.sleep(0.1)
+        return super().forward(inputs)
+
+dataset, criterion, models, schedulers = samples(), criterion(), [Tiny], ["cosine"]
+settings = {"kfolds": 3, "batch_size": 10, "baseline": None, "refit": True}
+trainer_params = {"epochs": 6}
+"""
+
+
+def test_killed_in_the_middle_the_same_command_continues_it(
+    tmp_path: Path,
+    warm: Nursery,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.py").write_text(SWEEP)
+    golden, root = tmp_path / "golden", tmp_path / "run"
+    line = ["run", "sweep.py", "--quiet", "--no-report", "--root"]
+    assert main([*line, str(golden)]) == 0
+    Path("SLOW").touch()
+    run = warm.start(["-m", "asynckfold", *line, str(root)], tmp_path / "printed")
+    place = root / "refit" / "Tiny" / "cosine"
+    deadline = time.monotonic() + 200
+    while not _has_epochs(place):
+        assert time.monotonic() < deadline, run.printed()
+        time.sleep(0.01)
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait(60)
+    assert told(root) == []
+    capsys.readouterr()
+    assert main(["status", str(root)]) == 0
+    assert (
+        "Tiny/cosine on all samples: pending, killed while 1 job was running; continue with: "
+        f"asynckfold {' '.join(line)} {root}"
+    ) in capsys.readouterr().out
+    Path("SLOW").unlink()
+    assert main([*line, str(root)]) == 0
+    assert _fingerprint(place) == _fingerprint(golden / "refit" / "Tiny" / "cosine")
+    assert len(told(root)) == 1
+    assert main(["status", str(root)]) == 0
+    assert "Tiny/cosine on all samples: done" in capsys.readouterr().out
+    with RunStore.read(place) as store:
+        assert [item.attempt for item in store.results().values()] == [2]
+
+
+def _has_epochs(root: Path) -> bool:
+    try:
+        with RunStore.read(root) as store:
+            return bool(store.epochs())
+    except AsyncKFoldError:
+        return False
+
+
+def _fingerprint(root: Path) -> str:
+    with RunStore.read(root) as store:
+        return store.fingerprint()
+
+
+def test_from_the_shell(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--data", "digits", "--limit", "120", "--folds", "2", "--epochs", "1"]
+    words += ["--baseline", "none", "--quiet", "--root", str(root)]
+    assert main([*words, "--refit", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["refit"].startswith("mlp/constant was trained on all 120 samples in ")
+    path = root.with_name("all.safetensors")
+    assert main(["export", str(root), "--fold", "all", "--to", str(path)]) == 0
+    assert "mlp/constant, all samples" in capsys.readouterr().out
+    with RunStore.read(root) as store:
+        state = load_results(store).state_dict(fold="all")
+    assert weights_digest({key: load_file(path)[key] for key in state}) == weights_digest(state)
+    found = root.with_name("found.npz")
+    assert main(["predict", str(root), "--data", "digits", "--refit", "--to", str(found)]) == 0
+    assert "mlp/constant, 1 model: 1797 samples" in capsys.readouterr().out
+    assert np.load(found)["probabilities"].shape == (1797, 10)
+    # What is continued by its folder is the cross-validation, not this part of it.
+    assert main(["resume", str(root / "refit" / "mlp" / "constant")]) == 2
+    assert "Run that same command again" in capsys.readouterr().err
+    assert main(["plan", *words[1:], "--refit"]) == 0
+    assert "then the best candidate on all samples" in capsys.readouterr().out

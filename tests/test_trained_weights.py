@@ -1,0 +1,166 @@
+"""The weights that jobs trained: given back as the result has them, or an error."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from asynckfold import (
+    AsyncKFold,
+    CVResults,
+    InputError,
+    JobsFailedWarning,
+    RunStore,
+    StoreCorruptError,
+)
+from asynckfold.cli import main
+from asynckfold.engines.pool import close_warm
+from asynckfold.kfold import load_results
+from asynckfold.report.summary import read_results
+from asynckfold.training.checkpoint import trained_weights, weights_digest
+from tests.toy import Tiny, adam, samples
+
+X, Y = samples()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_stays() -> Iterator[None]:
+    yield
+    close_warm()
+
+
+def trained(root: Path, model: Any = Tiny, **settings: Any) -> CVResults:
+    settings = {"verbose": 0, "baseline": None, "parallelize": False, **settings}
+    kfold = AsyncKFold(3, (X, Y), root, nn.CrossEntropyLoss(), 10, **settings)
+    return kfold({"tiny": model}, ["step", "cosine"], adam, {"epochs": 2})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"parallelize": True, "fuse": False}, {"parallelize": True, "fuse": 3}, {"n_repeats": 2}],
+)
+def test_a_job_gives_its_model_back(root: Path, settings: dict[str, Any]) -> None:
+    trained(root, **settings)
+    with RunStore.read(root) as store:
+        results = load_results(store)
+    assert {len(results.plan.group_of(job.id)) for job in results.plan.jobs} == {
+        settings.get("fuse") or 1
+    }
+    folds = {fold.key: fold for fold in results.folds}
+    for job in results.plan.jobs:
+        state = results.state_dict(job.candidate, job.fold, job.repeat)
+        assert weights_digest(state) == results.results[job.id].weights
+        model = Tiny().eval()
+        model.load_state_dict(state)
+        with torch.no_grad():
+            outputs = model(torch.from_numpy(X[folds[job.repeat, job.fold].valid]))
+        told = results.results[job.id].outputs
+        assert told is not None
+        np.testing.assert_allclose(outputs.numpy(), told, rtol=1e-4, atol=1e-5)
+
+
+def test_the_best_candidate_is_the_default(root: Path) -> None:
+    results = trained(root)
+    best = results.candidates[results.best_index_].name
+    assert weights_digest(results.state_dict()) == results.results[f"{best}/fold-0"].weights
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("tiny/stepp",), "one of tiny/step, tiny/cosine: received 'tiny/stepp'"),
+        (("tiny/stepp",), "Did you mean 'tiny/step'?"),
+        (("tiny/step", 3), "folds 0 to 2 and repeats 0 to 0: received fold=3, repeat=0"),
+        (("tiny/step", 0, 1), "received fold=0, repeat=1"),
+    ],
+)
+def test_a_job_that_is_not_there_is_told(root: Path, asked: Any, told: str) -> None:
+    with pytest.raises(InputError, match=re.escape(told)):
+        trained(root).state_dict(*asked)
+
+
+class Failing(Tiny):
+    """Cannot be trained on the first sample, which one fold holds out."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training and (inputs == torch.from_numpy(X[0])).all(dim=1).any():
+            raise RuntimeError("that sample")
+        return super().forward(inputs)
+
+
+def test_a_job_that_failed_has_none(root: Path) -> None:
+    with pytest.warns(JobsFailedWarning):
+        results = trained(root, Failing)
+    failed = next(job for job in results.plan.jobs if results.results[job.id].status == "failed")
+    told = f"{failed.candidate}, fold {failed.fold}, which is failed: RuntimeError: that sample"
+    with pytest.raises(InputError, match=told):
+        results.state_dict(failed.candidate, failed.fold)
+
+
+@pytest.mark.damages("a checkpoint is damaged, then gone")
+def test_weights_that_are_damaged_or_gone_are_told_and_never_older_ones_given(root: Path) -> None:
+    results = trained(root)
+    job = results.plan.jobs[0]
+    with RunStore.read(root) as store:
+        newest, *_ = store.checkpoints(job.id)
+    with pytest.raises(StoreCorruptError, match="written before the end of the job"):
+        trained_weights(root, [newest], "digest of other weights")
+    path = root / newest.file
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreCorruptError, match=r"SHA-256 differs\. The result stays"):
+        results.state_dict(job.candidate, job.fold)
+    path.unlink()
+    with pytest.raises(StoreCorruptError, match="cannot be read"):
+        results.state_dict(job.candidate, job.fold)
+    assert results.state_dict(job.candidate, job.fold + 1)
+
+
+def test_results_without_a_run_say_so(root: Path) -> None:
+    trained(root)
+    with RunStore.read(root) as store, pytest.raises(ValueError, match="no run on disk"):
+        read_results(store).state_dict()
+
+
+# From the shell
+
+
+def test_the_command_writes_a_file_that_others_read(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, path = trained(root), root.with_name("best.safetensors")
+    assert main(["export", str(root), "--fold", "1", "--to", str(path), "--json"]) == 0
+    best = results.candidates[results.best_index_].name
+    written = load_file(path)
+    assert weights_digest({key: written[key] for key in Tiny().state_dict()}) == (
+        results.results[f"{best}/fold-1"].weights
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert (told["candidate"], told["fold"], told["tensors"]) == (best, "1", len(written))
+    assert main(["export", str(root), "--to", str(path)]) == 2
+    assert "--to must be a new file" in capsys.readouterr().err
+    assert main(["export", str(root), "tiny/warm", "--to", str(root / "a" / "b")]) == 2
+    assert "Make the folder first" in capsys.readouterr().err
+    assert main(["export", str(root), "tiny/warm", "--to", str(root.with_name("c"))]) == 2
+    assert "candidate must be one of tiny/step, tiny/cosine" in capsys.readouterr().err
+    assert main(["export", str(root), "--fold", "3", "--to", str(root.with_name("c"))]) == 2
+    assert "folds 0 to 2" in capsys.readouterr().err
+
+
+def test_without_a_best_a_candidate_must_be_named(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.warns(JobsFailedWarning):
+        trained(root, Failing)
+    assert main(["export", str(root), "--to", str(root.with_name("x"))]) == 2
+    assert "CANDIDATE must be given" in capsys.readouterr().err

@@ -1,0 +1,294 @@
+"""A job that has trained for as long as it may saves itself, and more seconds continue it.
+
+The clock is a fake one that only training and pauses move, so that it is known after which batch
+the seconds are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn, optim
+
+from asynckfold.messages import News
+from asynckfold.result import DONE, FAILED, Result
+from asynckfold.store import CheckpointRef
+from asynckfold.trainer_params import SEVERAL
+from asynckfold.training import building, checkpoint, fused
+from asynckfold.training.stopwatch import Stopwatch
+from tests.training.teams import (
+    OPTIMIZERS,
+    attempt,
+    each_sample,
+    noting,
+    params,
+    samples_in,
+)
+from tests.training.test_fused import Grouped, digests, grouped, refs_of
+from tests.training.tiny import Plain, Tiny, always, checkpoints, never
+
+MOMENT = 1e-9
+"""Over after every batch, whatever the clock says."""
+
+
+class Clock:
+    """Seconds that pass when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def waits(self, seconds: float) -> Callable[[], bool]:
+        """What is asked between batches, and takes so long: a pause."""
+
+        def rest() -> bool:
+            self.now += seconds
+            return False
+
+        return rest
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of all jobs that are built."""
+    found = Clock()
+    for module in (building, fused):
+        monkeypatch.setattr(module, "Stopwatch", partial(Stopwatch, clock=found))
+    return found
+
+
+def stepping(clock: Clock, seconds: float) -> Callable[[nn.Module], optim.Optimizer]:
+    """SGD, a step of which takes so long."""
+
+    class Taking(optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            clock.now += seconds
+            return super().step(closure)
+
+    return lambda model: Taking(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def with_limit(tiny: Any, limit_s: float | None) -> Any:
+    """The same sweep with another limit."""
+    return replace(tiny, job_timeout_s=limit_s)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["train", "pause", "continue"]), st.integers(0, 1000)),
+        max_size=30,
+    ),
+    st.integers(1, 5),
+    st.integers(1, 2000),
+)
+def test_it_counts_training_and_nothing_else(
+    events: Sequence[tuple[str, int]], jobs: int, limit_s: int
+) -> None:
+    clock, trained = Clock(), 0.0
+    watch = Stopwatch(limit_s, jobs, clock)
+    for what, seconds in events:
+        if what == "train":
+            clock.now += seconds
+            trained += seconds / jobs
+        elif what == "pause":
+            assert not watch.leaving_out(clock.waits(seconds))
+        else:
+            clock.now += seconds  # between two sessions
+            told, watch = watch.seconds - seconds / jobs, Stopwatch(limit_s, jobs, clock)
+            watch.go_on_from(told)
+            watch.go_on_from(told / 2)  # of a neighbour that was saved before
+        assert watch.seconds == pytest.approx(trained)
+        assert watch.over == (watch.seconds >= limit_s)
+    assert not Stopwatch(None, jobs, clock).over
+
+
+def test_it_ends_at_the_first_batch_after_its_seconds(tmp_path: Path, clock: Clock) -> None:
+    tiny = Tiny(tmp_path, opt_fn=stepping(clock, 100), job_timeout_s=450)
+    result, news = tiny.attempt()
+    assert result is not None
+    assert result.status == FAILED
+    assert result.error == (
+        "timed out: trained 500.00 s, at epoch 2 of 2, batch 1 of 4; job_timeout_s is 450. "
+        "Pass more to continue it"
+    )
+    assert result.error in tiny.log()
+    (newest, *_) = checkpoints(news)
+    assert (newest.epoch, newest.batch) == (1, 1)
+    assert checkpoint.load(tiny.root / newest.file, newest.sha256)["seconds"] == 500
+
+
+def test_it_may_end_between_two_epochs(tmp_path: Path, clock: Clock) -> None:
+    tiny = Tiny(tmp_path, opt_fn=stepping(clock, 100), job_timeout_s=400)
+    result, news = tiny.attempt(stop=clock.waits(0))
+    assert result is not None
+    assert "trained 400.00 s, at epoch 2 of 2, batch 0 of 4;" in result.error
+    newest = checkpoints(news)[0]
+    assert (newest.epoch, newest.batch) == (1, 0)
+
+
+def test_a_job_that_is_through_is_never_late(tmp_path: Path, clock: Clock) -> None:
+    result, _ = Tiny(tmp_path, opt_fn=stepping(clock, 100), job_timeout_s=800).attempt()
+    assert result is not None
+    assert result.status == DONE
+
+
+def test_pauses_are_no_training(tmp_path: Path, clock: Clock) -> None:
+    tiny = Tiny(tmp_path, opt_fn=stepping(clock, 1), job_timeout_s=100)
+    result, _ = tiny.attempt(stop=clock.waits(1000))
+    assert result is not None
+    assert result.status == DONE
+
+
+def test_a_stage_before_the_training_counts_and_is_not_done_twice(
+    tmp_path: Path, clock: Clock
+) -> None:
+    class Staged(Plain):
+        def pretrain(self, inputs: torch.Tensor, generator: Any, report: Any) -> None:
+            clock.now += 100
+
+    tiny = Tiny(tmp_path, {"staged": Staged}, job_timeout_s=100)
+    result, news = tiny.attempt()
+    assert result is not None
+    assert "trained 100.00 s, at epoch 1 of 2, batch 1 of 4" in result.error
+    refs = checkpoints(news)
+    result, _ = with_limit(tiny, 150).attempt(attempt=2, refs=refs)
+    assert result is not None
+    assert result.status == DONE
+
+
+def test_what_asks_a_job_to_stop_before_is_no_failure(tmp_path: Path, clock: Clock) -> None:
+    result, news = Tiny(tmp_path, opt_fn=stepping(clock, 1), job_timeout_s=100).attempt(stop=always)
+    assert result is None
+    assert checkpoints(news)
+
+
+def test_the_seconds_of_all_attempts_count(tmp_path: Path, clock: Clock) -> None:
+    tiny = Tiny(tmp_path, opt_fn=stepping(clock, 100))
+    left = iter(range(2))
+    none, news = tiny.attempt(stop=lambda: next(left, None) is None)
+    assert none is None
+    refs = checkpoints(news)
+    result, news = with_limit(tiny, 450).attempt(attempt=2, refs=refs)
+    assert result is not None
+    assert "trained 500.00 s, at epoch 2 of 2, batch 1 of 4" in result.error
+    # With no more than before it comes to its next batch.
+    result, news = with_limit(tiny, 450).attempt(attempt=3, refs=checkpoints(news))
+    assert result is not None
+    assert "trained 600.00 s, at epoch 2 of 2, batch 2 of 4" in result.error
+    whole, _ = with_limit(tiny, 1000).attempt(attempt=4, refs=checkpoints(news))
+    assert whole is not None
+    plain = Tiny(tmp_path / "plain", opt_fn=stepping(clock, 0)).train()
+    assert whole.digest == plain.digest
+
+
+def test_a_checkpoint_that_tells_no_seconds_is_taken_up(tmp_path: Path, clock: Clock) -> None:
+    tiny = Tiny(tmp_path, opt_fn=stepping(clock, 100), job_timeout_s=250)
+    _, news = tiny.attempt()
+    ref = checkpoints(news)[0]
+    tree = checkpoint.load(tiny.root / ref.file, ref.sha256)
+    del tree["seconds"]
+    file = f"{ref.file}.older"
+    digest, size = checkpoint.save(tiny.root / file, tree)
+    older = replace(ref, file=file, sha256=digest, bytes=size)
+    result, _ = tiny.attempt(attempt=2, refs=[older])
+    assert result is not None
+    assert "trained 300.00 s, at epoch 2 of 2, batch 2 of 4" in result.error
+
+
+Attempt = Callable[[float | None, int, Sequence[CheckpointRef]], tuple[Result | None, list[News]]]
+
+
+def ended_by_limits(train: Attempt) -> tuple[Result, int]:
+    """A job timed out after each batch; what it comes to, and in how many attempts."""
+    refs: list[CheckpointRef] = []
+    for number in range(1, 100):
+        result, news = train(MOMENT, number, refs)
+        assert result is not None
+        if result.status == DONE:
+            return result, number
+        assert result.status == FAILED
+        assert result.error.startswith("timed out: trained ")
+        refs = checkpoints(news)
+        assert refs
+    raise AssertionError("the training makes no progress")
+
+
+def test_timed_out_after_each_batch_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path / "timed out")
+    result, attempts = ended_by_limits(
+        lambda limit, number, refs: with_limit(tiny, limit).attempt(None, number, refs)
+    )
+    assert attempts == 8
+    assert result.digest == Tiny(tmp_path / "whole").train().digest
+
+
+@pytest.mark.parametrize("trainer", SEVERAL)
+def test_so_does_a_job_of_several_processes_which_leaves_none(tmp_path: Path, trainer: str) -> None:
+    def tiny(name: str) -> Tiny:
+        models = {"m": noting(tmp_path / f"noted by {name}", Plain)}
+        return Tiny(
+            tmp_path / name,
+            models,
+            opt_fn=OPTIMIZERS["adam"],
+            params=params(trainer),
+            batch_size=3,
+        )
+
+    late, whole = tiny("late"), tiny("whole")
+    result, attempts = ended_by_limits(
+        lambda limit, number, refs: attempt(with_limit(late, limit), number, refs)
+    )
+    assert attempts > 3
+    assert samples_in(tmp_path / "noted by late") == each_sample(late)
+    if trainer in ("allreduce", "averaging"):
+        found, _ = attempt(whole)
+        assert found is not None
+        assert result.digest == found.digest
+
+
+def test_jobs_trained_as_one_end_together_and_with_the_same_bits(tmp_path: Path) -> None:
+    whole, _ = grouped(tmp_path / "whole").group()
+    late = grouped(tmp_path / "late", job_timeout_s=MOMENT)
+    refs: dict[str, list[CheckpointRef]] = {}
+    for number in range(1, 100):
+        results, news = late.group(refs, never, attempt=number)
+        found = {result.status for result in results.values() if result is not None}
+        assert found in ({FAILED}, {DONE})
+        if found == {DONE}:
+            break
+        refs = refs_of(news)
+    assert number >= 8
+    assert digests(results) == digests(whole)
+
+
+def test_each_of_them_counts_an_equal_part(tmp_path: Path, clock: Clock) -> None:
+    # One of the three steps the schedule of all: 60 seconds an epoch.
+    tiny = Grouped(tmp_path, lr_schedules={"slow": slow_schedule(clock, 60)}, job_timeout_s=50)
+    results, _ = tiny.group()
+    assert [result and result.status for result in results.values()] == [DONE] * 3
+    results, news = with_limit(replace(tiny, root=tmp_path / "late"), 15).group()
+    told = [result.error for result in results.values() if result is not None]
+    assert len(told) == 3
+    assert all("trained 20.00 s, at epoch 2 of 2, batch 0 of 4" in text for text in told)
+    positions = [(ref.epoch, ref.batch) for refs in refs_of(news).values() for ref in refs]
+    assert positions == [(1, 0)] * 3
+
+
+def slow_schedule(clock: Clock, seconds: float) -> Callable[[Any], Any]:
+    """An LR schedule whose step takes so long."""
+
+    def factor(epoch: int) -> float:
+        clock.now += seconds if epoch else 0
+        return 1.0
+
+    return lambda optimizer: optim.lr_scheduler.LambdaLR(optimizer, factor)
