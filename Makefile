@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: help demo test strace check durability chaos mutants format clean
+.PHONY: help install demo test strace check durability chaos mutants format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -14,6 +14,8 @@ demo: $(VENV)/installed  ## cross-validate 2 models × 2 LR schedules on digits,
 	$(BIN)/asynckfold run --data digits --models mlp,lenet5 --schedulers cosine,warm \
 	  --optimizer adam --lr 1e-3 --folds 5 --epochs 5 --batch-size 32 --seed 0 --n-jobs auto \
 	  --baseline measure --root $(DEMO)
+
+install: $(VENV)/installed-test  ## the virtual environment, with what the tests need
 
 test: $(VENV)/installed-test check strace  ## everything that must hold
 	$(BIN)/python -m pytest -q
