@@ -98,7 +98,8 @@ def write_report(store: RunStore, folder: Path | None = None) -> Path:
     charts = draw(summary)
     files = {name: csv_table(_records(results, level)) for name, level in CSV_FILES.items()}
     files |= {f"{chart.name}.png": chart.png for chart in charts}
-    numbers = json.dumps(summary.to_dict(), ensure_ascii=False, allow_nan=False, indent=1)
+    # Without `indent` the C encoder writes it, in a tenth of the time.
+    numbers = json.dumps(summary.to_dict(), ensure_ascii=False, allow_nan=False)
     files["results.json"] = numbers.encode()
     files["index.html"] = render(summary, charts).encode()
     if folder is None:
