@@ -167,8 +167,8 @@ def paired_difference(
     Returns
     -------
     Difference
-        Of `first` less `second`; the mean is 0 where the two are `tied`. `t` and `p` are NaN where the differences do not vary or there
-        are fewer than two: then there is nothing to test with.
+        Of `first` less `second`; the mean is 0 where the two are `tied`. `t` and `p` are NaN where
+        the differences do not vary or there are fewer than two: then there is nothing to test with.
 
     Examples
     --------

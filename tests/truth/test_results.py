@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
+from torch import nn, optim
 
-from asynckfold.candidates import candidates, rank
+from asynckfold.candidates import rank
 from asynckfold.cv_results import CVResults
 from asynckfold.folds import make_folds
 from asynckfold.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.result import DONE, Result
+from asynckfold.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.trainer_params import TrainerParams
+from asynckfold.training import building, fused
+from asynckfold.training.stopwatch import Stopwatch
+from tests.training.test_fused import grouped
+from tests.training.tiny import Plain, Tiny
 
 SAMPLES = 12
 
@@ -95,3 +106,110 @@ def test_permuting_folds_changes_no_rank(counts: list[list[int]], random: object
     assert ranks(shuffled) == expected
     frame = results_of(shuffled).to_frame()
     assert list(frame["rank"]) == sorted(expected)
+
+
+# Seconds
+
+
+class Clock:
+    """Seconds that pass when somebody says so."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of all jobs that are built."""
+    found = Clock()
+    for module in (building, fused):
+        monkeypatch.setattr(module, "Stopwatch", partial(Stopwatch, clock=found))
+    return found
+
+
+def stepping(clock: Clock, until: int, error: type[Exception] | float | None) -> Callable[[], nn.Module]:
+    """A model of which each training batch takes a second; batch `until` raises or diverges."""
+
+    class Stepping(Plain):
+        seen = 0
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                clock.now += 1
+                self.seen += 1
+                if self.seen == until and isinstance(error, type):
+                    raise error("bad")
+            factor = float("nan") if self.seen >= until and isinstance(error, float) else 1.0
+            return super().forward(inputs) * factor
+
+    return Stepping
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "seconds"),
+    [(ValueError, FAILED, 3.0), (math.nan, DIVERGED, 4.0), (None, DONE, 8.0)],
+    ids=["raises", "diverges", "done"],
+)
+def test_the_seconds_of_a_job_are_those_until_its_end(
+    tmp_path: Path, clock: Clock, error: Any, status: str, seconds: float
+) -> None:
+    tiny = Tiny(tmp_path, {"m": stepping(clock, 3, error)})
+    (result,) = tiny.execute(tiny.jobs[0])
+    assert result.status == status
+    assert result.fit_seconds == pytest.approx(seconds)
+
+
+def test_the_seconds_of_a_job_that_timed_out_are_those_it_had(tmp_path: Path, clock: Clock) -> None:
+    tiny = Tiny(tmp_path, {"m": stepping(clock, 99, None)}, job_timeout_s=5)
+    (result,) = tiny.execute(tiny.jobs[0])
+    assert result.status == FAILED
+    assert result.fit_seconds == pytest.approx(5.0)
+
+
+def test_the_seconds_of_a_job_count_all_its_attempts(tmp_path: Path, clock: Clock) -> None:
+    tiny = Tiny(tmp_path, {"m": stepping(clock, 99, None)})
+    result, attempts = tiny.train_with_stops()
+    assert attempts > 2
+    assert result.fit_seconds == pytest.approx(8.0)
+
+
+def test_a_job_that_raises_before_its_training_has_taken_time(tmp_path: Path) -> None:
+    def slow() -> nn.Module:
+        time.sleep(0.05)
+        raise ValueError("no model")
+
+    tiny = Tiny(tmp_path, {"m": slow})
+    (result,) = tiny.execute(tiny.jobs[0])
+    assert result.status == FAILED
+    assert result.fit_seconds >= 0.05
+
+
+def test_jobs_trained_as_one_share_their_seconds(tmp_path: Path, clock: Clock) -> None:
+    def timed(model: nn.Module) -> optim.Optimizer:
+        class Taking(optim.SGD):
+            def step(self, closure: Any = None) -> Any:
+                clock.now += 1
+                return super().step(closure)
+
+        return Taking(model.parameters(), lr=0.1)
+
+    began = clock.now
+    results, _ = grouped(tmp_path, opt_fn=timed).group()
+    seconds = [result.fit_seconds for result in results.values() if result is not None]
+    assert len(set(seconds)) == 1
+    assert sum(seconds) == pytest.approx(clock.now - began)
+
+
+def test_a_failed_fold_counts_in_every_table() -> None:
+    found = results_of([[0.5, 0.6]])
+    first, second = found.plan.jobs
+    results = {
+        first.id: replace(found.results[first.id], fit_seconds=4.0),
+        second.id: Result(second.id, 1, FAILED, fit_seconds=2.0, error="ValueError: bad"),
+    }
+    found = replace(found, results=results)
+    assert found.cv_results_["mean_fit_time"].tolist() == [3.0]
+    assert found.to_frame("fold")["fit_seconds"].tolist() == [4.0, 2.0]
+    assert found.to_frame()["fit_seconds"].tolist() == [6.0]
