@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,11 +18,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
+from sklearn.model_selection import RepeatedStratifiedKFold, ShuffleSplit
 from torch import nn, optim
 
+from asynckfold import AsyncKFold
 from asynckfold.candidates import rank
+from asynckfold.confusion import count_classes
 from asynckfold.cv_results import CVResults
 from asynckfold.folds import make_folds
+from asynckfold.out_of_fold import layers_of
 from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.trainer_params import TrainerParams
@@ -108,6 +113,75 @@ def test_permuting_folds_changes_no_rank(counts: list[list[int]], random: object
     assert list(frame["rank"]) == sorted(expected)
 
 
+# Out-of-fold outputs
+
+
+def swept(root: Path, **given: Any) -> CVResults:
+    """A sweep over noisy classes: the model is far from perfect."""
+    rng = np.random.default_rng(0)
+    targets = np.arange(48) % 2
+    inputs = rng.normal(size=(48, 4)).astype(np.float32)
+    inputs[:, 0] += targets
+    settings: dict[str, Any] = {"parallelize": False, "baseline": None, "verbose": 0, **given}
+    folds = None if "cv" in given else 3
+    kfold = AsyncKFold(folds, (inputs, targets), root, nn.CrossEntropyLoss(), 16, **settings)
+    return kfold(
+        {"linear": partial(nn.Linear, 4, 2)},
+        ["constant"],
+        lambda model: optim.SGD(model.parameters(), 0.1),
+        {"epochs": 1},
+    )
+
+
+FOLDS: dict[str, tuple[dict[str, Any], int]] = {
+    "plain": ({}, 1),
+    "repeats": ({"n_repeats": 3}, 3),
+    "splitter": ({"cv": RepeatedStratifiedKFold(n_splits=3, n_repeats=2, random_state=0)}, 2),
+    "overlapping": ({"cv": ShuffleSplit(4, test_size=0.6, random_state=0)}, 4),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDS)
+def test_out_of_fold_outputs_are_those_that_were_scored(root: Path, kind: str) -> None:
+    changes, layers = FOLDS[kind]
+    found = swept(root, **changes)
+    targets = np.arange(48) % 2
+    outputs, mean = found.oof["linear/constant"], found.oof_mean["linear/constant"]
+    assert outputs.shape == ((48, 2) if layers == 1 else (layers, 48, 2))
+    assert mean.shape == (48, 2)
+    assert outputs.dtype == mean.dtype == np.float32
+    with np.load(root / "oof" / "linear-constant.npz") as file:
+        np.testing.assert_array_equal(file["outputs"], outputs)
+    stacked = outputs.reshape(layers, 48, 2)
+    for fold, layer in zip(found.folds, layers_of(found.folds), strict=True):
+        said = stacked[layer, fold.valid].argmax(1)
+        (score,) = (
+            found.results[job.id].scores["accuracy"]
+            for job in found.plan.jobs
+            if (job.repeat, job.fold) == fold.key
+        )
+        assert float((said == targets[fold.valid]).mean()) == pytest.approx(score)
+    held = sum(len(fold.valid) for fold in found.folds)
+    assert int((~np.isnan(stacked[..., 0])).sum()) == held
+    if layers > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a sample that was never held out
+            np.testing.assert_allclose(mean, np.nanmean(outputs, axis=0), atol=1e-6)
+    else:
+        np.testing.assert_array_equal(mean, outputs)
+    (counts,) = count_classes(found, targets).values()
+    assert counts.sum() == held
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 4), st.integers(1, 4), st.integers(0, 99))
+def test_repeats_are_the_layers(n_splits: int, n_repeats: int, seed: int) -> None:
+    folds = make_folds(
+        SAMPLES, np.arange(SAMPLES) % 2, n_splits, n_repeats=n_repeats, random_state=seed
+    )
+    assert layers_of(folds) == tuple(fold.repeat for fold in folds)
+
+
 # Seconds
 
 
@@ -129,7 +203,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def stepping(clock: Clock, until: int, error: type[Exception] | float | None) -> Callable[[], nn.Module]:
+def stepping(
+    clock: Clock, until: int, error: type[Exception] | float | None
+) -> Callable[[], nn.Module]:
     """A model of which each training batch takes a second; batch `until` raises or diverges."""
 
     class Stepping(Plain):
