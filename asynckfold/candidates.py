@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.paired import tied
 from asynckfold.plan import Plan
 from asynckfold.result import CANCELLED, DIVERGED, DONE, FAILED, Result
 
@@ -99,8 +101,10 @@ def _worst(found: Sequence[Result | None]) -> str:
 
 
 def rank(rows: Sequence[Candidate], metric: str) -> list[int]:
-    """Rank candidates by mean score, 1 is best; ties share a rank; incomplete ones come last.
+    """Rank candidates by mean score, 1 is best; incomplete ones come last.
 
+    Ties share the best of their ranks, as in scikit-learn. Means that differ by rounding only are
+    tied, see `asynckfold.paired.tied`: the order in which folds are added up ranks nobody.
     Independent of the order of the rows, NaN or not.
 
     Examples
@@ -110,12 +114,28 @@ def rank(rows: Sequence[Candidate], metric: str) -> list[int]:
     >>> rank(rows, "a")
     [2, 1, 2]
     """
-    means = [float(np.mean(row.scores[metric])) if row.complete else float("nan") for row in rows]
-    finite = [value for value in means if not np.isnan(value)]
-    return [
-        1 + (len(finite) if np.isnan(value) else sum(other > value for other in finite))
-        for value in means
-    ]
+    means = [_mean(row.scores[metric]) if row.complete else math.nan for row in rows]
+    order = sorted(
+        (place for place, mean in enumerate(means) if not math.isnan(mean)),
+        key=lambda place: -means[place],
+    )
+    ranks = [1 + len(order)] * len(rows)
+    lead = 0
+    for position, place in enumerate(order):
+        one, other = rows[order[lead]].scores[metric], rows[place].scores[metric]
+        if not tied(means[order[lead]], means[place], max(_size(one), _size(other))):
+            lead = position
+        ranks[place] = 1 + lead
+    return ranks
+
+
+def _mean(scores: npt.NDArray[np.float64]) -> float:
+    with np.errstate(invalid="ignore"):
+        return float(np.mean(scores))
+
+
+def _size(scores: npt.NDArray[np.float64]) -> float:
+    return float(np.abs(scores).max())
 
 
 def folds_note(done: int, planned: int) -> str:

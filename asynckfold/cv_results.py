@@ -16,6 +16,7 @@ from asynckfold.ensemble import FoldEnsemble, FoldModels
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.folds import Fold
 from asynckfold.identity import Claim
+from asynckfold.out_of_fold import layers_of, mean_of_layers, out_of_fold
 from asynckfold.paired import (
     Lead,
     bounds_of,
@@ -175,35 +176,25 @@ class CVResults:
 
     @property
     def oof(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Out-of-fold outputs by candidate, one row per sample of the dataset, in its order.
+        """Out-of-fold outputs by candidate, those that the scores are of.
 
-        Rows of samples that no finished fold held out are NaN; with repeats, their mean.
+        Each of shape (n_samples, ...), in the order of the dataset. With repeats, or with any folds
+        that hold samples out more than once, of shape (n_repeats, n_samples, ...): what each
+        model said alone, since the scores are those of single models. Rows of samples that no
+        finished fold held out are NaN. See `oof_mean`.
         """
-        return {
-            f"{model}/{lr_schedule}": outputs
-            for model, lr_schedule in self.plan.candidates
-            if (outputs := self._out_of_fold(model, lr_schedule)) is not None
-        }
+        return out_of_fold(self.plan, self.folds, self.results, self.n_samples)
 
-    def _out_of_fold(self, model: str, lr_schedule: str) -> npt.NDArray[np.float32] | None:
-        by_key = {fold.key: fold for fold in self.folds}
-        total: npt.NDArray[np.float64] | None = None
-        count = np.zeros(self.n_samples)
-        for job in self.plan.jobs:
-            if (job.model, job.lr_schedule) != (model, lr_schedule):
-                continue
-            result = self.results.get(job.id)
-            if result is None or result.outputs is None or result.status != DONE:
-                continue
-            if total is None:
-                total = np.zeros((self.n_samples, *result.outputs.shape[1:]))
-            rows = by_key[(job.repeat, job.fold)].valid
-            total[rows] += result.outputs
-            count[rows] += 1
-        if total is None:
-            return None
-        count[count == 0] = np.nan
-        return (total / count.reshape(-1, *[1] * (total.ndim - 1))).astype(np.float32)
+    @property
+    def oof_mean(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Mean of `oof` over the repeats by candidate, of shape (n_samples, ...).
+
+        With repeats these are the outputs of an ensemble of ``n_repeats`` models: the scores of
+        this cross-validation are not theirs, and most often lower. Without, they are `oof`.
+        """
+        found = self.oof
+        several = max(layers_of(self.folds), default=0) > 0
+        return {name: mean_of_layers(item) for name, item in found.items()} if several else found
 
     @property
     def refitted(self) -> CVResults | None:

@@ -20,6 +20,10 @@ from asynckfold.folds import Fold
 SIGNIFICANT = 0.05
 """Largest p that is called more than chance."""
 
+TIE = 1e-9
+"""Means of scores are equal that differ by no more, as a share of the largest score: less comes
+from the order in which scores are added up."""
+
 _ROUNDING = 1e-12
 
 _SHARES = (
@@ -51,7 +55,7 @@ class Difference:
     @property
     def verdict(self) -> Verdict:
         """What may be said of it: everyone who says it says this."""
-        if abs(self.mean) <= _ROUNDING:
+        if self.mean == 0:
             return "tie"
         if math.isnan(self.p):
             return "untestable"
@@ -65,6 +69,24 @@ class Lead:
     best: str
     runner_up: str
     difference: Difference
+
+
+def tied(one: float, other: float, size: float) -> bool:
+    """Whether two means differ by rounding only.
+
+    Parameters
+    ----------
+    one, other : float
+        The means.
+    size : float
+        The greatest absolute value among what they are means of.
+
+    Examples
+    --------
+    >>> tied((0.1 + 0.2 + 0.3) / 3, (0.3 + 0.2 + 0.1) / 3, 0.3), tied(0.5, 0.500001, 0.6)
+    (True, False)
+    """
+    return one == other or abs(one - other) <= TIE * size < math.inf
 
 
 def train_valid_ratio(folds: Sequence[Fold]) -> float:
@@ -145,8 +167,8 @@ def paired_difference(
     Returns
     -------
     Difference
-        Of `first` less `second`. `t` and `p` are NaN where the differences do not vary or there
-        are fewer than two: then there is nothing to test with.
+        Of `first` less `second`; the mean is 0 where the two are `tied`. `t` and `p` are NaN where
+        the differences do not vary or there are fewer than two: then there is nothing to test with.
 
     Examples
     --------
@@ -157,11 +179,13 @@ def paired_difference(
     # Of scipy.stats the import alone takes more than a second.
     from scipy.special import stdtr
 
-    differences = np.asarray(first, float) - np.asarray(second, float)
-    count = len(differences)
-    mean = float(differences.mean())
+    one, other = np.asarray(first, float), np.asarray(second, float)
+    differences = one - other
+    count, size = len(differences), float(max(np.abs(one).max(), np.abs(other).max()))
+    equal = tied(float(one.mean()), float(other.mean()), size)
+    mean = 0.0 if equal else float(differences.mean())
     spread = float(differences.std(ddof=1)) if count > 1 else math.nan
-    if not spread > _ROUNDING * max(1.0, abs(mean)):
+    if not spread > _ROUNDING * size:
         return Difference(mean, math.nan, math.nan, math.nan, math.nan, count)
     low, high = confidence_interval(differences, train_valid_ratio)
     t = mean / (math.sqrt(1 / count + train_valid_ratio) * spread)

@@ -104,8 +104,10 @@ class Result:
     weights : str
         SHA-256 of the trained parameters and buffers.
     fit_seconds, score_seconds : float
-        Wall time of training with its evaluations, and of the last evaluation. Jobs that are
-        trained as one have equal parts of their training's.
+        Wall time of the training with its evaluations, until its end or until it failed, over all
+        attempts and sessions that led to it, pauses left out; and of the last evaluation. Jobs that
+        are trained as one have equal parts of their training's. Of a job whose worker died, the
+        wall time of all its attempts.
     peak_memory : int
         Largest resident set of the worker during the job, bytes.
     pid, cores, threads, device : int, tuple of int, int, str

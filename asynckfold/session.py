@@ -353,7 +353,7 @@ def _about(machine: Machine, words: Sequence[str]) -> dict[str, Any]:
 def write_out_of_fold(results: CVResults) -> None:
     """Write ``oof/<candidate>.npz`` for each complete candidate.
 
-    Each holds ``outputs`` of shape (n_samples, n_outputs), aligned with the dataset.
+    Each holds ``outputs``, aligned with the dataset, in the shape of `CVResults.oof`.
     """
     folder = results.root_dir / "oof"
     outputs = results.oof

@@ -530,7 +530,11 @@ class Sweep:
         account = f"{len(history)} attempts: {', '.join(history)}"
         if outcome == "oom":
             account += f"; peak memory {gibibytes(peak)}, the last time alone on the machine"
-        self._record(replace(result, error=f"{result.error} ({account})"), start, pid, peak)
+        # A worker that died does not tell how long it trained.
+        together = len(self._groups.get(name, (name,)))
+        seconds = result.fit_seconds or self._store.seconds_of(name, self._store.now()) / together
+        result = replace(result, fit_seconds=seconds, error=f"{result.error} ({account})")
+        self._record(result, start, pid, peak)
 
 
 def _obstacle(load: Load) -> str:

@@ -220,9 +220,12 @@ def test_outputs_stand_in_the_order_of_the_dataset() -> None:
         np.testing.assert_array_equal(array, np.arange(12, dtype=np.float32)[:, None])
 
 
-def test_outputs_of_repeats_are_averaged() -> None:
-    outputs = make_results(all_scores(2), 2).oof["A/warm"]
-    np.testing.assert_allclose(outputs[:, 0], np.arange(12) + 0.5)
+def test_outputs_of_repeats_stand_apart() -> None:
+    results = make_results(all_scores(2), 2)
+    outputs = results.oof["A/warm"]
+    assert outputs.shape == (2, 12, 1)
+    np.testing.assert_array_equal(outputs[:, :, 0], [np.arange(12), np.arange(12) + 1])
+    np.testing.assert_allclose(results.oof_mean["A/warm"][:, 0], np.arange(12) + 0.5)
 
 
 def test_samples_that_no_finished_fold_held_out_are_nan() -> None:

@@ -137,6 +137,22 @@ class RunReader:
             for row in rows
         ]
 
+    def seconds_of(self, job_id: str, until: float) -> float:
+        """Return the seconds of all attempts at a job, the one that still runs until now.
+
+        Parameters
+        ----------
+        job_id : str
+            The job.
+        until : float
+            Run seconds of now.
+        """
+        ((seconds,),) = self._rows(
+            "SELECT COALESCE(SUM(COALESCE(ended, ?) - started), 0) FROM attempts WHERE job_id = ?",
+            (until, job_id),
+        )
+        return float(seconds)
+
     def _changes(self) -> dict[tuple[str, int], list[tuple[float, tuple[int, ...]]]]:
         """Since when attempts held other cores than those that they were placed with."""
         rows = self._rows(

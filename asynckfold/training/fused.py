@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -174,7 +173,6 @@ class Group:
         self.orders = torch.empty(0, dtype=torch.int64)
         self.alike: dict[int, list[range]] = {}
         self.epoch = self.batch = 0
-        self.began = time.perf_counter()
 
     @property
     def stopwatch(self) -> Stopwatch:
@@ -335,7 +333,7 @@ class Group:
             with self._sparing_others([row]), row.drawing():
                 return row.scored()
         except course.Diverged as error:
-            self._end(row, loop.diverged(row, error, self.share()))
+            self._end(row, loop.diverged(row, error))
         return None
 
     def save(self, report: Report) -> None:
@@ -385,16 +383,12 @@ class Group:
     def finish(self) -> None:
         """Note the results of the jobs that reached their end."""
         for row in self.live:
-            self.results[row.task.job.id] = loop.result_of(row, self.share())
+            self.results[row.task.job.id] = loop.result_of(row)
 
     def time_out(self) -> None:
         """Note that the seconds of all jobs that are left are over."""
         for row in self.live:
             self.results[row.task.job.id] = loop.timed_out(row)
-
-    def share(self) -> float:
-        """Return a job's part of the seconds so far, equal for all of the group."""
-        return (time.perf_counter() - self.began) / len(self.rows)
 
 
 def _positions(rows: Sequence[Replica]) -> list[tuple[int, int]]:
@@ -474,7 +468,6 @@ def train(
     with ExitStack() as logs:
         group = build(bundle, tasks, data, device, pulse, logs, fail)
         group.restore(report)
-        group.began = time.perf_counter()
         if loop.run(group, bundle.plan.params, report, stop):
             group.finish()
         elif group.stopwatch.over:

@@ -29,8 +29,8 @@ from asynckfold.training import building, checkpoint, restoring, saving
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.course import Course, Diverged, Report, Training
 
-_PLACE = "__asynckfold_place__"
-"""The attribute of an exception that says where it was raised."""
+_PLACE, _SECONDS = "__asynckfold_place__", "__asynckfold_seconds__"
+"""Attributes of an exception: where it was raised, and how long the job had trained by then."""
 
 
 def train(
@@ -80,22 +80,22 @@ def trained(training: Training, report: Report, stop: Callable[[], bool]) -> Res
     if training.pretrained:
         report(Remark(training.task.job.id, "pretrained", training.pretrained))
         training.save(report)
-    started = time.perf_counter()
     try:
         if not run(training, training.params, report, stop):
             return timed_out(training) if training.stopwatch.over else None
-        return result_of(training, time.perf_counter() - started)
+        return result_of(training)
     except Diverged as error:
-        return diverged(training, error, time.perf_counter() - started)
+        return diverged(training, error)
 
 
 def note_place(error: BaseException, course: Course) -> None:
-    """Let an exception know where a training was when it was raised."""
+    """Let an exception know where a training was when it was raised, and for how long it ran."""
     batch, batches = course.batch, course.batches
     where = "end of the epoch" if batch == batches else f"batch {batch + 1} of {batches}"
     # The user may have defined an exception that takes no attributes.
     with contextlib.suppress(Exception):
         setattr(error, _PLACE, f"epoch {course.epoch + 1}, {where}")
+        setattr(error, _SECONDS, course.stopwatch.seconds)
 
 
 def place_of(error: BaseException) -> str:
@@ -107,6 +107,24 @@ def place_of(error: BaseException) -> str:
     ''
     """
     return str(getattr(error, _PLACE, ""))
+
+
+def seconds_of(error: BaseException, otherwise: float) -> float:
+    """Return how long a job had trained when an exception was raised.
+
+    Parameters
+    ----------
+    error : BaseException
+        What ended it.
+    otherwise : float
+        Returned where it was raised before the training.
+
+    Examples
+    --------
+    >>> seconds_of(ValueError(), 0.5)
+    0.5
+    """
+    return float(getattr(error, _SECONDS, otherwise))
 
 
 def run(course: Course, params: TrainerParams, report: Report, stop: Callable[[], bool]) -> bool:
@@ -150,7 +168,7 @@ def _run(course: Course, params: TrainerParams, report: Report, stop: Callable[[
     return True
 
 
-def result_of(training: Training, fit_seconds: float) -> Result:
+def result_of(training: Training) -> Result:
     """Return the result of a training that reached its end."""
     return Result(
         training.task.job.id,
@@ -159,14 +177,14 @@ def result_of(training: Training, fit_seconds: float) -> Result:
         epochs=tuple(training.epochs),
         outputs=training.outputs,
         weights=checkpoint.weights_digest(training.model.state_dict()),
-        fit_seconds=fit_seconds,
+        fit_seconds=training.stopwatch.seconds,
         score_seconds=training.score_seconds,
         pretraining=training.pretraining,
         averaged=training.averaged(),
     )
 
 
-def diverged(training: Training, error: Diverged, fit_seconds: float) -> Result:
+def diverged(training: Training, error: Diverged) -> Result:
     """Return the result of a training that diverged."""
     training.log.write(f"diverged: {error}\n")
     return Result(
@@ -174,7 +192,7 @@ def diverged(training: Training, error: Diverged, fit_seconds: float) -> Result:
         training.task.attempt,
         DIVERGED,
         epochs=tuple(training.epochs),
-        fit_seconds=fit_seconds,
+        fit_seconds=training.stopwatch.seconds,
         error=str(error),
         pretraining=training.pretraining,
         averaged=training.averaged(),
@@ -190,4 +208,5 @@ def timed_out(training: Training) -> Result:
         "Pass more to continue it"
     )
     training.log.write(f"{text}\n")
-    return Result(training.task.job.id, training.task.attempt, FAILED, error=text)
+    job, attempt = training.task.job, training.task.attempt
+    return Result(job.id, attempt, FAILED, fit_seconds=stopwatch.seconds, error=text)

@@ -20,6 +20,7 @@ import mmap
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -227,6 +228,7 @@ def _train_group(
 
 def _attempted(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[Any]]) -> list[Any]:
     """The one place where whatever the user's code raises becomes the results of its jobs."""
+    started = time.monotonic()
     try:
         with isolated():
             return work()
@@ -235,7 +237,8 @@ def _attempted(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[An
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not _ignores_interrupts():
             raise
-        return [failure(bundle, task, error) for task in tasks]
+        seconds = (time.monotonic() - started) / len(tasks)
+        return [failure(bundle, task, error, seconds) for task in tasks]
 
 
 def _ignores_interrupts() -> bool:
@@ -243,8 +246,19 @@ def _ignores_interrupts() -> bool:
     return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def failure(bundle: Bundle, task: Task, error: BaseException) -> Result | Setback:
+def failure(
+    bundle: Bundle, task: Task, error: BaseException, seconds: float = 0.0
+) -> Result | Setback:
     """Return what a job comes to that raised, with its traceback in the job's log too.
+
+    Parameters
+    ----------
+    bundle, task : Bundle, Task
+        The job.
+    error : BaseException
+        What it raised.
+    seconds : float
+        Since it was begun: its training, where it raised before that.
 
     Raises
     ------
@@ -262,7 +276,10 @@ def failure(bundle: Bundle, task: Task, error: BaseException) -> Result | Setbac
     outcome = outcome_of(error, str(told))
     if outcome == "device_lost":
         raise WorkerDiedError(os.getpid(), line, outcome) from error
-    result = Result(task.job.id, task.attempt, FAILED, error=line, traceback=text)
+    trained = loop.seconds_of(error, seconds)
+    result = Result(
+        task.job.id, task.attempt, FAILED, fit_seconds=trained, error=line, traceback=text
+    )
     return result if outcome == "error" else Setback(outcome, result)
 
 

@@ -127,7 +127,10 @@ def draw_confusion(summary: Summary) -> Chart | None:
         cells = np.where(counts > 0, counts, np.nan)
         _write_cells(axes, cells, image, lambda value: f"{value:.0f}", 8 if size < 13 else 6.5)
     _no_frame(axes)
-    alt = f"Rows are true classes, columns what {row.name} says, counted over held-out samples."
+    alt = (
+        f"Rows are true classes, columns what {row.name} says, counted over held-out samples"
+        f"{', each once a repeat' if _counts_repeats(summary, row) else ''}."
+    )
     return chart_of("confusion", title, alt, figure)
 
 
@@ -137,6 +140,12 @@ def _confusion_labels(axes: Axes, names: Sequence[str]) -> None:
     if len(names) <= SHOWN:
         _class_ticks(axes, names)
         axes.set_yticks(range(len(names)), [plotted(name, 16) for name in names])
+
+
+def _counts_repeats(summary: Summary, row: CandidateRow) -> bool:
+    """Whether samples are counted more than once, each time by what another model said."""
+    assert row.confusion is not None
+    return sum(map(sum, row.confusion)) > summary.facts.samples
 
 
 def _confusion_title(summary: Summary, row: CandidateRow) -> str:
@@ -149,5 +158,5 @@ def _confusion_title(summary: Summary, row: CandidateRow) -> str:
     total = sum(row.confusion[true])
     return (
         f"{plotted(row.name)} most often takes {names[true]} for {names[said]}: "
-        f"{count} of {total} samples"
+        f"{count} of {total} {'predictions' if _counts_repeats(summary, row) else 'samples'}"
     )

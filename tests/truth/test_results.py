@@ -1,0 +1,291 @@
+"""What results say adds up: ranks, out-of-fold outputs, seconds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import rankdata
+from sklearn.model_selection import RepeatedStratifiedKFold, ShuffleSplit
+from torch import nn, optim
+
+from asynckfold import AsyncKFold
+from asynckfold.candidates import rank
+from asynckfold.confusion import count_classes
+from asynckfold.cv_results import CVResults
+from asynckfold.folds import make_folds
+from asynckfold.out_of_fold import layers_of
+from asynckfold.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.result import DIVERGED, DONE, FAILED, Result
+from asynckfold.trainer_params import TrainerParams
+from asynckfold.training import building, fused
+from asynckfold.training.stopwatch import Stopwatch
+from tests.training.test_fused import grouped
+from tests.training.tiny import Plain, Tiny
+
+SAMPLES = 12
+
+
+def results_of(
+    scores: Sequence[Sequence[float]], n_repeats: int = 1, error_score: float = float("nan")
+) -> CVResults:
+    """Results of one LR schedule and a model for each row of scores, fold by fold."""
+    folds = make_folds(
+        SAMPLES, np.arange(SAMPLES) % 2, len(scores[0]) // n_repeats, n_repeats=n_repeats
+    )
+    models = [f"m{number}" for number in range(len(scores))]
+    jobs = make_jobs(models, ["constant"], folds, 0)
+    plan = Plan(
+        jobs, TrainerParams(), 4, 1, 0, "cpu", ("accuracy",), "data", folds_fingerprint(folds)
+    )
+    values = itertools.chain.from_iterable(scores)
+    results = {
+        job.id: Result(job.id, 1, DONE, {"accuracy": value})
+        for job, value in zip(jobs, values, strict=True)
+    }
+    return CVResults(plan, folds, SAMPLES, results, 1.0, None, Path("run"), error_score)
+
+
+def ranks(scores: Sequence[Sequence[float]]) -> list[int]:
+    return rank(results_of(scores).candidates, "accuracy")
+
+
+# Ties
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-6, 1e6, -1e-6])
+def test_the_order_in_which_folds_are_added_up_ranks_nobody(size: float) -> None:
+    one, other = [0.1 * size, 0.2 * size, 0.3 * size], [0.3 * size, 0.2 * size, 0.1 * size]
+    assert size != 1 or np.mean(one) != np.mean(other)
+    for scores in ([one, other], [other, one]):
+        found = results_of(scores)
+        assert list(found.cv_results_["rank_test_accuracy"]) == [1, 1]
+        assert found.best_index_ == 0
+        assert list(found.to_frame()["rank"]) == [1, 1]
+        assert list(found.to_frame()["model"]) == ["m0", "m1"]
+        assert found.lead is not None
+        assert found.lead.difference.verdict == "tie"
+        assert found.lead.best == "m0/constant"
+
+
+def test_a_difference_beyond_rounding_is_one() -> None:
+    assert ranks([[0.5, 0.5], [0.5, 0.5 + 1e-7], [0.5, 0.5 - 1e-7]]) == [2, 1, 3]
+    # One sample of a million more.
+    assert ranks([[0.999998] * 2, [0.999999] * 2]) == [2, 1]
+    # Small scores differ as shares of themselves.
+    assert ranks([[1e-12, 1e-12], [2e-12, 2e-12]]) == [2, 1]
+    found = results_of([[1e-12, 2e-12, 1e-12], [2e-12, 4e-12, 3e-12]]).lead
+    assert found is not None
+    assert found.difference.verdict in ("real", "chance")
+
+
+def test_infinite_scores_are_ranked() -> None:
+    assert ranks([[-np.inf, 0.1], [0.2, 0.1], [-np.inf, 0.9]]) == [2, 1, 2]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 50), min_size=3, max_size=3), min_size=1, max_size=6),
+    st.randoms(use_true_random=False),
+)
+def test_permuting_folds_changes_no_rank(counts: list[list[int]], random: object) -> None:
+    scores = [[count / 50 for count in row] for row in counts]
+    # In whole numbers there is no rounding: these are scikit-learn's ranks.
+    expected = rankdata([-sum(row) for row in counts], method="min").astype(int).tolist()
+    assert ranks(scores) == expected
+    shuffled = [list(row) for row in scores]
+    for row in shuffled:
+        random.shuffle(row)  # type: ignore[attr-defined]
+    assert ranks(shuffled) == expected
+    frame = results_of(shuffled).to_frame()
+    assert list(frame["rank"]) == sorted(expected)
+
+
+# Out-of-fold outputs
+
+
+def swept(root: Path, **given: Any) -> CVResults:
+    """A sweep over noisy classes: the model is far from perfect."""
+    rng = np.random.default_rng(0)
+    targets = np.arange(48) % 2
+    inputs = rng.normal(size=(48, 4)).astype(np.float32)
+    inputs[:, 0] += targets
+    settings: dict[str, Any] = {"parallelize": False, "baseline": None, "verbose": 0, **given}
+    folds = None if "cv" in given else 3
+    kfold = AsyncKFold(folds, (inputs, targets), root, nn.CrossEntropyLoss(), 16, **settings)
+    return kfold(
+        {"linear": partial(nn.Linear, 4, 2)},
+        ["constant"],
+        lambda model: optim.SGD(model.parameters(), 0.1),
+        {"epochs": 1},
+    )
+
+
+FOLDS: dict[str, tuple[dict[str, Any], int]] = {
+    "plain": ({}, 1),
+    "repeats": ({"n_repeats": 3}, 3),
+    "splitter": ({"cv": RepeatedStratifiedKFold(n_splits=3, n_repeats=2, random_state=0)}, 2),
+    "overlapping": ({"cv": ShuffleSplit(4, test_size=0.6, random_state=0)}, 4),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDS)
+def test_out_of_fold_outputs_are_those_that_were_scored(root: Path, kind: str) -> None:
+    changes, layers = FOLDS[kind]
+    found = swept(root, **changes)
+    targets = np.arange(48) % 2
+    outputs, mean = found.oof["linear/constant"], found.oof_mean["linear/constant"]
+    assert outputs.shape == ((48, 2) if layers == 1 else (layers, 48, 2))
+    assert mean.shape == (48, 2)
+    assert outputs.dtype == mean.dtype == np.float32
+    with np.load(root / "oof" / "linear-constant.npz") as file:
+        np.testing.assert_array_equal(file["outputs"], outputs)
+    stacked = outputs.reshape(layers, 48, 2)
+    for fold, layer in zip(found.folds, layers_of(found.folds), strict=True):
+        said = stacked[layer, fold.valid].argmax(1)
+        (score,) = (
+            found.results[job.id].scores["accuracy"]
+            for job in found.plan.jobs
+            if (job.repeat, job.fold) == fold.key
+        )
+        assert float((said == targets[fold.valid]).mean()) == pytest.approx(score)
+    held = sum(len(fold.valid) for fold in found.folds)
+    assert int((~np.isnan(stacked[..., 0])).sum()) == held
+    if layers > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a sample that was never held out
+            np.testing.assert_allclose(mean, np.nanmean(outputs, axis=0), atol=1e-6)
+    else:
+        np.testing.assert_array_equal(mean, outputs)
+    (counts,) = count_classes(found, targets).values()
+    assert counts.sum() == held
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 4), st.integers(1, 4), st.integers(0, 99))
+def test_repeats_are_the_layers(n_splits: int, n_repeats: int, seed: int) -> None:
+    folds = make_folds(
+        SAMPLES, np.arange(SAMPLES) % 2, n_splits, n_repeats=n_repeats, random_state=seed
+    )
+    assert layers_of(folds) == tuple(fold.repeat for fold in folds)
+
+
+# Seconds
+
+
+class Clock:
+    """Seconds that pass when somebody says so."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of all jobs that are built."""
+    found = Clock()
+    for module in (building, fused):
+        monkeypatch.setattr(module, "Stopwatch", partial(Stopwatch, clock=found))
+    return found
+
+
+def stepping(
+    clock: Clock, until: int, error: type[Exception] | float | None
+) -> Callable[[], nn.Module]:
+    """A model of which each training batch takes a second; batch `until` raises or diverges."""
+
+    class Stepping(Plain):
+        seen = 0
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                clock.now += 1
+                self.seen += 1
+                if self.seen == until and isinstance(error, type):
+                    raise error("bad")
+            factor = float("nan") if self.seen >= until and isinstance(error, float) else 1.0
+            return super().forward(inputs) * factor
+
+    return Stepping
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "seconds"),
+    [(ValueError, FAILED, 3.0), (math.nan, DIVERGED, 4.0), (None, DONE, 8.0)],
+    ids=["raises", "diverges", "done"],
+)
+def test_the_seconds_of_a_job_are_those_until_its_end(
+    tmp_path: Path, clock: Clock, error: Any, status: str, seconds: float
+) -> None:
+    tiny = Tiny(tmp_path, {"m": stepping(clock, 3, error)})
+    (result,) = tiny.execute(tiny.jobs[0])
+    assert result.status == status
+    assert result.fit_seconds == pytest.approx(seconds)
+
+
+def test_the_seconds_of_a_job_that_timed_out_are_those_it_had(tmp_path: Path, clock: Clock) -> None:
+    tiny = Tiny(tmp_path, {"m": stepping(clock, 99, None)}, job_timeout_s=5)
+    (result,) = tiny.execute(tiny.jobs[0])
+    assert result.status == FAILED
+    assert result.fit_seconds == pytest.approx(5.0)
+
+
+def test_the_seconds_of_a_job_count_all_its_attempts(tmp_path: Path, clock: Clock) -> None:
+    tiny = Tiny(tmp_path, {"m": stepping(clock, 99, None)})
+    result, attempts = tiny.train_with_stops()
+    assert attempts > 2
+    assert result.fit_seconds == pytest.approx(8.0)
+
+
+def test_a_job_that_raises_before_its_training_has_taken_time(tmp_path: Path) -> None:
+    def slow() -> nn.Module:
+        time.sleep(0.05)
+        raise ValueError("no model")
+
+    tiny = Tiny(tmp_path, {"m": slow})
+    (result,) = tiny.execute(tiny.jobs[0])
+    assert result.status == FAILED
+    assert result.fit_seconds >= 0.05
+
+
+def test_jobs_trained_as_one_share_their_seconds(tmp_path: Path, clock: Clock) -> None:
+    def timed(model: nn.Module) -> optim.Optimizer:
+        class Taking(optim.SGD):
+            def step(self, closure: Any = None) -> Any:
+                clock.now += 1
+                return super().step(closure)
+
+        return Taking(model.parameters(), lr=0.1)
+
+    began = clock.now
+    results, _ = grouped(tmp_path, opt_fn=timed).group()
+    seconds = [result.fit_seconds for result in results.values() if result is not None]
+    assert len(set(seconds)) == 1
+    assert sum(seconds) == pytest.approx(clock.now - began)
+
+
+def test_a_failed_fold_counts_in_every_table() -> None:
+    found = results_of([[0.5, 0.6]])
+    first, second = found.plan.jobs
+    results = {
+        first.id: replace(found.results[first.id], fit_seconds=4.0),
+        second.id: Result(second.id, 1, FAILED, fit_seconds=2.0, error="ValueError: bad"),
+    }
+    found = replace(found, results=results)
+    assert found.cv_results_["mean_fit_time"].tolist() == [3.0]
+    assert found.to_frame("fold")["fit_seconds"].tolist() == [4.0, 2.0]
+    assert found.to_frame()["fit_seconds"].tolist() == [6.0]
