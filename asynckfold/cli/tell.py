@@ -20,7 +20,6 @@ from asynckfold.cv_results import CVResults
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.packing import Packing, packing_of
 from asynckfold.progress import shown, steady
-from asynckfold.report.findings import plural
 from asynckfold.store import RunStore
 
 WIDE = 240
@@ -95,7 +94,7 @@ def tell_results(root: Path, out: Output, with_report: bool) -> int:
 
 def _numbers(results: CVResults) -> dict[str, Any]:
     """The run as plain data."""
-    baseline, best = results.baseline, _best(results)
+    timing, best = results.timing, _best(results)
     return {
         **results.counts,
         "fingerprint": results.fingerprint,
@@ -103,10 +102,11 @@ def _numbers(results: CVResults) -> dict[str, Any]:
         "best": best,
         "best_score": results.best_score_ if best else None,
         "seconds": results.seconds,
-        "serial_seconds": baseline.seconds if baseline else None,
-        "baseline": baseline.kind if baseline else None,
-        "speedup": _speedup(results),
-        "disturbed": bool(baseline and baseline.disturbance),
+        "serial_seconds": timing.serial_seconds,
+        "baseline": timing.kind or None,
+        "speedup": timing.ratio,
+        "estimated_speedup": timing.estimate,
+        "speedup_note": timing.text,
     }
 
 
@@ -128,11 +128,6 @@ def _best(results: CVResults) -> dict[str, str] | None:
         return results.best_params_
     except ValueError:
         return None  # no candidate has a score on every fold
-
-
-def _speedup(results: CVResults) -> float | None:
-    """The speedup, where there is work to speak of: a failed job is fast in no useful way."""
-    return results.speedup if results.counts["done"] else None
 
 
 def _results_table(results: CVResults) -> Table:
@@ -165,15 +160,8 @@ def result_lines(results: CVResults) -> Iterator[str]:
             f"best: {best['model']} with {best['scheduler']}, "
             f"{results.plan.scoring[0]} {results.best_score_:.4f}{_verdict(results)}"
         )
-    baseline, speedup = results.baseline, _speedup(results)
-    if baseline is not None and speedup is not None:
-        what = "measured" if baseline.kind == "measured" else "estimated from some batches"
-        disturbed = " (disturbed)" if baseline.disturbance else ""
-        yield (
-            f"speedup{disturbed}: {speedup:.2f}x, serial loop {baseline.seconds:.1f} s ({what}, "
-            f"{plural(baseline.threads, 'thread')}) / packed {results.seconds:.1f} s"
-            + (f"; {baseline.disturbance}" if baseline.disturbance else "")
-        )
+    if results.baseline is not None:
+        yield results.speedup_note
     unfinished = {
         state: number
         for state, number in counts.items()
