@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asynckfold import choice, processes
+from asynckfold import choice, processes, terminal
 from asynckfold.asking import Sampler, ask
 from asynckfold.choice import Choice
 from asynckfold.cv_results import CVResults
@@ -285,6 +285,7 @@ class _Finish:
 @contextmanager
 def held(root: Path, resume: str) -> Iterator[RunStore]:
     """Hold the run; leave no trace of one that never got a plan."""
+    terminal.open_standard()
     fresh = not root.exists()
     store = RunStore.hold(root)
     try:
