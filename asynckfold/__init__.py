@@ -8,32 +8,31 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from asynckfold.cv_results import CVResults
-from asynckfold.ensemble import FoldEnsemble
-from asynckfold.errors import (
-    AllJobsFailedError,
-    AsyncKFoldError,
-    InputError,
-    InterruptedRunError,
-    JobFailedError,
-    NoRoomError,
-    PeerLostError,
-    PlanMismatchError,
-    Problem,
-    RefitFailedError,
-    RunHeldError,
-    StorageError,
-    StoreCorruptError,
-)
-from asynckfold.fitting import Accuracy, DistributedTester, DistributedTrainer, Fitted, fit
-from asynckfold.folds import Fold
-from asynckfold.kfold import AsyncKFold, JobsFailedWarning, load_results
-from asynckfold.plan import Job, Plan
-from asynckfold.result import Baseline, Epoch, Result
-from asynckfold.store import RunStore
-from asynckfold.trainer_params import TrainerParams
-
 if TYPE_CHECKING:
+    from asynckfold.cv_results import CVResults
+    from asynckfold.ensemble import FoldEnsemble
+    from asynckfold.errors import (
+        AllJobsFailedError,
+        AsyncKFoldError,
+        InputError,
+        InterruptedRunError,
+        JobFailedError,
+        NoRoomError,
+        PeerLostError,
+        PlanMismatchError,
+        Problem,
+        RefitFailedError,
+        RunHeldError,
+        StorageError,
+        StoreCorruptError,
+    )
+    from asynckfold.fitting import Accuracy, DistributedTester, DistributedTrainer, Fitted, fit
+    from asynckfold.folds import Fold
+    from asynckfold.kfold import AsyncKFold, JobsFailedWarning, load_results
+    from asynckfold.plan import Job, Plan
+    from asynckfold.result import Baseline, Epoch, Result
+    from asynckfold.store import RunStore
+    from asynckfold.trainer_params import TrainerParams
     from asynckfold.training.parameter_server import Hogwild, Server
 
 __all__ = [
@@ -72,14 +71,48 @@ __all__ = [
     "load_results",
 ]
 
-_IMPORTED_ON_USE = {
-    "Hogwild": "asynckfold.training.parameter_server",
-    "Server": "asynckfold.training.parameter_server",
+_MODULES = {
+    "cv_results": ("CVResults",),
+    "ensemble": ("FoldEnsemble",),
+    "errors": (
+        "AllJobsFailedError",
+        "AsyncKFoldError",
+        "InputError",
+        "InterruptedRunError",
+        "JobFailedError",
+        "NoRoomError",
+        "PeerLostError",
+        "PlanMismatchError",
+        "Problem",
+        "RefitFailedError",
+        "RunHeldError",
+        "StorageError",
+        "StoreCorruptError",
+    ),
+    "fitting": ("Accuracy", "DistributedTester", "DistributedTrainer", "Fitted", "fit"),
+    "folds": ("Fold",),
+    "kfold": ("AsyncKFold", "JobsFailedWarning", "load_results"),
+    "plan": ("Job", "Plan"),
+    "result": ("Baseline", "Epoch", "Result"),
+    "store": ("RunStore",),
+    "trainer_params": ("TrainerParams",),
+    "training.parameter_server": ("Hogwild", "Server"),
 }
-"""What needs torch, and where it is: ``import asynckfold`` costs no torch."""
+"""Where each name is, imported on use: ``import asynckfold`` costs nothing.
+
+So the command takes a Ctrl-C from its first milliseconds on.
+"""
+
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _IMPORTED_ON_USE:
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_IMPORTED_ON_USE[name]), name)
+    found = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

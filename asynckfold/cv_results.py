@@ -26,6 +26,7 @@ from asynckfold.paired import (
 )
 from asynckfold.plan import Job, Plan
 from asynckfold.result import DONE, ENDED, Baseline, Epoch, Result, fingerprint
+from asynckfold.speedup import Speedup, speedup_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,14 +161,22 @@ class CVResults:
 
     @property
     def speedup(self) -> float | None:
-        """Serial seconds / packed seconds; None without a baseline, or while jobs are pending.
+        """Serial seconds / packed seconds for equal work, both measured on an idle machine.
 
-        None as well when not one job succeeded: then no work was done faster.
+        None where there is no such number; `speedup_note` says why.
         """
-        counts = self.counts
-        if self.baseline is None or counts["pending"] or not counts["done"] or not self.seconds:
-            return None
-        return self.baseline.seconds / self.seconds
+        return self.timing.ratio
+
+    @property
+    def speedup_note(self) -> str:
+        """What may be said of the speedup: the number with both times, an estimate, or why not."""
+        return self.timing.text
+
+    @property
+    def timing(self) -> Speedup:
+        """Serial against packed wall time: what every table, page and file tells of it."""
+        jobs = [job.id for job in self.plan.jobs]
+        return speedup_of(jobs, self.results, self.seconds, self.baseline)
 
     @property
     def fingerprint(self) -> str:
@@ -553,13 +562,8 @@ class CVResults:
 
     def _summary(self) -> str:
         text = f"{self._account()}; {self.seconds:.1f} s"
-        if self.baseline is not None and self.speedup is not None:
-            text += (
-                f", serial {self.baseline.seconds:.1f} s ({self.baseline.kind}): "
-                f"{self.speedup:.2f}x"
-            )
-            if self.baseline.disturbance:
-                text += f" ({self.baseline.disturbance})"
+        if self.baseline is not None:
+            text += f"; {self.speedup_note}"
         return f"{text}; fingerprint {self.fingerprint[:12]}, {self.bit_identity}"
 
     def __repr__(self) -> str:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Protocol, TextIO, cast
+from typing import Protocol, TextIO
 
 import numpy as np
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from asynckfold.console import console, spinner
 from asynckfold.interruption import unbroken
 from asynckfold.messages import EpochEnded, News, Progress, Remark
 from asynckfold.placement import Load, Placement, Request
+from asynckfold.plaintext import one_line
 from asynckfold.plan import Plan
 from asynckfold.result import DONE, Result
 
@@ -34,49 +33,6 @@ MOST_ROWS = 16
 
 BAR_COLUMNS, NAME_COLUMNS = 24, 48
 """Widths that leave room for the rest in 100 columns."""
-
-
-_GONE = (errno.EPIPE, errno.EIO)
-"""What a write says when the reader went away: of a pipe, and of a terminal."""
-
-
-class _Steady:
-    """A stream whose reader may go away."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            self._give_up(error)
-            return len(text)
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        if error.errno not in _GONE:
-            raise error
-        # The descriptor itself, so that what Python flushes at its end goes nowhere, too.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def steady(stream: TextIO) -> TextIO:
-    """Return a stream that falls silent, and stops nothing, when its reader goes away.
-
-    ``asynckfold run … | head -1`` goes on to the end.
-    """
-    return cast("TextIO", _Steady(stream))
 
 
 class Shown(Protocol):
@@ -122,13 +78,11 @@ class Display:
 
     def __init__(self, verbose: int = 1, stream: TextIO | None = None) -> None:
         self._verbose = verbose
-        self._console = Console(
-            file=steady(stream or sys.stderr), force_jupyter=False, highlight=False, soft_wrap=True
-        )
+        self._console = console(stderr=True, stream=stream, force_jupyter=False)
         self._live: Live | None = None
         self._state: State | None = None
         self._printed = 0.0
-        self._spinner = Spinner("dots", style="dim")
+        self._spinner = Spinner(spinner(self._console), style="dim")
         self._doing = ""
 
     @unbroken
@@ -163,7 +117,7 @@ class Display:
     def note(self, text: str) -> None:
         """Say something once."""
         if self._verbose:
-            self._console.print(Text(text))
+            self._console.print(Text(one_line(text)))
 
     def begin(self, plan: Plan, requests: Mapping[str, Request], results: list[Result]) -> None:
         """The jobs are known."""
@@ -213,7 +167,7 @@ class Display:
             self._state.load = load
 
     def _render(self) -> Group:
-        self._spinner.update(text=Text(self._doing, style="dim"))
+        self._spinner.update(text=Text(one_line(self._doing), style="dim"))
         parts = [] if self._state is None else [self._state.render()]
         return Group(*parts, self._spinner) if self._doing else Group(*parts)
 
@@ -337,7 +291,7 @@ class State:
         bar = ProgressBar(total=len(self.plan.jobs), completed=len(self.results), width=BAR_COLUMNS)
         head = Table.grid(padding=(0, 1))
         head.add_row(bar, Text(self.summary()))
-        lines = [Text(text, style="dim") for text in (self.best(), self._cores()) if text]
+        lines = [Text(one_line(text), style="dim") for text in (self.best(), self._cores()) if text]
         return Group(head, self._table(), *lines) if self.running else Group(head, *lines)
 
     def _table(self) -> Table:
@@ -359,9 +313,9 @@ class State:
         if placement.gpu is not None:
             where = f"GPU {placement.gpu}"
         if news is None:
-            return Text(name), "-", "-", "-", where
+            return Text(one_line(name)), "-", "-", "-", where
         return (
-            Text(name),
+            Text(one_line(name)),
             f"{news.epoch}/{news.epochs}",
             f"{news.batch}/{news.batches}",
             f"{news.loss:.4g}",

@@ -202,20 +202,24 @@ def cause(error: str) -> str:
     return _PLACE.sub("", error)
 
 
-NEIGHBOUR_CORES = 0.2
-"""Mean use by others above which a timing is called disturbed."""
+OTHERS_CORES, OTHERS_SHARE = 0.2, 0.1
+"""Mean use by other programs above which a timing is called disturbed: cores, and share of them.
+
+One busy core delays a serial loop whose threads wait for each other; a packed run on many cores
+only loses its share.
+"""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The ordinary serial loop over the same jobs, to compare with.
+    """The ordinary serial loop over the jobs that succeeded, to compare with.
 
     Parameters
     ----------
     kind : {"measured", "estimated"}
         Whether the whole loop was run, or some batches of each candidate timed and multiplied.
     seconds : float
-        All jobs, one after another.
+        All these jobs, one after another.
     threads : int
         Threads of the loop: torch's default.
     by_candidate : Mapping of str to float
@@ -231,6 +235,12 @@ class Baseline:
         epoch, evaluation included, and its mean training loss.
     class_counts : Mapping of str to tuple of (int, int)
         There, by job: of each class, how many held-out samples were recognised, of how many.
+    seconds_by_job : Mapping of str to float
+        Seconds of each job that the loop trained, by its id; empty in runs of earlier versions.
+    packed_others : float
+        Cores' worth of use by other programs during the packed run.
+    cores : int
+        Allowed cores; 0 where that is not known.
     """
 
     kind: str
@@ -242,16 +252,21 @@ class Baseline:
     by_job: Mapping[str, float] = field(default_factory=dict)
     epochs: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     class_counts: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    seconds_by_job: Mapping[str, float] = field(default_factory=dict)
+    packed_others: float = 0.0
+    cores: int = 0
 
     @property
     def disturbance(self) -> str:
-        """Why its seconds, and a speedup from them, are too high; empty where they are not."""
-        if self.others <= NEIGHBOUR_CORES:
-            return ""
-        return (
-            f"disturbed: other programs used {self.others:.1f} cores while the serial loop was "
-            "timed, so its seconds and the speedup are too high"
-        )
+        """Who else used the machine while times were taken; empty where nobody did."""
+        if not self.others <= OTHERS_CORES:
+            return f"other programs used {self._of(self.others)} while the serial loop was timed"
+        if not self.packed_others <= max(OTHERS_CORES, OTHERS_SHARE * self.cores):
+            return f"other programs used {self._of(self.packed_others)} during the packed run"
+        return ""
+
+    def _of(self, used: float) -> str:
+        return f"{used:.1f} of {self.cores} cores" if self.cores else f"{used:.1f} cores"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asynckfold import choice, processes
+from asynckfold import choice, processes, terminal
 from asynckfold.asking import Sampler, ask
 from asynckfold.choice import Choice
 from asynckfold.cv_results import CVResults
@@ -35,10 +35,10 @@ from asynckfold.planning import Engines, Planned, Planner
 from asynckfold.progress import Display
 from asynckfold.recipe import Recipe, sending_problems
 from asynckfold.report.findings import packing as packing_text
-from asynckfold.result import DIVERGED, DONE, FAILED, Result, job_by_id
+from asynckfold.result import DIVERGED, DONE, FAILED, Baseline, Result, job_by_id
 from asynckfold.scoring import Score, resolve
 from asynckfold.settings import Settings
-from asynckfold.store import RunStore
+from asynckfold.store import RunStore, Sample
 from asynckfold.sweep import Sweep, is_stray
 from asynckfold.trainer_params import TrainerParams
 
@@ -182,7 +182,10 @@ class Session:
     def _compare(self, make: Engines, bundle: Any, data: Prepared) -> None:
         """Time the ordinary serial loop, unless it is known from an earlier session."""
         wanted, known = self.settings.baseline, self.store.baseline
-        if wanted is None or (known and (known.kind == "measured" or wanted == "estimate")):
+        # What failed, diverged or never ended is no work that the packed run did.
+        finished = self.store.finished()
+        done = tuple(job for job in bundle.plan.jobs if finished.get(job.id) == DONE)
+        if wanted is None or not done or (known and _suffices(known, wanted, done)):
             return
         if bundle.plan.params.deals_parts:
             # A speedup is told of equal samples only.
@@ -193,7 +196,8 @@ class Session:
 
         self.display.doing(f"{wanted[:-1]}ing the serial baseline")
         sampler, begun = Sampler(self.store, "serial"), self.store.now()
-        ordinary = replace(bundle, ordinary=data.ordinary())
+        work = replace(bundle.plan, jobs=done)
+        ordinary = replace(bundle, plan=work, ordinary=data.ordinary())
         unfit = sending_problems({"dataset": ordinary.ordinary}) if make.pool else []
         if unfit:
             self.store.event("baseline", f"there is no serial baseline: {unfit[0]}")
@@ -215,13 +219,29 @@ class Session:
                 ) from interrupt
         if baseline is None:
             return
-        samples = [item for item in self.store.samples() if item.at >= begun]
-        used = [item.used - item.own for item in samples if item.phase == "serial"]
-        baseline = replace(baseline, others=float(np.mean(used)) if used else 0.0)
+        samples = self.store.samples()
+        baseline = replace(
+            baseline,
+            others=_others([item for item in samples if item.at >= begun], "serial"),
+            packed_others=_others(samples, "packed"),
+            cores=max((len(item.cores) for item in samples), default=0),
+        )
         self.store.set_baseline(baseline)
         if baseline.disturbance:
             self.store.event("baseline", baseline.disturbance)
-            self.display.note(baseline.disturbance)
+
+
+def _suffices(known: Baseline, wanted: str, done: Sequence[Job]) -> bool:
+    """Whether an earlier session timed what is wanted, over all jobs that are done."""
+    timed = known.seconds_by_job
+    is_whole = not timed or all(job.id in timed for job in done)
+    return is_whole and (known.kind == "measured" or wanted == "estimate")
+
+
+def _others(samples: Sequence[Sample], phase: str) -> float:
+    """Mean use by other programs during a phase, cores' worth; 0 where nothing was sampled."""
+    used = [item.used - item.own for item in samples if item.phase == phase]
+    return max(0.0, float(np.mean(used))) if used else 0.0
 
 
 def _told_fewer(threads: int, usual: int) -> str:
@@ -265,6 +285,7 @@ class _Finish:
 @contextmanager
 def held(root: Path, resume: str) -> Iterator[RunStore]:
     """Hold the run; leave no trace of one that never got a plan."""
+    terminal.open_standard()
     fresh = not root.exists()
     store = RunStore.hold(root)
     try:

@@ -316,5 +316,7 @@ def _write_baseline(store: FakeClockStore, run: Synthetic, plan: Plan, makespan:
             by_job,
             {job.id: ends for job in known},
             {job.id: [(9, 10)] * len(run.classes) for job in known},
+            {job.id: _seconds(job) for job in plan.jobs},
+            cores=run.cores,
         )
     )

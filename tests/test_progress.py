@@ -22,8 +22,9 @@ from asynckfold.interruption import listening
 from asynckfold.messages import EpochEnded, Progress, Remark
 from asynckfold.placement import Load, Placement, Request
 from asynckfold.plan import Plan, make_jobs
-from asynckfold.progress import MOST_ROWS, Display, State, clock, steady
+from asynckfold.progress import MOST_ROWS, Display, State, clock
 from asynckfold.result import DIVERGED, DONE, FAILED, Epoch, Result
+from asynckfold.terminal import steady
 from asynckfold.trainer_params import TrainerParams
 
 

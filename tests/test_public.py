@@ -26,7 +26,7 @@ def test_all_is_sorted_and_importable() -> None:
         for name, value in vars(asynckfold).items()
         if getattr(value, "__module__", "").startswith("asynckfold.") and not name.startswith("_")
     }
-    assert public | set(asynckfold._IMPORTED_ON_USE) == set(asynckfold.__all__)
+    assert public | set(asynckfold._PLACES) == set(asynckfold.__all__)
 
 
 def test_importing_has_no_side_effects_and_costs_no_torch() -> None:

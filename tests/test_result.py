@@ -318,7 +318,7 @@ def test_the_text_is_readable() -> None:
     baseline = Baseline("measured", 25.0, 2)
     lines = repr(make_results(all_scores(), baseline=baseline)).splitlines()
     assert "12 done" in lines[0]
-    assert "serial 25.0 s (measured): 2.50x" in lines[0]
+    assert "speedup: 2.50x, serial loop 25.0 s (measured, 2 threads)" in lines[0]
     assert lines[1].split() == ["model", "scheduler", "accuracy", "folds", "seconds"]
     row = ["1", "A", "warm", "0.6000", "±", "0.0082", "3", "of", "3", "folds", "6.0"]
     assert lines[2].split() == row
@@ -348,7 +348,7 @@ def test_the_counts_add_up(ends: dict[str, str]) -> None:
 
 
 def test_the_speedup_needs_a_baseline_and_all_jobs() -> None:
-    baseline = Baseline("estimated", 25.0, 2)
+    baseline = Baseline("measured", 25.0, 2)
     scores = all_scores()
     assert make_results(scores, baseline=baseline).speedup == 2.5
     assert make_results(scores).speedup is None

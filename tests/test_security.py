@@ -21,7 +21,7 @@ PACKAGE = Path(asynckfold.__file__).parent
 
 ALLOWED = {
     ("training/worker.py", "unpickling"): "the sweep's objects, through the pipe from its parent",
-    ("__init__.py", "import by name"): "its own rooms that need torch, from a table",
+    ("__init__.py", "import by name"): "its own rooms, on use, from a table",
     ("bench/__init__.py", "import by name"): "its own rooms, from a table",
     ("training/frames.py", "network"): "the parameter server that the user starts; no pickle",
     ("training/parameter_server/server.py", "network"): "the same",
@@ -38,7 +38,7 @@ ALLOWED = {
     ("descriptors.py", "file opened to write"): "a memory file without a name",
     ("descriptors.py", "temporary file elsewhere"): "without a name, where memfd is missing",
     ("proc.py", "file opened to write"): "/proc/self/clear_refs",
-    ("progress.py", "file opened to write"): "/dev/null, when nobody reads the display",
+    ("terminal.py", "file opened to write"): "/dev/null, when nobody reads, or a stream was closed",
     ("cv_results.py", "HTML by f-string"): "_repr_html_; every cell is escaped",
 }
 """(file, rule) → why it may; nothing else may."""

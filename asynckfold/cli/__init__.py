@@ -31,7 +31,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.table import Table
 from rich.text import Text
 
+from asynckfold import terminal
 from asynckfold.cli import doctor as doctors
 from asynckfold.cli import state as states
 from asynckfold.cli.parser import make_parser, stored_command
@@ -62,12 +63,12 @@ from asynckfold.errors import (
     JobFailedError,
     Problem,
     RefitFailedError,
+    StorageError,
     nearest,
     refuse,
 )
 from asynckfold.files import write_whole
 from asynckfold.interruption import ENDINGS, Interruption, listening
-from asynckfold.progress import steady
 from asynckfold.store import RunStore
 
 if TYPE_CHECKING:
@@ -87,8 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def program() -> int:
     """Be the process of the command; return its exit code, unless the process ends here."""
+    terminal.open_standard()
     # Called after the exit handlers of what is imported from here on.
-    atexit.register(_flush)
+    atexit.register(terminal.flush)
     words, leaves = sys.argv[1:], False
     with listening(*ENDINGS):
         try:
@@ -99,7 +101,7 @@ def program() -> int:
         except InterruptedRunError as interrupt:
             # It came before there was anything to interrupt, or when all had been said.
             _hear_no_more()
-            steady(sys.stderr).write(f"{interrupt}\n{_continue_with(words)}\n")
+            terminal.complain(f"{interrupt}\n{_continue_with(words)}")
             code = interrupt.exit_code
         if leaves:
             _leave(code)
@@ -119,18 +121,13 @@ def _leave(code: int) -> NoReturn:
     to write or to end: open files, temporary ones, processes.
     """
     atexit._run_exitfuncs()
-    _flush()
+    terminal.flush()
     os._exit(code)
 
 
-def _flush() -> None:
-    """Let what was printed arrive, or go nowhere: Python would end with another exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        steady(stream).flush()
-
-
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    parsed = make_parser().parse_args(words)
+    with terminal.steady_streams():
+        parsed = make_parser().parse_args(words)
     parsed.line = list(words)
     return parsed
 
@@ -138,13 +135,14 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 def _told(parsed: argparse.Namespace) -> int:
     """Carry out the verb, and let all that is said of it arrive."""
     # Also what a sweep file or a library prints may meet a reader that went away.
-    with (
-        redirect_stdout(steady(sys.stdout)),
-        redirect_stderr(steady(sys.stderr)),
-        listening(*ENDINGS) as signals,
-    ):
+    with terminal.steady_streams(), listening(*ENDINGS) as signals:
         code = _carried_out(parsed, signals)
-        _flush()
+        terminal.flush()
+        lost = terminal.lost_output()
+        if lost:
+            terminal.complain(f"asynckfold: standard output is not complete: {lost}")
+            # Of a verb that only tells, what it told was all; a run has its own code.
+            code = code or StorageError.exit_code * (parsed.verb in TELLING)
     return code
 
 
@@ -380,6 +378,9 @@ def simulate(parsed: argparse.Namespace, out: Output) -> int:
 
     return simulate(parsed, out)
 
+
+TELLING = ("bench", "compare", "doctor", "plan", "simulate", "status")
+"""Verbs that leave nothing but what they print."""
 
 VERBS = {
     "bench": bench,

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.errors import InputError, Problem, nearest, refuse
+from asynckfold.terminal import complain
 
 if TYPE_CHECKING:
     from asynckfold.kfold import AsyncKFold
@@ -407,7 +408,7 @@ def _executed(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        sys.stderr.write("".join(traceback.format_exception(_without_ours(error, path))))
+        complain("".join(traceback.format_exception(_without_ours(error, path))).rstrip())
         line = traceback.format_exception_only(error)[-1].strip()
         raise InputError(
             [Problem("the sweep file must run", line, f"Repair {path}; its traceback is above.")]
@@ -674,4 +675,4 @@ def _words(text: str) -> list[str]:
 
 def _note(parsed: argparse.Namespace, text: str) -> None:
     if not parsed.quiet:
-        sys.stderr.write(f"{text}\n")
+        complain(text)

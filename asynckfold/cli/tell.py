@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from asynckfold import terminal
 from asynckfold.candidates import folds_note
+from asynckfold.console import console, spinner
 from asynckfold.cv_results import CVResults
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.packing import Packing, packing_of
-from asynckfold.progress import shown, steady
-from asynckfold.report.findings import plural
+from asynckfold.plaintext import one_line
+from asynckfold.progress import shown
+from asynckfold.report.text import plain_data
 from asynckfold.store import RunStore
 
 WIDE = 240
@@ -35,33 +36,30 @@ class Output:
 
     def __init__(self, parsed: argparse.Namespace) -> None:
         self.json = bool(getattr(parsed, "json", False))
-        self._out, self._err = steady(sys.stdout), steady(sys.stderr)
         # What is no terminal has no width: a file or a pipe gets whole names, not 80 columns.
-        width = None if sys.stdout.isatty() else WIDE
-        self._console = Console(file=self._out, highlight=False, soft_wrap=True, width=width)
+        self._console = console(width=None if terminal.is_terminal() else WIDE)
 
     def say(self, what: Any = "") -> None:
-        """Print for people; nothing when JSON is asked for."""
+        """Print a line, or a table, for people; nothing when JSON is asked for."""
         if not self.json:
-            self._console.print(Text(what) if isinstance(what, str) else what)
+            self._console.print(Text(one_line(what)) if isinstance(what, str) else what)
 
     def data(self, what: Mapping[str, Any]) -> None:
         """Print one JSON object when asked for."""
         if self.json:
-            self._out.write(f"{json.dumps(what, default=str)}\n")
-            self._out.flush()
+            terminal.write(f"{json.dumps(plain_data(what), default=str)}\n")
 
     def error(self, text: str) -> None:
         """Print to standard error."""
-        self._err.write(f"{text}\n")
-        self._err.flush()
+        terminal.complain(text)
 
 
 def patience(parsed: argparse.Namespace, text: str) -> AbstractContextManager[object]:
     """Show on a terminal that something is going on, while the first seconds pass."""
-    if parsed.quiet or not sys.stderr.isatty():
+    if parsed.quiet or not terminal.is_terminal(stderr=True):
         return nullcontext()
-    return shown(Console(stderr=True).status(text))
+    place = console(stderr=True)
+    return shown(place.status(text, spinner=spinner(place)))
 
 
 def tell_results(root: Path, out: Output, with_report: bool) -> int:
@@ -95,7 +93,7 @@ def tell_results(root: Path, out: Output, with_report: bool) -> int:
 
 def _numbers(results: CVResults) -> dict[str, Any]:
     """The run as plain data."""
-    baseline, best = results.baseline, _best(results)
+    timing, best = results.timing, _best(results)
     return {
         **results.counts,
         "fingerprint": results.fingerprint,
@@ -103,10 +101,11 @@ def _numbers(results: CVResults) -> dict[str, Any]:
         "best": best,
         "best_score": results.best_score_ if best else None,
         "seconds": results.seconds,
-        "serial_seconds": baseline.seconds if baseline else None,
-        "baseline": baseline.kind if baseline else None,
-        "speedup": _speedup(results),
-        "disturbed": bool(baseline and baseline.disturbance),
+        "serial_seconds": timing.serial_seconds,
+        "baseline": timing.kind or None,
+        "speedup": timing.ratio,
+        "estimated_speedup": timing.estimate,
+        "speedup_note": timing.text,
     }
 
 
@@ -130,11 +129,6 @@ def _best(results: CVResults) -> dict[str, str] | None:
         return None  # no candidate has a score on every fold
 
 
-def _speedup(results: CVResults) -> float | None:
-    """The speedup, where there is work to speak of: a failed job is fast in no useful way."""
-    return results.speedup if results.counts["done"] else None
-
-
 def _results_table(results: CVResults) -> Table:
     metric = results.plan.scoring[0]
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
@@ -145,8 +139,8 @@ def _results_table(results: CVResults) -> Table:
         complete = row["folds_done"] == row["folds"]
         table.add_row(
             "-" if row["rank"] != row["rank"] else str(int(row["rank"])),
-            Text(str(row["model"])),
-            Text(str(row["scheduler"])),
+            Text(one_line(row["model"])),
+            Text(one_line(row["scheduler"])),
             f"{row[f'mean_{metric}']:.4f} ± {row[f'std_{metric}']:.4f}" if known else "n/a",
             f"{row['ci_low']:.4f} … {row['ci_high']:.4f}" if complete else "",
             folds_note(row["folds_done"], row["folds"]),
@@ -165,15 +159,8 @@ def result_lines(results: CVResults) -> Iterator[str]:
             f"best: {best['model']} with {best['scheduler']}, "
             f"{results.plan.scoring[0]} {results.best_score_:.4f}{_verdict(results)}"
         )
-    baseline, speedup = results.baseline, _speedup(results)
-    if baseline is not None and speedup is not None:
-        what = "measured" if baseline.kind == "measured" else "estimated from some batches"
-        disturbed = " (disturbed)" if baseline.disturbance else ""
-        yield (
-            f"speedup{disturbed}: {speedup:.2f}x, serial loop {baseline.seconds:.1f} s ({what}, "
-            f"{plural(baseline.threads, 'thread')}) / packed {results.seconds:.1f} s"
-            + (f"; {baseline.disturbance}" if baseline.disturbance else "")
-        )
+    if results.baseline is not None:
+        yield results.speedup_note
     unfinished = {
         state: number
         for state, number in counts.items()

@@ -198,23 +198,29 @@ def _untestable(difference: Difference) -> str:
     return f"the difference is the same on all {difference.folds} folds: no spread to test with"
 
 
+def cpu_use(own: float, used: float, cores: int) -> str:
+    """Return whose use of the cores was how much: this run's own, and that of others."""
+    others = max(0.0, used - own)
+    return f"this run {own:.2f} of {plural(cores, 'core')}, other programs {others:.2f}"
+
+
 def p_value(value: float) -> str:
     """Return a p-value with two digits, ``"< 0.001"`` where it is tiny."""
     return "n/a" if math.isnan(value) else "< 0.001" if value < 1e-3 else f"{value:.2g}"
 
 
 def speed(summary: Summary) -> str:
-    """Say how long the run took and how long the serial loop, and what the latter is."""
+    """Say how long the run took, and the speedup: a number, an estimate called one, or why not."""
     packed = f"{duration(summary.packed_seconds)} packed"
     found = summary.speedup
     if found is None:
         return f"{packed}; no serial baseline was taken, so no speedup is claimed"
+    if found.why_not or found.serial_seconds is None:
+        return f"{packed}. Speedup not reported: {found.why_not}"
     serial = f"{duration(found.serial_seconds)} serial ({found.kind})"
     if found.ratio is None:
-        why = "the run is not complete" if summary.counts["pending"] else "no job succeeded"
-        return f"{packed} against {serial}: no speedup, {why}"
-    disturbed = " (disturbed)" if found.disturbance else ""
-    return f"{times(found.ratio)}{disturbed}: {packed} against {serial}"
+        return f"{packed} against {serial}, an estimated speedup of {found.estimate:.1f}"
+    return f"{times(found.ratio)}: {packed} against {serial}"
 
 
 def times(ratio: float) -> str:
@@ -223,13 +229,14 @@ def times(ratio: float) -> str:
 
 
 def unequal_work(summary: Summary) -> str:
-    """Warn where jobs without a result make the two times hard to compare; else ``""``."""
+    """Say what is left out of the serial seconds where jobs have no result; else ``""``."""
     lost = sum(summary.counts[state] for state in ("failed", "diverged", "cancelled"))
-    if summary.speedup is None or summary.speedup.ratio is None or not lost:
+    found = summary.speedup
+    if found is None or found.why_not or not lost:
         return ""
     return (
-        f"{plural(lost, 'job')} of {summary.counts['planned']} did not succeed, so the packed run "
-        "may have done less work than the serial loop."
+        f"{plural(lost, 'job')} of {summary.counts['planned']} did not succeed: the serial seconds "
+        "are without them, the packed ones with what they took."
     )
 
 

@@ -13,13 +13,11 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from asynckfold.plaintext import plain
 from asynckfold.plan import Job
 
 NAME_LIMIT = 256
 TEXT_LIMIT = 64 * 1024
-
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def clean(value: object, limit: int = NAME_LIMIT) -> str:
@@ -32,8 +30,7 @@ def clean(value: object, limit: int = NAME_LIMIT) -> str:
     >>> clean("x" * 9, limit=4)
     'xxxx… (5 more)'
     """
-    text = _ANSI.sub("", str(value))
-    text = _UNPRINTABLE.sub("\ufffd", text)
+    text = plain(str(value))
     if "/" in text:
         text = _without_home(text)
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more)"

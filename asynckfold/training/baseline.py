@@ -42,13 +42,14 @@ Judged = tuple[torch.Tensor, torch.Tensor]
 
 
 def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline | None:
-    """Run the whole loop; None when asked to stop."""
+    """Run the whole loop over the jobs of the bundle's plan; None when asked to stop."""
     by_candidate = dict.fromkeys((job.candidate for job in bundle.plan.jobs), 0.0)
     by_job: dict[str, float] = {}
     scores: dict[str, list[float]] = {name: [] for name in by_candidate}
     epochs: dict[str, list[tuple[float, float]]] = {}
     class_counts: dict[str, list[tuple[int, int]]] = {}
     classes, several = len(bundle.plan.classes), bundle.plan.params.processes > 1
+    seconds: dict[str, float] = {}
     for job in bundle.plan.jobs:
         started = time.perf_counter()
         try:
@@ -59,9 +60,10 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
             trained = None
         if stop():
             return None
-        by_candidate[job.candidate] += time.perf_counter() - started
         if trained is None:
             continue
+        seconds[job.id] = time.perf_counter() - started
+        by_candidate[job.candidate] += seconds[job.id]
         if classes:
             by_job[job.id] = trained.accuracy
             scores[job.candidate].append(trained.accuracy)
@@ -77,6 +79,7 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
         by_job=by_job,
         epochs=epochs,
         class_counts=class_counts,
+        seconds_by_job=seconds,
     )
 
 
@@ -86,7 +89,8 @@ def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baselin
     What is multiplied is the median of the batches' seconds: other programs on the machine delay
     some batches, and must not make the baseline look slower than it is.
     """
-    by_model: dict[str, tuple[float, float]] = {}
+    by_model: dict[str, tuple[float, float] | None] = {}
+    seconds: dict[str, float] = {}
     by_candidate = dict.fromkeys((job.candidate for job in bundle.plan.jobs), 0.0)
     for job in bundle.plan.jobs:
         if stop():
@@ -97,14 +101,24 @@ def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baselin
                     by_model[job.model] = _batch_seconds(bundle, job, data, stop)
             except (Exception, SystemExit):  # noqa: BLE001
                 # Its jobs fail in the sweep as well, where the traceback is recorded.
-                by_model[job.model] = (0.0, 0.0)
-        train, valid = by_model[job.model]
+                by_model[job.model] = None
+        batch_seconds = by_model[job.model]
+        if batch_seconds is None:
+            continue
+        train, valid = batch_seconds
         fold, size = bundle.fold_of(job), bundle.plan.batch_size
         epoch = train * math.ceil(len(fold.train) / size) + valid * math.ceil(
             len(fold.valid) / size
         )
-        by_candidate[job.candidate] += epoch * bundle.plan.params.epochs
-    return Baseline("estimated", sum(by_candidate.values()), torch.get_num_threads(), by_candidate)
+        seconds[job.id] = epoch * bundle.plan.params.epochs
+        by_candidate[job.candidate] += seconds[job.id]
+    return Baseline(
+        "estimated",
+        sum(by_candidate.values()),
+        torch.get_num_threads(),
+        by_candidate,
+        seconds_by_job=seconds,
+    )
 
 
 class _Loop:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 import traceback
 import warnings
@@ -26,7 +25,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from asynckfold import proc
+from asynckfold import proc, terminal
 from asynckfold.errors import WorkerDiedError
 
 Work = Callable[[int, Any], Any]
@@ -81,8 +80,7 @@ class Crew:
     def _forked(self, rank: int) -> _Member:
         mine, theirs = Pipe()
         parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        terminal.flush()
         with warnings.catch_warnings():
             # The one further thread of a worker shortens its log, and holds no lock of ours.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -100,8 +98,7 @@ class Crew:
                 traceback.print_exc()
             finally:
                 with contextlib.suppress(Exception):
-                    sys.stdout.flush()
-                    sys.stderr.flush()
+                    terminal.flush()
                 os._exit(0)
         theirs.close()
         return _Member(rank, pid, mine)

@@ -14,12 +14,11 @@ import importlib
 import os
 import selectors
 import signal
-import sys
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from asynckfold import descriptors, proc
+from asynckfold import descriptors, proc, terminal
 from asynckfold.pulse import Pulses
 from asynckfold.training.lifeline import lifeline
 
@@ -179,8 +178,7 @@ class _Server:
         except BaseException:  # noqa: BLE001
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            terminal.flush()
             os._exit(status)
 
     def reap(self) -> None:

@@ -33,7 +33,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from asynckfold import descriptors, proc
+from asynckfold import descriptors, proc, terminal
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.messages import JobEnded, News, Resized, Setback, Started, Task
@@ -436,8 +436,7 @@ def _output_to_log(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[None]:
                 os.dup2(target, number)
             yield
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            terminal.flush()
             for number, old in zip((1, 2), saved, strict=True):
                 os.dup2(old, number)
                 os.close(old)

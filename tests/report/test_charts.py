@@ -72,7 +72,11 @@ def test_a_legend_counts_what_is_drawn(summarized: Summarize) -> None:
             Synthetic(classes=(), metrics=("r2",), baseline=None, cpu_samples=False, folds=2),
             {"classes", "confusion", "use", "speedup"},
         ),
-        (Synthetic(status=lambda job: "failed"), {"scores", "curves", "classes", "confusion"}),
+        (
+            Synthetic(status=lambda job: "failed"),
+            {"scores", "curves", "classes", "confusion", "speedup"},
+        ),
+        (Synthetic(others=0.8, epochs=1, models=("A",)), {"speedup"}),
         (Synthetic(status=lambda job: "pending", baseline=None, cpu_samples=False), set(ALL)),
         (Synthetic(score=float("nan"), models=("A",), folds=2), {"scores"}),
         (Synthetic(epochs=1, models=("A",), lr_schedules=("x",)), set()),

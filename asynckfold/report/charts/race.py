@@ -30,7 +30,8 @@ def draw_race(summary: Summary) -> Chart | None:
         return None
     shown = summary.races[: len(COLOURS)]
     first = shown[0]
-    title = _race_title(first)
+    disturbance = "" if summary.speedup is None else summary.speedup.disturbance
+    title = f"Times not compared: {disturbance}" if disturbance else _race_title(first)
     figure = new_figure(3.6, title)
     axes = figure.subplots()
     colours = colours_of(summary)
@@ -56,8 +57,6 @@ def draw_race(summary: Summary) -> Chart | None:
     axes.grid(axis="y")
     threads = findings.plural(first.threads, "thread")
     note = f"solid: {first.processes} processes; dashed: the serial loop, one process, {threads}"
-    if summary.speedup is not None and summary.speedup.disturbance:
-        note += ", disturbed by others"
     axes.set_title(f"train loss; {note}", loc="left")
     name_candidates(figure, summary, [race.candidate for race in shown], lines=True)
     alt = "; ".join(

@@ -18,9 +18,9 @@ from asynckfold.report.summary import Summary
 
 @styled
 def draw_speedup(summary: Summary) -> Chart | None:
-    """Draw serial against packed seconds."""
+    """Draw serial against packed seconds, where both are what they should be."""
     found = summary.speedup
-    if found is None or not summary.packed_seconds:
+    if found is None or found.why_not or found.serial_seconds is None:
         return None
     title = findings.speed(summary)
     figure = new_figure(1.75, title)

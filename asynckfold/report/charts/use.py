@@ -34,23 +34,17 @@ def draw_use(summary: Summary) -> Chart | None:
         _draw_phase(axes, phase, found.get(phase), divisor, colour)
     panels[1].set_xlabel(f"{unit} since the phase began")
     panels[1].set_xlim(0, max(longest / divisor * 1.01, 1e-3))
-    alt = "; ".join(
-        f"{use.phase}: {use.mean_used:.2f} of {use.cores} cores in use on average"
-        for use in summary.use
-    )
+    alt = "; ".join(f"{use.phase}: {_told(use)}" for use in summary.use)
     return chart_of("use", title, alt, figure)
 
 
 def _use_title(found: dict[str, Use]) -> str:
-    shares = {
-        phase: findings.percent(use.mean_used / max(use.cores, 1)) for phase, use in found.items()
-    }
-    if len(shares) == 2:
-        return (
-            f"Of the allowed cores {shares['packed']} were in use packed, {shares['serial']} serial"
-        )
-    phase, share = next(iter(shares.items()))
-    return f"{share} of the allowed cores were in use in the {phase} run"
+    phase = "packed" if "packed" in found else next(iter(found))
+    return f"CPU use{'' if phase == 'packed' else ', serial'}: {_told(found[phase])}"
+
+
+def _told(use: Use) -> str:
+    return findings.cpu_use(use.mean_own, use.mean_used, use.cores)
 
 
 def _draw_phase(axes: Axes, phase: str, use: Use | None, divisor: float, colour: str) -> None:
@@ -68,5 +62,4 @@ def _draw_phase(axes: Axes, phase: str, use: Use | None, divisor: float, colour:
     axes.set_ylim(0, use.cores * 1.08)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, min_n_ticks=1))
     axes.grid(axis="y")
-    mean = f"mean {use.mean_used:.2f} of {use.cores} cores, this run {use.mean_own:.2f}"
-    axes.set_title(f"{phase}: {mean}; filled: this run, line: everyone", loc="left")
+    axes.set_title(f"{phase}: {_told(use)}; filled: this run, line: everyone", loc="left")

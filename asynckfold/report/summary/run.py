@@ -23,7 +23,7 @@ from asynckfold.report.summary.facts import Facts, command, facts
 from asynckfold.report.summary.failures import FailureGroup, LogLine, failures
 from asynckfold.report.summary.jobs import AveragedJob, Bar, averaged, bars, shown_packing
 from asynckfold.report.summary.machine import Use, uses
-from asynckfold.report.summary.speedup import Speedup, speedup_of
+from asynckfold.report.summary.speedup import Timing, timing_of
 from asynckfold.report.text import clean, flat, plain_data, shown
 from asynckfold.result import job_by_id
 from asynckfold.store import RunStore
@@ -71,7 +71,7 @@ class Summary:
     lead: Lead | None
     class_names: tuple[str, ...]
     packed_seconds: float
-    speedup: Speedup | None
+    speedup: Timing | None
     packing: Packing | None
     use: tuple[Use, ...]
     bars: tuple[Bar, ...]
@@ -162,7 +162,7 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
         lead=shown_lead(found),
         class_names=class_names(plan, confusions),
         packed_seconds=found.seconds,
-        speedup=speedup_of(found, rows),
+        speedup=timing_of(found, rows),
         packing=shown_packing(store),
         use=uses(store.samples()),
         bars=bars(store, found.results, jobs),

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from asynckfold.cv_results import CVResults
 from asynckfold.report.summary.candidates import CandidateRow
 from asynckfold.report.text import clean
-from asynckfold.result import DONE, Baseline
+from asynckfold.result import Baseline
+from asynckfold.speedup import Speedup
 
 
 @dataclass(frozen=True)
@@ -52,35 +53,22 @@ class FoldPair:
 
 
 @dataclass(frozen=True)
-class Speedup:
-    """Serial against packed wall time.
+class Timing(Speedup):
+    """Serial against packed wall time, and the accuracy of both.
 
     Parameters
     ----------
-    kind : {"measured", "estimated"}
-        Whether the serial loop was run whole.
-    serial_seconds, packed_seconds : float
-        Wall time of all jobs.
-    serial_threads : int
-        Threads of the serial loop.
-    ratio : float or None
-        Serial / packed; None while jobs are pending, and where not one succeeded.
     accuracy : tuple of AccuracyPair
         Empty for an estimate, and where accuracy is not among the run's scores.
     disturbance : str
-        Why the serial seconds are too high; empty where they are not.
+        Who else used the machine while times were taken; empty where nobody did.
     """
 
-    kind: str
-    serial_seconds: float
-    serial_threads: int
-    packed_seconds: float
-    ratio: float | None
-    accuracy: tuple[AccuracyPair, ...]
-    disturbance: str
+    accuracy: tuple[AccuracyPair, ...] = ()
+    disturbance: str = ""
 
 
-def speedup_of(found: CVResults, rows: Sequence[CandidateRow]) -> Speedup | None:
+def timing_of(found: CVResults, rows: Sequence[CandidateRow]) -> Timing | None:
     """Return serial against packed wall time; None without a baseline."""
     baseline = found.baseline
     if baseline is None:
@@ -91,12 +79,15 @@ def speedup_of(found: CVResults, rows: Sequence[CandidateRow]) -> Speedup | None
         if f"{model}/{lr_schedule}" in baseline.accuracy
     }
     pairs = _fold_pairs(found, baseline)
-    return Speedup(
-        kind=clean(baseline.kind),
-        serial_seconds=baseline.seconds,
-        serial_threads=baseline.threads,
-        packed_seconds=found.seconds,
-        ratio=found.speedup if found.counts[DONE] else None,
+    decided = found.timing
+    return Timing(
+        kind=clean(decided.kind),
+        ratio=decided.ratio,
+        estimate=decided.estimate,
+        why_not=clean(decided.why_not, 4096),
+        serial_seconds=decided.serial_seconds,
+        packed_seconds=decided.packed_seconds,
+        serial_threads=decided.serial_threads,
         accuracy=tuple(
             AccuracyPair(row.name, row.mean["accuracy"], serial[row.name], pairs.get(row.name, ()))
             for row in rows

@@ -1,0 +1,36 @@
+"""Tables and what moves on the terminal: rich's console, whose text is cleaned as it is drawn."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from asynckfold.plaintext import plain
+from asynckfold.terminal import steady
+
+
+class _CleanConsole(Console):
+    """A console that draws no control character but its own."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Draw, with text cleaned."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
+
+
+def console(*, stderr: bool = False, stream: TextIO | None = None, **options: Any) -> Console:
+    """Return a console to standard output or error, or to another stream."""
+    chosen = stream or (sys.stderr if stderr else sys.stdout)
+    fixed = {"highlight": False, "markup": False, "emoji": False, "soft_wrap": True}
+    return _CleanConsole(file=steady(chosen), **{**fixed, **options})
+
+
+def spinner(shown_on: Console) -> str:
+    """Return the name of rich's spinner that a terminal can draw."""
+    return "dots" if shown_on.encoding.startswith("utf") else "line"

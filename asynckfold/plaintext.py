@@ -1,0 +1,42 @@
+"""Text of users, their code and other people's runs, made safe to show.
+
+One function for the terminal, the tables and the page: no control characters, no escape sequences,
+nothing that turns the direction of writing, no surrogates.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SEQUENCE = re.compile(
+    # CSI with its parameters; OSC, DCS and their kind with their text, where that ends.
+    r"\x1b\[[0-9:;<=>?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"
+)
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+    r"\ud800-\udfff\ufdd0-\ufdef\ufeff\ufff9-\ufffb\ufffe\uffff]"
+)
+
+
+def plain(text: str) -> str:
+    """Return text without escape sequences; line feeds and tabs stay, other controls show as one.
+
+    Letters of every script, their joiners and emoji stay as they are.
+
+    Examples
+    --------
+    >>> plain("a\\x1b[31mred\\x00 é 漢字"), plain("\\x1b]0;title\\x07name\\u202egnp.exe")
+    ('ared\ufffd é 漢字', 'name\ufffdgnp.exe')
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return _CONTROL.sub("\ufffd", _SEQUENCE.sub("", text))
+
+
+def one_line(text: str) -> str:
+    """Return text as one line, so that no name can forge a line of its own.
+
+    >>> one_line("A\\ndone: 100 of 100")
+    'A\\\\ndone: 100 of 100'
+    """
+    return plain(text).replace("\n", "\\n").replace("\t", " ")

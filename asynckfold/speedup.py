@@ -1,0 +1,141 @@
+"""The speedup, decided once: a number, or why there is none. Whoever prints one asks here.
+
+A speedup is the serial loop's wall time over the packed run's, for equal work. It is reported only
+where both times were measured whole, and nobody else used the machine meanwhile. An estimate is
+called one wherever it stands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from asynckfold.result import DONE, Baseline, Result
+
+MEASURED, ESTIMATED = "measured", "estimated"
+
+_AGAIN = "Measure again on an idle machine, in a new folder"
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Serial against packed wall time: a number, or why there is none.
+
+    Parameters
+    ----------
+    kind : {"measured", "estimated", ""}
+        Whether the serial loop was run whole, or some batches of each model timed and multiplied;
+        empty without a serial loop.
+    ratio : float or None
+        Serial / packed seconds for equal work. None unless both were measured without other
+        programs on the machine.
+    estimate : float or None
+        The same from an estimate of the serial seconds.
+    why_not : str
+        Why there is neither; empty where there is one.
+    serial_seconds : float or None
+        Of the jobs that are done; what the packed run did in vain is not in it.
+    packed_seconds : float
+        Wall time of the packed run, with what it did in vain.
+    serial_threads : int
+        Threads of the serial loop.
+    """
+
+    kind: str
+    ratio: float | None
+    estimate: float | None
+    why_not: str
+    serial_seconds: float | None
+    packed_seconds: float
+    serial_threads: int
+
+    @property
+    def text(self) -> str:
+        """What every door says of it, in one sentence or two."""
+        if self.why_not:
+            return f"speedup not reported: {self.why_not}"
+        threads = f"{self.serial_threads} thread{'s' if self.serial_threads != 1 else ''}"
+        serial = f"serial loop {self.serial_seconds:.1f} s"
+        packed = f"packed {self.packed_seconds:.1f} s"
+        if self.ratio is not None:
+            return f"speedup: {self.ratio:.2f}x, {serial} (measured, {threads}) / {packed}"
+        return (
+            f"estimated speedup: about {self.estimate:.1f}x, {serial} (estimated from some "
+            f"batches, {threads}) / {packed}; baseline='measure' (--baseline measure) runs the "
+            "serial loop whole"
+        )
+
+
+def speedup_of(
+    planned: Collection[str],
+    results: Mapping[str, Result],
+    packed_seconds: float,
+    baseline: Baseline | None,
+) -> Speedup:
+    """Decide what may be said of the speedup.
+
+    Parameters
+    ----------
+    planned : collection of str
+        Ids of all jobs.
+    results : Mapping of str to Result
+        By job id.
+    packed_seconds : float
+        Wall time of the packed run.
+    baseline : Baseline or None
+        The serial loop.
+    """
+    if baseline is None:
+        why = "no serial baseline was taken"
+        return Speedup("", None, None, why, None, packed_seconds, 0)
+    done = [name for name in planned if name in results and results[name].status == DONE]
+    serial, why = _equal_work(planned, done, results, baseline)
+    why = why or _untrue_times(serial, packed_seconds, baseline)
+    ratio = None if why or serial is None else serial / packed_seconds
+    measured = baseline.kind == MEASURED
+    return Speedup(
+        kind=baseline.kind,
+        ratio=ratio if measured else None,
+        estimate=None if measured else ratio,
+        why_not=why,
+        serial_seconds=serial,
+        packed_seconds=packed_seconds,
+        serial_threads=baseline.threads,
+    )
+
+
+def _equal_work(
+    planned: Collection[str],
+    done: Collection[str],
+    results: Mapping[str, Result],
+    baseline: Baseline,
+) -> tuple[float | None, str]:
+    """Return the serial seconds of the jobs that are done, or why they are not known."""
+    if any(name not in results for name in planned):
+        return None, "the run is not complete"
+    if not done:
+        return None, "no job succeeded"
+    if not baseline.seconds_by_job:
+        # Runs of earlier versions know the seconds of all jobs together only.
+        if len(done) == len(planned):
+            return baseline.seconds, ""
+        lost = len(planned) - len(done)
+        return None, f"{lost} of {len(planned)} jobs did not succeed, the serial loop ran them all"
+    missing = [name for name in done if name not in baseline.seconds_by_job]
+    if missing:
+        return None, (
+            f"the serial loop has no time of {len(missing)} of the {len(done)} jobs that are done, "
+            f"the first is {missing[0]}"
+        )
+    return math.fsum(baseline.seconds_by_job[name] for name in done), ""
+
+
+def _untrue_times(serial: float | None, packed: float, baseline: Baseline) -> str:
+    if baseline.disturbance:
+        return f"{baseline.disturbance}. {_AGAIN}"
+    if baseline.kind not in (MEASURED, ESTIMATED):
+        return f"the serial loop's time is of an unknown kind, {baseline.kind!r}"
+    times = (("serial loop", serial), ("packed run", packed))
+    unknown = [name for name, value in times if value is None or not 0 < value < math.inf]
+    return f"the time of the {' and of the '.join(unknown)} is not known" if unknown else ""

@@ -1,0 +1,319 @@
+"""What is printed: clean text, and no stream that ends a run or changes its exit code."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import io
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+import asynckfold
+from asynckfold import terminal
+from asynckfold.cli.tell import Output
+from asynckfold.console import console
+from asynckfold.plaintext import one_line, plain
+from asynckfold.progress import Display
+from asynckfold.store import RunStore
+from tests.synthetic import Synthetic, write_run
+
+HERE = Path(__file__).parent.parent.parent
+SMALL = Synthetic(models=("A",), lr_schedules=("x",), folds=2, samples=20, epochs=1)
+
+# Text
+
+
+HOSTILE = [
+    "\x1b[31mred\x1b[0m",
+    "\x1b]0;title\x07",
+    "\x1b]8;;http://x\x1b\\link",
+    "\x9b31m",
+    "\x1bc",
+    "\x1b",
+    "\x07\x08\x0d",
+    "user\u202egnp.exe",
+    "\u2066\u2069",
+    "\ud800",
+    "\x00",
+    "\ufeff",
+]
+HONEST = ["é", "漢字", "😀", "👩‍👩‍👧", "עברית", "العربية", "हिन्दी", "a\tb", "±…×–", "Ångström ñ"]
+
+
+def is_clean(text: str) -> bool:
+    return not any(
+        (ord(sign) < 32 and sign not in "\n\t") or 0x7F <= ord(sign) < 0xA0 or sign in BIDI
+        for sign in text
+    )
+
+
+BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_control_character_is_left(text: str) -> None:
+    assert is_clean(plain(f"a{text}b"))
+    assert plain(f"a{text}b").startswith("a")
+    assert plain(f"a{text}b").endswith("b")
+
+
+@pytest.mark.parametrize("text", HONEST)
+def test_honest_text_of_every_script_stays(text: str) -> None:
+    assert plain(text) == text
+
+
+@given(st.text())
+def test_plain_text_is_clean_and_stays_so(text: str) -> None:
+    found = plain(text)
+    assert is_clean(found)
+    assert plain(found) == found
+    assert "\n" not in one_line(text)
+
+
+def drawn(*what: object, encoding: str = "utf-8") -> str:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    shown = console(stream=stream, width=80)
+    for item in what:
+        shown.print(item)
+    stream.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def test_a_console_draws_no_control_character_of_a_text_a_cell_or_a_title() -> None:
+    for text in HOSTILE:
+        table = Table(title=text)
+        table.add_column(text)
+        table.add_row(text)
+        table.add_row(Text(text))
+        assert is_clean(drawn(text, Text(text), table)), text
+
+
+def test_a_console_takes_no_markup_from_text() -> None:
+    assert drawn("[red]a[/red] :smile:") == "[red]a[/red] :smile:\n"
+
+
+def test_rich_s_own_sequences_still_move_the_cursor() -> None:
+    stream = io.StringIO()
+    shown = console(stream=stream, force_terminal=True, width=40)
+    with Live(Text("\x1b[31mred"), console=shown, transient=True):
+        pass
+    assert "\x1b[?25l" in stream.getvalue()
+    assert "[31m" not in stream.getvalue()
+
+
+def test_an_encoding_of_few_characters_gets_them_simpler() -> None:
+    table = Table("±")
+    table.add_row("é 漢 …")
+    assert drawn("0.5 ± 0.1 × 2…", table, encoding="ascii").isascii()
+    assert drawn("0.5 ± 0.1 × 2…", encoding="ascii") == "0.5 +/- 0.1 x 2...\n"
+    assert drawn("é", encoding="latin-1") == "é\n"
+    assert drawn("漢", encoding="latin-1") == "\\u6f22\n"
+
+
+def test_a_name_with_a_line_feed_forges_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(Namespace(json=False)).say("A\n5 planned = 5 done")
+    assert capsys.readouterr().out == "A\\n5 planned = 5 done\n"
+    stream = io.StringIO()
+    Display(1, stream).note("A\n5 planned = 5 done")
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_json_has_no_words_that_json_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(Namespace(json=True)).data({"a": float("nan"), "b": [float("inf")], "c": "\x1b[31m"})
+    assert capsys.readouterr().out == '{"a": null, "b": [null], "c": "\\u001b[31m"}\n'
+
+
+# The only way out
+
+ALLOWED = {
+    "terminal.py": {"sys.stdout", "sys.stderr"},
+    "console.py": {"sys.stdout", "sys.stderr", "Console"},
+    # A worker's output is the log of its job.
+    "training/worker.py": {"sys.stdout"},
+    # A process that answers another one of ours through a pipe.
+    "bench/packing.py": {"sys.stdout"},
+    # Before anything is imported.
+    "__main__.py": {"os.write"},
+}
+WAYS = ("sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__")
+
+
+def ways_out(source: str) -> Iterator[str]:
+    """Every way in which a module could print."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in ("print", "input", "rich.print") or called.endswith(".print_exc"):
+                yield called
+            to = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else 0
+            if called == "os.write" and to in (1, 2):
+                yield called
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in WAYS:
+            yield ast.unparse(node)
+        if isinstance(node, ast.ImportFrom):
+            names = {item.name for item in node.names}
+            yield from names & {"stdout", "stderr"} if node.module == "sys" else ()
+            yield from names & {"Console"} if node.module == "rich.console" else ()
+            yield from names & {"print", "get_console"} if node.module == "rich" else ()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = [item.name for item in node.names] + [getattr(node, "module", None) or ""]
+            yield from {"logging", "rich.pretty", "rich.traceback"} & set(modules)
+
+
+def test_everything_printed_goes_through_the_terminal() -> None:
+    package = Path(asynckfold.__file__).parent
+    # What a process of several of a job says at its end goes into the job's log.
+    own_log = {"traceback.print_exc"}
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package).as_posix()
+        found = set(ways_out(path.read_text())) - ALLOWED.get(name, set())
+        if name.startswith("training/"):
+            found -= own_log
+        assert not found, f"{name} prints by {found}: use asynckfold.terminal"
+
+
+def test_the_check_knows_ways_to_print() -> None:
+    source = "import sys\nprint(1)\nsys.stderr.write('')\nos.write(2, b'')\nimport logging"
+    source += "\nfrom rich.console import Console\nfrom sys import stdout"
+    found = set(ways_out(source))
+    assert found == {"print", "sys.stderr", "os.write", "logging", "Console", "stdout"}
+
+
+# Streams
+
+
+class Failing(io.StringIO):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, os.strerror(self.number))
+
+    flush = write  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EBADF])
+def test_a_stream_that_fails_stops_nothing(number: int) -> None:
+    stream = terminal.steady(Failing(number))
+    assert stream.write("text") == 4
+    stream.flush()
+    assert bool(stream.lost) == (number not in (errno.EPIPE, errno.EIO))  # type: ignore[attr-defined]
+
+
+def test_a_stream_that_is_not_there_takes_everything() -> None:
+    for stream in (terminal.steady(None), terminal.steady(Failing(errno.EPIPE))):
+        stream.write("text")
+        stream.flush()
+        print("text", file=stream)
+        assert not stream.isatty()
+    closed = io.StringIO()
+    closed.close()
+    terminal.steady(closed).write("text")
+    assert terminal.steady(terminal.steady(None)) is not None
+
+
+def test_a_display_without_a_stream_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "stdout", None)
+    with Display(2) as display:
+        display.note("text")
+    terminal.flush()
+
+
+# The command
+
+
+def shell(words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell line in which ``A`` is the command."""
+    command = f'A() {{ {sys.executable} -m asynckfold "$@"; }}; {words}'
+    env = {**os.environ, "PYTHONPATH": str(HERE), **environment}
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, env=env, timeout=100
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("streams") / "run", SMALL)
+
+
+def test_short_verbs_end_quietly_whatever_becomes_of_their_output(run: Path) -> None:
+    found = shell(
+        f"A status {run} | head -1; echo ${{PIPESTATUS[0]}}; A status {run} >&-; echo $?;"
+        f"A status {run} 2>&-; echo $?; A status {run} >/dev/full; echo $?;"
+        f"A compare {run} {run} | true; echo ${{PIPESTATUS[0]}}; A --help >/dev/full; echo $?"
+    )
+    lines = found.stdout.splitlines()
+    assert [line for line in lines if line.isdigit()] == ["0", "0", "0", "5", "0", "0"]
+    # A full disk is told, since a file of half the words looks whole.
+    said = "asynckfold: standard output is not complete: No space left on device\n"
+    assert found.stderr == said
+
+
+def test_few_characters_are_enough(run: Path) -> None:
+    for environment in (
+        {"PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ):
+        found = shell(f"A status {run} && A run --help && A doctor", **environment)
+        assert found.returncode == 0, found.stderr
+        assert found.stdout.isascii()
+
+
+TINY = (
+    "A run --data digits --models mlp --schedulers cosine --optimizer adam --lr 1e-3 --folds 2 "
+    "--epochs 1 --batch-size 256 --n-jobs 1 --no-report --baseline none --root"
+)
+
+
+@pytest.mark.parametrize(
+    ("redirected", "name"),
+    [(">/dev/full 2>/dev/full", "full"), ("<&- >&- 2>&-", "closed")],
+)
+def test_a_run_goes_on_to_its_end_without_an_ear(
+    tmp_path: Path, redirected: str, name: str
+) -> None:
+    found = shell(f"{TINY} {tmp_path / name} {redirected}", PYTHONIOENCODING="ascii")
+    assert found.returncode == 0, found.stderr
+    with RunStore.read(tmp_path / name) as store:
+        assert store.counts()["done"] == 2
+
+
+INTERRUPTS = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize("at", ["asynckfold.cli", "numpy", "rich.table", "asynckfold.cli.parser"])
+def test_ctrl_c_during_the_first_imports_is_one_line(tmp_path: Path, run: Path, at: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTS)
+    path = os.pathsep.join([str(tmp_path), str(HERE)])
+    found = shell(f"A status {run}", AT=at, PYTHONPATH=path)
+    assert found.returncode == 130, found.stderr
+    assert found.stderr == "interrupted before anything was started\n"
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = "import sys, asynckfold; print(*(n for n in sys.modules if n.startswith('numpy')))"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE, check=True
+    )
+    assert found.stdout == "\n"

@@ -1,0 +1,243 @@
+"""No speedup that is not true: one decision, and every door says the same."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from asynckfold import AsyncKFold
+from asynckfold.cli.tell import _numbers, result_lines
+from asynckfold.cv_results import CVResults
+from asynckfold.report import findings
+from asynckfold.report.page import write_report
+from asynckfold.report.summary import read_results
+from asynckfold.result import ENDED, Baseline, Result
+from asynckfold.speedup import speedup_of
+from asynckfold.store import RunStore
+from tests.synthetic import Synthetic, write_run
+from tests.test_result import all_scores, make_results
+
+NUMBER = re.compile(r"\d(\.\d+)?\s?[x×]( as fast|,|:)")
+JOBS = [f"A/x/fold-{number}" for number in range(4)]
+
+
+@given(
+    states=st.lists(st.sampled_from([*ENDED, "pending"]), min_size=4, max_size=4),
+    kind=st.sampled_from(["measured", "estimated"]),
+    others=st.sampled_from([0.0, 0.2, 0.21, 1.8, math.nan]),
+    packed_others=st.sampled_from([0.0, 0.2, 0.5, 1.8, math.nan]),
+    cores=st.sampled_from([0, 2, 64]),
+    seconds=st.lists(st.floats(0.1, 1e4), min_size=4, max_size=4),
+    packed=st.floats(0.1, 1e4),
+)
+def test_a_number_needs_equal_work_two_measured_times_and_an_idle_machine(
+    states: list[str],
+    kind: str,
+    others: float,
+    packed_others: float,
+    cores: int,
+    seconds: list[float],
+    packed: float,
+) -> None:
+    results = {
+        name: Result(name, 1, state)
+        for name, state in zip(JOBS, states, strict=True)
+        if state != "pending"
+    }
+    by_job = dict(zip(JOBS, seconds, strict=True))
+    baseline = Baseline(
+        kind,
+        sum(seconds),
+        2,
+        others=others,
+        seconds_by_job=by_job,
+        packed_others=packed_others,
+        cores=cores,
+    )
+    found = speedup_of(JOBS, results, packed, baseline)
+    done = [name for name, state in zip(JOBS, states, strict=True) if state == "done"]
+    quiet = others <= 0.2 and packed_others <= max(0.2, 0.1 * cores)
+    told = quiet and "pending" not in states and bool(done)
+    assert (found.ratio is not None) == (told and kind == "measured")
+    assert (found.estimate is not None) == (told and kind == "estimated")
+    assert bool(found.why_not) == (not told)
+    if told:
+        equal = math.fsum(by_job[name] for name in done) / packed
+        assert (found.ratio or found.estimate) == pytest.approx(equal)
+        assert equal <= baseline.seconds / packed * (1 + 1e-12)
+    else:
+        assert found.text.startswith("speedup not reported: ")
+        assert not NUMBER.search(found.text)
+
+
+def doors(results: CVResults) -> list[str]:
+    """Everything that a user may read the speedup from, without a page."""
+    lines = "\n".join(result_lines(results))
+    return [repr(results), results._repr_html_(), lines, json.dumps(_numbers(results))]
+
+
+QUIET = Baseline("measured", 25.0, 2, cores=2)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "why"),
+    [
+        (
+            replace(QUIET, others=1.7),
+            "other programs used 1.7 of 2 cores while the serial loop was timed",
+        ),
+        (replace(QUIET, packed_others=1.7), "1.7 of 2 cores during the packed run"),
+        (replace(QUIET, kind="estimated", others=1.7), "other programs used 1.7 of 2 cores"),
+    ],
+)
+def test_no_door_gives_a_number_of_a_disturbed_time(baseline: Baseline, why: str) -> None:
+    results = make_results(all_scores(), baseline=baseline)
+    assert results.speedup is None
+    assert why in results.speedup_note
+    assert "Measure again on an idle machine" in results.speedup_note
+    for text in doors(results):
+        assert why in text
+        assert not NUMBER.search(text)
+        assert "2.5" not in re.sub(r"\b25\.0\b", "", text)
+        assert "too high" not in text
+
+
+def test_an_estimate_is_called_one_at_every_door_and_is_no_headline() -> None:
+    results = make_results(all_scores(), baseline=replace(QUIET, kind="estimated"))
+    assert results.speedup is None
+    for text in doors(results):
+        assert re.search(r"estimated speedup: about 2\.5x", text)
+        assert "speedup: 2.5" not in text.replace("estimated speedup", "")
+    assert _numbers(results)["speedup"] is None
+    assert _numbers(results)["estimated_speedup"] == 2.5
+
+
+def test_a_measured_one_on_an_idle_machine_is_told_at_every_door() -> None:
+    results = make_results(all_scores(), baseline=QUIET)
+    assert results.speedup == 2.5
+    for text in doors(results):
+        assert "speedup: 2.50x, serial loop 25.0 s (measured, 2 threads) / packed 10.0 s" in text
+
+
+def test_a_run_without_a_baseline_says_nothing_of_it() -> None:
+    results = make_results(all_scores())
+    assert results.speedup is None
+    assert "speedup" not in repr(results)
+    assert results.speedup_note == "speedup not reported: no serial baseline was taken"
+
+
+def test_a_baseline_of_an_earlier_version_counts_where_all_jobs_are_done() -> None:
+    results = make_results(all_scores(), baseline=QUIET)
+    lost = {
+        name: replace(item, status="diverged") if name.endswith("fold-1") else item
+        for name, item in results.results.items()
+    }
+    assert results.speedup == 2.5
+    assert replace(results, results=lost).speedup is None
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Synthetic(others=1.7, epochs=1),
+        Synthetic(baseline="estimated", epochs=1),
+        Synthetic(
+            status=lambda job: "diverged" if job.model == "MLP" else "done", epochs=1, others=0
+        ),
+        Synthetic(epochs=1),
+    ],
+    ids=["disturbed", "estimated", "diverged", "measured"],
+)
+def test_the_page_and_its_files_say_what_the_results_say(root: Path, run: Synthetic) -> None:
+    with RunStore.read(write_run(root, run)) as store:
+        results = read_results(store)
+        page = write_report(store, root / "report")
+    told = json.loads((page.parent / "results.json").read_text())["speedup"]
+    assert told["ratio"] == results.speedup
+    assert told["estimate"] == results.timing.estimate
+    assert told["why_not"] == results.timing.why_not
+    leads = re.search(r'class="big">[^<]*× as fast', page.read_text())
+    assert bool(leads) == (results.speedup is not None)
+    assert (page.parent / "speedup.png").exists() == (not results.timing.why_not)
+    if run.status(results.plan.jobs[-1]) == "diverged":
+        assert results.speedup is not None
+        assert results.baseline is not None
+        assert results.timing.serial_seconds is not None
+        assert results.timing.serial_seconds < 0.9 * results.baseline.seconds
+        assert "10 jobs of 20 did not succeed" in page.read_text()
+
+
+def test_counted_use_is_this_run_s_own() -> None:
+    assert findings.cpu_use(0.15, 1.96, 2) == "this run 0.15 of 2 cores, other programs 1.81"
+    # Own use is measured by process, all use by core: their noise is no negative use of others.
+    assert findings.cpu_use(1.0, 0.99, 2).endswith("other programs 0.00")
+
+
+# A run
+
+
+class Even(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(inputs)
+
+
+class Odd(Even):
+    """Diverges, and is not to be trained once more for a time to compare with."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) * math.nan
+
+
+class Later(Even):
+    """Fails until it is repaired."""
+
+    repaired = False
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training and not Later.repaired:
+            raise RuntimeError("not yet")
+        return super().forward(inputs)
+
+
+def adam(model: nn.Module) -> Any:
+    return torch.optim.Adam(model.parameters())
+
+
+def run_of(root: Path, *models: type[nn.Module]) -> CVResults:
+    data = TensorDataset(torch.randn(24, 4), torch.arange(24) % 2)
+    kfold = AsyncKFold(
+        2, data, root, nn.CrossEntropyLoss(), 8, parallelize=False, verbose=0, baseline="measure"
+    )
+    return kfold(list(models), ["step"], adam, {"epochs": 1})
+
+
+@pytest.mark.filterwarnings("ignore::asynckfold.JobsFailedWarning")
+def test_the_serial_loop_trains_only_what_the_packed_run_finished(root: Path) -> None:
+    torch.manual_seed(0)
+    Later.repaired = False
+    first = run_of(root, Even, Odd, Later)
+    assert first.baseline is not None
+    assert set(first.baseline.seconds_by_job) == {"Even/step/fold-0", "Even/step/fold-1"}
+    torch.manual_seed(0)
+    Later.repaired = True
+    again = run_of(root, Even, Odd, Later)
+    assert again.counts["done"] == 4
+    # What is done only now has no time yet: so the loop runs again, over all that is done.
+    assert again.baseline is not None
+    assert {name.split("/")[0] for name in again.baseline.seconds_by_job} == {"Even", "Later"}
+    assert again.baseline.seconds == pytest.approx(sum(again.baseline.seconds_by_job.values()))
