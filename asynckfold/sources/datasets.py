@@ -77,7 +77,7 @@ class TableRows(TensorDataset):
 
     Parameters
     ----------
-    features : ndarray of float32, shape (n, n_features)
+    features : ndarray of float64 or float32, shape (n, n_features)
         The rows.
     targets : ndarray of int64, shape (n,)
         Class indices.
@@ -87,7 +87,7 @@ class TableRows(TensorDataset):
 
     def __init__(
         self,
-        features: npt.NDArray[np.float32],
+        features: npt.NDArray[np.float64] | npt.NDArray[np.float32],
         targets: npt.NDArray[np.int64],
         classes: Sequence[str],
     ) -> None:
