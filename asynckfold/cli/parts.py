@@ -104,6 +104,10 @@ _TRAINER_PARAMS = (
     "memory_format",
 )
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
+_AUGMENTED = (
+    "the training view is cropped and mirrored at random, which must keep the class: not that of "
+    "letters and digits; scores are taken without"
+)
 _NOT_WITH_A_FILE = (
     "data_root",
     "download",
@@ -184,9 +188,10 @@ def _from_flags(parsed: argparse.Namespace) -> SweepParts:
     _check_settings(parsed, schedulers, problems)
     refuse(problems)
     models, settings = _models_and_views(names, imported, source, parsed.augment)
-    if source.notes:
-        settings["about"] = {"data": list(source.notes)}
-    for note in source.notes:
+    notes = [*source.notes, *([_AUGMENTED] if parsed.augment else [])]
+    if notes:
+        settings["about"] = {"data": notes}
+    for note in notes:
         _note(parsed, note)
     return SweepParts(
         source.dataset,

@@ -18,14 +18,8 @@ from pathlib import Path
 
 from asynckfold.errors import Problem, nearest, refuse
 from asynckfold.sources.arrays import npz_samples, npz_source
-from asynckfold.sources.images import (
-    TORCHVISION,
-    digits,
-    folder_samples,
-    folder_source,
-    image_transform,
-    torchvision_source,
-)
+from asynckfold.sources.folders import folder_samples, folder_source
+from asynckfold.sources.images import TORCHVISION, digits, image_transform, torchvision_source
 from asynckfold.sources.source import Choice, Samples, Source, balanced_subset, limited
 from asynckfold.sources.tables import column_words, csv_samples, csv_source
 from asynckfold.sources.text_files import HEADER_CHOICES
