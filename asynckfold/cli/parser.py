@@ -219,6 +219,7 @@ def _add_data_flags(verb: argparse.ArgumentParser) -> None:
         "csv:PATH, or npz:PATH (X, y)",
     )
     _add_source_flags(group, "the last")
+    _add_column_flags(group)
     group.add_argument(
         "--limit", type=int, metavar="N", help="use N samples only, classes balanced"
     )
@@ -244,6 +245,17 @@ def _add_source_flags(group: argparse._ActionsContainer, target: str) -> None:
     group.add_argument(
         "--header", choices=("auto", "yes", "no"), help="csv: whether the first row names columns"
     )
+
+
+def _add_column_flags(group: argparse._ActionsContainer) -> None:
+    for flag, text in (
+        ("--drop", "leave these out"),
+        ("--keep", "use these though they seem to number or to identify the rows"),
+        ("--category", "these hold names, one feature each, even where they are numbers"),
+    ):
+        group.add_argument(
+            flag, metavar="COLUMNS", help=f"csv and npz: {text}; names or positions between commas"
+        )
 
 
 def _add_candidate(verb: argparse.ArgumentParser) -> None:

@@ -105,7 +105,22 @@ _TRAINER_PARAMS = (
     "memory_format",
 )
 _OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
-_NOT_WITH_A_FILE = ("data_root", "download", "target", "header", "limit", "augment", "models")
+_AUGMENTED = (
+    "the training view is cropped and mirrored at random, which must keep the class: not that of "
+    "letters and digits; scores are taken without"
+)
+_NOT_WITH_A_FILE = (
+    "data_root",
+    "download",
+    "target",
+    "header",
+    "drop",
+    "keep",
+    "category",
+    "limit",
+    "augment",
+    "models",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +189,10 @@ def _from_flags(parsed: argparse.Namespace) -> SweepParts:
     _check_settings(parsed, schedulers, problems)
     refuse(problems)
     models, settings = _models_and_views(names, imported, source, parsed.augment)
-    for note in source.notes:
+    notes = [*source.notes, *([_AUGMENTED] if parsed.augment else [])]
+    if notes:
+        settings["about"] = {"data": notes}
+    for note in notes:
         _note(parsed, note)
     return SweepParts(
         source.dataset,
@@ -203,7 +221,7 @@ def _gathered(problems: list[Problem]) -> Iterator[None]:
 
 
 def _source(parsed: argparse.Namespace) -> Source:
-    from asynckfold.sources import load_source
+    from asynckfold.sources import column_words, load_source
 
     return load_source(
         parsed.data,
@@ -211,6 +229,9 @@ def _source(parsed: argparse.Namespace) -> Source:
         download=parsed.download,
         target=parsed.target,
         header=parsed.header or "auto",
+        drop=column_words(parsed.drop),
+        keep=column_words(parsed.keep),
+        category=column_words(parsed.category),
         limit=parsed.limit,
         random_state=parsed.seed,
     )
@@ -241,6 +262,9 @@ def _models_and_views(
     from asynckfold.models import ARCHITECTURES, shared_input_shape
     from asynckfold.sources import image_transform
 
+    if augment and source.kind != "image":
+        rule = "--augment crops and flips images"
+        refuse([Problem(rule, f"it with the table {source.name}", "Drop it.")])
     built_in = [ARCHITECTURES[name] for name in names if name not in imported]
     shape = shared_input_shape(built_in, source.sample_shape)
     models = {

@@ -13,27 +13,23 @@ torch, torchvision, scikit-learn and pandas are imported when data is loaded, no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from asynckfold.errors import Problem, nearest, refuse
 from asynckfold.sources.arrays import npz_samples, npz_source
-from asynckfold.sources.images import (
-    TORCHVISION,
-    digits,
-    folder_samples,
-    folder_source,
-    image_transform,
-    torchvision_source,
-)
-from asynckfold.sources.source import Samples, Source, balanced_subset, limited
-from asynckfold.sources.tables import HEADER_CHOICES, csv_samples, csv_source
+from asynckfold.sources.folders import folder_samples, folder_source
+from asynckfold.sources.images import TORCHVISION, digits, image_transform, torchvision_source
+from asynckfold.sources.source import Choice, Samples, Source, balanced_subset, limited
+from asynckfold.sources.tables import column_words, csv_samples, csv_source
+from asynckfold.sources.text_files import HEADER_CHOICES
 
 __all__ = [
     "SOURCES",
     "Samples",
     "Source",
     "balanced_subset",
+    "column_words",
     "image_transform",
     "load_samples",
     "load_source",
@@ -54,6 +50,9 @@ def load_source(
     download: bool = False,
     target: str | None = None,
     header: str = "auto",
+    drop: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    category: Sequence[str] = (),
     limit: int | None = None,
     random_state: int = 0,
 ) -> Source:
@@ -71,6 +70,9 @@ def load_source(
         For ``csv:`` only: column of the class labels, by name or position; the last by default.
     header : {"auto", "yes", "no"}
         For ``csv:`` only: whether the first row names the columns.
+    drop, keep, category : sequence of str
+        For tables only: columns, by name or position, to leave out; to use though they seem to
+        count the samples; that hold names, even where these are numbers.
     limit : int, optional
         Use only so many samples, classes balanced.
     random_state : int
@@ -93,11 +95,12 @@ def load_source(
     ((1, 8, 8), 100, ('0', '1', '2'))
     """
     word, colon, path = spec.partition(":")
-    refuse([*_spec_problems(spec), *_option_problems(word, target, header, limit)])
+    choice = Choice(target, header, tuple(drop), tuple(keep), tuple(category))
+    refuse([*_spec_problems(spec), *_option_problems(word, choice, limit)])
     place = Path(path).expanduser() if colon else Path(data_root).expanduser()
     if colon:
         refuse(_place_problems(word, place))
-    source = _load(spec, word, place, download, target, header)
+    source = _load(spec, word, place, download, choice)
     return source if limit is None else limited(source, limit, random_state)
 
 
@@ -127,27 +130,26 @@ def load_samples(
         There is no such source, an option does not apply to it, or its data cannot be used.
     """
     word, colon, path = spec.partition(":")
-    refuse([*_spec_problems(spec), *_option_problems(word, target, header, None)])
+    choice = Choice(target, header)
+    refuse([*_spec_problems(spec), *_option_problems(word, choice, None)])
     place = Path(path).expanduser() if colon else Path(data_root).expanduser()
     if not colon:
-        source = _load(spec, word, place, download, None, "auto")
+        source = _load(spec, word, place, download, choice)
         labels = tuple(source.classes[index] for index in source.targets)
         return Samples(source.dataset, labels, notes=source.notes)
     refuse(_place_problems(word, place))
     if word == "csv":
         return csv_samples(place, like, target=target, header=header)
-    return npz_samples(place) if word == "npz" else folder_samples(place)
+    return npz_samples(place, like) if word == "npz" else folder_samples(place)
 
 
-def _load(
-    spec: str, word: str, place: Path, download: bool, target: str | None, header: str
-) -> Source:
+def _load(spec: str, word: str, place: Path, download: bool, choice: Choice) -> Source:
     if word == "digits":
         return digits()
     if word == "csv":
-        return csv_source(spec, place, target=target, header=header)
+        return csv_source(spec, place, choice)
     if word == "npz":
-        return npz_source(spec, place)
+        return npz_source(spec, place, choice)
     if word == "folder":
         return folder_source(spec, place)
     return torchvision_source(word, place, download)
@@ -182,13 +184,21 @@ def _path_remedy(spec: str) -> str:
     return f" Did you mean '{word}:{spec}'?" if word else ""
 
 
-def _option_problems(
-    word: str, target: str | None, header: str, limit: int | None
-) -> Iterator[Problem]:
-    if header not in HEADER_CHOICES:
-        yield Problem("header must be auto, yes or no", repr(header), "The default is auto.")
-    for name, given in (("--target", target), ("--header", header if header != "auto" else None)):
-        if given is not None and word != "csv":
-            yield Problem(f"{name} applies to csv: only", f"{name} {given} with {word}", "Drop it.")
+def _option_problems(word: str, choice: Choice, limit: int | None) -> Iterator[Problem]:
+    if choice.header not in HEADER_CHOICES:
+        yield Problem("header must be auto, yes or no", repr(choice.header), "The default is auto.")
+    header = choice.header if choice.header != "auto" else None
+    for flag, given, words in (
+        ("--target", choice.target, ("csv",)),
+        ("--header", header, ("csv",)),
+        ("--drop", ",".join(choice.drop) or None, ("csv", "npz")),
+        ("--keep", ",".join(choice.keep) or None, ("csv", "npz")),
+        ("--category", ",".join(choice.category) or None, ("csv", "npz")),
+    ):
+        if given is not None and word not in words:
+            only = " and ".join(f"{item}:" for item in words)
+            yield Problem(
+                f"{flag} applies to {only} only", f"{flag} {given} with {word}", "Drop it."
+            )
     if limit is not None and limit < 1:
         yield Problem("limit must be at least 1", str(limit), "Leave it out to use all samples.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,52 +13,114 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import InputError, Problem, nearest, refuse
-from asynckfold.sources.labels import class_indices, label_problems
-from asynckfold.sources.source import IMAGE, TABLE, Samples, Source
+from asynckfold.sources.columns import (
+    FEATURE,
+    NAMES,
+    TARGET,
+    Judged,
+    column_notes,
+    feature_problems,
+    judge,
+    matrix,
+)
+from asynckfold.sources.labels import class_indices, class_note, label_problems
+from asynckfold.sources.source import IMAGE, TABLE, Choice, Samples, Source
+from asynckfold.sources.tables import asked_of, position_problems
+from asynckfold.sources.text_files import Head
 
 Array = npt.NDArray[Any]
 
 
-def npz_source(name: str, path: Path) -> Source:
+def npz_source(name: str, path: Path, choice: Choice) -> Source:
     """Return the samples ``X`` and labels ``y`` of an ``.npz`` file; nothing in it is unpickled.
 
-    ``X`` of shape (n, features) is a table. Of dtype uint8 and shape (n, height, width),
-    (n, height, width, channels) or (n, channels, height, width), with 1 or 3 channels, it is
-    images; channels are looked for in the last axis first.
+    ``X`` of shape (n, features) is a table, of whose columns the module `columns` says what they
+    are. Of dtype uint8 and shape (n, height, width), (n, height, width, channels) or (n, channels,
+    height, width), with 1 or 3 channels, it is images.
 
     Raises
     ------
     InputError
         The file is no ``.npz`` file, lacks an array, or the arrays cannot be samples and labels.
     """
-    samples, labels = _read(path)
+    arrays = read_arrays(path)
+    refuse(arrays.problems)
+    samples, labels = arrays.samples, arrays.labels
     assert labels is not None
-    refuse(_problems(samples, labels))
     classes, targets = class_indices([str(label) for label in _whole(labels).tolist()])
     refuse(label_problems("y", classes, len(targets)))
-    if samples.ndim == 2:
-        return _table(name, samples, classes, targets)
-    return _images(name, samples, classes, targets)
+    notes = (*arrays.notes, *class_note("y", classes))
+    if samples.ndim != 2:
+        refuse(_choice_problems(choice))
+        return _images(name, samples, classes, targets, notes)
+    return _table(name, _judged(samples, choice), classes, targets, notes)
 
 
-def npz_samples(path: Path) -> Samples:
+def npz_samples(path: Path, like: Source | None = None) -> Samples:
     """Return the samples ``X`` of an ``.npz`` file as `npz_source` does, with ``y`` if it is there.
+
+    Columns of a table that are left out in `like` are left out here, where ``X`` has them.
 
     Raises
     ------
     InputError
         As for `npz_source`, but for what it says of classes.
     """
-    samples, labels = _read(path, needed=("X",))
-    refuse(_problems(samples, labels))
-    made = _table if samples.ndim == 2 else _images
-    dataset = made(str(path), samples, (), np.zeros(len(samples), np.int64)).dataset
-    if labels is None:
-        return Samples(dataset)
-    return Samples(dataset, tuple(str(label) for label in _whole(labels).tolist()))
+    from asynckfold.sources.datasets import TableRows
+
+    arrays = read_arrays(path, needed=("X",))
+    refuse(arrays.problems)
+    samples, labels = arrays.samples, arrays.labels
+    nothing = np.zeros(len(samples), np.int64)
+    if samples.ndim == 2:
+        # Where a run was defined by code, what its models take is unknown but for what most take.
+        dtype = np.float64 if like and like.columns else np.float32
+        rows = np.ascontiguousarray(samples[:, _used(samples, like)], dtype)
+        dataset: Any = TableRows(rows, nothing, ())
+    else:
+        dataset = _images(str(path), samples, (), nothing, ()).dataset
+    named = None if labels is None else tuple(str(label) for label in _whole(labels).tolist())
+    return Samples(dataset, named, notes=arrays.notes)
 
 
-def _read(path: Path, needed: Sequence[str] = ("X", "y")) -> tuple[Array, Array | None]:
+def _used(samples: Array, like: Source | None) -> list[int]:
+    """Return the columns of X that the models were trained on."""
+    known = [column for column in (like.columns if like else ()) if column.role != TARGET]
+    if samples.shape[1] != len(known) or any(column.dtype == NAMES for column in known):
+        return list(range(samples.shape[1]))
+    return [at for at, column in enumerate(known) if column.role == FEATURE]
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """The arrays of an ``.npz`` file, as they were read, and what is wrong with them.
+
+    Parameters
+    ----------
+    samples : ndarray
+        ``X``.
+    labels : ndarray or None
+        ``y``.
+    problems : tuple of Problem
+        What keeps them from being samples and labels.
+    notes : tuple of str
+        What was decided.
+    """
+
+    samples: Array
+    labels: Array | None
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+
+
+def read_arrays(path: Path, needed: Sequence[str] = ("X", "y")) -> Arrays:
+    """Read an ``.npz`` file.
+
+    Raises
+    ------
+    InputError
+        It is none, or lacks an array.
+    """
     try:
         with path.open("rb") as file:
             names, arrays = _wanted(np.load(file, allow_pickle=False))
@@ -69,7 +132,27 @@ def _read(path: Path, needed: Sequence[str] = ("X", "y")) -> tuple[Array, Array 
         )
         raise InputError([problem]) from error
     refuse(_name_problems(path, names, needed))
-    return arrays["X"], arrays.get("y")
+    samples, labels = arrays["X"], arrays.get("y")
+    others = [name for name in names if name not in ("X", "y")]
+    notes = [f"only X and y are read, not {', '.join(others)}"] if others else []
+    problems = tuple(_problems(samples, labels))
+    if not problems and samples.ndim > 2:
+        notes.append(_layout_note(samples))
+    return Arrays(samples, labels, problems, tuple(notes))
+
+
+def _layout_note(samples: Array) -> str:
+    _, *shape = samples.shape
+    if len(shape) == 2 or 1 in (shape[0], shape[-1]):
+        height, width = (size for size in (shape if len(shape) == 2 else _sides(shape)))
+        return f"X is read as grey images of {height}×{width}"
+    where = "last" if shape[-1] == 3 else "first"
+    height, width = _sides(shape)
+    return f"X is read as RGB images of {height}×{width}, channels {where}"
+
+
+def _sides(shape: Sequence[int]) -> Sequence[int]:
+    return shape[:2] if shape[-1] in (1, 3) else shape[1:]
 
 
 def _wanted(content: Any) -> tuple[list[str], dict[str, Array]]:
@@ -156,6 +239,12 @@ def _image_problems(samples: Array) -> Iterator[Problem]:
             f"shape {samples.shape}",
             "Put the channels into the last or the second axis.",
         )
+    elif samples.ndim == 4 and {samples.shape[1], samples.shape[3]} <= {1, 3}:
+        yield Problem(
+            "it must be clear which axis of X holds the channels",
+            f"shape {samples.shape}",
+            "Enlarge the images, or leave the axis out if they are grey.",
+        )
 
 
 def _whole(labels: Array) -> Array:
@@ -164,12 +253,42 @@ def _whole(labels: Array) -> Array:
     return labels
 
 
+def _choice_problems(choice: Choice) -> Iterator[Problem]:
+    for flag, words in (
+        ("--drop", choice.drop),
+        ("--keep", choice.keep),
+        ("--category", choice.category),
+    ):
+        if words:
+            yield Problem(f"{flag} applies to tables only", "it with images", "Drop it.")
+
+
+def _judged(samples: Array, choice: Choice) -> list[Judged]:
+    import pandas as pd
+
+    count = samples.shape[1]
+    names = tuple(f"column {at}" for at in range(count))
+    head = Head("", count, names, True)
+    refuse(position_problems(head, choice))
+    asked = asked_of(head, choice, None)
+    judged = [
+        judge(name, at, pd.Series(samples[:, at]), asked, unnamed=False)
+        for at, name in enumerate(names)
+    ]
+    refuse(feature_problems("X", judged))
+    return judged
+
+
 def _table(
-    name: str, samples: Array, classes: tuple[str, ...], targets: npt.NDArray[np.int64]
+    name: str,
+    judged: Sequence[Judged],
+    classes: tuple[str, ...],
+    targets: npt.NDArray[np.int64],
+    notes: Sequence[str],
 ) -> Source:
     from asynckfold.sources.datasets import TableRows
 
-    rows = np.ascontiguousarray(samples, dtype=np.float32)
+    rows = matrix(judged)
     return Source(
         name,
         TableRows(rows, targets, classes),
@@ -177,12 +296,18 @@ def _table(
         (rows.shape[1],),
         TABLE,
         standardize=True,
-        features=tuple(f"column {index}" for index in range(rows.shape[1])),
+        features=tuple(feature for item in judged for feature in item.column.features),
+        notes=(*notes, *column_notes(judged, targets)),
+        columns=tuple(item.column for item in judged),
     )
 
 
 def _images(
-    name: str, samples: Array, classes: tuple[str, ...], targets: npt.NDArray[np.int64]
+    name: str,
+    samples: Array,
+    classes: tuple[str, ...],
+    targets: npt.NDArray[np.int64],
+    notes: tuple[str, ...],
 ) -> Source:
     from asynckfold.sources.datasets import ImageArrays
 
@@ -192,4 +317,4 @@ def _images(
         samples = samples[..., 0]
     channels = 1 if samples.ndim == 3 else 3
     dataset = ImageArrays(np.ascontiguousarray(samples), targets, classes=classes)
-    return Source(name, dataset, classes, (channels, *samples.shape[1:3]), IMAGE)
+    return Source(name, dataset, classes, (channels, *samples.shape[1:3]), IMAGE, notes=notes)

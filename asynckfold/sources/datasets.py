@@ -50,8 +50,8 @@ class ImageArrays(Dataset[tuple[Any, int]]):
         return image, int(self.targets[index])
 
 
-class ImageFiles(Dataset[Any]):
-    """Images in files, without targets.
+class ImageFiles(Dataset[tuple[Any, int]]):
+    """Images in files.
 
     Parameters
     ----------
@@ -59,17 +59,29 @@ class ImageFiles(Dataset[Any]):
         The files.
     loader : callable
         Path to PIL image.
+    targets : ndarray of int64, shape (n,)
+        Class indices.
+    classes : sequence of str
+        Class names by index, if they have any.
     """
 
-    def __init__(self, paths: Sequence[Path], loader: Callable[[str], Any]) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        loader: Callable[[str], Any],
+        targets: npt.NDArray[np.int64],
+        classes: Sequence[str] = (),
+    ) -> None:
         self.paths = tuple(paths)
         self.loader = loader
+        self.targets = targets
+        self.classes = tuple(classes)
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> Any:
-        return self.loader(str(self.paths[index]))
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.loader(str(self.paths[index])), int(self.targets[index])
 
 
 class TableRows(TensorDataset):
@@ -77,7 +89,7 @@ class TableRows(TensorDataset):
 
     Parameters
     ----------
-    features : ndarray of float32, shape (n, n_features)
+    features : ndarray of float64 or float32, shape (n, n_features)
         The rows.
     targets : ndarray of int64, shape (n,)
         Class indices.
@@ -87,7 +99,7 @@ class TableRows(TensorDataset):
 
     def __init__(
         self,
-        features: npt.NDArray[np.float32],
+        features: npt.NDArray[np.float64] | npt.NDArray[np.float32],
         targets: npt.NDArray[np.int64],
         classes: Sequence[str],
     ) -> None:

@@ -1,8 +1,8 @@
-"""Images: scikit-learn's digits, torchvision's collections, a folder per class."""
+"""Images: scikit-learn's digits, torchvision's collections, and what makes them fit a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.sources.source import IMAGE, Samples, Source
+from asynckfold.sources.source import IMAGE, Source
 
 TORCHVISION = MappingProxyType(
     {"cifar10": "CIFAR10", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST", "mnist": "MNIST"}
@@ -30,7 +30,8 @@ _STATISTICS = MappingProxyType(
 # ITU-R BT.601, by which PIL turns RGB into grey.
 _LUMA = (0.299, 0.587, 0.114)
 
-_PARTS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})
+# Of images with more than 8 bits a channel, which PIL turns into white where they exceed 255.
+_DEEP_MODES = ("I", "F")
 
 
 def digits() -> Source:
@@ -101,102 +102,37 @@ def _damaged(name: str, data_root: Path, error: Exception) -> Problem:
     )
 
 
-def folder_source(name: str, path: Path) -> Source:
-    """Return the images under `path`, where each folder is a class; all are read as RGB.
-
-    Raises
-    ------
-    InputError
-        There are fewer than two classes, a class without images, or `path` holds parts such as
-        ``train`` and ``test`` instead of classes.
-    """
-    from torchvision.datasets import ImageFolder
-
-    refuse(_folder_problems(path))
-    try:
-        dataset = ImageFolder(path, loader=open_rgb)
-    except OSError as error:
-        problem = Problem(
-            f"each folder in {path} must hold the images of a class",
-            str(error).splitlines()[0],
-            "Remove empty folders, and folders that are no class.",
-        )
-        raise InputError([problem]) from error
-    width, height = open_rgb(dataset.samples[0][0]).size
-    return Source(
-        name,
-        dataset,
-        tuple(dataset.classes),
-        (3, height, width),
-        IMAGE,
-        notes=(f"{len(dataset)} images in {len(dataset.classes)} classes, all read as RGB",),
-        photographs=True,
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
-    )
-
-
-def folder_samples(path: Path) -> Samples:
-    """Return all images under `path`, in the order of their names; folders in it are classes.
-
-    Raises
-    ------
-    InputError
-        There is none.
-    """
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    from asynckfold.sources.datasets import ImageFiles
-
-    found = sorted(item for item in path.rglob("*") if item.suffix.lower() in IMG_EXTENSIONS)
-    if not found:
-        known = ", ".join(IMG_EXTENSIONS)
-        refuse([Problem("folder: must name a folder with images", str(path), f"Known: {known}.")])
-    names = [item.relative_to(path) for item in found]
-    in_folders = all(len(name.parts) > 1 for name in names)
-    labels = tuple(name.parts[0] for name in names) if in_folders else None
-    return Samples(ImageFiles(found, open_rgb), labels, tuple(map(str, names)))
-
-
-def _folder_problems(path: Path) -> Iterator[Problem]:
-    if not path.is_dir():
-        yield Problem(
-            "folder: must name an existing folder", str(path), "It holds one folder per class."
-        )
-        return
-    classes = sorted(item.name for item in path.iterdir() if item.is_dir())
-    if len(classes) < 2:
-        yield Problem(
-            f"{path} must hold two folders or more, one per class",
-            ", ".join(classes) or "none",
-            "Put the images of each class into a folder of its own.",
-        )
-    elif {name.lower() for name in classes} <= _PARTS:
-        yield Problem(
-            f"the folders in {path} must be classes",
-            ", ".join(classes),
-            f"Cross-validation makes its own parts: pass folder:{path / classes[-1]} or another.",
-        )
-
-
 def open_rgb(path: str) -> Any:
-    """Read an image file as a PIL image in RGB.
+    """Read an image file as a PIL image in RGB, turned as its EXIF orientation says.
 
     Raises
     ------
     InputError
-        The file is not an image, or is damaged.
+        The file is not an image, is damaged, or has more than 8 bits a channel.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            refuse(depth_problems(path, image.mode))
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except InputError:
+        raise
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         problem = Problem(
             f"{path} must be a readable image", str(error), "Replace it or take it out."
         )
         raise InputError([problem]) from error
+
+
+def depth_problems(path: str, mode: str) -> Iterator[Problem]:
+    """Yield that an image has more than 8 bits a channel, by its PIL mode."""
+    if mode.split(";")[0] in _DEEP_MODES:
+        yield Problem(
+            f"{path} must have 8 bits a channel",
+            f"an image of mode {mode}",
+            "Convert it: divide by its greatest value, times 255, or use its numbers by npz:PATH.",
+        )
 
 
 def image_transform(source: Source, input_shape: tuple[int, ...], *, augment: bool) -> Any:
@@ -253,12 +189,28 @@ def _transform_problems(
             f"augmentation of {source.name}",
             "Augment cifar10 or folder: only.",
         )
+    elif augment and (mirrored := _mirror_images(source.classes)):
+        yield Problem(
+            "crops and flips must keep the class",
+            f"the classes {' and '.join(mirrored)}, one of which becomes the other",
+            "Leave augmentation out.",
+        )
     if len(input_shape) != 3 or input_shape[0] not in (1, 3) or min(input_shape) < 1:
         yield Problem(
             "input_shape must be (channels, height, width) with 1 or 3 channels",
             str(input_shape),
             "Pass (1, 32, 32) or (3, 32, 32).",
         )
+
+
+def _mirror_images(classes: Sequence[str]) -> tuple[str, ...]:
+    """Return two classes that differ in left and right only."""
+    known = {name.lower(): name for name in classes}
+    for lower, name in known.items():
+        other = lower.replace("left", "right")
+        if other != lower and other in known:
+            return name, known[other]
+    return ()
 
 
 def _steps(source: Source, input_shape: tuple[int, ...], augment: bool) -> Iterator[Any]:

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from asynckfold.errors import Problem
 
 _MOST_FRACTIONAL_CLASSES = 50
+# Digits are ten; counts, such as of rings, are more.
+_FEW_NUMBERS = 10
 
 
 def class_indices(labels: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
@@ -71,6 +73,20 @@ def number(text: str) -> Decimal | None:
     except InvalidOperation:
         return None
     return value if value.is_finite() else None
+
+
+def class_note(what: str, classes: Sequence[str]) -> Iterator[str]:
+    """Yield that numbers were taken as classes, where they may be amounts: several, or fractions.
+
+    Examples
+    --------
+    >>> list(class_note("rings", ["1", "2.5"]))
+    ['the 2 different numbers of rings are taken as classes, not as amounts']
+    """
+    values = [number(name) for name in classes]
+    fractions = any(value is not None and value != value.to_integral_value() for value in values)
+    if None not in values and (len(classes) > _FEW_NUMBERS or fractions):
+        yield f"the {len(classes)} different numbers of {what} are taken as classes, not as amounts"
 
 
 def label_problems(what: str, classes: Sequence[str], n_samples: int) -> Iterator[Problem]:

@@ -10,11 +10,38 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import Problem, refuse
+from asynckfold.sources.columns import Column
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 IMAGE, TABLE = "image", "table"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the caller says of a table.
+
+    Parameters
+    ----------
+    target : str or None
+        ``csv:`` only: column of the class labels, by name or by position from 0, negative from the
+        end; a name goes before a position. None: the last.
+    header : {"auto", "yes", "no"}
+        ``csv:`` only: whether the first row names the columns.
+    drop : tuple of str
+        Columns to leave out, by name or position.
+    keep : tuple of str
+        Columns to use as features, though they seem to count or to identify the rows.
+    category : tuple of str
+        Columns of names, even where these are numbers.
+    """
+
+    target: str | None = None
+    header: str = "auto"
+    drop: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    category: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +53,7 @@ class Source:
     name : str
         What the caller asked for: ``"digits"``, ``"csv:glass.csv"``.
     dataset : torch Dataset
-        Map-style; sample *i* is (x, class index). x is a PIL image, or a float32 row of a table.
+        Map-style; sample *i* is (x, class index). x is a PIL image, or a float64 row of a table.
         ``dataset.targets`` and ``dataset.classes`` tell all class indices and names without reading
         a sample.
     classes : tuple of str
@@ -46,10 +73,8 @@ class Source:
         Whether crops and flips keep the class, so that augmentation makes sense.
     mean, std : tuple of float
         Statistics of each channel, for values from 0 to 1; empty where images are not normalised.
-    columns : tuple of str
-        Names of all columns of a text file, in order; empty for anything else.
-    target : str
-        The one of them that holds the classes.
+    columns : tuple of Column
+        All columns of a table, in order, and what each of them is; empty for images.
     """
 
     name: str
@@ -63,8 +88,7 @@ class Source:
     photographs: bool = False
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    columns: tuple[str, ...] = ()
-    target: str = ""
+    columns: tuple[Column, ...] = ()
 
     @property
     def targets(self) -> npt.NDArray[np.int64]:

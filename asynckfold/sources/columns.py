@@ -1,0 +1,484 @@
+"""The rule that says what each column of a table is: one rule, for text files and arrays.
+
+=============================================== ================================================
+A column of                                     is
+=============================================== ================================================
+numbers                                         a feature, float64 or int64 as in the file
+True and False                                  a feature, 1 and 0
+up to 50 different names                        one feature per name, 1 or 0
+whole numbers that count the samples, in any    left out: in a file sorted by class they give
+order, with any offset and with gaps            the class away
+names that are all different                    left out: they name the rows
+anything, as the first column, without a name   left out: it numbers or names the rows
+whole numbers or names, all different, called   left out: they identify the rows
+``id``, ``…_id``, ``index`` or alike
+nothing, without a name                         left out: each line ends in a delimiter
+one value only                                  a feature; the notes say so
+missing cells, infinities, dates, numbers with  refused, with the remedy
+units or decimal commas, codes with leading
+zeros, whole numbers beyond 2**53, numbers and
+names mixed, more than 50 names
+=============================================== ================================================
+
+`Asked` stands above the rule: what is to be dropped, kept, or taken as names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.errors import Problem
+from asynckfold.sources.labels import number
+
+MAX_CATEGORIES = 50
+FEATURE, TARGET, LEFT_OUT, REFUSED = "feature", "target", "left out", "refused"
+NAMES = "names"
+
+_ON_REQUEST, _EMPTY = "--drop", "it is empty and has no name"
+_NAMED_COLUMNS = 5
+# A chance below this is no chance: of the columns of a hundred tables, one in ten tables at most.
+_CHANCE = 1e-3
+# Below these many rows, names that are all different may well be categories.
+_FEW_ROWS = 9
+_EXACT = 2**53
+_IDENTIFIER = re.compile(
+    r"^(unnamed: \d+|row|rownames?|row_?num(ber)?)$|(^|[^a-z])(id|idx|index|uid|uuid)$",
+    re.IGNORECASE,
+)
+_CAMEL_IDENTIFIER = re.compile(r"[a-z](Id|ID|Index|Idx)$")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}(:\d{2}.*)?")
+_WITH_UNIT = re.compile(r"[<>~]?\s*[$€£]?\s*[+-]?\d[\d.,'\s]*\s*[%$€£]?")
+
+_REMEDIES = {
+    "features must have no missing values": (
+        "Fill these cells or drop the rows first, or leave the column out with --drop. Rows count "
+        "from 1, without the header."
+    ),
+    "features must be finite and fit float32": "Replace these cells or rescale the column first.",
+    "a column must hold numbers or names, not both": (
+        "Correct the cells, or pass --category COLUMN if they are codes; if the first row is the "
+        "header, pass --header yes."
+    ),
+    "numbers must have a decimal point": "Replace the decimal commas first.",
+    "numbers must be plain digits": (
+        "Remove units and thousands separators first; if they are names, pass --category COLUMN."
+    ),
+    "dates and times must be turned into numbers": (
+        "Write them as numbers, such as days since the first, or leave the column out with --drop."
+    ),
+    "numbers must have no leading zeros": (
+        "If they are codes, pass --category COLUMN or --drop COLUMN; if they are amounts, --keep "
+        "COLUMN."
+    ),
+    f"whole numbers must be at most 2**53, {_EXACT:,}": (
+        "Greater ones are not exact as features: pass --drop COLUMN, or rescale the column first."
+    ),
+    f"a column of names must have at most {MAX_CATEGORIES} different ones": (
+        "Leave the column out with --drop, group its values, or turn it into numbers."
+    ),
+    "a column must hold numbers, or those names, that the models were trained on": (
+        "Correct these cells or drop the rows first. Rows count from 1, without the header."
+    ),
+}
+(
+    _MISSING_RULE,
+    _FINITE_RULE,
+    _MIXED_RULE,
+    _COMMA_RULE,
+    _PLAIN_RULE,
+    _DATE_RULE,
+    _ZEROS_RULE,
+    _EXACT_RULE,
+    _CATEGORIES_RULE,
+    _OTHER_RULE,
+) = _REMEDIES
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column of a table is.
+
+    Parameters
+    ----------
+    name : str
+        As in the header, or ``"column 3"``.
+    role : {"feature", "target", "left out", "refused"}
+        What it is used for.
+    dtype : str
+        ``"float64"``, ``"int64"``, ``"bool"`` or ``"names"``.
+    why : str
+        Why it is left out or refused.
+    categories : tuple of str
+        The names in a column of names, each of them a feature.
+    missing : int
+        Number of cells without a value.
+    different : int
+        Number of different values.
+    """
+
+    name: str
+    role: str
+    dtype: str = ""
+    why: str = ""
+    categories: tuple[str, ...] = ()
+    missing: int = 0
+    different: int = 0
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features that the column becomes."""
+        if self.role != FEATURE:
+            return ()
+        if self.dtype != NAMES:
+            return (self.name,)
+        return tuple(f"{self.name}={category}" for category in self.categories)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the caller says of columns, by position.
+
+    Parameters
+    ----------
+    drop : frozenset of int
+        Left out.
+    keep : frozenset of int
+        Features, though they seem to count or to identify the rows.
+    category : frozenset of int
+        Columns of names, even where these are numbers.
+    """
+
+    drop: frozenset[int] = frozenset()
+    keep: frozenset[int] = frozenset()
+    category: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """A column, what it is, and its numbers; or the rule that it breaks, and how."""
+
+    column: Column
+    values: npt.NDArray[Any] | None = None
+    fault: str = ""
+    detail: str = ""
+
+
+def counts(values: npt.NDArray[Any]) -> bool:
+    """Tell whether numbers only count: all different, as independent values would not be.
+
+    n values drawn from a range of s whole numbers are all different with the chance
+    (1 - 1/s) (1 - 2/s) … (1 - (n-1)/s), and in rising order with 1/n! of it. Values for which that
+    is below 1 in 1,000 count the samples: a range of numbers in any order, with any offset and
+    step, most of it, or, in rising order, any part of it. Numbers with a fraction count where they
+    are evenly spaced.
+
+    Parameters
+    ----------
+    values : ndarray of numbers, shape (n,)
+        Finite.
+
+    Examples
+    --------
+    >>> rows = np.random.default_rng(0).permutation(300)
+    >>> counts(rows), counts(rows[:100] + 7000), counts(np.sort(rows[:20]))
+    (True, True, True)
+    >>> counts(np.array([41, 23, 35, 67, 52, 19, 28, 74, 33, 60])), counts(rows % 100)
+    (False, False)
+    """
+    offsets = _whole_offsets(values)
+    if offsets is None:
+        return False
+    n = len(offsets)
+    gaps = np.diff(np.sort(offsets))
+    if n < 2 or not gaps.all():
+        return False
+    span = int(offsets.max()) // int(np.gcd.reduce(gaps)) + 1
+    chance = float(np.log1p(-np.arange(1, n) / span).sum())
+    if (offsets[1:] > offsets[:-1]).all():
+        chance -= float(np.log(np.arange(1, n + 1)).sum())
+    return chance < math.log(_CHANCE)
+
+
+def _whole_offsets(values: npt.NDArray[Any]) -> npt.NDArray[np.uint64] | None:
+    """Return values less the least of them, in whole steps; None where they have no such steps."""
+    if values.dtype.kind not in "iuf" or len(values) < 2 or not np.isfinite(values).all():
+        return None
+    low, high = values.min(), values.max()
+    if int(high) - int(low) < len(values) - 1 and values.dtype.kind in "iu":
+        return None
+    if values.dtype.kind in "iu":
+        # Differences of int64 may need 64 bits without a sign; these wrap around as they should.
+        offsets: npt.NDArray[np.uint64] = values.astype(np.uint64) - low.astype(np.uint64)
+        return offsets
+    if (values == np.rint(values)).all():
+        whole = high - low < _EXACT and high - low >= len(values) - 1
+        return (values - low).astype(np.uint64) if whole else None
+    steps = (values - low) / ((high - low) / (len(values) - 1))
+    even = bool(np.abs(steps - np.rint(steps)).max() < 1e-3)
+    return np.rint(steps).astype(np.uint64) if even else None
+
+
+def judge(
+    name: str, position: int, cells: Any, asked: Asked, *, unnamed: bool, zeros: bool = False
+) -> Judged:
+    """Say what a column is that is not the target, by the rule of this module.
+
+    Parameters
+    ----------
+    name : str
+        What it is called.
+    position : int
+        Where it stands, from 0.
+    cells : pandas.Series
+        As read: numbers, booleans, or texts; NaN where a cell is missing.
+    asked : Asked
+        What the caller says.
+    unnamed : bool
+        Whether the table has a header, which leaves the column without a name.
+    zeros : bool
+        Whether numbers in it are written with leading zeros.
+    """
+    if position in asked.drop:
+        return _left_out(name, cells, _ON_REQUEST)
+    judged = _judge_kept(
+        name, cells, position in asked.category, zeros and position not in asked.keep
+    )
+    why = "" if position in asked.keep else _idle(name, position, cells, judged, unnamed)
+    return _left_out(name, cells, why) if why else judged
+
+
+def _idle(name: str, position: int, cells: Any, judged: Judged, unnamed: bool) -> str:
+    """Return why a column tells nothing but which row it is; empty where it may tell more."""
+    if unnamed and cells.isna().all():
+        return _EMPTY
+    if unnamed and position == 0:
+        return "it has no name and stands first, as row numbers do"
+    values = cells.dropna()
+    numbers = judged.values
+    if numbers is None and values.dtype.kind in "iuf":
+        numbers = values.to_numpy()
+    names = judged.column.dtype == NAMES and judged.fault in ("", _CATEGORIES_RULE)
+    different = len(values) > 1 and values.iloc[:1000].is_unique and values.is_unique
+    if different and _is_identifier(name) and (names or _is_whole(numbers)):
+        return "its values are all different and its name is that of an identifier"
+    if names and different and len(values) >= _FEW_ROWS:
+        return "its names are all different: they name the rows"
+    if not names and numbers is not None and counts(numbers):
+        return "it counts the samples"
+    return ""
+
+
+def _is_identifier(name: str) -> bool:
+    return bool(_IDENTIFIER.search(name) or _CAMEL_IDENTIFIER.search(name))
+
+
+def _is_whole(numbers: npt.NDArray[Any] | None) -> bool:
+    if numbers is None or numbers.dtype.kind == "b":
+        return False
+    return bool((numbers == np.rint(numbers)).all())
+
+
+def _left_out(name: str, cells: Any, why: str) -> Judged:
+    return Judged(replace(_column(name, cells), role=LEFT_OUT, why=why))
+
+
+def _column(name: str, cells: Any, categories: Sequence[str] = ()) -> Column:
+    kind = cells.dtype.kind
+    dtype = str(cells.dtype) if kind in "iufb" else NAMES
+    return Column(
+        name, FEATURE, dtype, "", tuple(categories), int(cells.isna().sum()), int(cells.nunique())
+    )
+
+
+def _judge_kept(name: str, cells: Any, category: bool, zeros: bool) -> Judged:
+    missing = np.flatnonzero(cells.isna())
+    if len(missing):
+        return _fault(name, cells, _MISSING_RULE, missing)
+    if category:
+        return _one_hot(name, cells.astype(str).str.strip())
+    if cells.dtype.kind in "iufb":
+        if zeros:
+            return _fault(name, cells, _ZEROS_RULE, np.array([], np.int64))
+        return _numbers(name, cells)
+    return _texts(name, cells.astype(str).str.strip())
+
+
+def _fault(
+    name: str, cells: Any, rule: str, bad: npt.NDArray[np.int64], shown: object = None
+) -> Judged:
+    detail = name
+    if len(bad):
+        count = "1 cell" if len(bad) == 1 else f"{len(bad)} cells"
+        example = "" if shown is None else f", {shown!r}"
+        detail = f"{name} ({count}, first in row {bad[0] + 1}{example})"
+    column = replace(_column(name, cells), role=REFUSED, why=rule)
+    return Judged(column, None, rule, detail)
+
+
+def _numbers(name: str, cells: Any) -> Judged:
+    values = cells.to_numpy()
+    if values.dtype.kind in "iu":
+        great = np.flatnonzero((values > _EXACT) | (values < -_EXACT))
+        if len(great):
+            return _fault(name, cells, _EXACT_RULE, great, str(values[great[0]]))
+    with np.errstate(over="ignore"):
+        bad = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
+    if len(bad):
+        return _fault(name, cells, _FINITE_RULE, bad, str(values[bad[0]]))
+    return Judged(_column(name, cells), values)
+
+
+def _texts(name: str, cells: Any) -> Judged:
+    texts = cells.to_numpy(object)
+    numeric = {text: number(text) is not None for text in dict.fromkeys(texts)}
+    others = np.flatnonzero([not numeric[text] for text in texts])
+    if len(others) == 0:
+        return _spelled_numbers(name, cells, texts)
+    odd = list(dict.fromkeys(texts[others]))
+    if all(_DECIMAL_COMMA.fullmatch(text) for text in odd):
+        return _fault(name, cells, _COMMA_RULE, others, texts[others[0]])
+    if all(_DATE.fullmatch(text) for text in odd):
+        return _fault(name, cells, _DATE_RULE, others, texts[others[0]])
+    if all(_WITH_UNIT.fullmatch(text) for text in odd):
+        return _fault(name, cells, _PLAIN_RULE, others, texts[others[0]])
+    if len(others) < len(texts):
+        fewer = others
+        if len(others) > len(texts) / 2:
+            fewer = np.flatnonzero([numeric[text] for text in texts])
+        return _fault(name, cells, _MIXED_RULE, fewer, texts[fewer[0]])
+    return _one_hot(name, cells)
+
+
+def _spelled_numbers(name: str, cells: Any, texts: npt.NDArray[np.object_]) -> Judged:
+    """Numbers that pandas left as texts: too long, too great, or with spaces around them."""
+    import pandas as pd
+
+    if all(re.fullmatch(r"[+-]?\d+", text) for text in texts):
+        great = np.flatnonzero([abs(int(text)) > _EXACT for text in texts])
+        if len(great):
+            return _fault(name, cells, _EXACT_RULE, great, texts[great[0]])
+    return _numbers(name, pd.Series(texts.astype(np.float64)))
+
+
+def _one_hot(name: str, cells: Any, categories: Sequence[str] | None = None) -> Judged:
+    found = sorted(cells.unique()) if categories is None else categories
+    column = Column(name, FEATURE, NAMES, "", tuple(found), 0, int(cells.nunique()))
+    if categories is None and len(found) > MAX_CATEGORIES:
+        return Judged(
+            replace(column, role=REFUSED, why=_CATEGORIES_RULE, categories=()),
+            None,
+            _CATEGORIES_RULE,
+            f"{name} ({len(found)})",
+        )
+    texts = cells.to_numpy(object)
+    return Judged(column, texts[:, None] == np.array(found, object)[None, :])
+
+
+def encode_as(column: Column, cells: Any) -> Judged:
+    """Encode a column of another table as the models were trained on it."""
+    missing = np.flatnonzero(cells.isna())
+    if len(missing):
+        return _fault(column.name, cells, _MISSING_RULE, missing)
+    if column.dtype != NAMES:
+        judged = _judge_kept(column.name, cells, False, False)
+        if judged.column.dtype != NAMES or judged.column.role == REFUSED:
+            return judged
+        return _fault(column.name, cells, _OTHER_RULE, np.arange(len(cells)), cells.iloc[0])
+    names = cells.astype(str).str.strip()
+    others = np.flatnonzero(~names.isin(column.categories).to_numpy())
+    if len(others):
+        return _fault(column.name, cells, _OTHER_RULE, others, names.iloc[others[0]])
+    return _one_hot(column.name, names, column.categories)
+
+
+def matrix(judged: Sequence[Judged]) -> npt.NDArray[np.float64]:
+    """Return the features as rows of float64, shape (n, n_features)."""
+    found = [item.values for item in judged if item.values is not None]
+    columns = [values[:, None] if values.ndim == 1 else values for values in found]
+    return np.ascontiguousarray(np.hstack(columns), dtype=np.float64)
+
+
+def feature_problems(what: str, judged: Sequence[Judged]) -> Iterator[Problem]:
+    """Yield the rules that columns break, each once, with the columns that break it."""
+    if not any(item.values is not None or item.fault for item in judged):
+        left = (f"{_label(item.column.name)}: {item.column.why}" for item in judged)
+        yield Problem(
+            f"{what} must hold a feature beside the target",
+            "; ".join(left) or "none",
+            "Pass --keep COLUMN if it is a feature.",
+        )
+    for rule, remedy in _REMEDIES.items():
+        found = [item.detail for item in judged if item.fault == rule]
+        more = f" and {len(found) - _NAMED_COLUMNS} more" if len(found) > _NAMED_COLUMNS else ""
+        if found:
+            yield Problem(rule, ", ".join(found[:_NAMED_COLUMNS]) + more, remedy)
+
+
+def column_notes(
+    judged: Sequence[Judged], targets: npt.NDArray[np.int64] | None = None
+) -> Iterator[str]:
+    """Yield what should be said of columns: what is left out, constant, or gives the class away."""
+    for item in judged:
+        if item.column.role == LEFT_OUT:
+            name, why = item.column.name, item.column.why
+            keep = "" if why in (_ON_REQUEST, _EMPTY) else f" (--keep {_word(name)} uses it)"
+            yield f"{_label(name)} is left out: {why}{keep}"
+    constant = [
+        item.column.name
+        for item in judged
+        if item.values is not None and item.column.different == 1
+    ]
+    if constant:
+        word = "column holds" if len(constant) == 1 else f"{len(constant)} columns hold"
+        yield f"{word} one value only: {', '.join(constant[:_NAMED_COLUMNS])}"
+    if encoded := sum(item.column.dtype == NAMES for item in judged if item.values is not None):
+        yield f"{encoded} {'column' if encoded == 1 else 'columns'} of names one-hot encoded"
+    for item in judged:
+        if targets is not None and item.values is not None and _tells(item, targets):
+            yield (
+                f"{_label(item.column.name)} tells the class: each class has one value of its own; "
+                f"if it follows from the class, pass --drop {_word(item.column.name)}"
+            )
+        elif item.values is not None and item.values.ndim == 1 and _rises(item.values):
+            yield (
+                f"{_label(item.column.name)} rises from row to row, as row numbers do; if that is "
+                f"no feature, pass --drop {_word(item.column.name)}"
+            )
+
+
+def _label(name: str) -> str:
+    return name if re.fullmatch(r"column \d+", name) else f"column {name!r}"
+
+
+def _word(name: str) -> str:
+    """What a column is called in a flag: by its position where it has no name."""
+    nameless = re.fullmatch(r"column (\d+)", name)
+    if nameless:
+        return nameless[1]
+    return shlex.quote(f'"{name}"' if "," in name else name)
+
+
+def _tells(item: Judged, targets: npt.NDArray[np.int64]) -> bool:
+    """Whether values and classes are the same division of the samples."""
+    classes = int(targets.max(initial=0)) + 1
+    if item.values is None or item.column.different != classes or classes < 2:
+        return False
+    values = item.values if item.values.ndim == 1 else item.values.argmax(axis=1)
+    # With few samples to a class, that would be found by chance.
+    pairs = np.unique(np.stack([values.astype(np.float64), targets.astype(np.float64)]), axis=1)
+    return pairs.shape[1] == classes and len(targets) >= 10 * classes
+
+
+def _rises(values: npt.NDArray[Any]) -> bool:
+    return (
+        values.dtype.kind == "f" and len(values) >= _FEW_ROWS and bool((np.diff(values) > 0).all())
+    )

@@ -1,0 +1,359 @@
+"""A text file of rows: its delimiter and header, and its cells as pandas reads them.
+
+The delimiter is the first of tab, semicolon and comma that divides the first lines, without one row
+longer than the first; where both semicolon and comma do, all commas must be decimal commas. The
+first row is the header where it can be nothing else, a sample where it can be nothing else, and the
+caller is asked where it can be both: `header_of`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.sources.labels import number
+
+HEADER_CHOICES = ("auto", "yes", "no")
+MISSING = ("", "?", "NA", "N/A", "NaN", "null", "na", "n/a", "nan", "NAN", "Null", "NULL")
+"""Cells that hold no value. Others, such as None, are names."""
+
+# Comma last: it also stands in decimal numbers and in texts.
+_DELIMITERS = ("\t", ";", ",")
+_HEAD_LINES = 200
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_LEADING_ZERO = re.compile(rb"""(?:^|[,;\t"' +-])0[0-9]""", re.MULTILINE)
+# A column of labels has few, each in several rows: a tenth of the rows is far above both.
+_FEW_NAMES, _ENOUGH_ROWS, _LONG_SERIES = 0.1, 10, 3
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the first lines tell about a file.
+
+    Parameters
+    ----------
+    delimiter : str
+        Between the cells of a row.
+    n_columns : int
+        Of the first row.
+    names : tuple of str
+        Of the columns, ``""`` for one without a name; empty where the file has no header.
+    has_header : bool
+        Whether the first row names the columns.
+    """
+
+    delimiter: str
+    n_columns: int
+    names: tuple[str, ...]
+    has_header: bool
+
+    def name(self, position: int) -> str:
+        """Return what a column is called here."""
+        return (self.names[position] if self.names else "") or f"column {position}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What all columns are called."""
+        return tuple(map(self.name, range(self.n_columns)))
+
+    def label(self, position: int) -> str:
+        """Return what messages call a column."""
+        named = self.names[position] if self.names else ""
+        return f"column {named!r}" if named else f"column {position}"
+
+
+def read_head(path: Path, header: str, known: Sequence[str] = (), least: int = 2) -> Head:
+    """Return what the first lines of a file tell.
+
+    Parameters
+    ----------
+    path : Path
+        The file, in UTF-8.
+    header : {"auto", "yes", "no"}
+        Whether the first row names the columns; ``"auto"``: as `header_of` says.
+    known : sequence of str
+        Names of which one makes the first row a header.
+    least : int
+        Fewest columns.
+
+    Raises
+    ------
+    InputError
+        It cannot be read as rows, two columns have one name, or the first row may be both.
+    """
+    rows, delimiter = _divided(path)
+    refuse(_head_problems(path, rows, least))
+    first = tuple(rows[0])
+    found: bool | None = header == "yes"
+    if header == "auto":
+        found, why = (True, "") if set(known) & set(first) else header_of(rows)
+        if found is None:
+            rule = f"it must be clear whether the first row of {path} names the columns"
+            remedy = "Pass --header yes if it does, --header no if it is a sample."
+            refuse([Problem(rule, why, remedy)])
+    names = first if found else ()
+    refuse(_name_problems(path, names))
+    return Head(delimiter, len(first), names, bool(found))
+
+
+def _divided(path: Path) -> tuple[list[list[str]], str]:
+    """Return the first rows, and the delimiter that divides them."""
+    import pandas as pd
+
+    found: dict[str, list[list[str]]] = {}
+    failure: Exception | None = None
+    for delimiter in _DELIMITERS:
+        try:
+            found[delimiter] = _first_rows(path, delimiter)
+        except pd.errors.ParserError as error:
+            failure = error
+        except pd.errors.EmptyDataError:
+            return [], delimiter
+        except (OSError, UnicodeError) as error:
+            _refuse_file(path, error)
+    usable = [delimiter for delimiter, rows in found.items() if _divides(rows)]
+    if len(usable) > 1:
+        refuse(_delimiter_problems(path, found[usable[0]], usable))
+    if usable:
+        return found[usable[0]], usable[0]
+    if failure is not None:
+        refuse([_ragged(path, failure)])
+    return found[","], ","
+
+
+def _first_rows(path: Path, delimiter: str) -> list[list[str]]:
+    import pandas as pd
+
+    frame = pd.read_csv(
+        path,
+        sep=delimiter,
+        header=None,
+        dtype=str,
+        nrows=_HEAD_LINES,
+        index_col=False,
+        keep_default_na=False,
+        skipinitialspace=True,
+        encoding="utf-8-sig",
+    )
+    cells = frame.fillna("").to_numpy(object).tolist()
+    rows = [[cell.strip() for cell in row] for row in cells]
+    return [row for row in rows if any(row)]
+
+
+def _divides(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether rows have several columns, which is more than a delimiter in the first line."""
+    return bool(rows) and len(rows[0]) > 1 and sum(bool(row[-1]) for row in rows) * 2 > len(rows)
+
+
+def _delimiter_problems(
+    path: Path, rows: Sequence[Sequence[str]], usable: Sequence[str]
+) -> Iterator[Problem]:
+    odd = [
+        cell
+        for row in rows
+        for cell in row
+        if usable[-1] in cell and not _DECIMAL_COMMA.fullmatch(cell)
+    ]
+    if odd:
+        named = {"\t": "tab", ";": "semicolon", ",": "comma"}
+        yield Problem(
+            f"one delimiter must divide the rows of {path}",
+            f"{' and '.join(named[item] for item in usable)}, which both do, as in {odd[0][:40]!r}",
+            "Put cells that hold a delimiter into quotes.",
+        )
+
+
+def _head_problems(path: Path, rows: Sequence[Sequence[str]], least: int) -> Iterator[Problem]:
+    if not rows:
+        yield Problem(f"{path} must hold rows", "an empty file", "Check the path.")
+    elif len(rows[0]) < least:
+        yield Problem(
+            f"{path} must hold two columns or more",
+            f"one column, such as {rows[0][0][:40]!r}",
+            "Separate features and class label by commas, semicolons or tabs.",
+        )
+
+
+def _name_problems(path: Path, names: Sequence[str]) -> Iterator[Problem]:
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if twice:
+        yield Problem(
+            f"the columns of {path} must have different names",
+            f"{', '.join(map(repr, twice[:5]))} more than once",
+            "Rename them; if the first row is a sample, pass --header no.",
+        )
+
+
+def _refuse_file(path: Path, error: OSError | UnicodeError) -> NoReturn:
+    if isinstance(error, OSError):
+        received = f"{path} ({error.strerror or error})"
+        problem = Problem("csv: must name a readable file", received, "Check it.")
+    else:
+        at = f"{error}"
+        if isinstance(error, UnicodeDecodeError):
+            at = f"byte 0x{error.object[error.start]:02x}, such as in Latin-1 or UTF-16"
+        rule = f"{path} must be a text file in UTF-8"
+        remedy = f"Convert it: iconv -f latin1 -t utf-8 {path.name} > new.csv"
+        problem = Problem(rule, at, remedy)
+    raise InputError([problem]) from error
+
+
+def _ragged(path: Path, error: Exception) -> Problem:
+    return Problem(
+        f"every row of {path} must have the columns of the first",
+        str(error).strip().removeprefix("Error tokenizing data. C error: "),
+        "Correct that line; a cell that holds the delimiter or a quote needs quotes around it.",
+    )
+
+
+def header_of(rows: Sequence[Sequence[str]]) -> tuple[bool | None, str]:
+    """Tell whether the first row names the columns; None, and why, where it may be both.
+
+    Looked at are the columns that hold only numbers below the first row. It is a header where its
+    cells above them are texts, and a sample where they are numbers. It may be both where they are
+    of both kinds, or a series such as 0, 1, 2, or where they are numbers but its labels occur in no
+    other row. Without such columns it is a header when its cells are all different texts and none
+    of them occurs below in its column.
+
+    Parameters
+    ----------
+    rows : sequence of rows of texts, of equal length
+        The first ones, stripped.
+
+    Examples
+    --------
+    >>> header_of([["width", "kind"], ["1.5", "a"]])
+    (True, '')
+    >>> header_of([["2.5", "b"], ["1.5", "a"], ["1.5", "b"]])
+    (False, '')
+    >>> header_of([["0", "1", "2"], ["1.5", "2.5", "1"]])
+    (None, "'0', '1', '2' above numbers: a series, or a sample")
+    """
+    first, below = rows[0], rows[1:]
+    columns = [[row[index] for row in below] for index in range(len(first))]
+    above = [cell for cell, column in zip(first, columns, strict=True) if _all_numbers(column)]
+    texts = [cell for cell in above if cell not in MISSING and number(cell) is None]
+    numbers = [cell for cell in above if number(cell) is not None]
+    if not above:
+        return _names_all(first, columns), ""
+    if texts and numbers:
+        return None, f"{texts[0]!r} and {numbers[0]!r} above numbers"
+    if texts:
+        return True, ""
+    labels = [
+        cell for cell, column in zip(first, columns, strict=True) if _is_odd_label(cell, column)
+    ]
+    if labels:
+        return None, f"{labels[0]!r}, which occurs in no other row, beside numbers above numbers"
+    if _is_series([float(cell) for cell in numbers]):
+        shown = ", ".join(map(repr, numbers[:3]))
+        return None, f"{shown} above numbers: a series, or a sample"
+    return False, ""
+
+
+def _names_all(first: Sequence[str], columns: Sequence[Sequence[str]]) -> bool:
+    if any(number(cell) is not None for cell in first):
+        return False
+    apart = all(cell not in column for cell, column in zip(first, columns, strict=True))
+    return bool(columns[0]) and apart and "" not in first and len(set(first)) == len(first)
+
+
+def _is_odd_label(cell: str, column: Sequence[str]) -> bool:
+    if _all_numbers(column) or len(column) < _ENOUGH_ROWS or cell in column or not cell:
+        return False
+    return len(set(column)) <= max(2, _FEW_NAMES * len(column)) and number(cell) is None
+
+
+def _is_series(numbers: Sequence[float]) -> bool:
+    gaps = np.diff(np.array(numbers))
+    if len(numbers) < _LONG_SERIES or gaps.min() <= 0:
+        return False
+    return bool(np.allclose(gaps, gaps[0], rtol=1e-6))
+
+
+def _all_numbers(cells: Sequence[str]) -> bool:
+    present = [cell for cell in cells if cell not in MISSING]
+    return bool(present) and all(number(cell) is not None for cell in present)
+
+
+def read_cells(path: Path, head: Head, texts: Sequence[int]) -> Any:
+    """Return all cells as a frame whose columns are positions.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    head : Head
+        What its first lines told.
+    texts : sequence of int
+        Columns whose cells stay as they are written.
+
+    Raises
+    ------
+    InputError
+        A row is longer than the first, or the file is no text or too large.
+    """
+    import pandas as pd
+
+    try:
+        return _frame(path, head, texts)
+    except UnicodeError as error:
+        _refuse_file(path, error)
+    except pd.errors.EmptyDataError:
+        return _empty(head)
+    except pd.errors.ParserError as error:
+        raise InputError([_ragged(path, error)]) from error
+    except MemoryError as error:
+        rule, size = f"{path} must fit into memory", f"{path.stat().st_size / 2**30:.1f} GiB"
+        remedy = "Use fewer rows, or write its numbers with numpy.savez and pass npz:PATH."
+        raise InputError([Problem(rule, size, remedy)]) from error
+
+
+def _empty(head: Head) -> Any:
+    import pandas as pd
+
+    return pd.DataFrame(columns=range(head.n_columns))
+
+
+def _frame(path: Path, head: Head, texts: Sequence[int], only: Sequence[int] | None = None) -> Any:
+    import pandas as pd
+
+    return pd.read_csv(
+        path,
+        sep=head.delimiter,
+        header=0 if head.has_header else None,
+        names=list(range(head.n_columns)),
+        usecols=only,
+        index_col=False,
+        dtype=dict.fromkeys(texts, str),
+        na_values=list(MISSING),
+        keep_default_na=False,
+        skipinitialspace=True,
+        low_memory=False,
+        encoding="utf-8-sig",
+    )
+
+
+def zeros_before(path: Path, head: Head, cells: Any) -> frozenset[int]:
+    """Return the columns of whole numbers some of which are written with leading zeros.
+
+    They are codes, of which 007 and 7 may be two.
+    """
+    whole = [int(at) for at in cells.columns if cells[at].dtype.kind in "iu"]
+    if not whole or not _may_lead_with_zeros(path):
+        return frozenset()
+    written = _frame(path, head, whole, whole)
+    leading = r"[+-]?0\d"
+    return frozenset(at for at in whole if written[at].str.strip().str.match(leading).any())
+
+
+def _may_lead_with_zeros(path: Path) -> bool:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return _LEADING_ZERO.search(content) is not None

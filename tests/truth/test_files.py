@@ -1,0 +1,512 @@
+"""What is read from tables: no row, column or class that is not the data's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
+
+from asynckfold import RunStore
+from asynckfold.cli.parser import make_parser
+from asynckfold.cli.parts import make_kfold, sweep_parts
+from asynckfold.errors import InputError
+from asynckfold.report.page import write_report
+from asynckfold.sources import Source, load_samples, load_source
+from asynckfold.sources.columns import counts
+from asynckfold.sources.text_files import header_of
+
+TABULAR = Path(__file__).parents[3] / "shared" / "data" / "tabular"
+
+Load = Callable[..., Source]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Load a table from its text or from a frame."""
+
+    def load_table(table: str | bytes | pd.DataFrame, **options: Any) -> Source:
+        path = tmp_path / "table.csv"
+        if isinstance(table, pd.DataFrame):
+            table = table.to_csv(index=False)
+        path.write_bytes(table.encode() if isinstance(table, str) else table)
+        return load_source(f"csv:{path}", **options)
+
+    return load_table
+
+
+def rows(source: Source) -> np.ndarray:
+    return source.dataset.tensors[0].numpy()  # type: ignore[attr-defined]
+
+
+def role(source: Source, name: str) -> str:
+    return next(column.role for column in source.columns if column.name == name)
+
+
+def noise(n: int = 90, seed: int = 0) -> pd.DataFrame:
+    """A table sorted by class, in which nothing tells the class but where a row stands."""
+    draw = np.random.default_rng(seed)
+    columns = {"a": draw.normal(size=n), "b": draw.normal(size=n).round(2)}
+    return pd.DataFrame(columns | {"kind": np.repeat(list("xyz"), n // 3)})
+
+
+# Columns that count
+
+
+COUNTERS: dict[str, Callable[[int, np.random.Generator], Any]] = {
+    "sorted": lambda n, draw: np.arange(n),
+    "offset": lambda n, draw: 7_000_000 + np.arange(n),
+    "steps": lambda n, draw: 10 * np.arange(n),
+    "subset": lambda n, draw: np.sort(draw.choice(2 * n, n, replace=False)),
+    "sparse": lambda n, draw: np.sort(draw.choice(10**9, n, replace=False)),
+    "falling": lambda n, draw: np.arange(n)[::-1],
+    "floats": lambda n, draw: np.arange(n) + 0.0,
+    "seconds": lambda n, draw: np.arange(n) * 0.02,
+    "negative": lambda n, draw: np.arange(n) - n // 2,
+    "codes": lambda n, draw: [f"{at:04d}" for at in range(n)],
+    "texts": lambda n, draw: [f"sample {at}" for at in range(n)],
+}
+
+
+# Shuffled and sparse is what any column of numbers is.
+@pytest.mark.parametrize(
+    ("kind", "shuffled"),
+    [(kind, shuffled) for kind in COUNTERS for shuffled in (False, True) if kind != "sparse"]
+    + [("sparse", False)],
+)
+def test_a_column_that_counts_is_no_feature(load: Load, kind: str, shuffled: bool) -> None:
+    table = noise()
+    table.insert(1, "nr", COUNTERS[kind](len(table), np.random.default_rng(0)))
+    if shuffled:
+        table = table.sample(frac=1, random_state=0)
+    source = load(table)
+    assert source.features == ("a", "b")
+    assert role(source, "nr") == "left out"
+    assert any(note.startswith("column 'nr' is left out:") for note in source.notes)
+    np.testing.assert_array_equal(rows(source), table[["a", "b"]])
+
+
+def test_a_shuffled_counter_would_have_told_the_class(load: Load) -> None:
+    table = noise(300).assign(nr=np.arange(300)).sample(frac=1, random_state=0)
+    table = table[["nr", "a", "b", "kind"]]
+    wrong = cross_val_score(LogisticRegression(max_iter=5000), table[["nr"]], table["kind"])
+    source = load(table)
+    right = cross_val_score(LogisticRegression(), rows(source), source.targets)
+    assert wrong.mean() > 0.9
+    assert right.mean() < 0.5
+    kept = load(table, keep=["nr"])
+    assert kept.features == ("nr", "a", "b")
+    assert not any("left out" in note for note in kept.notes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(10, 400),
+    st.integers(-(2**40), 2**40),
+    st.integers(1, 1000),
+    st.floats(0.5, 1.0),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_any_counter_is_found(
+    n: int, offset: int, step: int, share: float, shuffled: bool, seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    size = max(10, int(n * share))
+    # A shuffled part of few is what ages are: there it takes more rows to be sure.
+    whole = n if not shuffled or size >= 30 else size
+    numbers = offset + step * np.sort(draw.choice(whole, size, replace=False))
+    assert counts(draw.permutation(numbers) if shuffled else numbers)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(20, 2000), st.integers(0, 10**6))
+def test_features_are_no_counters(n: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    features = {
+        "ages": draw.integers(18, 90, n),
+        "amounts": np.rint(draw.lognormal(10, 1, n)).astype(int),
+        "levels": draw.integers(0, 5, n),
+        "pixels": draw.integers(0, 256, n).astype(np.uint8),
+        "normal": draw.normal(size=n),
+        "sorted normal": np.sort(draw.normal(size=n)),
+        "whole floats": draw.integers(0, 50, n) + 0.0,
+        "constant": np.ones(n, int),
+        "flags": draw.integers(0, 2, n).astype(bool),
+        "few different floats": draw.integers(0, 9, n) / 8,
+    }
+    found = [name for name, values in features.items() if counts(values)]
+    assert found == []
+
+
+def test_chance_calls_few_columns_counters() -> None:
+    """Whole numbers drawn from ranges of all widths: at most one in a thousand is left out."""
+    draw, found, total = np.random.default_rng(0), 0, 0
+    for n in (2, 3, 5, 8, 10, 20, 50, 200):
+        for width in (n, 2 * n, 5 * n, n * n, 10**6):
+            for _ in range(100):
+                found += counts(draw.integers(0, width, n))
+                total += 1
+    assert found <= total / 250
+
+
+@pytest.mark.parametrize("name", ["id", "Id", "PassengerId", "customer_id", "index", "Unnamed: 0"])
+def test_identifiers_are_no_features(load: Load, name: str) -> None:
+    draw = np.random.default_rng(0)
+    table = noise().assign(**{name: draw.choice(10**9, 90, replace=False)})
+    table = table[[name, "a", "b", "kind"]]
+    assert load(table).features == ("a", "b")
+    assert load(table, keep=[name]).features == (name, "a", "b")
+
+
+@pytest.mark.parametrize("name", ["acid", "grid", "paid", "humidity", "width", "period"])
+def test_words_that_end_like_identifiers_are_features(load: Load, name: str) -> None:
+    draw = np.random.default_rng(0)
+    table = noise().assign(**{name: draw.choice(10**9, 90, replace=False)})[[name, "kind"]]
+    assert load(table).features == (name,)
+
+
+def test_identifiers_that_repeat_stay(load: Load) -> None:
+    table = noise().assign(group_id=np.arange(90) % 7)[["group_id", "a", "kind"]]
+    assert load(table).features == ("group_id", "a")
+
+
+@pytest.mark.parametrize("values", [range(90), [0.5, 1, 2] * 30, [f"row {at}" for at in range(90)]])
+def test_an_unnamed_first_column_is_no_feature(load: Load, values: Sequence[Any]) -> None:
+    table = noise().set_axis(pd.Index(values)).to_csv()
+    assert load(table).features == ("a", "b")
+    if not isinstance(values[0], str):
+        assert load(table, keep=["0"]).features == ("column 0", "a", "b")
+
+
+def test_real_tables_keep_their_features(load: Load) -> None:
+    from sklearn.datasets import load_breast_cancer, load_iris, load_wine
+
+    for bunch in (
+        load_iris(as_frame=True),
+        load_wine(as_frame=True),
+        load_breast_cancer(as_frame=True),
+    ):
+        source = load(bunch.frame)
+        assert source.features == tuple(bunch.feature_names)
+        np.testing.assert_array_equal(rows(source), bunch.data)
+        np.testing.assert_array_equal(source.targets, bunch.target)
+        assert len(source.notes) == 1
+
+
+@pytest.mark.skipif(not TABULAR.is_dir(), reason=f"no {TABULAR}")
+@pytest.mark.parametrize(("name", "classes"), [("glass", 6), ("phoneme", 2), ("abalone", 28)])
+def test_real_files_are_read_as_pandas_reads_them(name: str, classes: int) -> None:
+    path = TABULAR / f"{name}.csv"
+    source = load_source(f"csv:{path}")
+    frame = pd.read_csv(path, header=None)
+    np.testing.assert_array_equal(
+        rows(source),
+        pd.get_dummies(frame.iloc[:, :-1], dtype=float)[[*range(1, 8), "0_F", "0_I", "0_M"]].iloc[
+            :, [7, 8, 9, *range(7)]
+        ]
+        if name == "abalone"
+        else frame.iloc[:, :-1],
+    )
+    assert len(source.classes) == classes
+    assert source.targets.tolist() == pd.factorize(frame.iloc[:, -1], sort=True)[0].tolist()
+    told = any("taken as classes, not as amounts" in note for note in source.notes)
+    assert told == (name == "abalone")
+
+
+# The header
+
+
+SERIES = [str(at) for at in range(5)]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [SERIES, ["400", "402", "404", "406", "408"], ["0.5", "1.0", "1.5", "2.0", "2.5"]],
+)
+def test_a_header_of_numbers_is_asked_for(load: Load, header: list[str]) -> None:
+    draw = np.random.default_rng(0)
+    body = "".join(
+        ",".join([*(f"{value:.3f}" for value in draw.normal(size=4)), str(at % 2)]) + "\n"
+        for at in range(20)
+    )
+    text = ",".join(header) + "\n" + body
+    with pytest.raises(InputError, match="--header yes if it does, --header no if it is a sample"):
+        load(text)
+    assert len(load(text, header="yes").targets) == 20
+    assert len(load(text, header="no").targets) == 21
+    assert len(load(body).targets) == 20
+
+
+def test_a_header_with_one_name_among_numbers_is_asked_for(load: Load) -> None:
+    """MNIST as a table: pixels are numbered, and the label has a name."""
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 256, (30, 6))
+    frame = pd.DataFrame(pixels).assign(label=np.arange(30) % 3)
+    with pytest.raises(InputError, match="'label' and '0' above numbers"):
+        load(frame)
+    source = load(frame, header="yes")
+    assert source.classes == ("0", "1", "2")
+    np.testing.assert_array_equal(rows(source), pixels)
+    named = frame.assign(label=np.array(["cat", "dog", "eel"])[np.arange(30) % 3])
+    with pytest.raises(InputError, match="'label', which occurs in no other row"):
+        load(named)
+    assert load(named, header="yes").classes == ("cat", "dog", "eel")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 8), st.integers(12, 40), st.integers(0, 999))
+def test_samples_without_a_header_are_no_header(width: int, n: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    numbers = draw.normal(size=(n, width)).round(3)
+    kinds = draw.permutation(np.arange(n) % 3)
+    table = [
+        [*map(repr, row.tolist()), "xyz"[kind]] for row, kind in zip(numbers, kinds, strict=True)
+    ]
+    assert header_of(table) == (False, "")
+    assert header_of([[f"c{at}" for at in range(width + 1)], *table]) == (True, "")
+
+
+# The target
+
+
+def test_a_column_called_class_that_is_not_the_last_must_be_named(load: Load) -> None:
+    table = noise().rename(columns={"kind": "class"})[["class", "a", "b"]]
+    table["b"] = np.arange(90) % 4
+    with pytest.raises(InputError, match="Pass --target class, or --target b"):
+        load(table)
+    assert load(table, target="class").classes == ("x", "y", "z")
+    assert load(table, target="b").classes == ("0", "1", "2", "3")
+    assert load(table[["a", "b", "class"]]).classes == ("x", "y", "z")
+
+
+def test_a_column_that_gives_the_class_away_is_told(load: Load) -> None:
+    table = noise()
+    table.insert(0, "kind_code", table["kind"].map({"x": 3, "y": 1, "z": 2}))
+    table.insert(0, "name", table["kind"].map({"x": "uno", "y": "due", "z": "tre"}))
+    notes = load(table).notes
+    for name in ("name", "kind_code"):
+        assert any(note.startswith(f"column '{name}' tells the class") for note in notes)
+    dropped = load(table, drop=["name", "kind_code"])
+    assert dropped.features == ("a", "b")
+    assert not any("tells the class" in note for note in load(noise()).notes)
+
+
+# Cells
+
+
+NASTY = {
+    "missing": (["1", "", "3"], "missing values"),
+    "NA": (["1", "NA", "3"], "missing values"),
+    "infinity": (["1", "inf", "3"], "finite"),
+    "decimal commas": (['"1,5"', '"2,5"', '"1,5"'], "decimal point"),
+    "thousands": (['"1,234,567"', '"2,345,678"', '"1,000,000"'], "plain digits"),
+    "apostrophes": (["1'000", "2'000", "1'000"], "plain digits"),
+    "per cent": (["5%", "7%", "5%"], "plain digits"),
+    "money": (["$5", "$7.50", "$5"], "plain digits"),
+    "bounds": (["5", "<1", "<1"], "plain digits"),
+    "dates": (["2020-01-31", "2021-02-01", "2020-01-31"], "dates and times"),
+    "times": (["10:30", "11:45:10", "10:30"], "dates and times"),
+    "dates with dots": (["31.1.2020", "1.2.2020", "31.1.2020"], "dates and times"),
+    "codes": (["007", "010", "999"], "leading zeros"),
+    "huge": (["9007199254740993", "5", "7"], "at most 2\\*\\*53"),
+    "huger": (["123456789012345678901234", "5", "7"], "at most 2\\*\\*53"),
+    "a typing error": (["1", "2.5O", "3"], "not both"),
+    "unknowns": (["unknown", "unknown", "3"], "not both"),
+    "underscores": (["1_000", "2", "3"], "not both"),
+}
+
+
+@pytest.mark.parametrize("kind", NASTY)
+def test_cells_that_are_not_plain_are_refused(load: Load, kind: str) -> None:
+    cells, rule = NASTY[kind]
+    body = "".join(f"{cells[at % 3]},{at * at % 11},{'ab'[at % 2]}\n" for at in range(30))
+    with pytest.raises(InputError, match=rule) as caught:
+        load("odd,x,kind\n" + body)
+    assert len(caught.value.problems) == 1
+    assert "odd" in str(caught.value)
+    assert load("odd,x,kind\n" + body, drop=["odd"]).features == ("x",)
+
+
+def test_codes_become_names_on_request(load: Load) -> None:
+    text = "zip,x,kind\n" + "".join(
+        f"{('007', '7', '10')[at % 3]},{at * at % 11},{'ab'[at % 2]}\n" for at in range(30)
+    )
+    source = load(text, category=["zip"])
+    assert source.features == ("zip=007", "zip=10", "zip=7", "x")
+    assert rows(source)[:3, :3].tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert load(text, keep=["zip"]).features == ("zip", "x")
+    assert load("n,kind\n" + "1,a\n2,b\nx,a\n" * 9, category=["0"]).features == (
+        "n=1",
+        "n=2",
+        "n=x",
+    )
+
+
+def test_plain_names_stay_names(load: Load) -> None:
+    names = ["3rd", "2-4", "A1", "None", "1st class", "v2"]
+    text = "".join(f"{names[at % 6]},{'ab'[at % 2]}\n" for at in range(30))
+    assert load("x,kind\n" + text).features == tuple(f"x={name}" for name in sorted(names))
+
+
+def test_a_name_like_na_is_never_a_class_in_silence(load: Load) -> None:
+    with pytest.raises(InputError, match=r"missing labels: .*spell the name out if NA is one"):
+        load("x,country\n" + "1,NA\n2,DE\n4,NA\n1,DE\n")
+    assert load("x,country\n" + "1,None\n2,DE\n4,None\n1,DE\n").classes == ("DE", "None")
+
+
+def test_delimiters_at_the_end_of_lines(load: Load) -> None:
+    text = "x,y,kind,\n" + "1.5,2,a,\n2.5,4,b,\n3.5,4,a,\n"
+    source = load(text, target="kind")
+    assert source.features == ("x", "y")
+    with pytest.raises(InputError, match="must have no missing labels"):
+        load(text)
+
+
+def test_short_rows_are_refused(load: Load) -> None:
+    with pytest.raises(InputError, match="missing labels: received 1 missing, first in row 3"):
+        load("x,y,kind\n1,2,a\n2,3,b\n4,5\n2,2,b\n2,1,a\n")
+
+
+def test_quoted_line_ends_and_separators(load: Load) -> None:
+    source = load('name,x,kind\n"a\nb",1,"x, y"\n"c;d",2,z\n"a\nb",5,"x, y"\n"c;d",2,z\n')
+    assert source.features == ("name=a\nb", "name=c;d", "x")
+    assert source.classes == ("x, y", "z")
+
+
+def test_a_delimiter_that_is_not_clear_is_refused(load: Load) -> None:
+    with pytest.raises(InputError, match="one delimiter must divide"):
+        load("1,2,a;b\n2,3,c;d\n1,3,a;b\n")
+    assert load("1,2,a\n2,3,c\n1,3,a\n4,3,c\n".replace(",", ";")).classes == ("a", "c")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_other_encodings_are_refused(load: Load, encoding: str) -> None:
+    with pytest.raises(InputError, match="must be a text file in UTF-8"):
+        load("größe,kind\n1,a\n2,b\n".encode(encoding))
+
+
+def test_far_below_everything_is_looked_at(load: Load) -> None:
+    body = "".join(f"{at * at % 17},{'ab'[at % 2]}\n" for at in range(1000))
+    for row, rule in (("012,a", "leading zeros"), ("x,a", "not both"), ("1,a,b", "in line 1002")):
+        with pytest.raises(InputError, match=rule):
+            load(f"x,kind\n{body}{row}\n")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_tables_come_back_as_pandas_wrote_them(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    n = data.draw(st.integers(12, 40))
+    number = st.floats(-1e9, 1e9, allow_nan=False) | st.integers(-1000, 1000).map(float)
+    name = st.text("abcé ;\"'", min_size=1, max_size=4).filter(lambda text: text.strip() == text)
+    floats = np.array(data.draw(st.lists(number, min_size=n, max_size=n)))
+    names = data.draw(st.lists(name, min_size=2, max_size=4, unique=True))
+    texts = np.array(names, object)[[at % len(names) for at in range(n)]]
+    frame = pd.DataFrame(
+        {"f": floats, "t": texts, "kind": ["a", "b", "c"] * (n // 3) + ["a"] * (n % 3)}
+    )
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    delimiter = data.draw(st.sampled_from(["\t", ","]))
+    frame.to_csv(path, index=False, sep=delimiter)
+    source = load_source(f"csv:{path}", keep=["f"])
+    np.testing.assert_array_equal(rows(source)[:, 0], floats)
+    dummies = pd.get_dummies(frame["t"], dtype=float)
+    np.testing.assert_array_equal(rows(source)[:, 1:], dummies[sorted(dummies.columns)])
+    assert [source.classes[at] for at in source.targets] == frame["kind"].tolist()
+
+
+def test_numbers_keep_their_digits(load: Load) -> None:
+    """Seconds since 1970 differ in digits that float32 does not have."""
+    seconds = 1_700_000_000 + np.random.default_rng(0).integers(0, 60, 90)
+    source = load(noise().assign(seconds=seconds)[["seconds", "a", "kind"]])
+    np.testing.assert_array_equal(rows(source)[:, 0], seconds)
+    assert rows(source).dtype == np.float64
+
+
+# Another file with the same columns
+
+
+def test_the_same_columns_by_name_in_any_order(load: Load, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    table = noise().assign(nr=draw.permutation(90), colour=list("rgb") * 30)
+    table = table[["nr", "a", "colour", "b", "kind"]]
+    like = load(table)
+    new = tmp_path / "new.csv"
+    table[["kind", "b", "colour", "a"]].head(7).to_csv(new, index=False)
+    samples = load_samples(f"csv:{new}", like)
+    np.testing.assert_array_equal(samples.dataset.tensors[0].numpy(), rows(like)[:7])  # type: ignore[attr-defined]
+    assert samples.labels == tuple(table["kind"].head(7))
+    assert samples.notes == ()
+    # A column that counted there is not used here, and one that counts here was not left out there.
+    table.head(7).assign(a=range(7)).to_csv(new, index=False)
+    samples = load_samples(f"csv:{new}", like)
+    assert samples.dataset.tensors[0][:, 0].tolist() == list(range(7))  # type: ignore[attr-defined]
+    assert samples.notes == ("column 'nr' is left out: the models were not trained on it",)
+
+
+def test_columns_by_their_order_are_told(load: Load, tmp_path: Path) -> None:
+    like = load(noise())
+    new = tmp_path / "new.csv"
+    new.write_text("1.5,2.5\n2.5,0\n")
+    samples = load_samples(f"csv:{new}", like)
+    assert samples.notes == (f"columns are taken by their order, since {new} has no header",)
+
+
+def test_names_with_an_equals_sign_are_not_mixed_up(load: Load, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {"a": list("pq") * 20, "a=b": draw.normal(size=40), "kind": list("xxyy") * 10}
+    )
+    like = load(table)
+    new = tmp_path / "new.csv"
+    table.head(5).to_csv(new, index=False)
+    found = load_samples(f"csv:{new}", like).dataset.tensors[0].numpy()  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(found, rows(like)[:5])
+
+
+def test_a_run_keeps_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = noise(60).assign(nr=range(60))[["nr", "a", "b", "kind"]].sample(frac=1, random_state=0)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    root = tmp_path / "run"
+    words = f"run --data csv:{tmp_path}/t.csv --folds 2 --epochs 1 --baseline none --root {root}"
+    parsed = make_parser().parse_args(words.split())
+    parsed.line = words.split()
+    sweep = sweep_parts(parsed)
+    alone = replace(sweep, settings={**sweep.settings, "parallelize": False, "verbose": 0})
+    make_kfold(parsed, alone)(sweep.models, ["constant"], sweep.opt_fn, sweep.trainer_params)
+    said = "column 'nr' is left out: it counts the samples (--keep nr uses it)"
+    assert said in capsys.readouterr().err
+    with RunStore.read(root) as store:
+        assert said in store.about["data"]
+        assert said in write_report(store).read_text()
+
+
+def test_a_table_is_not_augmented(tmp_path: Path) -> None:
+    noise().to_csv(tmp_path / "t.csv", index=False)
+    words = ["run", "--data", f"csv:{tmp_path}/t.csv", "--augment", "--root", str(tmp_path / "r")]
+    with pytest.raises(InputError, match="--augment crops and flips images: received it with"):
+        sweep_parts(make_parser().parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"drop": ["q"]}, "--drop must be a column of the file: received 'q'"),
+        ({"keep": ["kind"]}, "--keep applies to features only: received the target"),
+        ({"drop": ["a"], "keep": ["0"]}, "a column is either used or dropped: received column 'a'"),
+        ({"drop": ["a", "b"]}, "must hold a feature beside the target"),
+    ],
+)
+def test_columns_that_cannot_be_asked_for(load: Load, options: Any, rule: str) -> None:
+    with pytest.raises(InputError, match=rule):
+        load(noise(), **options)

@@ -1,0 +1,292 @@
+"""What is read from folders of images and from arrays: samples of the classes, each once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.preprocessing import StandardScaler
+
+from asynckfold.cli.parser import make_parser
+from asynckfold.cli.parts import sweep_parts
+from asynckfold.errors import InputError
+from asynckfold.sources import Source, image_transform, load_samples, load_source
+from asynckfold.sources.images import open_rgb
+
+
+def image(path: Path, level: int = 40, size: tuple[int, int] = (6, 4)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (level, level, level)).save(path)
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes of three images each."""
+    for kind, level in (("cat", 40), ("dog", 200)):
+        for at in range(3):
+            image(tmp_path / "photos" / kind / f"{at}.png", level + at)
+    return tmp_path / "photos"
+
+
+def load(path: Path, **options: Any) -> Source:
+    return load_source(f"folder:{path}", **options)
+
+
+def levels(source: Source) -> list[int]:
+    return [source.dataset[at][0].getpixel((0, 0))[0] for at in range(len(source.targets))]
+
+
+# Folders
+
+
+def test_what_is_no_sample_is_left_out_and_told(photos: Path) -> None:
+    image(photos / "lost.png")
+    image(photos / "cat" / ".hidden.png")
+    image(photos / ".cache" / "x.png")
+    image(photos / "__MACOSX" / "cat" / "x.png")
+    (photos / "cat" / "._0.png").write_bytes(b"\0\5\x16\7 no image")
+    (photos / "cat" / "notes.txt").write_text("x")
+    (photos / "cat" / "film.gif").write_bytes(b"GIF89a")
+    source = load(photos)
+    assert source.classes == ("cat", "dog")
+    assert levels(source) == [40, 41, 42, 200, 201, 202]
+    assert source.targets.tolist() == [0, 0, 0, 1, 1, 1]
+    assert source.notes[1:] == (
+        "left out: 1 image (beside the classes, of none of them): lost.png",
+        "left out: 2 files (by name no image, or a link to a folder): cat/film.gif, cat/notes.txt",
+        "left out: 2 hidden folders: .cache, __MACOSX",
+    )
+
+
+def test_an_ordinary_folder_has_nothing_to_tell(photos: Path) -> None:
+    image(photos / "cat" / "UPPER.PNG")
+    source = load(photos)
+    assert len(source.targets) == 7
+    assert source.notes == ("7 images in 2 classes, all read as RGB",)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train", "test"),
+        ("Train", "Validation"),
+        ("train", "test", "annotations"),
+        ("seg_train", "seg_test", "seg_pred"),
+        ("training_set", "test_set"),
+        ("fold1", "fold2", "fold3"),
+    ],
+)
+def test_parts_are_no_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        image(tmp_path / name / "cat" / "0.png")
+        image(tmp_path / name / "dog" / "0.png")
+    with pytest.raises(
+        InputError, match=r"must be classes: .*Cross-validation makes its own parts"
+    ):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names", [("train", "car"), ("bus", "train", "tram"), ("protest", "contest"), ("fold1", "cat")]
+)
+def test_classes_with_such_names_are_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        image(tmp_path / name / "0.png")
+    assert load(tmp_path).classes == tuple(sorted(names))
+
+
+def test_folders_within_a_class_belong_to_it_and_are_told(photos: Path) -> None:
+    image(photos / "cat" / "2019" / "0.png", 99)
+    source = load(photos)
+    assert levels(source)[:4] == [40, 41, 42, 99]
+    assert "1 image lies in folders within a class, such as cat/2019, as part of it" in (
+        source.notes
+    )
+
+
+def test_an_image_under_two_names_is_refused(photos: Path) -> None:
+    (photos / "cat" / "again.png").symlink_to(photos / "cat" / "0.png")
+    with pytest.raises(InputError, match=r"there once: received 1 under several names, such as"):
+        load(photos)
+
+
+def test_a_link_to_a_class_is_followed_and_a_circle_is_not(photos: Path, tmp_path: Path) -> None:
+    image(tmp_path / "elsewhere" / "0.png", 7)
+    (photos / "eel").symlink_to(tmp_path / "elsewhere")
+    (photos / "cat" / "round").symlink_to(photos)
+    source = load(photos)
+    assert source.classes == ("cat", "dog", "eel")
+    assert levels(source) == [40, 41, 42, 200, 201, 202, 7]
+    assert any("a link to a folder): cat/round" in note for note in source.notes)
+
+
+def test_classes_that_differ_in_case_only_are_refused(photos: Path) -> None:
+    image(photos / "Cat" / "0.png")
+    with pytest.raises(InputError, match="differ by more than upper and lower case"):
+        load(photos)
+
+
+def test_images_beside_no_class_are_told(tmp_path: Path) -> None:
+    image(tmp_path / "0.png")
+    with pytest.raises(InputError, match="one per class: received none, and 1 images in no folder"):
+        load(tmp_path)
+
+
+def test_samples_to_predict_are_found_alike(photos: Path) -> None:
+    (photos / "cat" / "._0.png").write_bytes(b"no image")
+    (photos / "cat" / "notes.txt").write_text("x")
+    samples = load_samples(f"folder:{photos}")
+    assert samples.names == tuple(f"{kind}/{at}.png" for kind in ("cat", "dog") for at in range(3))
+    assert samples.labels == ("cat",) * 3 + ("dog",) * 3
+    assert samples.notes == (
+        "left out: 1 file (by name no image, or a link to a folder): cat/notes.txt",
+    )
+
+
+# What is in an image file
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+def test_deep_images_are_refused(tmp_path: Path, dtype: type) -> None:
+    """PIL makes white of what exceeds 255."""
+    Image.fromarray((np.arange(64).reshape(8, 8) * 1000).astype(dtype)).save(tmp_path / "x.tif")
+    with pytest.raises(InputError, match="must have 8 bits a channel: received an image of mode"):
+        open_rgb(str(tmp_path / "x.tif"))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"])
+def test_images_of_other_modes_are_read_as_pil_reads_them(tmp_path: Path, mode: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    path = tmp_path / ("x.tif" if mode in ("CMYK", "YCbCr") else "x.png")
+    Image.fromarray(pixels).convert(mode).save(path)
+    with Image.open(path) as original:
+        np.testing.assert_array_equal(open_rgb(str(path)), original.convert("RGB"))
+
+
+def test_a_turned_camera_turns_the_image(tmp_path: Path) -> None:
+    pixels = np.zeros((20, 40, 3), np.uint8)
+    pixels[:, :20] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "x.jpg", exif=exif, quality=100)
+    found = np.asarray(open_rgb(str(tmp_path / "x.jpg")))
+    assert found.shape == (40, 20, 3)
+    assert found[:20].min() > 250
+    assert found[20:].max() < 5
+
+
+# Augmentation
+
+
+def test_augmentation_is_for_the_training_view_only(photos: Path) -> None:
+    words = ["run", "--data", f"folder:{photos}", "--augment", "--root", "r", "--quiet"]
+    sweep = sweep_parts(make_parser().parse_args(words))
+    train, evaluation = (
+        {type(step).__name__ for step in sweep.settings[f"{view}_transform"].transforms}
+        for view in ("train", "eval")
+    )
+    assert train - evaluation == {"RandomCrop", "RandomHorizontalFlip"}
+    assert not any(name.startswith("Random") for name in evaluation)
+    assert any("letters and digits" in note for note in sweep.settings["about"]["data"])
+
+
+def test_classes_that_mirror_each_other_are_not_augmented(tmp_path: Path) -> None:
+    for name in ("Left hand", "right hand", "foot"):
+        image(tmp_path / name / "0.png")
+    source = load(tmp_path)
+    with pytest.raises(InputError, match="Left hand and right hand, one of which becomes"):
+        image_transform(source, (3, 8, 8), augment=True)
+    assert image_transform(source, (3, 8, 8), augment=False)
+
+
+def test_digits_and_arrays_are_not_augmented(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 6, 6), np.uint8)
+    np.savez(tmp_path / "x.npz", X=pixels, y=np.arange(8) % 2)
+    for data in ("digits", f"npz:{tmp_path}/x.npz"):
+        with pytest.raises(InputError, match="crops and flips must keep the class"):
+            image_transform(load_source(data), (1, 8, 8), augment=True)
+
+
+# A part of the samples
+
+
+def test_a_part_is_drawn_from_all_classes_of_a_sorted_file(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    y = np.repeat([0, 1, 2], 100)
+    np.savez(tmp_path / "x.npz", X=draw.normal(size=(300, 2)), y=y)
+    source = load_source(f"npz:{tmp_path}/x.npz", limit=30, random_state=4)
+    assert np.bincount(source.targets).tolist() == [10, 10, 10]
+    assert "30 of 300 samples, classes balanced, drawn with seed 4" in source.notes
+
+
+# Arrays
+
+
+def arrays(folder: Path, **given: Any) -> str:
+    np.savez(folder / "x.npz", **given)
+    return f"npz:{folder / 'x.npz'}"
+
+
+def test_a_column_of_an_array_that_counts_is_no_feature(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    X = draw.normal(size=(90, 3))
+    X[:, 1] = draw.permutation(90)
+    y = np.where(X[:, 1] < 45, 0, 1)
+    data = arrays(tmp_path, X=X, y=y)
+    source = load_source(data)
+    assert source.features == ("column 0", "column 2")
+    assert source.notes == ("column 1 is left out: it counts the samples (--keep 1 uses it)",)
+    assert load_source(data, keep=["1"]).features == ("column 0", "column 1", "column 2")
+    assert load_source(data, drop=["0"]).features == ("column 2",)
+    samples = load_samples(arrays(tmp_path, X=X[:5]), source)
+    np.testing.assert_array_equal(samples.dataset.tensors[0], X[:5][:, [0, 2]])  # type: ignore[attr-defined]
+
+
+def test_numbers_of_an_array_keep_their_digits(tmp_path: Path) -> None:
+    X = 1e9 + np.random.default_rng(0).normal(size=(60, 2))
+    source = load_source(arrays(tmp_path, X=X, y=np.arange(60) % 2))
+    rows = source.dataset.tensors[0].numpy()  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(rows, X)
+    assert StandardScaler().fit_transform(rows).std() == pytest.approx(1, rel=1e-3)
+
+
+def test_other_arrays_in_the_file_are_told(tmp_path: Path) -> None:
+    X, y = np.random.default_rng(0).normal(size=(8, 2)), np.arange(8) % 2
+    source = load_source(arrays(tmp_path, X=X, y=y, X_test=X, y_test=y))
+    assert source.notes == ("only X and y are read, not X_test, y_test",)
+    with pytest.raises(InputError, match="must hold an array X: received x_train, x_test"):
+        load_source(arrays(tmp_path, x_train=X, x_test=X))
+
+
+@pytest.mark.parametrize(
+    ("shape", "note"),
+    [
+        ((4, 6, 5), "grey images of 6×5"),
+        ((4, 6, 5, 1), "grey images of 6×5"),
+        ((4, 1, 6, 5), "grey images of 6×5"),
+        ((4, 6, 5, 3), "RGB images of 6×5, channels last"),
+        ((4, 3, 6, 5), "RGB images of 6×5, channels first"),
+    ],
+)
+def test_the_layout_of_images_is_told(tmp_path: Path, shape: tuple[int, ...], note: str) -> None:
+    source = load_source(arrays(tmp_path, X=np.zeros(shape, np.uint8), y=[0, 1, 0, 1]))
+    assert source.notes == (f"X is read as {note}",)
+    assert source.sample_shape[1:] == (6, 5)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 6, 3), (4, 1, 6, 3), (4, 3, 6, 1)])
+def test_a_layout_that_is_not_clear_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="it must be clear which axis of X holds the channels"):
+        load_source(arrays(tmp_path, X=np.zeros(shape, np.uint8), y=[0, 1, 0, 1]))
+
+
+def test_numbers_taken_as_classes_are_told(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    X, grades = draw.normal(size=(60, 2)), np.arange(60) % 4 / 2
+    source = load_source(arrays(tmp_path, X=X, y=grades))
+    assert source.notes == ("the 4 different numbers of y are taken as classes, not as amounts",)
+    assert load_source(arrays(tmp_path, X=X, y=np.arange(60) % 4)).notes == ()
