@@ -27,6 +27,7 @@ TORCH, BUILD, CPU, ENVIRONMENT, THREADS = (
 CUDA, GPU, KERNELS = "CUDA", "GPU", "deterministic kernels"
 ELASTIC, DENORMALS = "elastic threads", "denormal numbers"
 ARITHMETIC = "asynckfold arithmetic"
+NUMERICS, LEFT = "settings of torch", "left in the process"
 
 DECISIVE = (
     TORCH,
@@ -43,6 +44,7 @@ DECISIVE = (
     KERNELS,
     DENORMALS,
     ARITHMETIC,
+    NUMERICS,
 )
 """What bits depend on; whatever else is recorded is told, and never compared."""
 
@@ -99,7 +101,22 @@ def _fixed_threads(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
         yield "running jobs may take cores that become free (elastic), and threads change bits"
 
 
-RULES: tuple[Rule, ...] = (_one_software, _deterministic_kernels, _fixed_threads, _one_process)
+def _nothing_left(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
+    for session in sessions:
+        if session.get(LEFT):
+            yield (
+                "jobs were trained in one process in which earlier ones had changed what could "
+                f"not be put back: {session[LEFT]}"
+            )
+
+
+RULES: tuple[Rule, ...] = (
+    _one_software,
+    _deterministic_kernels,
+    _fixed_threads,
+    _one_process,
+    _nothing_left,
+)
 
 
 @dataclass(frozen=True)

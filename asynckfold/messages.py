@@ -93,7 +93,26 @@ class Remark:
     text: str
 
 
-News = Started | Resized | Progress | EpochEnded | CheckpointWritten | JobEnded | Remark
+@dataclass(frozen=True)
+class Left:
+    """What a job changed in its process and what could not be put back.
+
+    Parameters
+    ----------
+    job_id : str or None
+        The job, or one of those that were trained as one; None of a dry run.
+    names : tuple of str
+        What it is.
+    goes_on : bool
+        Whether the process trains further jobs; a worker ends.
+    """
+
+    job_id: str | None
+    names: tuple[str, ...]
+    goes_on: bool = True
+
+
+News = Started | Resized | Progress | EpochEnded | CheckpointWritten | JobEnded | Remark | Left
 
 
 @dataclass(frozen=True)

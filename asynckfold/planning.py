@@ -95,6 +95,9 @@ class Planner:
         stored : Plan or None
             Of the run so far, whose groups stay.
         """
+        from asynckfold.training.isolation import open_autocast
+
+        refuse(open_autocast())
         with self._pool() as pool:
             self.display.doing("reading the data")
             settings, machine = self.settings, self.machine
@@ -194,6 +197,7 @@ class Planner:
     def _bundle(self, plan: Plan, folds: tuple[Fold, ...], data: Prepared, fuse: Fuse) -> Any:
         import torch
 
+        from asynckfold.training import numerics
         from asynckfold.training.bundle import Bundle
 
         root, dtype = self.settings.root_dir.absolute(), str(torch.get_default_dtype())
@@ -205,6 +209,7 @@ class Planner:
             root,
             default_dtype=dtype.removeprefix("torch."),
             deterministic=torch.get_deterministic_debug_mode(),
+            numerics=numerics.current(),
             fuse=fuse,
             job_timeout_s=self.settings.job_timeout_s,
         )

@@ -39,6 +39,7 @@ from asynckfold.messages import (
     CheckpointWritten,
     EpochEnded,
     JobEnded,
+    Left,
     News,
     Progress,
     Remark,
@@ -423,7 +424,21 @@ class Sweep:
             self._end_early(item.result)
         elif isinstance(item, Remark):
             self._store.event(item.kind, item.text, item.job_id)
+        elif isinstance(item, Left):
+            self._note_left(item)
         self._watch.heard(item)
+
+    def _note_left(self, item: Left) -> None:
+        """Say what a job did to its process, and whether others feel it."""
+        names = ", ".join(item.names)
+        if item.goes_on:
+            self._store.note_left(f"{names} ({item.job_id or 'the dry run'})")
+            then = "further jobs are trained in this process: bit-identity is no longer claimed"
+        else:
+            then = "its worker was replaced, so that no other job is affected"
+        self._take(
+            Remark(item.job_id, "isolation", f"left changed in its process: {names}; {then}")
+        )
 
     def _note_begun(self, item: Started) -> None:
         at = None

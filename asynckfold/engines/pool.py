@@ -392,7 +392,8 @@ class WorkerPool:
         work = self._take_work(worker)
         if work is None:
             return
-        if work.placement.wants_new_worker(proc.has_gpu()):
+        ends = kind == "answer" and content[2]
+        if ends or work.placement.wants_new_worker(proc.has_gpu()):
             # As after "lost": it ends by itself.
             worker.open = False
         if kind == "answer":

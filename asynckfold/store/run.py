@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from asynckfold.errors import PlanMismatchError, Problem, StorageError, StoreCorruptError
 from asynckfold.folds import Fold
+from asynckfold.identity import LEFT
 from asynckfold.plan import Plan
 from asynckfold.result import DONE, FAILED, Baseline, Epoch, Result
 from asynckfold.store import recovery, splits
@@ -90,6 +91,7 @@ class RunStore(RunReader):
         self._lock = lock
         self._owner = os.getpid()
         self._session = 0
+        self._software: dict[str, str] = {}
         self._offset = 0.0
         self._clock = time.monotonic()
         self._dirty = False
@@ -468,7 +470,13 @@ class RunStore(RunReader):
     def note_software(self, software: Mapping[str, str]) -> None:
         """Record with what this session trains: durable before its first attempt is."""
         self._begin_buffered()
-        self._put(f"software-{self._session}", json.dumps(dict(software)))
+        self._software = dict(software)
+        self._put(f"software-{self._session}", json.dumps(self._software))
+
+    def note_left(self, text: str) -> None:
+        """Record that jobs of this session were not apart from each other, and why; buffered."""
+        told = [item for item in self._software.get(LEFT, "").split("; ") if item]
+        self.note_software({**self._software, LEFT: "; ".join(dict.fromkeys([*told, text]))})
 
     def sample(self, phase: str, used: float, own: float, cores: Sequence[float]) -> None:
         """Note the CPU use now; buffered."""

@@ -53,7 +53,7 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
     for job in bundle.plan.jobs:
         started = time.perf_counter()
         try:
-            with isolated():
+            with isolated(patches=True):
                 trained = _train(bundle, job, data, stop)
         except (Exception, SystemExit):  # noqa: BLE001
             # The job fails in the sweep as well, where its traceback is recorded.
@@ -97,7 +97,7 @@ def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baselin
             return None
         if job.model not in by_model:
             try:
-                with isolated():
+                with isolated(patches=True):
                     by_model[job.model] = _batch_seconds(bundle, job, data, stop)
             except (Exception, SystemExit):  # noqa: BLE001
                 # Its jobs fail in the sweep as well, where the traceback is recorded.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,8 @@ class Bundle:
         What ``torch.get_default_dtype`` was in the caller's process.
     deterministic : {0, 1, 2}
         What ``torch.get_deterministic_debug_mode`` was there.
+    numerics : Mapping
+        What `numerics.current` returned there.
     fuse : "auto", bool or int
         Which models a dry run has to check for whether they can be trained as one.
     job_timeout_s : float or None
@@ -60,6 +62,7 @@ class Bundle:
     ordinary: Any = None
     default_dtype: str = "float32"
     deterministic: int = 0
+    numerics: Mapping[str, Any] = field(default_factory=dict)
     fuse: Fuse = False
     job_timeout_s: float | None = None
 

@@ -1,35 +1,50 @@
 """What user code changes in its process is put back, so that no job depends on the one before it.
 
-What would be dear to restore stays as it is: imported modules, monkey patches, signal handlers.
-The random generators need no care, since every job seeds them.
+Three kinds of state, each compared after a job with what it was before::
+
+    settings    of torch, Python and the process: read, and written where they differ
+    contexts    left open: autocast, inference mode, hooks for saved tensors, modes of torch
+    patches     functions, classes and global hooks, see `patches`
+
+What cannot be put back is named. A worker then ends after its job; in the caller's own process bits
+are no longer claimed. The random generators need no care, since every job seeds them. Nobody can
+know what user code keeps in its own modules and classes.
 """
 
 from __future__ import annotations
 
+import gc
+import locale
 import os
+import resource
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _python_dispatch as dispatch
 
+from asynckfold.errors import Problem
+from asynckfold.training import numerics
 from asynckfold.training.denormals import flushed
+from asynckfold.training.numerics import Setting
+from asynckfold.training.patches import Patches
+
+IMPORTS = "imports"
+"""Named where a job changed something and imported a module: that may have been the import, which
+no later job of the process does again."""
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """Something of the process that can be read and set."""
-
-    read: Callable[[], Any]
-    write: Callable[[Any], Any]
-
-
-def _attribute(owner: Any, name: str) -> _Setting:
-    return _Setting(lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+def _attribute(owner: Any, name: str, label: str = "") -> Setting:
+    return Setting(
+        label or name, lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+    )
 
 
 def _set_default_device(device: torch.device) -> None:
@@ -37,47 +52,334 @@ def _set_default_device(device: torch.device) -> None:
     torch.set_default_device(None if device.type == "cpu" else device)
 
 
+_TORCHS_OWN = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Variables that torch itself sets when it first compiles, or only loads what would."""
+
+
+class _Variables(dict[str, str]):
+    """The environment; a variable that torch sets by itself makes no difference."""
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, dict):
+            return NotImplemented
+        return all(self.get(name) == other.get(name) for name in {*self, *other} - {*_TORCHS_OWN})
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+def _environment() -> _Variables:
+    return _Variables(os.environ)
+
+
 def _set_environment(variables: dict[str, str]) -> None:
+    kept = {name: os.environ[name] for name in _TORCHS_OWN if name in os.environ}
     os.environ.clear()
-    os.environ.update(variables)
+    os.environ.update(kept | variables)
 
 
 def _set_path(entries: list[str]) -> None:
     sys.path[:] = entries
 
 
-_SETTINGS = (
-    _Setting(torch.get_default_dtype, torch.set_default_dtype),
-    _Setting(torch.get_default_device, _set_default_device),
-    _Setting(torch.get_num_threads, torch.set_num_threads),
-    _Setting(torch.is_grad_enabled, torch.set_grad_enabled),
-    _Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-    _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    _Setting(flushed, torch.set_flush_denormal),
-    *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
-    _attribute(torch.backends.mkldnn, "enabled"),
-    _Setting(np.geterr, lambda found: np.seterr(**found)),
-    _Setting(lambda: dict(os.environ), _set_environment),
-    _Setting(lambda: list(sys.path), _set_path),
+# Contexts that torch keeps on a stack
+
+
+def _function_stack() -> list[Any]:
+    """Modes of the Python functions of torch, but for the one of `torch.set_default_device`."""
+    own = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    there = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return [mode for mode in there if mode is not own]
+
+
+def _set_function_stack(wanted: list[Any]) -> None:
+    for mode in reversed(_function_stack()):
+        # One that was entered in C has no way out in Python.
+        if mode not in wanted:
+            with suppress(Exception):
+                mode.__exit__(None, None, None)
+    if _function_stack() != wanted:
+        # Our own way out of somebody's context, or back into it.
+        for _ in _function_stack():
+            torch._C._pop_torch_function_stack()
+        for mode in wanted:
+            torch._C._push_on_torch_function_stack(mode)
+
+
+def _dispatch_modes() -> list[Any]:
+    return list(dispatch._get_current_dispatch_mode_stack())
+
+
+def _leave_dispatch_modes(wanted: list[Any]) -> None:
+    while (there := _dispatch_modes()) and there[: len(wanted)] == wanted != there:
+        there[-1].__exit__(None, None, None)
+
+
+def _saved_tensors_hooks() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+_MOST_HOOKS = 1000
+
+
+def _set_saved_tensors_hooks(wanted: Any) -> None:
+    for _ in range(_MOST_HOOKS):
+        if _saved_tensors_hooks() in (None, wanted):
+            break
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    if wanted is not None and _saved_tensors_hooks() is None:
+        torch._C._autograd._push_saved_tensors_default_hooks(*wanted)
+
+
+def _autocast(device: str) -> list[Setting]:
+    return [
+        Setting(
+            f"autocast on {device}",
+            lambda: torch.is_autocast_enabled(device),
+            lambda value: torch.set_autocast_enabled(device, value),
+        ),
+        Setting(
+            f"autocast format on {device}",
+            lambda: torch.get_autocast_dtype(device),
+            lambda value: torch.set_autocast_dtype(device, value),
+        ),
+    ]
+
+
+def _autocast_depth() -> int:
+    """How many contexts are open: what they keep is dropped where the outermost one ends."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
+def _set_autocast_depth(depth: int) -> None:
+    while (now := _autocast_depth()) != depth:
+        (torch.autocast_increment_nesting if now < depth else torch.autocast_decrement_nesting)()
+    torch.clear_autocast_cache()
+
+
+_inference: list[Any] = []
+"""Contexts that end the inference mode of others: torch has no other way out of it."""
+
+
+def _set_inference_mode(enabled: bool) -> None:
+    # Its owner may be garbage, and takes the mode along.
+    gc.collect()
+    if torch.is_inference_mode_enabled() != enabled:
+        guard = torch._C._InferenceMode(enabled)
+        guard.__enter__()  # type: ignore[no-untyped-call]
+        _inference.append(guard)
+
+
+def _dispatch_keys() -> tuple[int, int]:
+    """What decides in this thread which kernels are called, all contexts of torch together."""
+    inside = torch._C._dispatch_tls_local_include_set()
+    outside = torch._C._dispatch_tls_local_exclude_set()
+    return inside.raw_repr(), outside.raw_repr()
+
+
+def _leave_as_it_is(value: Any) -> None:
+    """Torch has no way to set it."""
+
+
+# Of Python and the process
+
+
+_SIGNALS = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGALRM),
+    *(signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGXFSZ),
+)
+
+
+def _handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in _SIGNALS]
+
+
+def _set_handlers(wanted: list[Any]) -> None:
+    for number, handler in zip(_SIGNALS, wanted, strict=True):
+        # One that was not set from Python reads as None, and cannot be set again.
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
+def _timer() -> bool:
+    return signal.getitimer(signal.ITIMER_REAL)[0] > 0
+
+
+def _stop_timer(wanted: bool) -> None:
+    if not wanted:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+_LIMITS = sorted({number for name, number in vars(resource).items() if name[:7] == "RLIMIT_"})
+
+
+def limits() -> list[tuple[int, int]]:
+    """Return the limits of this process's resources, soft and hard."""
+    return [resource.getrlimit(number) for number in _LIMITS]
+
+
+def _set_limits(wanted: list[tuple[int, int]]) -> None:
+    for number, limit in zip(_LIMITS, wanted, strict=True):
+        if resource.getrlimit(number) != limit:
+            # A hard limit that was lowered stays so, unless this is a superuser's process.
+            with suppress(OSError, ValueError):
+                resource.setrlimit(number, limit)
+
+
+def _umask() -> int:
+    """Return the mask of a new file's permissions; without asking for it by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+_SETTINGS: tuple[Setting, ...] = (
+    # Modes first: they see what is done here.
+    Setting("modes of torch functions", _function_stack, _set_function_stack),
+    Setting("modes of the dispatcher", _dispatch_modes, _leave_dispatch_modes),
+    Setting("inference mode", torch.is_inference_mode_enabled, _set_inference_mode),
+    Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Setting("default device", torch.get_default_device, _set_default_device),
+    Setting("threads", torch.get_num_threads, torch.set_num_threads),
+    Setting("gradients", torch.is_grad_enabled, torch.set_grad_enabled),
+    Setting("anomaly mode", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    *_autocast("cpu"),
+    *_autocast("cuda"),
+    Setting("autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    Setting("autocast contexts", _autocast_depth, _set_autocast_depth),
+    Setting("hooks for saved tensors", _saved_tensors_hooks, _set_saved_tensors_hooks),
+    Setting(
+        "deterministic algorithms",
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+    ),
+    *numerics.SETTINGS,
+    Setting("denormal numbers", flushed, torch.set_flush_denormal),
+    Setting("dispatch keys of torch", _dispatch_keys, _leave_as_it_is),
+    Setting("numpy.seterr", np.geterr, lambda found: np.seterr(**found)),
+    Setting("environment", _environment, _set_environment),
+    Setting("sys.path", lambda: list(sys.path), _set_path),
     _attribute(sys, "stdout"),
     _attribute(sys, "stderr"),
+    Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+    Setting("garbage collector", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    Setting("its thresholds", gc.get_threshold, lambda found: gc.set_threshold(*found)),
+    Setting(
+        "locale",
+        lambda: locale.setlocale(locale.LC_ALL),
+        lambda found: locale.setlocale(locale.LC_ALL, found),
+    ),
+    Setting("umask", _umask, os.umask),
+    Setting("signal handlers", _handlers, _set_handlers),
+    Setting("alarm", _timer, _stop_timer),
+    Setting("resource limits", limits, _set_limits),
 )
-"""Settings of the process; one that a job left alone is not written."""
+"""What a job must leave as it found it, in the order in which it is put back."""
+
+_STICKY = frozenset({"inference mode"})
+"""What is put back, and may change again: its context ends when its owner is garbage."""
+
+
+_CLEAN: dict[str, Any] = {
+    "modes of torch functions": [],
+    "inference mode": False,
+    "default device": torch.device("cpu"),
+    "gradients": True,
+    "autocast on cpu": False,
+    "autocast on cuda": False,
+    "hooks for saved tensors": None,
+}
+"""How a job begins, whatever the caller has open: in a worker none of it would be."""
+
+
+def leave_contexts() -> None:
+    """Leave what the caller has open, such as ``torch.no_grad``, until `isolated` ends."""
+    for setting in _SETTINGS:
+        if setting.name in _CLEAN:
+            setting.put(_CLEAN[setting.name])
+
+
+def open_autocast() -> list[Problem]:
+    """Refuse to be called within ``torch.autocast``, which workers would not have."""
+    if not any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+        return []
+    return [
+        Problem(
+            "a sweep is called outside torch.autocast: its jobs are trained as its arguments say",
+            "autocast is enabled where it was called",
+            "Pass precision='bf16', or use torch.autocast in the model's forward.",
+        )
+    ]
+
+
+@dataclass
+class Traces:
+    """What code changes in its process, by name.
+
+    Parameters
+    ----------
+    look : callable
+        Returns what differs now from before.
+    left : list of str
+        In the end: what could not be put back.
+    """
+
+    look: Callable[[], list[str]]
+    left: list[str] = field(default_factory=list)
+
+
+_enclosing: ContextVar[Traces | None] = ContextVar("_enclosing", default=None)
 
 
 @contextmanager
-def isolated() -> Iterator[None]:
-    """Put settings, working folder and warning filters back as they were."""
-    before = [setting.read() for setting in _SETTINGS]
+def isolated(*, patches: bool = False) -> Iterator[Traces]:
+    """Put settings, contexts, working folder and warning filters back as they were.
+
+    Parameters
+    ----------
+    patches : bool
+        Put back what user code replaced as well, and see what it imported.
+
+    Yields
+    ------
+    Traces
+        What is ``left`` in the end, those that enclose it are told, too.
+    """
+    before = [setting.value() for setting in _SETTINGS]
+    places, modules = Patches() if patches else None, len(sys.modules)
     # By descriptor: the folder may be renamed or removed meanwhile.
     folder = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+
+    def look() -> list[str]:
+        found = [
+            setting.name
+            for setting, value in zip(_SETTINGS, before, strict=True)
+            if setting.value() != value
+        ]
+        return found + (places.changed() if places else [])
+
+    traces = Traces(look)
+    token = _enclosing.set(traces)
     try:
         with warnings.catch_warnings():
-            yield
+            yield traces
     finally:
+        _enclosing.reset(token)
         os.fchdir(folder)
         os.close(folder)
-        for setting, value in zip(_SETTINGS, before, strict=True):
-            if setting.read() != value:
-                setting.write(value)
+        if changed := look():
+            if places:
+                places.undo()
+            for setting, value in zip(_SETTINGS, before, strict=True):
+                # The job has ended; what torch refuses to be set is what is left.
+                with suppress(Exception):
+                    setting.put(value)
+            found = [*look(), *(name for name in changed if name in _STICKY)]
+            if patches and len(sys.modules) != modules:
+                found.append(IMPORTS)
+            traces.left += dict.fromkeys(found)
+        if traces.left and (outer := _enclosing.get()) is not None:
+            outer.left += traces.left

@@ -111,7 +111,7 @@ def check(
             pulse.aside()
             # The user's code may raise anything here; it is told, and its jobs tell it again.
             try:
-                with isolated():
+                with isolated(patches=True) as traces:
                     dry = _DryRun(bundle, data, name, schedule)
                     architectures[name] = _architecture(dry.model)
                     settings[name] = _settings(dry.optimizer)
@@ -133,7 +133,7 @@ def check(
                             pulse.aside()
                             dry.check_compiled()
                         pulse.aside()
-                        fusible[name] = dry.why_not_fusible()
+                        fusible[name] = _told(traces.look()) or dry.why_not_fusible()
                         if not fusible[name]:
                             fused[name] = dry.fused
                         _check_fusible(bundle, name, fusible[name])
@@ -337,6 +337,11 @@ class _DryRun:
             ]
             for step, sizes in enumerate([(most, most - 1), (most, most)])
         ]
+
+
+def _told(changed: Sequence[str]) -> str:
+    """Say why jobs that change their process, which each begins anew, cannot share one."""
+    return f"it changes its process ({', '.join(changed)})" if changed else ""
 
 
 def _first_line(error: Exception) -> str:

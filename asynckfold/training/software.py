@@ -21,9 +21,11 @@ from asynckfold.identity import (
     ENVIRONMENT,
     GPU,
     KERNELS,
+    NUMERICS,
     THREADS,
     TORCH,
 )
+from asynckfold.training import numerics
 from asynckfold.training.denormals import flushing
 
 VARIABLES = (
@@ -98,6 +100,7 @@ def software(
         ENVIRONMENT: " ".join(f"{key}={os.environ[key]}" for key in VARIABLES if key in os.environ),
         THREADS: str(threads_per_job),
         KERNELS: "yes" if torch.get_deterministic_debug_mode() == 2 else "no",
+        NUMERICS: numerics.unusual(numerics.current(), gpu=bool(gpus)),
         ARITHMETIC: REVISION,
         DENORMALS: "taken for 0" if flushing(1 if in_workers else threads_per_job) else "kept",
     }

@@ -36,15 +36,24 @@ import torch
 from asynckfold import descriptors, proc, terminal
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.messages import JobEnded, News, Resized, Setback, Started, Task
+from asynckfold.messages import JobEnded, Left, News, Resized, Setback, Started, Task
 from asynckfold.placement import Placement
 from asynckfold.pulse import STACKS_SIGNAL, Pulse
 from asynckfold.result import FAILED, Result
-from asynckfold.training import baseline, denormals, fused, loop, preflight, probe, several
+from asynckfold.training import (
+    baseline,
+    denormals,
+    fused,
+    loop,
+    numerics,
+    preflight,
+    probe,
+    several,
+)
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.faults import outcome_of
 from asynckfold.training.gpu_count import counted_once
-from asynckfold.training.isolation import isolated
+from asynckfold.training.isolation import isolated, leave_contexts
 from asynckfold.training.spared import SparedGpu, spared
 from asynckfold.training.spinning import Spinning
 
@@ -85,10 +94,28 @@ def execute(
     WorkerDiedError
         The GPU answers this process no more.
     """
-    pulse = pulse or Pulse()
+    with isolated() as traces:
+        leave_contexts()
+        numerics.apply(bundle.numerics)
+        found = _execute(bundle, data, placement, tasks, report, stop, pulse or Pulse())
+    if traces.left:
+        job = placement.jobs[0] if placement.jobs else None
+        report(Left(job, tuple(dict.fromkeys(traces.left))))
+    return found
+
+
+def _execute(
+    bundle: Bundle,
+    data: Batches,
+    placement: Placement,
+    tasks: Sequence[Task],
+    report: Report,
+    stop: Stop,
+    pulse: Pulse,
+) -> list[Any]:
     on_several = placement.trainer in several.TRAINERS
     # There GPUs are hidden, and seen again by one process: their count changes.
-    with isolated(), nullcontext() if on_several else counted_once():
+    with nullcontext() if on_several else counted_once():
         denormals.flush()
         torch.set_num_threads(1 if on_several else placement.threads)
         torch.set_default_dtype(getattr(torch, bundle.default_dtype))
@@ -107,7 +134,8 @@ def execute(
         with _device(placement.gpu) as device:
             if placement.trainer == "probe":
                 jobs = [job for job in bundle.plan.jobs if job.id in placement.jobs]
-                return [probe.measure(bundle, jobs, data, device, report, stop, pulse)]
+                with isolated(patches=True):
+                    return [probe.measure(bundle, jobs, data, device, report, stop, pulse)]
             if placement.trainer == "fused":
                 return _train_group(bundle, data, tasks, device, report, stop, pulse)
             return [_train(bundle, data, task, device, report, stop, pulse) for task in tasks]
@@ -230,7 +258,7 @@ def _attempted(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[An
     """The one place where whatever the user's code raises becomes the results of its jobs."""
     started = time.monotonic()
     try:
-        with isolated():
+        with isolated(patches=True):
             return work()
     except (StorageError, WorkerDiedError):
         raise
@@ -340,7 +368,8 @@ def main(descriptor: int, pulse: Pulse) -> None:
             answer = worker.run(*arguments)
             spinning.end()
             pipe.send(answer)
-            if answer[0] == "lost" or arguments[0].wants_new_worker(proc.has_gpu()):
+            ends = worker.spent or answer[0] == "lost"
+            if ends or arguments[0].wants_new_worker(proc.has_gpu()):
                 return
         else:
             return
@@ -359,6 +388,7 @@ class _Worker:
         self.outcome = "error"
         self.tasks: Sequence[Task] = ()
         self.resized = 0
+        self.spent = False
 
     def take_bundle(self, paths: list[str], folder: str, count: int) -> None:
         """Receive descriptors: the packed bundle first, then the shared arrays."""
@@ -381,7 +411,8 @@ class _Worker:
                 os.close(descriptor)
 
     def run(self, placement: Placement, tasks: Sequence[Task]) -> tuple[Any, ...]:
-        """Return ``("answer", results, peak bytes)``, or what went wrong."""
+        """Return ``("answer", results, peak bytes, whether it ends)``, or what went wrong."""
+        self.spent = False
         if self.bundle is None or self.data is None:
             line = self.broken.strip().splitlines()[-1]
             if self.outcome != "error":
@@ -391,8 +422,8 @@ class _Worker:
             proc.pin(0, placement.cores)
         work = partial(self.execute, self.bundle, self.data, placement)
         try:
-            results = in_turn(placement, tasks, work, self.tell, self.stop)
-            return ("answer", results, proc.peak_memory())
+            results = in_turn(placement, tasks, work, self.tell, self.stops_row)
+            return ("answer", results, proc.peak_memory(), self.spent)
         except StorageError as error:
             return ("storage", error.errno, error.strerror or str(error))
         except WorkerDiedError as error:
@@ -409,6 +440,10 @@ class _Worker:
         with _output_to_log(bundle, tasks):
             return execute(bundle, data, placement, tasks, self.tell, self.stop, self.pulse)
 
+    def stops_row(self) -> bool:
+        """Whether the next job of a row is not to be begun here."""
+        return self.spent or self.stop()
+
     def resize(self) -> None:
         """Take up another number of threads, between two batches, where the sweep asks for it."""
         ask, threads = self.pulse.asked_threads
@@ -423,6 +458,9 @@ class _Worker:
         self.tell(Resized(task.job.id, task.attempt, threads, ask))
 
     def tell(self, news: News) -> None:
+        if isinstance(news, Left):
+            # The next job has a new process.
+            self.spent, news = True, replace(news, goes_on=False)
         self.pipe.send(("news", news))
 
 

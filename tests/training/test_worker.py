@@ -225,8 +225,8 @@ def test_prints_go_to_the_log_of_the_job(
 ) -> None:
     write_to_descriptors(monkeypatch)
     tiny.models["plain"] = Printing  # type: ignore[index]
-    kind, results, peak = served.run(*placed(tiny))
-    assert (kind, results[0].status) == ("answer", DONE)
+    kind, results, peak, ends = served.run(*placed(tiny))
+    assert (kind, results[0].status, ends) == ("answer", DONE, False)
     assert peak > 0
     for text in ("printed by the model", "complained by the model", "written by native code"):
         assert tiny.log().count(text) == 1

@@ -1,0 +1,185 @@
+"""Settings of torch that change numbers and hold for a whole process.
+
+The caller's settings hold for every job, in workers too, as they would in an ordinary script: they
+travel with the bundle, and those that differ from torch's defaults are recorded with the software.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Value = str | bool | int | float | None
+
+UNREADABLE = "torch refuses to tell"
+"""In place of a value that torch raises for: with ``fp32_precision`` the older names do so."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Something of the process that can be read and set; `usual` is its default in torch."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+    usual: Value = None
+    gpu: bool = False
+
+    def value(self) -> Any:
+        """Return what it is now, or `UNREADABLE`."""
+        try:
+            return self.read()
+        except Exception:  # noqa: BLE001 - torch's, and it must not end the worker
+            return UNREADABLE
+
+    def put(self, value: Any) -> None:
+        """Set it, unless it is that already or could not be read."""
+        if value != UNREADABLE and self.value() != value:
+            self.write(value)
+
+
+def _flag(owner: Any, label: str, usual: Value, *, gpu: bool = False) -> list[Setting]:
+    """An attribute of one of torch's backends; nothing where this version has none."""
+    name = label.rpartition(".")[2]
+    if not hasattr(owner, name):
+        return []
+
+    def write(value: Any) -> None:
+        setattr(owner, name, value)
+
+    return [Setting(label, lambda: getattr(owner, name), write, usual, gpu)]
+
+
+_CELLS = (
+    ("generic", "all", "none"),
+    ("cuda", "all", "none"),
+    ("cuda", "matmul", "none"),
+    ("cuda", "conv", "tf32"),
+    ("cuda", "rnn", "tf32"),
+    ("mkldnn", "all", "none"),
+    ("mkldnn", "matmul", "none"),
+    ("mkldnn", "conv", "none"),
+    ("mkldnn", "rnn", "none"),
+)
+"""Where torch keeps ``fp32_precision``, and the defaults; what is general comes first, since the
+special ones follow it where they are left open."""
+
+
+def _cell(backend: str, operation: str, usual: str) -> Setting:
+    def write(value: str) -> None:
+        torch._C._set_fp32_precision_setter(backend, operation, value)
+
+    def read() -> str:
+        found = torch._C._get_fp32_precision_getter(backend, operation)
+        return str(found)
+
+    name = f"fp32_precision of {backend} {operation}"
+    return Setting(name, read, write, usual, backend == "cuda")
+
+
+def _float32_precision() -> list[Setting]:
+    """The older names first: setting them sets some of the newer ones."""
+    found = [
+        Setting(
+            "float32_matmul_precision",
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+            "highest",
+        ),
+        *_flag(torch.backends.cudnn, "cudnn.allow_tf32", True, gpu=True),
+    ]
+    if hasattr(torch._C, "_get_fp32_precision_getter"):
+        found += [_cell(*cell) for cell in _CELLS]
+    return found
+
+
+def _fastpath() -> list[Setting]:
+    mha = torch.backends.mha
+    return [Setting("mha.fastpath", mha.get_fastpath_enabled, mha.set_fastpath_enabled, True)]
+
+
+def _attention() -> list[Setting]:
+    cuda = torch.backends.cuda
+    names = ("flash", "mem_efficient", "math", "cudnn")
+    return [
+        Setting(
+            f"{name}_sdp",
+            getattr(cuda, f"{name}_sdp_enabled"),
+            getattr(cuda, f"enable_{name}_sdp"),
+            True,
+        )
+        for name in names
+        if hasattr(cuda, f"{name}_sdp_enabled")
+    ]
+
+
+def _einsum() -> list[Setting]:
+    einsum = torch.backends.opt_einsum
+    if not einsum.is_available():
+        return []
+    return [
+        *_flag(einsum, "opt_einsum.enabled", True),
+        *_flag(einsum, "opt_einsum.strategy", "auto"),
+    ]
+
+
+def _matmul() -> list[Setting]:
+    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    owner = torch.backends.cuda.matmul
+    return [item for name in names for item in _flag(owner, f"cuda.matmul.{name}", True, gpu=True)]
+
+
+SETTINGS: tuple[Setting, ...] = (
+    *_float32_precision(),
+    *_matmul(),
+    *_flag(torch.backends.cudnn, "cudnn.enabled", True, gpu=True),
+    *_flag(torch.backends.cudnn, "cudnn.benchmark", False, gpu=True),
+    *_flag(torch.backends.cudnn, "cudnn.deterministic", False, gpu=True),
+    *_flag(torch.backends.mkldnn, "mkldnn.enabled", True),
+    *_flag(torch.backends.mkldnn, "mkldnn.deterministic", False),
+    *_einsum(),
+    *_fastpath(),
+    *_attention(),
+    *_flag(torch.utils.deterministic, "deterministic.fill_uninitialized_memory", True),
+)
+"""In the order in which they are to be set."""
+
+
+def current() -> dict[str, Any]:
+    """Return the settings of this process, by name."""
+    return {setting.name: setting.value() for setting in SETTINGS}
+
+
+def apply(values: Mapping[str, Any]) -> None:
+    """Give this process settings that `current` returned, perhaps in another one."""
+    for setting in SETTINGS:
+        setting.put(values.get(setting.name, UNREADABLE))
+
+
+def unusual(values: Mapping[str, Any], *, gpu: bool) -> str:
+    """Name the settings that differ from torch's defaults; ``""`` where none does.
+
+    Parameters
+    ----------
+    values : Mapping
+        What `current` returned.
+    gpu : bool
+        Whether those of GPUs matter.
+
+    Examples
+    --------
+    >>> unusual({**current(), "mkldnn.enabled": False}, gpu=False)
+    'mkldnn.enabled=False'
+    """
+    return ", ".join(
+        f"{setting.name}={values[setting.name]}"
+        for setting in SETTINGS
+        if setting.usual is not None
+        and (gpu or not setting.gpu)
+        # "ieee" is what is done where nothing is asked for.
+        and values[setting.name] not in (setting.usual, UNREADABLE)
+        and not (values[setting.name] == "ieee" and setting.usual == "none")
+    )
