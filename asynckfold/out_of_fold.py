@@ -85,4 +85,5 @@ def mean_of_layers(outputs: Outputs) -> Outputs:
     total = np.where(known, outputs, 0).sum(axis=0, dtype=np.float64)
     count = known.sum(axis=0)
     mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-    return mean.astype(np.float32)
+    narrow: Outputs = mean.astype(np.float32)
+    return narrow

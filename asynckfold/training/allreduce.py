@@ -7,8 +7,8 @@
     rank 2   part 2 ─ backward ┘      └ (wait)
 
 Each part's loss is weighted by its samples, so that the sum is the gradient of the whole batch, to
-rounding, for a criterion that takes the mean over samples (or their sum, where its ``reduction``
-says so) and a model that treats samples independently. BatchNorm normalises each part by itself,
+rounding, for a criterion that takes the mean over samples, or their sum, and a model that treats
+samples independently; see `losses`. BatchNorm normalises each part by itself,
 as torch's DistributedDataParallel does; running statistics are averaged after each step. Parts are
 summed in the order of the ranks: the same plan gives the same bits each time. One process is the
 plain trainer.
@@ -34,6 +34,7 @@ from functools import cached_property
 import torch
 
 from asynckfold.training import batching, course
+from asynckfold.training.losses import portions
 from asynckfold.training.shared import place, shared
 from asynckfold.training.team import Team, average
 
@@ -102,10 +103,8 @@ class AllReduce(Team):
         average(self.buffers, shares)
         course.clip(self)
         self.optimizer.step()
-        losses = [
-            parts[rank].loss * course.weight(self.criterion, share)
-            for rank, share in enumerate(shares)
-        ]
+        weights = self._weights(self.batch)
+        losses = [parts[rank].loss * weight for rank, weight in enumerate(weights)]
         self.note_step(torch.tensor(sum(losses), dtype=torch.float64))
         if self.steps_each_batch:
             self.lr_schedule.step()
@@ -114,10 +113,11 @@ class AllReduce(Team):
         """Compute the gradient of one's part; return its loss, 0 where it is empty."""
         self.optimizer.zero_grad()
         low, high = self._edges(batch)[self.rank : self.rank + 2]
-        if low == high:
+        weight = self._weights(batch)[self.rank]
+        # The mean over samples that do not count is no number.
+        if low == high or not weight:
             return 0.0
         inputs, targets = self.data.train(self.order[low:high], self.seed, self.epoch)
-        weight = course.weight(self.criterion, self._shares(batch)[self.rank])
         return float(course.add_gradient(self, inputs, targets, weight))
 
     def _add_up(self, parts: dict[int, _Part]) -> None:
@@ -149,6 +149,13 @@ class AllReduce(Team):
         edges = self._edges(batch)
         sizes = [high - low for low, high in itertools.pairwise(edges)]
         return [size / sum(sizes) for size in sizes]
+
+    def _weights(self, batch: int) -> list[float]:
+        """Return the factor of each rank's loss."""
+        edges = self._edges(batch)
+        sizes = [high - low for low, high in itertools.pairwise(edges)]
+        rows = self.order[edges[0] : edges[-1]]
+        return portions(self.criterion, self.bundle.plan, sizes, lambda: self.data.targets_of(rows))
 
     @property
     def _parameters(self) -> list[torch.Tensor]:

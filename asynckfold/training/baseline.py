@@ -30,6 +30,7 @@ from asynckfold.training import batching, lr_schedules, seeding
 from asynckfold.training.building import fitted, schedule_of
 from asynckfold.training.bundle import Bundle, NoLog
 from asynckfold.training.isolation import isolated
+from asynckfold.training.losses import factor_and_count
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.pretraining import pretrain, wanted
 
@@ -126,7 +127,8 @@ class _Loop:
 
     def __init__(self, bundle: Bundle, job: Job, data: Batches, *, pretrains: bool = False) -> None:
         plan, recipe = bundle.plan, bundle.recipe
-        self.params, self.job, self.fold = plan.params, job, bundle.fold_of(job)
+        self.plan, self.params = plan, plan.params
+        self.job, self.fold = job, bundle.fold_of(job)
         self.device = torch.device(plan.device)
         seeding.seed_all(job.seed)
         self.model = recipe.models[job.model]().to(self.device)
@@ -172,24 +174,33 @@ class _Loop:
     def outputs_of(self, inputs: torch.Tensor) -> Any:
         return outputs_of(self.model, inputs, self.params.precision)
 
-    def score(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, torch.Tensor]:
-        """Return the summed loss, and which classes are right."""
+    def score(
+        self, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[float, float, torch.Tensor]:
+        """Return the summed loss, by what it counts, and which classes are right."""
         inputs, targets = inputs.to(self.device), targets.to(self.device)
+        factor, count = self.counted(targets)
         with torch.no_grad():
             outputs = self.outputs_of(inputs)
-            loss = float(self.criterion(outputs, targets)) * len(targets)
+            loss = float(self.criterion(outputs, targets)) * factor
         right = outputs.argmax(1) == targets if outputs.ndim == 2 else targets != targets
-        return loss, right if right.shape == targets.shape else targets != targets
+        right = right if right.shape == targets.shape else targets != targets
+        return loss, count, right
+
+    def counted(self, targets: torch.Tensor) -> tuple[float, float]:
+        """Return `factor_and_count` of a batch."""
+        return factor_and_count(self.criterion, self.plan, targets.to(self.device))
 
     def evaluate(self, loader: DataLoader[Any]) -> tuple[float, list[Judged]]:
         """Return the mean loss, and what was judged."""
         self.model.eval()
-        total, judged = 0.0, []
+        total, counted, judged = 0.0, 0.0, []
         for inputs, targets in loader:
-            loss, right = self.score(inputs, targets)
+            loss, count, right = self.score(inputs, targets)
             total += loss
+            counted += count
             judged.append((targets, right))
-        return total / sum(len(targets) for targets, _ in judged), judged
+        return total / counted if counted else 0.0, judged
 
 
 @dataclass(frozen=True)
@@ -225,10 +236,11 @@ def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) ->
     began = time.perf_counter()
     for _ in range(loop.params.epochs):
         loop.model.train()
-        loss, count = 0.0, 0
+        loss, count = 0.0, 0.0
         for inputs, targets in loop.train_loader:
-            loss += loop.step(inputs, targets) * len(targets)
-            count += len(targets)
+            factor, own = loop.counted(targets)
+            loss += loop.step(inputs, targets) * factor
+            count += own
             if loop.per_batch:
                 loop.lr_schedule.step()
             if stop():
@@ -238,7 +250,7 @@ def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) ->
             loop.lr_schedule.step(loop.evaluate(loop.steer_loader)[0])
         elif not loop.per_batch:
             loop.lr_schedule.step()
-        epochs.append((time.perf_counter() - began, loss / max(1, count)))
+        epochs.append((time.perf_counter() - began, loss / count if count else 0.0))
     return _Trained(epochs, judged)
 
 

@@ -22,6 +22,7 @@ from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import batching, checkpoint, evaluation, lr_schedules, seeding
 from asynckfold.training.bundle import Bundle, JobLog, job_folder
 from asynckfold.training.kernels import follow_parameters
+from asynckfold.training.losses import adds_up, mean_loss
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.stopwatch import Stopwatch
 
@@ -192,7 +193,7 @@ class Training:
         if self.logged > before:
             self.log.write(
                 f"epoch {self.epoch + 1}/{params.epochs} batch {self.batch}/{self.batches} "
-                f"loss {float(self.losses[-1]):.4f}\n"
+                f"loss {self._last_loss:.4f}\n"
             )
         now = time.monotonic()
         if now - self.told < NEWS_SECONDS:
@@ -206,9 +207,18 @@ class Training:
                 params.epochs,
                 self.batch,
                 self.batches,
-                float(self.losses[-1]),
+                self._last_loss,
             )
         )
+
+    @property
+    def _last_loss(self) -> float:
+        """Mean over the samples of the last batch."""
+        loss = float(self.losses[-1])
+        if not adds_up(self.criterion, self.bundle.plan):
+            return loss
+        low, high = self.bounds[self.batch - 1]
+        return loss / (high - low)
 
     def end_epoch(self, started: float, report: Report) -> None:
         """Evaluate, step the LR schedule, note the epoch."""
@@ -370,15 +380,6 @@ def add_gradient(
     return loss.detach()
 
 
-def weight(criterion: Callable[..., Any], share: float) -> float:
-    """Return the weight of the loss of a part of a batch, which has this share of its samples.
-
-    Means are weighted by samples; a criterion whose ``reduction`` says that it sums needs no
-    weights.
-    """
-    return 1.0 if getattr(criterion, "reduction", "mean") == "sum" else share
-
-
 def clip(training: Training) -> None:
     """Shorten the gradient where the plan says so."""
     if training.clip is not None:
@@ -387,7 +388,6 @@ def clip(training: Training) -> None:
 
 def _mean_loss(training: Training) -> float:
     """Mean over samples; one synchronisation with the device for a whole epoch."""
-    sizes = np.array([high - low for low, high in training.bounds])
     losses = torch.stack(training.losses).flatten().double().cpu().numpy()
     if not np.isfinite(losses).all():
         first = int(np.flatnonzero(~np.isfinite(losses))[0])
@@ -395,4 +395,7 @@ def _mean_loss(training: Training) -> float:
             f"the loss became {losses[first]} at epoch {training.epoch + 1}, batch {first + 1} "
             f"(learning rate {training.lr:g})"
         )
-    return float(losses @ sizes / sizes.sum())
+    plan, order = training.bundle.plan, training.order
+    return mean_loss(
+        training.criterion, plan, losses, training.bounds, lambda: training.data.targets_of(order)
+    )

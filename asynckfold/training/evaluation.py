@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from asynckfold.folds import Indices
+from asynckfold.training.losses import adds_up
 from asynckfold.training.precision import outputs_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def evaluate(
     outputs : ndarray of float32, shape (n, ...)
         In the order of `indices`.
     loss : float
-        The criterion of all outputs at once.
+        The criterion of all outputs at once; their mean, where it sums.
     accuracy : float or None
         Share of the samples whose greatest output is their class; None for regression.
     """
@@ -51,6 +52,8 @@ def evaluate(
         found = training.outputs_on(indices)
         wanted = training.data.targets_of(indices)
         loss = float(training.criterion(found, wanted))
+        if adds_up(training.criterion, training.bundle.plan):
+            loss /= len(indices)
         accuracy = None
         if training.bundle.plan.classes:
             accuracy = float((found.argmax(1) == wanted).double().mean())

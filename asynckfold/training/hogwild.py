@@ -33,6 +33,7 @@ from asynckfold.pulse import PAUSE_SECONDS
 from asynckfold.result import Epoch
 from asynckfold.training import course
 from asynckfold.training.course import Report
+from asynckfold.training.losses import portions
 from asynckfold.training.shared import share_model, shared
 from asynckfold.training.team import Stepping, set_settings, settings_of
 
@@ -151,12 +152,18 @@ class Hogwild(Stepping):
             self.board.note(self.rank, batch, loss)
 
     def _accumulated(self, batches: Sequence[int]) -> list[torch.Tensor]:
-        sizes = [self.bounds[batch][1] - self.bounds[batch][0] for batch in batches]
+        bounds = [self.bounds[batch] for batch in batches]
+        weights = portions(
+            self.criterion,
+            self.bundle.plan,
+            [high - low for low, high in bounds],
+            lambda: self.data.targets_of(torch.cat([self.order[slice(*pair)] for pair in bounds])),
+        )
         self.optimizer.zero_grad()
-        losses = []
-        for batch, size in zip(batches, sizes, strict=True):
-            weight = course.weight(self.criterion, size / sum(sizes))
-            losses.append(course.add_gradient(self, *self.samples_of(batch), weight))
+        losses = [
+            course.add_gradient(self, *self.samples_of(batch), weight)
+            for batch, weight in zip(batches, weights, strict=True)
+        ]
         course.clip(self)
         self.optimizer.step()
         return losses

@@ -26,7 +26,7 @@ from asynckfold.data import Batches
 from asynckfold.errors import InputError
 from asynckfold.messages import Facts
 from asynckfold.pulse import Pulse
-from asynckfold.training import checkpoint, lr_schedules, pretraining, seeding
+from asynckfold.training import checkpoint, criteria, lr_schedules, pretraining, seeding
 from asynckfold.training.building import fitted
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
@@ -45,6 +45,7 @@ from asynckfold.training.fusion.arms import why_not_on_views, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.isolation import isolated
 from asynckfold.training.kernels import with_fused_kernel
+from asynckfold.training.losses import SUMS
 from asynckfold.training.precision import outputs_of
 from asynckfold.transforms import describe
 
@@ -106,6 +107,7 @@ def check(
     fused: dict[str, str] = {}
     problems: dict[_Problem, None] = {}
     failures: dict[str, str] = {}
+    sums = False
     for name in names:
         for schedule in recipe.lr_schedules:
             pulse.aside()
@@ -119,6 +121,8 @@ def check(
                     _check_storable(f"LR schedule {schedule}", dry.lr_schedule)
                     if name not in seconds:
                         seconds[name] = dry.step_seconds()
+                        dry.check_criterion()
+                        sums = sums or dry.criterion_sums()
                         memory[name] = _bytes(dry)
                         _check_storable(f"model {name}", dry.model)
                         _check_storable("optimizer", dry.optimizer)
@@ -146,6 +150,8 @@ def check(
         "settings": settings,
         "criterion": _describe(recipe.criterion),
         "preprocess": None if recipe.preprocess is None else _transformer(recipe.preprocess),
+        # Plans of other criteria are as they were before this was known.
+        **(SUMS if sums else {}),
     }
     return Facts(
         facts,
@@ -210,6 +216,7 @@ class _DryRun:
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
         outputs = self._outputs(self.model.train())
         _check_outputs(self.name, outputs, self.targets, self.bundle)
+        self.outputs = outputs.detach()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             loss = criterion(outputs, self.targets)
@@ -219,6 +226,29 @@ class _DryRun:
         if not isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.step()
         return time.perf_counter() - started
+
+    def check_criterion(self) -> None:
+        """Refuse a criterion that compares outputs with the targets of other samples."""
+        with seeding.preserved():
+            mixed = criteria.mixes_samples(self.bundle.recipe.criterion, self.outputs, self.targets)
+        if mixed:
+            (first, second), count = map(tuple, mixed), len(self.targets)
+            raise _Refused(
+                (
+                    "the criterion must compare each output with the target of its own sample",
+                    f"model {self.name}: outputs {tuple(self.outputs.shape)} and targets "
+                    f"{tuple(self.targets.shape)}, of which it broadcasts {first} and {second} to "
+                    f"all {count} × {count} pairs of a batch",
+                    "Give both the same shape, as by outputs.squeeze(1) in forward; for all pairs "
+                    "on purpose, the same number of dimensions, as outputs[:, None] and "
+                    "targets[None, :].",
+                )
+            )
+
+    def criterion_sums(self) -> bool:
+        """Whether the criterion sums over the samples of a batch."""
+        with seeding.preserved():
+            return criteria.adds_up(self.bundle.recipe.criterion, self.outputs, self.targets)
 
     def why_not_channels_last(self) -> str:
         """Return why the model is not to be trained channels last, or nothing where it is."""
@@ -513,7 +543,8 @@ def _check_loss(name: str, loss: Any) -> None:
             (
                 f"the criterion must give model {name} one number with a gradient",
                 found,
-                "Use a mean-reducing loss, and a model with parameters that are not frozen.",
+                "Let it return the mean over the samples (reduction='mean'); the model needs "
+                "parameters that are not frozen.",
             )
         )
 

@@ -1,0 +1,169 @@
+"""Losses as they are recorded: means over samples, whatever the criterion returns of a batch.
+
+The gradient is that of the criterion as it stands. Recorded is, of each epoch and of an evaluation,
+the mean over all samples: a criterion that sums is divided by their number; the mean of a batch
+counts by its samples. Where a `CrossEntropyLoss` or `NLLLoss` has weights of classes or ignores a
+class, a sample counts as much as it does in the mean of its batch, so that what is recorded is
+the loss of all samples as one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from asynckfold.plan import Plan
+
+SUMS = {"loss": "sum over samples"}
+"""What the plan's recipe says of a criterion that sums."""
+
+_CLASSIFYING = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
+
+
+def adds_up(criterion: Callable[..., Any], plan: Plan) -> bool:
+    """Whether a criterion sums over the samples of a batch, by its ``reduction`` or the dry run.
+
+    Examples
+    --------
+    >>> from asynckfold.trainer_params import TrainerParams
+    >>> plan = Plan((), TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+    >>> adds_up(nn.MSELoss(reduction="sum"), plan), adds_up(nn.MSELoss(), plan)
+    (True, False)
+    """
+    reduction = getattr(criterion, "reduction", "mean")
+    return reduction == "sum" or plan.recipe.items() >= SUMS.items()
+
+
+def _classifies(criterion: object) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:
+    """Whether it is torch's own mean over classes, by `forward` of a subclass, too."""
+    return (
+        isinstance(criterion, (nn.CrossEntropyLoss, nn.NLLLoss))
+        and type(criterion).forward in _CLASSIFYING
+        and criterion.reduction == "mean"
+    )
+
+
+def weights(criterion: Callable[..., Any], targets: torch.Tensor) -> torch.Tensor | None:
+    """Return how much each sample counts in the mean of a batch; None where all count the same.
+
+    Parameters
+    ----------
+    criterion : callable
+        The user's.
+    targets : Tensor
+        (n, ...).
+
+    Returns
+    -------
+    Tensor of float64, shape (n,), or None
+
+    Examples
+    --------
+    >>> criterion = nn.CrossEntropyLoss(torch.tensor([1.0, 3.0]), ignore_index=2)
+    >>> weights(criterion, torch.tensor([0, 1, 2])).tolist()
+    [1.0, 3.0, 0.0]
+    >>> weights(nn.CrossEntropyLoss(), torch.tensor([0, 1, 2]))
+    """
+    if not _classifies(criterion):
+        return None
+    if targets.is_floating_point():
+        # The mean over probabilities divides by the samples.
+        return None
+    counted = targets != criterion.ignore_index
+    if criterion.weight is None:
+        if bool(counted.all()):
+            return None
+        found = counted.double()
+    else:
+        known = targets.where(counted, 0).long()
+        found = criterion.weight.detach().double()[known] * counted
+    return found.flatten(1).sum(1) if found.dim() > 1 else found
+
+
+def portions(
+    criterion: Callable[..., Any],
+    plan: Plan,
+    sizes: Sequence[int],
+    targets: Callable[[], torch.Tensor],
+) -> list[float]:
+    """Return the factors of the losses of parts, of which the sum is the loss of all as one batch.
+
+    Parameters
+    ----------
+    criterion : callable
+        The user's.
+    plan : Plan
+        Knows whether it sums.
+    sizes : sequence of int
+        Samples of each part.
+    targets : callable
+        Returns the targets of all parts, one after another; called where they matter.
+    """
+    if adds_up(criterion, plan):
+        return [1.0] * len(sizes)
+    counts = [float(size) for size in sizes]
+    found = weights(criterion, targets()) if _classifies(criterion) else None
+    if found is not None:
+        counts = [float(part.sum()) for part in torch.split(found, list(sizes))]
+    total = sum(counts)
+    return [count / total if total else 0.0 for count in counts]
+
+
+def factor_and_count(
+    criterion: Callable[..., Any], plan: Plan, targets: torch.Tensor
+) -> tuple[float, float]:
+    """Return by what the loss of a batch is multiplied to be summed, and by what sums are divided.
+
+    Parameters
+    ----------
+    criterion : callable
+        The user's.
+    plan : Plan
+        Knows whether it sums.
+    targets : Tensor
+        Of the batch.
+    """
+    count = float(len(targets))
+    if adds_up(criterion, plan):
+        return 1.0, count
+    found = weights(criterion, targets)
+    if found is not None:
+        count = float(found.sum())
+    return count, count
+
+
+def mean_loss(
+    criterion: Callable[..., Any],
+    plan: Plan,
+    losses: npt.NDArray[np.float64],
+    bounds: Sequence[tuple[int, int]],
+    targets: Callable[[], torch.Tensor],
+) -> float:
+    """Return the mean over samples of losses that a criterion returned of batches.
+
+    Parameters
+    ----------
+    criterion : callable
+        The user's.
+    plan : Plan
+        Knows whether it sums.
+    losses : ndarray of shape (n_batches,)
+        Of each batch.
+    bounds : sequence of (int, int)
+        Where each batch lies among the targets.
+    targets : callable
+        Returns the targets of all batches; called where they matter.
+    """
+    sizes: npt.NDArray[Any] = np.array([high - low for low, high in bounds])
+    if adds_up(criterion, plan):
+        return float(losses.sum() / sizes.sum())
+    found = weights(criterion, targets()) if _classifies(criterion) else None
+    if found is not None:
+        own = found.cpu().numpy()
+        sizes = np.array([own[low:high].sum() for low, high in bounds])
+    return float(losses @ sizes / sizes.sum())

@@ -1,0 +1,575 @@
+"""Recorded losses are means over samples, and criteria that mix samples are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn, optim
+from torch.nn import functional as F
+
+from asynckfold.messages import Facts
+from asynckfold.result import DONE, Result
+from asynckfold.trainer_params import TrainerParams
+from asynckfold.training import baseline, batching, criteria, losses, preflight, seeding
+from tests.training import teams
+from tests.training.test_fused import Grouped
+from tests.training.tiny import CLASSES, FEATURES, Tiny, never, samples
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _small(one_thread: None, hasty_disk: None) -> None:
+    """One thread, no waiting."""
+
+
+# Criteria that compare an output with the targets of other samples
+
+COUNT = 8
+
+
+def gathered(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A weighted likelihood that forgot to squeeze."""
+    known = outputs.log_softmax(1).gather(1, targets[:, None])
+    return -(known * torch.tensor([1.0, 2.0, 3.0])[targets]).mean()
+
+
+def focal(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A focal loss that forgot to squeeze."""
+    sure = outputs.softmax(1).gather(1, targets[:, None])
+    return ((1 - sure) ** 2 * F.cross_entropy(outputs, targets, reduction="none")).mean()
+
+
+def likelihood(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A Gaussian one whose mean and variance keep their column."""
+    mean, log = outputs[:, :1], outputs[:, 1:2]
+    return (log + (targets - mean) ** 2 / log.exp()).mean()
+
+
+def weighted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Weights of samples travel as a second column of the targets."""
+    return ((outputs - targets[:, :1]) ** 2 * targets[:, 1]).mean()
+
+
+def in_part(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Only one of its terms is wrong."""
+    return F.mse_loss(outputs[:, 0], targets) + 0.1 * (outputs - targets).abs().mean()
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+LABELS = torch.arange(COUNT) % 3
+
+MIXING: dict[str, tuple[Loss, torch.Tensor, torch.Tensor]] = {
+    "square": (lambda o, t: ((o - t) ** 2).mean(), numbers(COUNT, 1), numbers(COUNT)),
+    "the other way": (lambda o, t: ((o - t) ** 2).mean(), numbers(COUNT), numbers(COUNT, 1)),
+    "absolute": (lambda o, t: torch.abs(t - o).sum(), numbers(COUNT, 1), numbers(COUNT)),
+    "selected": (lambda o, t: (o[:, 0] - t).pow(2).mean(), numbers(COUNT, 1), numbers(COUNT, 1)),
+    "in place": (lambda o, t: (o * 1).sub(t).pow_(2).mean(), numbers(COUNT, 1), numbers(COUNT)),
+    "log cosh": (lambda o, t: (o - t).cosh().log().mean(), numbers(COUNT, 1), numbers(COUNT)),
+    "where": (
+        lambda o, t: torch.where(t > 0.5, o, -o).mean(),
+        numbers(COUNT, 1),
+        numbers(COUNT),
+    ),
+    "by hand": (
+        lambda o, t: -(t * o.sigmoid().log() + (1 - t) * (1 - o.sigmoid()).log()).mean(),
+        numbers(COUNT, 1),
+        (numbers(COUNT) > 0.5).float(),
+    ),
+    "poisson": (nn.PoissonNLLLoss(), numbers(COUNT, 1), numbers(COUNT)),
+    "three dimensions": (
+        lambda o, t: ((o - t) ** 2).mean(),
+        numbers(COUNT, 1, 1),
+        numbers(COUNT, 1),
+    ),
+    "gathered": (gathered, numbers(COUNT, 3), LABELS),
+    "focal": (focal, numbers(COUNT, 3), LABELS),
+    "likelihood": (likelihood, numbers(COUNT, 2), numbers(COUNT)),
+    "weights of samples": (weighted, numbers(COUNT, 1), numbers(COUNT, 2)),
+    "one term": (in_part, numbers(COUNT, 1), numbers(COUNT)),
+}
+
+
+def contrastive(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Supervised contrastive loss (Khosla et al. 2020)."""
+    known = F.normalize(outputs)
+    near = known @ known.T / 0.1
+    near = near - near.max(1, keepdim=True).values.detach()
+    same = (targets[:, None] == targets[None]).float().fill_diagonal_(0)
+    log = near - near.exp().sum(1, keepdim=True).log()
+    return -((same * log).sum(1) / same.sum(1).clamp(min=1)).mean()
+
+
+def ranked(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """All pairs of samples, as a ranking is learned."""
+    above = (targets.unsqueeze(1) > targets).float()
+    return (above * F.softplus(-(outputs.unsqueeze(1) - outputs))).mean()
+
+
+def auc(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Each positive against each negative."""
+    positive, negative = outputs[targets == 1], outputs[targets != 1]
+    return torch.relu(1 - (positive[:, None] - negative)).mean()
+
+
+def hazards(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cox's partial likelihood, of times and whether they were seen."""
+    times, seen = targets[:, 0], targets[:, 1]
+    at_risk = (times.unsqueeze(1) <= times).float()
+    return -((outputs - (at_risk * outputs.exp()).sum(1).log()) * seen).sum() / seen.sum()
+
+
+def quantiles(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    levels = torch.tensor([0.1, 0.5, 0.9])
+    off = targets[:, None] - outputs
+    return torch.maximum(levels * off, (levels - 1) * off).mean()
+
+
+def concordance(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Lin's coefficient, with moments of the batch."""
+    together = ((outputs - outputs.mean()) * (targets - targets.mean())).mean()
+    return -2 * together / (outputs.var() + targets.var() + (outputs.mean() - targets.mean()) ** 2)
+
+
+def independent(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A kernel of residuals with themselves."""
+    rest = outputs - targets
+    return torch.exp(-((rest.unsqueeze(1) - rest) ** 2)).mean()
+
+
+def moments(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """All pairs on purpose: the energy distance of two distributions."""
+    return (outputs[:, None] - targets[None, :]).abs().mean()
+
+
+def one_hot(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    wanted = (targets[:, None] == torch.arange(outputs.shape[1])).float()
+    return F.binary_cross_entropy_with_logits(outputs, wanted)
+
+
+def centred(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Distances to centres of classes."""
+    centres = torch.eye(3)
+    far = ((outputs[:, None] - centres[None]) ** 2).sum(2)
+    own = targets[:, None] == torch.arange(3)[None]
+    return (far * own).sum() / len(targets) + 0.1 * (far * ~own).mean()
+
+
+def counted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Class weights of the batch."""
+    counts = torch.bincount(targets, minlength=3).clamp(min=1)
+    return F.cross_entropy(outputs, targets, weight=1.0 / counts)
+
+
+ORDINARY: dict[str, tuple[Loss, torch.Tensor, torch.Tensor]] = {
+    "cross entropy": (nn.CrossEntropyLoss(), numbers(COUNT, 3), LABELS),
+    "smoothed": (nn.CrossEntropyLoss(label_smoothing=0.1), numbers(COUNT, 3), LABELS),
+    "class weights": (nn.CrossEntropyLoss(torch.rand(3)), numbers(COUNT, 3), LABELS),
+    "as many classes as samples": (
+        nn.CrossEntropyLoss(torch.rand(COUNT)),
+        numbers(COUNT, COUNT),
+        torch.arange(COUNT),
+    ),
+    "weights by hand": (
+        lambda o, t: (torch.rand(3) * -o.log_softmax(1) * F.one_hot(t, 3)).sum(1).mean(),
+        numbers(COUNT, 3),
+        LABELS,
+    ),
+    "probabilities": (nn.CrossEntropyLoss(), numbers(COUNT, 3), numbers(COUNT, 3)),
+    "squares": (nn.MSELoss(), numbers(COUNT), numbers(COUNT)),
+    "columns": (nn.MSELoss(), numbers(COUNT, 1), numbers(COUNT, 1)),
+    "squeezed": (lambda o, t: ((o.squeeze(1) - t) ** 2).mean(), numbers(COUNT, 1), numbers(COUNT)),
+    "unsqueezed": (lambda o, t: F.mse_loss(o, t[:, None]), numbers(COUNT, 1), numbers(COUNT)),
+    "several targets": (nn.SmoothL1Loss(), numbers(COUNT, 5), numbers(COUNT, 5)),
+    "gaussian": (
+        lambda o, t: F.gaussian_nll_loss(o[:, 0], t, o[:, 1].exp()),
+        numbers(COUNT, 2),
+        numbers(COUNT),
+    ),
+    "gathered": (
+        lambda o, t: -o.log_softmax(1).gather(1, t[:, None]).squeeze(1).mean(),
+        numbers(COUNT, 3),
+        LABELS,
+    ),
+    "picked": (
+        lambda o, t: -o.log_softmax(1)[torch.arange(len(t)), t].mean(),
+        numbers(COUNT, 3),
+        LABELS,
+    ),
+    "segments": (
+        nn.CrossEntropyLoss(),
+        numbers(COUNT, 3, 4, 4),
+        LABELS[:, None, None].expand(-1, 4, 4),
+    ),
+    "annotators": (lambda o, t: ((o - t) ** 2).mean(), numbers(COUNT, 1), numbers(COUNT, 3)),
+    "one hot": (one_hot, numbers(COUNT, 3), LABELS),
+    "centres": (centred, numbers(COUNT, 3), LABELS),
+    "counts of classes": (counted, numbers(COUNT, 3), LABELS),
+    "contrastive": (contrastive, numbers(COUNT, 4), LABELS),
+    "ranking": (ranked, numbers(COUNT), numbers(COUNT)),
+    "auc": (auc, numbers(COUNT), LABELS),
+    "survival": (hazards, numbers(COUNT), (numbers(COUNT, 2) * 2).round()),
+    "quantiles": (quantiles, numbers(COUNT, 3), numbers(COUNT)),
+    "concordance": (concordance, numbers(COUNT), numbers(COUNT)),
+    "residuals": (independent, numbers(COUNT), numbers(COUNT)),
+    "on purpose": (moments, numbers(COUNT), numbers(COUNT)),
+    "hinges": (nn.MultiMarginLoss(), numbers(COUNT, 3), LABELS),
+    "divergence": (
+        nn.KLDivLoss(reduction="batchmean"),
+        numbers(COUNT, 3).log_softmax(1),
+        numbers(COUNT, 3).softmax(1),
+    ),
+    "constant": (lambda o, t: o.sum() * 0 + 1, numbers(COUNT, 1), numbers(COUNT)),
+    "no targets": (lambda o, t: o.mean(), numbers(COUNT, 1), numbers(COUNT)),
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_loss_that_mixes_samples_is_seen(name: str) -> None:
+    loss, outputs, targets = MIXING[name]
+    found = criteria.mixes_samples(loss, outputs, targets)
+    assert found is not None
+    # Its mark: whose target is whose does not matter to the term that was found.
+    assert torch.broadcast_shapes(*found).numel() >= COUNT**2
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_ordinary_losses_are_left_alone(name: str) -> None:
+    loss, outputs, targets = ORDINARY[name]
+    loss(outputs, targets)
+    assert criteria.mixes_samples(loss, outputs, targets) is None
+    # With as many samples as outputs, too, where sizes agree by chance.
+    if outputs.dim() > 1 and outputs.shape[1] > 1 and outputs.shape[1] <= COUNT:
+        few = outputs.shape[1]
+        assert criteria.mixes_samples(loss, outputs[:few], targets[:few]) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 6),
+    st.sampled_from(["column", "flat"]),
+    st.sampled_from(["column", "flat"]),
+    st.integers(1, 3),
+)
+def test_squares_mix_samples_exactly_where_the_pairs_are_more(
+    count: int, outputs_are: str, targets_are: str, power: int
+) -> None:
+    shapes = {"column": (count, 1), "flat": (count,)}
+    outputs, targets = torch.rand(shapes[outputs_are]), torch.rand(shapes[targets_are])
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).abs().pow(power).mean()
+
+    pairs = (outputs - targets).numel()
+    found = criteria.mixes_samples(loss, outputs, targets)
+    assert (found is not None) == (pairs > count)
+
+
+class Column(nn.Module):
+    """One output, in a column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.linear(inputs)
+        return found
+
+
+class Flat(Column):
+    """One output, squeezed."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs).squeeze(1)
+
+
+def checked(tmp_path: Path, **parts: Any) -> Facts:
+    tiny = Tiny(tmp_path, **parts)
+    return preflight.check(tiny.bundle, tiny.batches)
+
+
+def regression() -> dict[str, Any]:
+    inputs, targets = samples()
+    return {"data": (inputs, targets.astype(np.float32)), "wants_classes": False}
+
+
+def test_the_dry_run_refuses_them(tmp_path: Path) -> None:
+    def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return ((outputs - targets) ** 2).mean()
+
+    ((rule, received, remedy),) = checked(
+        tmp_path / "1", models={"m": Column}, criterion=squared, **regression()
+    ).problems
+    assert rule == "the criterion must compare each output with the target of its own sample"
+    assert "outputs (10, 1) and targets (10,)" in received
+    assert "10 × 10" in received
+    assert "squeeze" in remedy
+    fine = checked(tmp_path / "2", models={"m": Flat}, criterion=squared, **regression())
+    assert fine.problems == ()
+    assert fine.failures == {}
+
+
+# What is recorded
+
+
+def by_hand(tiny: Tiny, summed: Loss, counts: Loss | None = None) -> list[tuple[float, float]]:
+    """The losses of each epoch by an ordinary loop with the same seeds: sums over sums."""
+    bundle, job = tiny.bundle, tiny.jobs[0]
+    fold, params = bundle.fold_of(job), bundle.plan.params
+    seeding.seed_all(job.seed)
+    model = bundle.recipe.models[job.model]()
+    optimizer = bundle.recipe.opt_fn(model)
+    inputs, targets = (torch.from_numpy(item) for item in tiny.data)
+    found = []
+    for epoch in range(params.epochs):
+        order = batching.epoch_order(fold.train, job.seed, epoch)
+        total = count = 0.0
+        model.train()
+        for low in range(0, len(order), tiny.batch_size):
+            rows = torch.from_numpy(order[low : low + tiny.batch_size])
+            outputs = model(inputs[rows])
+            optimizer.zero_grad()
+            tiny.criterion(outputs, targets[rows]).backward()
+            optimizer.step()
+            outputs = outputs.detach()
+            total += float(summed(outputs, targets[rows]))
+            count += float(counts(outputs, targets[rows])) if counts else len(rows)
+        model.eval()
+        with torch.no_grad():
+            outputs, wanted = model(inputs[fold.valid]), targets[fold.valid]
+        valid = float(summed(outputs, wanted))
+        valid /= float(counts(outputs, wanted)) if counts else len(wanted)
+        found.append((total / count, valid))
+    return found
+
+
+def recorded(result: Result | None) -> list[tuple[float, float]]:
+    assert result is not None
+    assert result.status == DONE
+    return [(item.train_loss, item.valid_loss) for item in result.epochs]
+
+
+WEIGHTS = torch.tensor([1.0, 5.0, 0.2])
+
+
+def entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(outputs, targets, reduction="sum")
+
+
+def weighted_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(outputs, targets, WEIGHTS, reduction="sum")
+
+
+def weighed(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return WEIGHTS[targets].sum()
+
+
+def without_last(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(outputs, targets, ignore_index=2, reduction="sum")
+
+
+def kept(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (targets != 2).sum()
+
+
+class Summing(nn.Module):
+    """A sum that does not say so."""
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return entropy(outputs, targets)
+
+
+RECORDED: dict[str, tuple[Any, Loss, Loss | None]] = {
+    "mean": (nn.CrossEntropyLoss(), entropy, None),
+    "sum": (nn.CrossEntropyLoss(reduction="sum"), entropy, None),
+    "own sum": (entropy, entropy, None),
+    "own module": (Summing(), entropy, None),
+    "weights": (nn.CrossEntropyLoss(WEIGHTS), weighted_entropy, weighed),
+    "summed weights": (
+        nn.CrossEntropyLoss(WEIGHTS, reduction="sum"),
+        weighted_entropy,
+        None,
+    ),
+    "ignored": (nn.CrossEntropyLoss(ignore_index=2), without_last, kept),
+}
+
+
+def small(model: nn.Module) -> optim.Optimizer:
+    """Steps that a sum bears."""
+    return optim.SGD(model.parameters(), lr=0.002)
+
+
+def prepared(tiny: Tiny) -> Tiny:
+    """The same sweep, whose plan knows what the dry run found."""
+    facts = preflight.check(tiny.bundle, tiny.batches)
+    assert facts.problems == ()
+    assert facts.failures == {}
+    plan = tiny.bundle.plan
+    vars(tiny)["bundle"] = replace(tiny.bundle, plan=replace(plan, recipe=facts.recipe))
+    return tiny
+
+
+@pytest.mark.parametrize("kind", RECORDED)
+@pytest.mark.parametrize("batch_size", [7, 16])
+def test_recorded_is_the_mean_of_an_ordinary_loop(
+    tmp_path: Path, kind: str, batch_size: int
+) -> None:
+    criterion, summed, counts = RECORDED[kind]
+    tiny = prepared(Tiny(tmp_path, criterion=criterion, opt_fn=small, batch_size=batch_size))
+    assert recorded(tiny.train()) == [
+        pytest.approx(pair, rel=1e-6) for pair in by_hand(tiny, summed, counts)
+    ]
+
+
+@pytest.mark.parametrize("kind", RECORDED)
+def test_jobs_trained_as_one_record_the_same(tmp_path: Path, kind: str) -> None:
+    criterion, summed, counts = RECORDED[kind]
+    group = Grouped(
+        tmp_path,
+        criterion=criterion,
+        opt_fn=small,
+        batch_size=7,
+    )
+    prepared(group)
+    results, _ = group.group()
+    assert recorded(results[group.jobs[0].id]) == [
+        pytest.approx(pair, rel=1e-5) for pair in by_hand(group, summed, counts)
+    ]
+
+
+@pytest.mark.parametrize("kind", RECORDED)
+def test_the_serial_baseline_means_the_same(tmp_path: Path, kind: str) -> None:
+    criterion, summed, counts = RECORDED[kind]
+    tiny = prepared(
+        Tiny(tmp_path, criterion=criterion, opt_fn=frozen, batch_size=7, params=TrainerParams(1))
+    )
+    trained = baseline._train(tiny.bundle, tiny.jobs[0], tiny.batches, never)
+    assert trained is not None
+    ((_, train_loss),) = trained.epochs
+    ((wanted, _),) = by_hand(tiny, summed, counts)
+    assert train_loss == pytest.approx(wanted, rel=1e-5)
+
+
+def frozen(model: nn.Module) -> optim.Optimizer:
+    return optim.SGD(model.parameters(), lr=0.0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 45), st.sampled_from(sorted(RECORDED)))
+def test_recorded_does_not_depend_on_the_size_of_batches(
+    tmp_path_factory: pytest.TempPathFactory, size: int, kind: str
+) -> None:
+    criterion, _, _ = RECORDED[kind]
+    if kind == "ignored" and size < 40:
+        size += 12  # the mean of a batch of which all is ignored is no number
+    found = []
+    for batch_size in (40, size):
+        tiny = Tiny(
+            tmp_path_factory.mktemp("run"),
+            criterion=criterion,
+            opt_fn=frozen,
+            batch_size=batch_size,
+            params=TrainerParams(1),
+        )
+        found += recorded(prepared(tiny).train())
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["own sum", "weights"])
+@pytest.mark.parametrize("trainer", ["averaging", "hogwild"])
+def test_trainers_of_several_processes_record_the_same(
+    tmp_path: Path, kind: str, trainer: str
+) -> None:
+    criterion, summed, counts = RECORDED[kind]
+    tiny = prepared(
+        Tiny(
+            tmp_path,
+            criterion=criterion,
+            opt_fn=frozen,
+            batch_size=12,
+            params=teams.params(trainer, epochs=2),
+        )
+    )
+    assert recorded(teams.train(tiny)) == [
+        pytest.approx(pair, rel=1e-5) for pair in by_hand(tiny, summed, counts)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["mean", "own sum", "weights", "ignored"])
+def test_gradients_of_parts_add_up_to_that_of_the_batch(tmp_path: Path, kind: str) -> None:
+    criterion, summed, counts = RECORDED[kind]
+    tiny = prepared(
+        Tiny(
+            tmp_path,
+            criterion=criterion,
+            opt_fn=small,
+            batch_size=12,
+            params=teams.params("allreduce", epochs=2),
+        )
+    )
+    assert recorded(teams.train(tiny)) == [
+        pytest.approx(pair, rel=1e-5) for pair in by_hand(tiny, summed, counts)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["sum", "own sum"])
+def test_a_rule_that_reacts_to_a_loss_gets_the_mean(tmp_path: Path, kind: str) -> None:
+    told: list[float] = []
+
+    class Listening(optim.lr_scheduler.ReduceLROnPlateau):
+        def step(self, metrics: Any, epoch: Any = None) -> None:  # type: ignore[override]
+            told.append(float(metrics))
+            super().step(metrics)
+
+    criterion, _, _ = RECORDED[kind]
+    tiny = prepared(
+        Tiny(tmp_path, criterion=criterion, opt_fn=frozen, lr_schedules={"r": Listening})
+    )
+    told.clear()
+    result = tiny.train()
+    ((train_loss, _), *_) = recorded(result)
+    assert told[0] == pytest.approx(train_loss, rel=0.7)
+
+
+def test_a_loss_without_reduction_is_refused(tmp_path: Path) -> None:
+    ((rule, received, remedy),) = checked(
+        tmp_path, criterion=nn.CrossEntropyLoss(reduction="none")
+    ).problems
+    assert "one number with a gradient" in rule
+    assert "(10,)" in received
+    assert "reduction='mean'" in remedy
+
+
+SUMS: dict[str, tuple[Any, bool]] = {
+    "mean": (nn.CrossEntropyLoss(), False),
+    "sum": (nn.CrossEntropyLoss(reduction="sum"), True),
+    "weights": (nn.CrossEntropyLoss(WEIGHTS), False),
+    "own sum": (lambda o, t: F.cross_entropy(o, t, reduction="none").sum(), True),
+    "sum over classes": (
+        lambda o, t: ((o - F.one_hot(t, CLASSES)) ** 2).sum(1).mean(),
+        False,
+    ),
+    "a penalty beside it": (lambda o, t: F.cross_entropy(o, t) + 1, False),
+    "contrastive": (contrastive, False),
+    "nothing": (lambda o, t: o.sum() * 0, False),
+    "random": (lambda o, t: o.mean() * torch.rand(()), False),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_whether_a_criterion_sums_is_seen(tmp_path: Path, name: str) -> None:
+    criterion, sums = SUMS[name]
+    facts = checked(tmp_path, criterion=criterion)
+    assert (facts.recipe.get("loss") == losses.SUMS["loss"]) == sums
