@@ -32,6 +32,7 @@ from asynckfold.decide import (
     rule_cost,
     size_of,
 )
+from asynckfold.decoding import decoded, finite, within
 from asynckfold.errors import Problem, refuse
 from asynckfold.folds import Fold
 from asynckfold.messages import Facts
@@ -118,11 +119,14 @@ class Choice:
 
         Raises
         ------
-        KeyError, TypeError, ValueError
+        ValueError
             It is anything else.
         """
-        costs = {name: Cost.from_dict(cost) for name, cost in raw["costs"].items()}
-        return cls(**{**raw, "costs": costs, "prediction": Prediction(**raw["prediction"])})
+        found = decoded(cls, raw, "decision")
+        finite({f"prediction.{name}": value for name, value in asdict(found.prediction).items()})
+        within(found.cores, 1, 1 << 20, "cores")
+        costs = {name: Cost.from_dict(cost.to_dict()) for name, cost in found.costs.items()}
+        return replace(found, costs=costs)
 
 
 @dataclass(frozen=True)

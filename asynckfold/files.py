@@ -386,6 +386,12 @@ def storage_error(error: OSError, path: Path, needed: int = 0) -> StorageError:
     )
 
 
+def reading_error(error: OSError, path: Path | str) -> StorageError:
+    """Say what could not be read, and why."""
+    number = error.errno or errno.EIO
+    return StorageError(number, f"could not read {path}: {os.strerror(number)}")
+
+
 def _free(path: Path) -> int:
     for folder in path.absolute().parents:
         if folder.exists():

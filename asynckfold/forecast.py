@@ -10,11 +10,12 @@ from asynckfold.decide import Prediction
 from asynckfold.folds import Fold
 from asynckfold.fusing import Grouping, grouped
 from asynckfold.messages import Facts
-from asynckfold.packing import choice_of
+from asynckfold.packing import decided_of
 from asynckfold.placement import Request, units
 from asynckfold.plan import Plan
 from asynckfold.simulate import Simulation, VirtualMachine, simulate
 from asynckfold.store import RunStore
+from asynckfold.store.database import decoding
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,14 @@ def foreseen(work: Workload, choice: Choice, grouping: Grouping) -> Choice:
 
 def forecast_of(store: RunStore) -> Forecast | None:
     """Return what was foreseen for a run; None where that was not recorded."""
-    decided = choice_of(store.about)
+    decided = decided_of(store)
     if decided is None:
         return None
     folds: Sequence[Fold] = store.splits()[0]
     nothing = Facts({}, {}, {})
     plan = store.plan
-    gpus = len(store.about["machine"]["gpus"]) if plan.device == "cuda" else 0
+    with decoding(store.root):
+        gpus = len(store.about["machine"]["gpus"]) if plan.device == "cuda" else 0
     kept = grouped(plan, False, {}, decided.cores, plan) if plan.groups else None
     return forecast(Workload(plan, folds, nothing, decided.cores, {}, gpus), decided, kept)
 

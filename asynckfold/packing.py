@@ -13,6 +13,7 @@ from asynckfold.decide import Prediction
 from asynckfold.plan import Plan
 from asynckfold.result import Result, job_by_id
 from asynckfold.store import Attempt, RunStore
+from asynckfold.store.database import decoding
 
 _Group = tuple[str, ...]
 """Ids of the jobs that are trained as one, or of one job."""
@@ -107,7 +108,7 @@ def packing_of(store: RunStore) -> Packing | None:
         group = groups[attempt.job_id]
         seconds[group] = seconds.get(group, 0.0) + end - begin
     core_seconds = math.fsum(starmap(_core_seconds, held))
-    decided = choice_of(store.about)
+    decided = decided_of(store)
     cores = decided.cores if decided else None
     makespan, longest = _makespan(attempts, ends), max(seconds.values())
     return Packing(
@@ -120,6 +121,18 @@ def packing_of(store: RunStore) -> Packing | None:
         core_seconds / (cores * makespan) if cores and makespan else None,
         _models(store.plan, groups, store.results(), attempts, seconds, decided),
     )
+
+
+def decided_of(store: RunStore) -> Choice | None:
+    """Return what was decided for a run.
+
+    Raises
+    ------
+    StoreCorruptError
+        That is damaged.
+    """
+    with decoding(store.root):
+        return choice_of(store.about)
 
 
 def choice_of(about: Mapping[str, Any]) -> Choice | None:

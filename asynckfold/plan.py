@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from asynckfold.decoding import decoded, parsed, within
 from asynckfold.folds import Fold
 from asynckfold.trainer_params import TrainerParams
 
@@ -175,14 +176,16 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read a plan that `to_json` wrote."""
-        raw = json.loads(text)
-        raw["jobs"] = tuple(Job(**job) for job in raw["jobs"])
-        raw["params"] = TrainerParams(**raw["params"])
-        raw["groups"] = tuple(tuple(group) for group in raw.get("groups", ()))
-        for name in ("scoring", "classes", "channels_last"):
-            raw[name] = tuple(raw.get(name, ()))
-        return cls(**raw)
+        """Read a plan that `to_json` wrote.
+
+        Raises
+        ------
+        ValueError
+            It is no such text: names what is wrong.
+        """
+        plan = decoded(cls, parsed(text), "plan")
+        _check(plan)
+        return plan
 
     def first_difference(self, other: Plan) -> str | None:
         """Name the first thing in which `other` differs, or None when the plans are equal.
@@ -246,6 +249,28 @@ class Plan:
         return self.first_difference(
             replace(common, **{name: getattr(self, name) for name in free})
         )
+
+
+def _check(plan: Plan) -> None:
+    """Raise ValueError unless a plan can be one of ours."""
+    ids = [job.id for job in plan.jobs]
+    known = set(ids)
+    if len(known) < len(ids) or not plan.scoring:
+        raise ValueError("the plan has a job twice, or no score")
+    grouped = [name for group in plan.groups for name in group]
+    if len(set(grouped)) < len(grouped) or not known.issuperset([*grouped, *plan.last_threads]):
+        raise ValueError("the plan groups jobs that it does not have, or has twice")
+    counts = {
+        "batch_size": plan.batch_size,
+        "threads_per_job": plan.threads_per_job,
+        "epochs": plan.params.epochs,
+        "eval_batch_size": plan.params.eval_batch_size,
+        "processes": plan.params.processes,
+    }
+    for name, count in {**counts, **plan.threads, **plan.last_threads}.items():
+        within(count, 1, 1 << 40, name)
+    for job in plan.jobs:
+        within(min(job.repeat, job.fold), 0, 1 << 40, f"the fold of {job.id}")
 
 
 _BY_CANDIDATE = ("architecture", "settings")

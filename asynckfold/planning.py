@@ -26,7 +26,7 @@ from asynckfold.folds import Fold
 from asynckfold.forecast import Forecast, forecast, foreseen
 from asynckfold.fusing import Fuse, Grouping, grouped
 from asynckfold.interruption import Interruption
-from asynckfold.packing import choice_of
+from asynckfold.packing import decided_of
 from asynckfold.placement import Load, Placement
 from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.probing import Prober
@@ -252,7 +252,7 @@ def look_ahead(
     before = stored = None
     if (settings.root_dir / DATABASE).is_file():
         with RunStore.read(settings.root_dir) as store:
-            before, stored = choice_of(store.about), store.plan
+            before, stored = decided_of(store), store.plan
     planner = Planner(settings, recipe, params, machine, signals, display)
     with planner.planned(lambda draft: {}, before, stored) as found:
         made = forecast(found.work, found.choice, found.groups)

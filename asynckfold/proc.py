@@ -24,6 +24,16 @@ def has_gpu(*, dev: Path = Path("/dev")) -> bool:
     return any((dev / name).exists() for name in ("nvidiactl", "kfd", "dxg"))
 
 
+def free_memory(*, proc: Path = PROC) -> int:
+    """Return the bytes that this machine can give without swapping; very many where unknown."""
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        (line,) = (line for line in lines if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        return 1 << 62
+
+
 def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent, the process `parent`, ends."""
     if sys.platform == "linux":

@@ -29,7 +29,7 @@ from asynckfold.errors import (
 from asynckfold.files import make_folders, slug, write_whole
 from asynckfold.identity import CPU, ELASTIC, THREADS, differences
 from asynckfold.interruption import Interruption
-from asynckfold.packing import choice_of, packing_of
+from asynckfold.packing import decided_of, packing_of
 from asynckfold.plan import Job, Plan
 from asynckfold.planning import Engines, Planned, Planner
 from asynckfold.progress import Display
@@ -94,7 +94,7 @@ class Session:
 
     def _before(self) -> Choice | None:
         """What the run chose in an earlier session."""
-        return choice_of(self.store.about) if self.store.has_plan else None
+        return decided_of(self.store) if self.store.has_plan else None
 
     def _software(self, draft: Plan) -> dict[str, str]:
         """Return with what this session trains, unless it has to train on with something else."""

@@ -20,6 +20,7 @@ from asynckfold.folds import Fold, make_folds
 from asynckfold.fusing import Fuse
 from asynckfold.recipe import Recipe, named_lr_schedules, named_models, sending_problems
 from asynckfold.sharing import Sharing
+from asynckfold.store.layout import path_problems
 from asynckfold.store.lock import shared_problems
 from asynckfold.trainer_params import TrainerParams
 
@@ -123,7 +124,7 @@ class Settings:
             )
         yield from self._word_problems()
         yield from _criterion_problems(self.criterion)
-        yield from _root_problems(self.root_dir)
+        yield from _root_problems(self.root_dir, self.refit is True)
         yield from self._core_problems()
         yield from self.sharing.problems(self.parallelize)
         yield from _stall_problems(self.stall_timeout)
@@ -422,10 +423,14 @@ def _opt_fn_problems(opt_fn: Any) -> Iterator[Problem]:
         )
 
 
-def _root_problems(root: Path) -> Iterator[Problem]:
+def _root_problems(root: Path, refit: bool) -> Iterator[Problem]:
     """Refuse a folder that cannot become a run; what goes wrong later is the disk's fault."""
     if str(root) in ("", ".") or "\0" in str(root):
         yield Problem("root_dir must be a folder of its own", repr(str(root)), "Pass 'runs/first'.")
+        return
+    too_long = list(path_problems(root, refit))
+    if too_long:
+        yield from too_long
         return
     found = next(part for part in (root.absolute(), *root.absolute().parents) if _is_there(part))
     if not found.is_dir():

@@ -325,6 +325,9 @@ def test_the_jobs_always_add_up(ends: dict[str, str]) -> None:
 # Checkpoints
 
 
+SECOND = PLAN.jobs[1].id
+
+
 def test_the_two_newest_checkpoints_stay(root: Path) -> None:
     def ref(epoch: int, batch: int = 0, job: str = FIRST) -> CheckpointRef:
         return CheckpointRef(job, 1, epoch, batch, f"{job}-{epoch}-{batch}", "digest", 9)
@@ -332,11 +335,11 @@ def test_the_two_newest_checkpoints_stay(root: Path) -> None:
     with begin(root) as store:
         assert store.checkpoint(ref(1)) == []
         assert store.checkpoint(ref(1, 5)) == []
-        assert store.checkpoint(ref(9, job="other")) == []
+        assert store.checkpoint(ref(9, job=SECOND)) == []
         assert store.checkpoint(ref(2)) == [ref(1).file]
         assert store.checkpoints(FIRST) == [ref(2), ref(1, 5)]
         assert store.checkpoint(ref(2)) == []
-        assert store.checkpoints("other") == [ref(9, job="other")]
+        assert store.checkpoints(SECOND) == [ref(9, job=SECOND)]
 
 
 # Damage

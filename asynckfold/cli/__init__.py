@@ -67,9 +67,10 @@ from asynckfold.errors import (
     nearest,
     refuse,
 )
-from asynckfold.files import write_whole
+from asynckfold.files import reading_error, write_whole
 from asynckfold.interruption import ENDINGS, Interruption, listening
 from asynckfold.store import RunStore
+from asynckfold.store.layout import path_problems
 
 if TYPE_CHECKING:
     from asynckfold.bench import BenchTable
@@ -158,9 +159,14 @@ def _carried_out(parsed: argparse.Namespace, signals: Interruption) -> int:
     except AsyncKFoldError as error:
         told = in_flags(error) if isinstance(error, InputError) and _by_flags(parsed) else error
         out.error(f"asynckfold: {getattr(told, 'strerror', None) or told}")
-        if error.exit_code == 5:
+        if error.exit_code == 5 and parsed.verb not in READING:
             out.error(_continue_with(parsed.line))
         return error.exit_code
+    except OSError as error:
+        if parsed.verb not in READING:
+            raise
+        out.error(f"asynckfold: {reading_error(error, error.filename or 'a file').strerror}")
+        return StorageError.exit_code
 
 
 def _tell_interruption(
@@ -234,7 +240,7 @@ def resume(parsed: argparse.Namespace, out: Output) -> int:
 def status(parsed: argparse.Namespace, out: Output) -> int:
     """Say how far a run is."""
     with _opened(parsed.directory) as store:
-        found = states.state_of(store)
+        found = states.with_refits(store)
     out.data(found)
     for line in states.lines(found):
         out.say(line)
@@ -382,6 +388,9 @@ def simulate(parsed: argparse.Namespace, out: Output) -> int:
 TELLING = ("bench", "compare", "doctor", "plan", "simulate", "status")
 """Verbs that leave nothing but what they print."""
 
+READING = ("compare", "export", "report", "status")
+"""Verbs that look at a run, and execute no code of the user's."""
+
 VERBS = {
     "bench": bench,
     "compare": compare,
@@ -405,7 +414,12 @@ def _level(parsed: argparse.Namespace) -> int:
 
 def _opened(directory: str) -> RunStore:
     root = Path(directory)
-    if not (root / "run.db").is_file():
+    refuse(path_problems(root))
+    try:
+        is_run = (root / "run.db").is_file()
+    except OSError as error:
+        raise reading_error(error, root) from error
+    if not is_run:
         runs = [item.parent.name for item in root.parent.glob("*/run.db")]
         rule = "DIR must be the folder of a run"
         refuse(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -309,10 +311,20 @@ def stored_command(about: Mapping[str, Any]) -> tuple[list[str], argparse.Namesp
     """
     stored, folder = about.get("cli"), about.get("folder")
     words = [str(word) for word in stored] if isinstance(stored, list) else []
-    parsed = make_parser().parse_args(words) if words else None
+    parsed = _parsed(words) if words else None
     if parsed is None or parsed.verb not in ("run", "train"):
         return words, None
     return words, from_folder(parsed, Path(folder)) if isinstance(folder, str) else parsed
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace | None:
+    """Return what words of a run's folder ask for; None where that is nothing, such as help."""
+    nowhere = io.StringIO()
+    try:
+        with redirect_stdout(nowhere), redirect_stderr(nowhere):
+            return make_parser().parse_args(words)
+    except SystemExit:
+        return None
 
 
 def _add_model_flags(verb: argparse.ArgumentParser) -> None:

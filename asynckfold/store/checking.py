@@ -7,7 +7,9 @@ import zlib
 from pathlib import Path
 
 from asynckfold.errors import StoreCorruptError
+from asynckfold.plan import Plan
 from asynckfold.store.schema import COLUMNS, FORMAT, STATEMENTS
+from asynckfold.store.soundness import cell_checks, strangers
 
 _LACKING = """
 SELECT job_id FROM attempts WHERE outcome IN ('ok', 'diverged')
@@ -22,6 +24,24 @@ def verify(db: sqlite3.Connection, path: Path) -> None:
     50 ms for a run of 1,000 results with 8 MB of outputs (2 cores, printed by
     tests/durability/test_damage.py).
     """
+    check_schema(db, path)
+    check_pages(db, path)
+    for table in COLUMNS:
+        _check_rows(db, path, table)
+    row = db.execute(_LACKING).fetchone()
+    if row:
+        raise StoreCorruptError(f"{path} is damaged: the result of {row[0]} is gone")
+    plan = db.execute("SELECT value FROM meta WHERE key = 'plan'").fetchone()
+    try:
+        stranger = next(strangers(db, Plan.from_json(plan[0])), "") if plan else ""
+    except ValueError as error:
+        stranger = str(error)
+    if stranger:
+        raise StoreCorruptError(f"{path} is damaged: {stranger}")
+
+
+def check_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Check that a file is a run of this format, with our tables and nothing else."""
     found = {row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
     if not any(str(text).startswith("CREATE TABLE meta ") for text in found):
         raise StoreCorruptError(f"{path} is not a run of asynckfold")
@@ -32,21 +52,31 @@ def verify(db: sqlite3.Connection, path: Path) -> None:
         )
     if found != set(STATEMENTS):
         raise StoreCorruptError(f"{path} is not a run of asynckfold: its tables differ")
+
+
+def check_pages(db: sqlite3.Connection, path: Path) -> None:
+    """Check that SQLite finds its file sound."""
     (word,) = db.execute("PRAGMA integrity_check(1)").fetchone()
     if word != "ok":
         raise StoreCorruptError(f"{path} is damaged: {word}")
-    for table, columns in COLUMNS.items():
-        # Row by row here, since SQLite would drop a Ctrl-C that came while it called `checksum`.
-        rows = db.execute(f"SELECT {columns}, seal FROM {table}")
-        changed = [key for key, *others, seal in rows if seal != checksum(key, *others)]
-        if changed:
-            raise StoreCorruptError(
-                f"{path} is damaged: {len(changed)} rows of {table} are not what was written, the "
-                f"first of {columns.split(', ')[0]} {changed[0]!r}"
-            )
-    row = db.execute(_LACKING).fetchone()
-    if row:
-        raise StoreCorruptError(f"{path} is damaged: the result of {row[0]} is gone")
+
+
+def _check_rows(db: sqlite3.Connection, path: Path, table: str) -> None:
+    """Check the seal of each row, and that its values can be what we write."""
+    columns, changed, wrong = cell_checks(table), [], ""
+    # Row by row here, since SQLite would drop a Ctrl-C that came while it called `checksum`.
+    for *values, seal in db.execute(f"SELECT {COLUMNS[table]}, seal FROM {table}"):
+        if seal != checksum(*values):
+            changed.append(values[0])
+        for (column, check), value in zip(columns, values, strict=True):
+            wrong = wrong or ((found := check(value)) and f"{column} of {table} {found}")
+    if changed:
+        raise StoreCorruptError(
+            f"{path} is damaged: {len(changed)} rows of {table} are not what was written, the "
+            f"first of {columns[0][0]} {str(changed[0])[:60]!r}"
+        )
+    if wrong:
+        raise StoreCorruptError(f"{path} is damaged: {wrong}")
 
 
 def checksum(*values: object) -> int:

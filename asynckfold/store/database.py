@@ -9,14 +9,16 @@ import sqlite3
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from asynckfold.errors import StorageError, StoreCorruptError
-from asynckfold.files import open_plain, storage_error
-from asynckfold.store.checking import checksum, verify
-from asynckfold.store.layout import DATABASE, SPLITS
+from asynckfold.decoding import FAULTS
+from asynckfold.errors import StorageError, StoreCorruptError, refuse
+from asynckfold.files import open_plain, reading_error, storage_error
+from asynckfold.proc import free_memory
+from asynckfold.store.checking import check_pages, check_schema, checksum, verify
+from asynckfold.store.layout import DATABASE, SPLITS, path_problems
 from asynckfold.store.lock import holder_of
 from asynckfold.store.schema import SCHEMA
 
@@ -25,6 +27,9 @@ SLICE_PAGES = 1024
 
 BUSY_SECONDS = 10.0
 """How long one process waits for the other, which normally takes milliseconds."""
+
+LARGE = 64 << 20
+"""Bytes from which on a file is looked through before it is copied."""
 
 SQLITE_OK = 0
 
@@ -120,6 +125,8 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 def snapshot(root: Path) -> sqlite3.Connection:
     """Return a copy in memory of what is committed at one moment, checked like a run at rest.
 
+    What is no run, or has room for nothing in it, is refused before it is copied.
+
     A look never keeps a commit waiting for long: the file is copied in slices, a commit in between
     starts the copy anew. Only where commits come faster than copies can be made, ten times in a
     row, one commit waits for a whole copy: some 0.3 s for each 200 MB of results.
@@ -131,11 +138,13 @@ def snapshot(root: Path) -> sqlite3.Connection:
     StorageError
         It cannot be read now.
     """
+    refuse(path_problems(root))
     check_files(root)
     path = root / DATABASE
     copy = sqlite3.connect(":memory:", isolation_level=None)
     try:
         with contextlib.closing(_open_to_read(path)) as source:
+            _check_size(source, path)
             try:
                 _copy(source, copy, SLICE_PAGES)
             except _OvertakenError:
@@ -143,10 +152,44 @@ def snapshot(root: Path) -> sqlite3.Connection:
         verify(copy, path)
     except BaseException as error:
         copy.close()
+        if isinstance(error, MemoryError):
+            raise StorageError(errno.ENOMEM, f"{path} does not fit into memory") from error
         if isinstance(error, SQLITE_FAULTS):
-            raise from_sqlite(error, root) from error
+            raise from_sqlite(error, root, reading_error) from error
         raise
     return copy
+
+
+def _check_size(source: sqlite3.Connection, path: Path) -> None:
+    """Refuse to copy what is no run, or mostly nothing, before its bytes are read."""
+    check_schema(source, path)
+    # One transaction: the file does not grow between two looks at it.
+    source.execute("BEGIN")
+    try:
+        source.execute("SELECT COUNT(*) FROM meta").fetchone()
+        (pages,), (size,), (free,) = (
+            source.execute(f"PRAGMA {name}").fetchone()
+            for name in ("page_count", "page_size", "freelist_count")
+        )
+        there = path.stat().st_size
+        if pages * size != there:
+            raise StoreCorruptError(
+                f"{path} is damaged: it has {there:,} bytes, and by its header {pages * size:,}"
+            )
+        if there > LARGE and free > pages // 2:
+            raise StoreCorruptError(f"{path} is damaged: {free} of its {pages} pages hold nothing")
+        if there > LARGE and not holder_of(path.parent):
+            # It finds pages that nothing refers to, without reading them.
+            check_pages(source, path)
+    finally:
+        source.execute("ROLLBACK")
+    room = free_memory()
+    if there > room // 2:
+        raise StorageError(
+            errno.ENOMEM,
+            f"{path} has {there:,} bytes, and looking at a run takes as much memory twice: "
+            f"{room:,} are free",
+        )
 
 
 class _OvertakenError(Exception):
@@ -158,8 +201,11 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection, pages: int) ->
     before, restarts = sys.maxsize, 0
 
     def watch(status: int, left: int, total: int) -> None:
-        nonlocal before, restarts
+        nonlocal before, restarts, deadline
         restarts += status == SQLITE_OK and left >= before
+        if left != before:
+            # A large run takes longer than any wait; only standing still has an end.
+            deadline = time.monotonic() + BUSY_SECONDS
         before = left
         if restarts > 10 and pages > 0:
             raise _OvertakenError
@@ -189,6 +235,8 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
 def _opened(address: str) -> sqlite3.Connection:
     db = sqlite3.connect(address, uri=True, isolation_level=None, timeout=BUSY_SECONDS)
     try:
+        db.execute("PRAGMA trusted_schema=OFF")
+        db.execute("PRAGMA cell_size_check=ON")
         db.execute("SELECT COUNT(*) FROM meta").fetchone()
     except BaseException:
         db.close()
@@ -196,14 +244,16 @@ def _opened(address: str) -> sqlite3.Connection:
     return db
 
 
-def from_sqlite(error: Exception, root: Path) -> Exception:
+def from_sqlite(
+    error: Exception, root: Path, disk_error: Callable[[OSError, Path], Exception] = storage_error
+) -> Exception:
     """Return what an error of SQLite means: the disk refused, the file is bad, or our mistake."""
     path = root / DATABASE
     number = _DISK_FAULTS.get(str(error))
     if number == errno.EAGAIN:
         return StorageError(number, f"{path} is held by another process in a commit. Try again")
     if number is not None:
-        return storage_error(OSError(number, os.strerror(number)), path)
+        return disk_error(OSError(number, os.strerror(number)), path)
     told = (sqlite3.OperationalError, UnicodeDecodeError)
     if isinstance(error, told) or type(error) is sqlite3.DatabaseError:
         return StoreCorruptError(f"{path} is damaged or not a run: {error}")
@@ -215,5 +265,5 @@ def decoding(root: Path) -> Iterator[None]:
     """What cannot be decoded was not written by us."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except FAULTS as error:
         raise StoreCorruptError(f"{root / 'run.db'} is damaged: {error}") from error

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from asynckfold.errors import Problem
 from asynckfold.files import slug
 from asynckfold.plan import Job
 
@@ -16,6 +17,26 @@ SPLITS = "splits.npz"
 REFIT = "refit"
 """Below it are runs of their own, of one candidate on all samples each."""
 CHECKPOINT = re.compile(r"checkpoint-.+\.safetensors")
+
+
+MOST_PATH = 504 - len(f"/{DATABASE}")
+"""Bytes of a run's folder as an absolute path: with those of a journal, SQLite opens up to 512."""
+
+MOST_NAME = 255
+"""Bytes of one name in it: no file system of Linux has longer ones."""
+
+
+def path_problems(root: Path, refit: bool = False) -> Iterator[Problem]:
+    """Yield why a folder cannot be that of a run, whatever is there, nor of one in it."""
+    most = MOST_PATH - refit * (len(f"/{REFIT}") + 2 * len(f"/{slug('x' * 300)}"))
+    place = os.fsencode(os.path.abspath(root))  # noqa: PTH100
+    longest = max(map(len, place.split(b"/")))
+    if len(place) > most or longest > MOST_NAME:
+        yield Problem(
+            f"the folder of a run has a path of at most {most} bytes, {MOST_NAME} a name",
+            f"one of {len(place)} bytes, {longest} in its longest name",
+            "Choose a folder with a shorter path.",
+        )
 
 
 _NETWORKS = re.compile(r"nfs\d?|cifs|smb\d?|smbfs|9p|afs|ceph|fuse\.(sshfs|s3fs|gcsfuse|rclone)")
@@ -48,8 +69,13 @@ def refit_folder(root: Path, model: str, lr_schedule: str) -> Path:
 
 
 def refit_folders(root: Path) -> list[Path]:
-    """Return the folders of all such runs."""
-    return sorted(path.parent for path in (root / REFIT).glob(f"*/*/{DATABASE}"))
+    """Return the folders of all such runs; no link is followed, which may lead to this one."""
+    found = sorted(path.parent for path in (root / REFIT).glob(f"*/*/{DATABASE}"))
+    return [
+        path
+        for path in found
+        if not any(item.is_symlink() for item in (path, path.parent, root / REFIT))
+    ]
 
 
 def up_to(root: Path, folder: Path) -> Iterator[Path]:

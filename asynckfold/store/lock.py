@@ -15,9 +15,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from asynckfold.decoding import parsed
 from asynckfold.errors import Problem, RunHeldError, StorageError, refuse
 from asynckfold.files import make_folder, open_plain, storage_error
-from asynckfold.store.layout import LOCK
+from asynckfold.store.layout import LOCK, path_problems
 
 # A tenth of a second in all: thousands of times what a reader needs to look at the lock.
 _TRIES, _TRY_SECONDS = 20, 0.005
@@ -33,6 +34,7 @@ def now_text() -> str:
 def take_lock(root: Path) -> int:
     """Take the run, making its folder; return the descriptor that holds it while it is open."""
     path = root / LOCK
+    refuse(path_problems(root))
     refuse(shared_problems(root))
     try:
         make_folder(root)
@@ -130,7 +132,7 @@ def _owner_text(descriptor: int) -> str:
 
 def _owner(descriptor: int) -> dict[str, Any]:
     try:
-        about = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
+        about = parsed((os.pread(descriptor, 4096, 0) or b"{}").decode())
     except ValueError:
         return {}
     return about if isinstance(about, dict) else {}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
+from asynckfold.decoding import decoded, finite, parsed
 from asynckfold.errors import StoreCorruptError
 from asynckfold.folds import Fold
 from asynckfold.plan import Plan
@@ -26,12 +27,14 @@ from asynckfold.store.records import (
     Placed,
     Sample,
     Waiting,
+    cores_of,
     epoch_of,
     held_of,
     placed_of,
     result_of,
 )
 from asynckfold.store.schema import COLUMNS
+from asynckfold.store.soundness import check_outputs, check_result
 
 
 class RunReader:
@@ -46,6 +49,8 @@ class RunReader:
     def __init__(self, root: Path, connection: sqlite3.Connection) -> None:
         self.root = root
         self._db = connection
+        self._known: tuple[str, Plan] | None = None
+        """The plan as it was read last, and its text: reading it takes a while."""
 
     @property
     def plan(self) -> Plan:
@@ -59,8 +64,10 @@ class RunReader:
         text = self._meta("plan")
         if text is None:
             raise StoreCorruptError(f"{self.root} holds no plan yet; run the same command again")
-        with decoding(self.root):
-            return Plan.from_json(text)
+        if self._known is None or text != self._known[0]:
+            with decoding(self.root):
+                self._known = (text, Plan.from_json(text))
+        return self._known[1]
 
     @property
     def has_plan(self) -> bool:
@@ -70,13 +77,23 @@ class RunReader:
     @property
     def about(self) -> dict[str, Any]:
         """Versions, machine, command."""
-        return dict(json.loads(self._meta("about") or "{}"))
+        with decoding(self.root):
+            about = decoded(dict[str, Any], parsed(self._meta("about") or "{}"), "about")
+            _check_about(about)
+            return about
 
     @property
     def baseline(self) -> Baseline | None:
         """The serial baseline, once it is known."""
         text = self._meta("baseline")
-        return None if text is None else Baseline(**json.loads(text))
+        if text is None:
+            return None
+        with decoding(self.root):
+            found = decoded(Baseline, parsed(text), "baseline")
+            numbers = {"seconds": found.seconds, "threads": found.threads, "cores": found.cores}
+            others = {"others": found.others, "packed_others": found.packed_others}
+            finite(numbers | others | dict(found.seconds_by_job), low=0)
+            return found
 
     def splits(self) -> tuple[tuple[Fold, ...], npt.NDArray[Any]]:
         """Return the folds and the targets.
@@ -100,9 +117,23 @@ class RunReader:
         for *row, digest in self._rows(f"SELECT {COLUMNS['results']} FROM results"):
             with decoding(self.root):
                 result = result_of(row)
+                check_result(result)
                 if result.digest != digest:
                     raise ValueError(f"the result of {result.job_id} is not what was recorded")
             found[result.job_id] = result
+        return found
+
+    def results_on(self, folds: Sequence[Fold]) -> dict[str, Result]:
+        """Return all results by job id, whose outputs are of the samples that folds hold out.
+
+        Raises
+        ------
+        StoreCorruptError
+            They are of others; names the first.
+        """
+        found = self.results()
+        with decoding(self.root):
+            check_outputs(self.plan, folds, found)
         return found
 
     def finished(self) -> dict[str, str]:
@@ -130,12 +161,8 @@ class RunReader:
             "pid, expected, error FROM attempts ORDER BY started, job_id"
         )
         changes = self._changes()
-        return [
-            Attempt(
-                *(*row[:6], tuple(json.loads(row[6])), *row[7:], tuple(changes.get(row[:2], ())))
-            )
-            for row in rows
-        ]
+        with decoding(self.root):
+            return [_attempt(row, changes) for row in rows]
 
     def seconds_of(self, job_id: str, until: float) -> float:
         """Return the seconds of all attempts at a job, the one that still runs until now.
@@ -199,14 +226,17 @@ class RunReader:
         if text is None:
             return None
         with decoding(self.root):
-            raw = json.loads(text)
-            cores, neighbours, gpus = (tuple(raw[key]) for key in ("cores", "neighbours", "gpus"))
-            return Waiting(cores, neighbours, gpus, raw["jobs"])
+            return decoded(Waiting, parsed(text), "waiting")
 
     def samples(self) -> list[Sample]:
         """Return the CPU use over time."""
         rows = self._rows("SELECT at, phase, used, own, cores FROM samples ORDER BY at")
-        return [Sample(*(*row[:4], tuple(json.loads(row[4])))) for row in rows]
+        with decoding(self.root):
+            cores = [decoded(tuple[float, ...], parsed(row[4]), "cores") for row in rows]
+        return [
+            Sample(at, phase, used, own, use)
+            for (at, phase, used, own, _), use in zip(rows, cores, strict=True)
+        ]
 
     def software(self) -> tuple[dict[str, str], ...]:
         """Return with what each session trained that did: the first one first, {} if unknown."""
@@ -214,7 +244,10 @@ class RunReader:
             "SELECT DISTINCT session, value FROM attempts LEFT JOIN meta "
             "ON key = 'software-' || session ORDER BY session"
         )
-        return tuple(dict(json.loads(value or "{}")) for _, value in rows)
+        with decoding(self.root):
+            return tuple(
+                decoded(dict[str, str], parsed(value or "{}"), "software") for _, value in rows
+            )
 
     def session_ends(self) -> dict[int, float]:
         """Return the run seconds up to which each session is known."""
@@ -255,3 +288,36 @@ class RunReader:
             return self._db.execute(statement, values).fetchall()
         except SQLITE_FAULTS as error:
             raise from_sqlite(error, self.root) from error
+
+
+def _attempt(row: Sequence[Any], changes: Mapping[tuple[str, int], Sequence[Any]]) -> Attempt:
+    job_id, attempt, session, started, ended, outcome, cores, threads, device, *rest = row
+    pid, expected, error = rest
+    return Attempt(
+        job_id,
+        attempt,
+        session,
+        started,
+        ended,
+        outcome,
+        cores_of(cores),
+        threads,
+        device,
+        pid,
+        math.nan if expected is None else expected,
+        error,
+        tuple(changes.get((job_id, attempt), ())),
+    )
+
+
+def _check_about(about: dict[str, Any]) -> None:
+    """Raise ValueError unless the parts that are used have their types; the rest is only shown."""
+    words = about.get("cli") or []
+    decoded(list[str], list(words) if isinstance(words, (list, tuple)) else words, "about.cli")
+    command = about.get("command") or []
+    if not isinstance(command, str):
+        decoded(list[str], command, "about.command")
+    decoded(str, about.get("folder", ""), "about.folder")
+    decoded(dict[str, Any], about.get("decision") or {}, "about.decision")
+    if any("\0" in text for text in (*words, about.get("folder", ""))):
+        raise ValueError("about has a word that no command line can have")

@@ -8,7 +8,9 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from asynckfold.decoding import decoded, finite, parsed
 from asynckfold.result import Averaged, Epoch, Result, StageEpoch
 from asynckfold.waiting import Wait
 
@@ -153,9 +155,17 @@ def placed_text(attempt: int, placed: Placed) -> str:
 
 def placed_of(text: str) -> tuple[int, Placed]:
     """Return the attempt and its placing from the text of its event."""
-    raw = json.loads(text)
-    waits = tuple(Wait(*item) for item in raw["waits"])
-    return raw["attempt"], Placed(raw["memory"], waits)
+    raw = decoded(_PlacedText, parsed(text), "placed")
+    finite({"memory": raw.memory})
+    finite({f"wait {at}": item[0] for at, item in enumerate(raw.waits)})
+    return raw.attempt, Placed(raw.memory, tuple(Wait(*item) for item in raw.waits))
+
+
+@dataclass(frozen=True)
+class _PlacedText:
+    attempt: int
+    memory: int
+    waits: tuple[tuple[float, str, str], ...]
 
 
 def held_text(attempt: int, cores: Sequence[int]) -> str:
@@ -165,8 +175,19 @@ def held_text(attempt: int, cores: Sequence[int]) -> str:
 
 def held_of(text: str) -> tuple[int, tuple[int, ...]]:
     """Return the attempt and its cores from the text of its event."""
-    raw = json.loads(text)
-    return raw["attempt"], tuple(raw["cores"])
+    raw = decoded(_HeldText, parsed(text), "held")
+    return raw.attempt, raw.cores
+
+
+@dataclass(frozen=True)
+class _HeldText:
+    attempt: int
+    cores: tuple[int, ...]
+
+
+def cores_of(text: str) -> tuple[int, ...]:
+    """Return core numbers from their JSON."""
+    return decoded(tuple[int, ...], parsed(text), "cores")
 
 
 def epochs_text(result: Result) -> str:
@@ -183,31 +204,46 @@ def result_of(row: Sequence[Any]) -> Result:
     """Return the result that a row of ``results`` holds, its digest left out."""
     (job_id, attempt, status, scores, epochs, outputs, shape, weights, *rest) = row
     fit, score, memory, pid, cores, threads, device, started, ended, error, trace = rest
-    items = json.loads(epochs)
+    items = decoded(list[Any], parsed(epochs), "epochs")
     objects = [item for item in items if isinstance(item, dict)]
     averaged = [item for item in objects if "rounds" in item]
     return Result(
         job_id,
         attempt,
         status,
-        json.loads(scores),
-        tuple(Epoch(*item) for item in items if isinstance(item, list)),
-        None if outputs is None else np.frombuffer(outputs, np.float32).reshape(json.loads(shape)),
+        decoded(dict[str, float], parsed(scores), "scores"),
+        tuple(Epoch(*_epoch(item)) for item in items if not isinstance(item, dict)),
+        None if outputs is None else _outputs(outputs, shape),
         weights,
         fit,
         score,
         memory,
         pid,
-        tuple(json.loads(cores)),
+        cores_of(cores),
         threads,
         device,
         started,
         ended,
         error,
         trace,
-        tuple(StageEpoch(**item) for item in objects if item not in averaged),
-        Averaged(averaged[0]["rounds"], tuple(averaged[0]["samples"])) if averaged else None,
+        tuple(decoded(StageEpoch, item, "stage") for item in objects if item not in averaged),
+        decoded(Averaged, averaged[0], "averaged") if averaged else None,
     )
+
+
+_EpochRow: Any = tuple[int, float, float, float | None, float, float]
+
+
+def _epoch(item: Any) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = decoded(_EpochRow, item, "epoch")
+    return found
+
+
+def _outputs(data: bytes, shape: str) -> npt.NDArray[np.float32]:
+    sizes = decoded(tuple[int, ...], parsed(shape), "shape")
+    if min(sizes, default=0) < 0:
+        raise ValueError("the shape of outputs is negative")
+    return np.frombuffer(data, np.float32).reshape(sizes)
 
 
 def epoch_of(number: int, *values: float | None) -> Epoch:

@@ -32,8 +32,11 @@ CREATE TABLE samples (at REAL NOT NULL, phase TEXT NOT NULL, used REAL NOT NULL,
 """
 
 STATEMENTS = [text.strip() for text in SCHEMA.split(";") if text.strip()]
-COLUMNS = {
-    text.split()[2]: ", ".join(re.findall(r"(\w+) (?:TEXT|INTEGER|REAL|BLOB)\b", text)[:-1])
+TYPES = {
+    text.split()[2]: dict(re.findall(r"(\w+) (TEXT|INTEGER|REAL|BLOB)\b", text)[:-1])
     for text in STATEMENTS
 }
+"""The columns of each table, without its seal, and the types of their values."""
+
+COLUMNS = {table: ", ".join(columns) for table, columns in TYPES.items()}
 """The columns of each table that its seal covers: all before it."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.decoding import FAULTS
 from asynckfold.errors import StoreCorruptError
 from asynckfold.files import read_plain, write_whole
 from asynckfold.folds import Fold
 from asynckfold.plan import Plan, folds_fingerprint
+from asynckfold.proc import free_memory
 from asynckfold.store.layout import SPLITS
+from asynckfold.store.soundness import check_folds
 
 
 def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
@@ -40,8 +45,22 @@ def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], 
         raise StoreCorruptError(f"{path} cannot be read: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != digest:
         raise StoreCorruptError(f"{path} is damaged: it is not what was written")
+    try:
+        folds, targets = _unpacked(data, plan)
+        check_folds(folds, targets, plan)
+    except (*FAULTS, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise StoreCorruptError(f"{path} is damaged: {error}") from error
+    if folds_fingerprint(folds) != plan.folds:
+        raise StoreCorruptError(f"{path} holds folds of another plan")
+    return folds, targets
+
+
+def _unpacked(data: bytes, plan: Plan) -> tuple[tuple[Fold, ...], npt.NDArray[Any]]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        size = sum(item.file_size for item in archive.infolist())
+    if size > free_memory() // 2:
+        raise ValueError(f"{size} bytes in it are more than this machine has room for")
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        keys = sorted({(job.repeat, job.fold) for job in plan.jobs})
         folds = tuple(
             Fold(
                 repeat,
@@ -49,9 +68,6 @@ def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], 
                 arrays[f"repeat{repeat}-fold{fold}-train"],
                 arrays[f"repeat{repeat}-fold{fold}-valid"],
             )
-            for repeat, fold in keys
+            for repeat, fold in sorted({(job.repeat, job.fold) for job in plan.jobs})
         )
-        targets = arrays["targets"]
-    if folds_fingerprint(folds) != plan.folds:
-        raise StoreCorruptError(f"{path} holds folds of another plan")
-    return folds, targets
+        return folds, arrays["targets"]

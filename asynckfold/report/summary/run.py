@@ -108,7 +108,7 @@ def read_results(store: RunStore) -> CVResults:
         plan=store.plan,
         folds=folds,
         n_samples=len(targets),
-        results=store.results(),
+        results=store.results_on(folds),
         seconds=store.packed_seconds(),
         baseline=store.baseline,
         root_dir=store.root,
@@ -150,7 +150,7 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
     _, targets = store.splits()
     confusions = count_classes(found, targets)
     rows = candidate_rows(found, confusions, len(plan.classes))
-    jobs = job_by_id(plan)
+    jobs, about = job_by_id(plan), store.about
     return Summary(
         root=clean(store.root.absolute().name),
         metric=clean(plan.scoring[0]),
@@ -177,8 +177,8 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
             for item in store.events()
         ),
         facts=facts(plan, found),
-        command=command(store.about),
-        about=flat({key: store.about[key] for key in store.about if key not in _UNSHOWN}),
+        command=command(about),
+        about=flat({key: value for key, value in about.items() if key not in _UNSHOWN}),
         fingerprint=store.fingerprint(),
         bit_identity=identity.Claim(
             tuple(clean(text, 4096) for text in found.bit_identity.reasons)

@@ -1,0 +1,138 @@
+"""Can what stands in ``run.db`` be what asynckfold writes? Types, ranges, and who is named.
+
+A seal says that a row was not changed by accident; whoever writes a file on purpose seals it, too.
+So values are checked here before anything else sees them.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from asynckfold.folds import Fold
+from asynckfold.plan import Plan
+from asynckfold.result import DONE, ENDED, Result
+from asynckfold.store.schema import TYPES
+
+_MOST_TEXT = 1 << 28
+_MOST_WORD = 1 << 16
+"""Characters of JSON, errors and tracebacks; and of whatever else is text."""
+
+_MOST = 1e12
+"""Of seconds, counts and bytes: 30,000 years, a terabyte."""
+
+_WORDS: Mapping[tuple[str, str], Collection[str]] = {
+    ("results", "status"): ENDED,
+    ("samples", "phase"): ("packed", "serial"),
+}
+_MAY_LACK: Mapping[str, Collection[str]] = {
+    # SQLite makes NULL of every NaN.
+    "epochs": ("train_loss", "valid_loss", "accuracy", "lr", "seconds"),
+    "results": ("outputs", "shape"),
+    "attempts": ("ended", "outcome", "expected"),
+    "events": ("job_id",),
+}
+_LONG = ("value", "scores", "epochs", "error", "traceback", "text", "shape", "cores")
+_MEASURES = ("train_loss", "valid_loss", "accuracy", "lr", "used", "own", "expected")
+"""Whatever they come to."""
+
+_BY_JOB = ("results", "attempts", "epochs", "checkpoints")
+
+_PYTHON = {"TEXT": str, "INTEGER": int, "REAL": (int, float), "BLOB": bytes}
+
+Check = Callable[[Any], str]
+
+
+def cell_checks(table: str) -> tuple[tuple[str, Check], ...]:
+    """Return the columns of a table, each with what says what is wrong with a value, or ``""``."""
+    may_lack = _MAY_LACK.get(table, ())
+    return tuple(
+        (
+            column,
+            _cell_check(
+                _PYTHON[kind],
+                column not in may_lack,
+                _WORDS.get((table, column)),
+                _MOST_TEXT if column in _LONG else _MOST_WORD,
+                (-math.inf, math.inf) if column in _MEASURES else (-1.0, _MOST),
+            ),
+        )
+        for column, kind in TYPES[table].items()
+    )
+
+
+def _cell_check(
+    types: Any,
+    is_needed: bool,
+    words: Collection[str] | None,
+    most_text: int,
+    bounds: tuple[float, float],
+) -> Check:
+    low, high = bounds
+
+    def check(value: Any) -> str:
+        if value is None:
+            return "is missing" if is_needed else ""
+        if not isinstance(value, types):
+            return f"is of type {type(value).__name__}"
+        if isinstance(value, str):
+            if words is not None and value not in words:
+                return f"is {value[:60]!r}"
+            return "" if len(value) <= most_text else f"has {len(value)} characters"
+        if isinstance(value, (int, float)) and not low <= value <= high:
+            return f"is {value!r}"
+        return ""
+
+    return check
+
+
+def strangers(db: sqlite3.Connection, plan: Plan) -> Iterator[str]:
+    """Yield what rows name that is no job of the plan."""
+    known = {job.id for job in plan.jobs}
+    for table in _BY_JOB:
+        for (name,) in db.execute(f"SELECT DISTINCT job_id FROM {table}"):
+            if name not in known:
+                yield f"{table} has a row of {name[:60]!r}, which is no job of the plan"
+
+
+def check_result(result: Result) -> None:
+    """Raise ValueError unless the seconds of a result are seconds."""
+    taken = [item.seconds for item in result.epochs]
+    for seconds in (*taken, *(item.seconds for item in result.pretraining)):
+        # NaN where it was not measured.
+        if not (-1 <= seconds <= _MOST or math.isnan(seconds)):
+            raise ValueError(f"an epoch of {result.job_id[:60]} took {seconds} s")
+
+
+def check_folds(folds: Sequence[Fold], targets: Any, plan: Plan) -> None:
+    """Raise ValueError unless indices are indices of samples, and classes are classes."""
+    if targets.ndim < 1 or targets.dtype.kind not in "biufSU":
+        raise ValueError("its targets are no numbers or names")
+    for fold in folds:
+        for rows in (fold.train, fold.valid):
+            sound = rows.ndim == 1 and rows.dtype.kind in "iu"
+            if not sound or (rows.size and not 0 <= rows.min() <= rows.max() < len(targets)):
+                raise ValueError(f"fold {fold.index} has rows that are no samples")
+    if plan.classes and targets.ndim == 1:
+        sound = targets.dtype.kind in "biu" or bool(np.isfinite(targets).all())
+        if not sound or not 0 <= targets.min() <= targets.max() < max(len(plan.classes), 1 << 12):
+            raise ValueError("its targets are no classes")
+
+
+def check_outputs(plan: Plan, folds: Sequence[Fold], results: Mapping[str, Result]) -> None:
+    """Raise ValueError unless outputs are those of the held-out samples of each job's fold."""
+    rows = {fold.key: len(fold.valid) for fold in folds}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for job in plan.jobs:
+        result = results.get(job.id)
+        if result is None or result.outputs is None or result.status != DONE:
+            continue
+        shape = result.outputs.shape
+        if not shape or shape[0] != rows.get((job.repeat, job.fold)):
+            raise ValueError(f"the outputs of {job.id[:60]} are not those of its held-out samples")
+        if shapes.setdefault(job.candidate, shape[1:]) != shape[1:]:
+            raise ValueError(f"the outputs of {job.candidate[:60]} differ in shape between folds")
