@@ -49,6 +49,7 @@ _CHANCE = 1e-3
 # Below these many rows, names that are all different may well be categories.
 _FEW_ROWS = 9
 _EXACT = 2**53
+_FEW_BITS = frozenset({NAMES, "bool", "int8", "uint8", "int16", "uint16", "float16", "float32"})
 _IDENTIFIER = re.compile(
     r"^(unnamed: \d+|row|rownames?|row_?num(ber)?)$|(^|[^a-z])(id|idx|index|uid|uuid)$",
     re.IGNORECASE,
@@ -326,10 +327,12 @@ def _fault(
 
 def _numbers(name: str, cells: Any) -> Judged:
     values = cells.to_numpy()
-    if values.dtype.kind in "iu":
+    if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
         great = np.flatnonzero((values > _EXACT) | (values < -_EXACT))
         if len(great):
             return _fault(name, cells, _EXACT_RULE, great, str(values[great[0]]))
+    if values.dtype.kind != "f":
+        return Judged(_column(name, cells), values)
     with np.errstate(over="ignore"):
         bad = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
     if len(bad):
@@ -400,11 +403,23 @@ def encode_as(column: Column, cells: Any) -> Judged:
     return _one_hot(column.name, names, column.categories)
 
 
-def matrix(judged: Sequence[Judged]) -> npt.NDArray[np.float64]:
-    """Return the features as rows of float64, shape (n, n_features)."""
+def row_dtype(columns: Sequence[Column]) -> npt.DTypeLike:
+    """Return what holds all features: float32 where each came in few bits, float64 otherwise."""
+    few = all(column.dtype in _FEW_BITS for column in columns if column.role == FEATURE)
+    return np.float32 if few else np.float64
+
+
+def matrix(judged: Sequence[Judged]) -> npt.NDArray[Any]:
+    """Return the features as rows, shape (n, n_features)."""
     found = [item.values for item in judged if item.values is not None]
-    columns = [values[:, None] if values.ndim == 1 else values for values in found]
-    return np.ascontiguousarray(np.hstack(columns), dtype=np.float64)
+    width = sum(1 if values.ndim == 1 else values.shape[1] for values in found)
+    rows = np.empty((len(found[0]), width), row_dtype([item.column for item in judged]))
+    at = 0
+    for values in found:
+        size = 1 if values.ndim == 1 else values.shape[1]
+        rows[:, at : at + size] = values.reshape(len(rows), size)
+        at += size
+    return rows
 
 
 def feature_problems(what: str, judged: Sequence[Judged]) -> Iterator[Problem]:
@@ -427,11 +442,13 @@ def column_notes(
     judged: Sequence[Judged], targets: npt.NDArray[np.int64] | None = None
 ) -> Iterator[str]:
     """Yield what should be said of columns: what is left out, constant, or gives the class away."""
-    for item in judged:
-        if item.column.role == LEFT_OUT:
-            name, why = item.column.name, item.column.why
-            keep = "" if why in (_ON_REQUEST, _EMPTY) else f" (--keep {_word(name)} uses it)"
-            yield f"{_label(name)} is left out: {why}{keep}"
+    left_out = [item.column for item in judged if item.column.role == LEFT_OUT]
+    for column in left_out:
+        if column.why != _ON_REQUEST:
+            keep = "" if column.why == _EMPTY else f" (--keep {_word(column.name)} uses it)"
+            yield f"{_label(column.name)} is left out: {column.why}{keep}"
+    if dropped := [_label(column.name) for column in left_out if column.why == _ON_REQUEST]:
+        yield f"left out by --drop: {', '.join(dropped)}"
     constant = [
         item.column.name
         for item in judged
