@@ -33,9 +33,9 @@ from asynckfold.sources.tables import column_words, csv_samples, csv_source
 from asynckfold.sources.text_files import HEADER_CHOICES
 
 __all__ = [
-    "SOURCES",
     "Choice",
     "Inspection",
+    "SOURCES",
     "Samples",
     "Source",
     "balanced_subset",

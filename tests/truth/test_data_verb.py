@@ -47,12 +47,13 @@ def told_json(capsys: Capture, *words: str, code: int = 0) -> Any:
 
 
 def test_a_table_is_told(table: Path, capsys: Capture) -> None:
-    # One number twice: that no longer counts by chance alone, but for a name.
     out, err = told(capsys, f"csv:{table}")
     lines = [line.rstrip() for line in out.splitlines()]
     assert err == ""
-    assert lines[0] == f"csv:{table}: 60 rows, 5 features, 3 classes"
+    assert lines[0] == f"csv:{table}: 60 rows, 4 features, 3 classes"
     assert lines[1] == "the first row is the header; the class is column 'kind'"
+    assert any(line.split()[:4] == ["nr", "left", "out", "int64"] for line in lines)
+    assert "column 'nr' is left out: it counts the samples (--keep nr uses it)" in lines
     assert any(line.split()[:3] == ["colour", "feature", "names"] for line in lines)
     assert any(line.split() == ["x", "40", "66.7", "%"] for line in lines)
     assert "1 row equals an earlier one, perhaps across a fold" in lines
@@ -63,13 +64,9 @@ def test_a_table_is_told(table: Path, capsys: Capture) -> None:
 
 def test_what_is_told_is_what_is_loaded(table: Path, capsys: Capture) -> None:
     frame = pd.read_csv(table)
-    frame.loc[7, "nr"] = (set(range(60)) - set(frame["nr"])).pop()
-    frame.to_csv(table, index=False)
-    for words in ([], ["--target", "colour"], ["--keep", "nr"], ["--category", "size,nr"]):
-        if "--category" in words:
-            words = ["--category", "nr"]
-            frame["nr"] %= 7
-            frame.to_csv(table, index=False)
+    frame["level"] = frame.index % 4
+    frame[["level", "nr", "size", "colour", "kind"]].to_csv(table, index=False)
+    for words in ([], ["--target", "colour"], ["--keep", "nr"], ["--category", "level"]):
         found = told_json(capsys, f"csv:{table}", *words)
         options: dict[str, Any] = {
             word[2:]: value if word == "--target" else [value]
