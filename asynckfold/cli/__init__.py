@@ -5,6 +5,7 @@
     run     cross-validate a sweep; the same command continues it
     train   train one model alone; the same command continues it
     plan    what a run would do, and what it should take; trains nothing
+    data    what would be read: columns, classes, what is left out
     resume  continue a run by its folder
     status  how far a run is
     report  build the HTML report of a run
@@ -213,6 +214,13 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     return plan(parsed, out)
 
 
+def data(parsed: argparse.Namespace, out: Output) -> int:
+    """Print what would be read from a source."""
+    from asynckfold.cli.data import data
+
+    return data(parsed, out)
+
+
 def resume(parsed: argparse.Namespace, out: Output) -> int:
     """Continue a run by its folder."""
     root = Path(parsed.directory)
@@ -397,6 +405,7 @@ VERBS = {
     "run": run,
     "train": run,
     "plan": plan,
+    "data": data,
     "resume": resume,
     "status": status,
     "report": report,
@@ -435,7 +444,7 @@ def _opened(directory: str) -> RunStore:
 
 
 def _by_flags(parsed: argparse.Namespace) -> bool:
-    return bool(getattr(parsed, "data", None)) or parsed.verb in ("resume", "doctor")
+    return bool(getattr(parsed, "data", None)) or parsed.verb in ("data", "resume", "doctor")
 
 
 def _continue_with(words: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from asynckfold.cli.data_flags import add_data_flags, add_inspection_flags, add_source_flags
 from asynckfold.cli.parts import DEFAULTS, from_folder
 from asynckfold.trainer_params import TRAINERS, WORDS
 
@@ -57,6 +58,12 @@ PLAN_HELP = (
     "or as --root, what was decided there. Nothing is trained, and no run is begun."
 )
 
+DATA_HELP = (
+    "Takes the flags that run takes for its data, and reads all of it: rows that are there twice, "
+    "images that cannot be read. Where run would refuse it, everything that was found is printed, "
+    "then the problems, and the exit code is 2."
+)
+
 PREDICT_HELP = (
     "Writes the mean of their probabilities, or of their numbers. Where the samples have labels, "
     "their score is printed, too: no estimate if the models were trained on them. The models and "
@@ -94,12 +101,21 @@ def make_parser() -> argparse.ArgumentParser:
             epilog=EXIT_CODES,
             usage=_usage(name),
         )
-        _add_data_flags(verb)
+        add_data_flags(verb)
         _add_model_flags(verb)
         _add_training_flags(verb, alone=name == "train")
         _add_running_flags(verb, root_required=name != "plan")
         _add_output_flags(verb)
         _add_progress_flags(verb)
+    text = "print what would be read from a source: columns, classes, what is left out"
+    verb = verbs.add_parser(
+        "data",
+        help=text,
+        description=f"{_sentence(text)} {DATA_HELP}",
+        epilog=EXIT_CODES,
+    )
+    add_inspection_flags(verb)
+    _add_output_flags(verb)
     for name, text in (
         ("resume", "continue a run of built-in models and data by its folder"),
         ("status", "say how far a run is, and what idle cores and GPUs wait for"),
@@ -209,57 +225,6 @@ def _default(name: str) -> str:
     return f" (default {DEFAULTS[name]})"
 
 
-def _add_data_flags(verb: argparse.ArgumentParser) -> None:
-    group = verb.add_argument_group("data")
-    group.add_argument(
-        "file", nargs="?", metavar="SWEEP.py", help="Python file that defines the sweep"
-    )
-    group.add_argument(
-        "--data",
-        metavar="SOURCE",
-        help="digits, mnist, fashion-mnist, kmnist, cifar10, folder:PATH (one folder per class), "
-        "csv:PATH, or npz:PATH (X, y)",
-    )
-    _add_source_flags(group, "the last")
-    _add_column_flags(group)
-    group.add_argument(
-        "--limit", type=int, metavar="N", help="use N samples only, classes balanced"
-    )
-    group.add_argument(
-        "--augment", action="store_true", help="random crops and flips on the training view"
-    )
-
-
-def _add_source_flags(group: argparse._ActionsContainer, target: str) -> None:
-    group.add_argument(
-        "--data-root",
-        metavar="DIR",
-        help="folder of torchvision's collections" + _default("data_root"),
-    )
-    group.add_argument(
-        "--download", action="store_true", help="let torchvision fetch what is missing"
-    )
-    group.add_argument(
-        "--target",
-        metavar="COLUMN",
-        help=f"csv: column of the labels by name or position; {target}",
-    )
-    group.add_argument(
-        "--header", choices=("auto", "yes", "no"), help="csv: whether the first row names columns"
-    )
-
-
-def _add_column_flags(group: argparse._ActionsContainer) -> None:
-    for flag, text in (
-        ("--drop", "leave these out"),
-        ("--keep", "use these though they seem to number or to identify the rows"),
-        ("--category", "these hold names, one feature each, even where they are numbers"),
-    ):
-        group.add_argument(
-            flag, metavar="COLUMNS", help=f"csv and npz: {text}; names or positions between commas"
-        )
-
-
 def _add_candidate(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("directory", metavar="DIR", help="the run's folder")
     verb.add_argument(
@@ -290,7 +255,7 @@ def _add_prediction_flags(verb: argparse.ArgumentParser) -> None:
         action="store_true",
         help="by the model that run --refit trained on all samples, in place of those of the folds",
     )
-    _add_source_flags(verb, "that of the run, if it is there")
+    add_source_flags(verb, "that of the run, if it is there")
     verb.add_argument(
         "--sweep",
         dest="file",

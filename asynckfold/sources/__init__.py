@@ -20,21 +20,33 @@ from asynckfold.errors import Problem, nearest, refuse
 from asynckfold.sources.arrays import npz_samples, npz_source
 from asynckfold.sources.folders import folder_samples, folder_source
 from asynckfold.sources.images import TORCHVISION, digits, image_transform, torchvision_source
+from asynckfold.sources.inspection import (
+    Inspection,
+    inspect_arrays,
+    inspect_folder,
+    inspect_source,
+    inspect_table,
+    limited_to,
+)
 from asynckfold.sources.source import Choice, Samples, Source, balanced_subset, limited
 from asynckfold.sources.tables import column_words, csv_samples, csv_source
 from asynckfold.sources.text_files import HEADER_CHOICES
 
 __all__ = [
+    "Choice",
+    "Inspection",
     "SOURCES",
     "Samples",
     "Source",
     "balanced_subset",
     "column_words",
     "image_transform",
+    "inspect",
     "load_samples",
     "load_source",
 ]
 
+_AS_FOUND = Choice()
 _PATHS = ("csv", "folder", "npz")
 
 SOURCES: tuple[str, ...] = tuple(
@@ -141,6 +153,51 @@ def load_samples(
     if word == "csv":
         return csv_samples(place, like, target=target, header=header)
     return npz_samples(place, like) if word == "npz" else folder_samples(place)
+
+
+def inspect(
+    spec: str,
+    *,
+    data_root: Path = Path("data"),
+    download: bool = False,
+    choice: Choice = _AS_FOUND,
+    limit: int | None = None,
+    random_state: int = 0,
+) -> Inspection:
+    """Say what a run would read from a source: columns, classes, what is left out, and problems.
+
+    Parameters
+    ----------
+    spec, data_root, download, limit, random_state
+        As for `load_source`.
+    choice : Choice
+        What is said of a table.
+
+    Raises
+    ------
+    InputError
+        There is no such source, an option does not apply to it, or it cannot be read at all.
+
+    Examples
+    --------
+    >>> found = inspect("digits")
+    >>> found.samples, found.sample_shape, found.classes["0"], found.repeated
+    (1797, (1, 8, 8), 178, 0)
+    """
+    word, colon, path = spec.partition(":")
+    refuse([*_spec_problems(spec), *_option_problems(word, choice, limit)])
+    place = Path(path).expanduser() if colon else Path(data_root).expanduser()
+    if colon:
+        refuse(_place_problems(word, place))
+    if word == "csv":
+        found = inspect_table(spec, place, choice)
+    elif word == "npz":
+        found = inspect_arrays(spec, place, choice)
+    elif word == "folder":
+        found = inspect_folder(spec, place)
+    else:
+        found = inspect_source(_load(spec, word, place, download, choice))
+    return found if limit is None else limited_to(found, limit, random_state)
 
 
 def _load(spec: str, word: str, place: Path, download: bool, choice: Choice) -> Source:

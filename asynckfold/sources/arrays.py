@@ -22,6 +22,7 @@ from asynckfold.sources.columns import (
     feature_problems,
     judge,
     matrix,
+    row_dtype,
 )
 from asynckfold.sources.labels import class_indices, class_note, label_problems
 from asynckfold.sources.source import IMAGE, TABLE, Choice, Samples, Source
@@ -47,13 +48,15 @@ def npz_source(name: str, path: Path, choice: Choice) -> Source:
     refuse(arrays.problems)
     samples, labels = arrays.samples, arrays.labels
     assert labels is not None
-    classes, targets = class_indices([str(label) for label in _whole(labels).tolist()])
+    classes, targets = class_indices([str(label) for label in whole_labels(labels).tolist()])
     refuse(label_problems("y", classes, len(targets)))
     notes = (*arrays.notes, *class_note("y", classes))
     if samples.ndim != 2:
         refuse(_choice_problems(choice))
         return _images(name, samples, classes, targets, notes)
-    return _table(name, _judged(samples, choice), classes, targets, notes)
+    judged, problems = judged_columns(samples, choice)
+    refuse(problems)
+    return _table(name, judged, classes, targets, notes)
 
 
 def npz_samples(path: Path, like: Source | None = None) -> Samples:
@@ -74,12 +77,12 @@ def npz_samples(path: Path, like: Source | None = None) -> Samples:
     nothing = np.zeros(len(samples), np.int64)
     if samples.ndim == 2:
         # Where a run was defined by code, what its models take is unknown but for what most take.
-        dtype = np.float64 if like and like.columns else np.float32
+        dtype = row_dtype(like.columns) if like and like.columns else np.float32
         rows = np.ascontiguousarray(samples[:, _used(samples, like)], dtype)
         dataset: Any = TableRows(rows, nothing, ())
     else:
         dataset = _images(str(path), samples, (), nothing, ()).dataset
-    named = None if labels is None else tuple(str(label) for label in _whole(labels).tolist())
+    named = None if labels is None else tuple(str(label) for label in whole_labels(labels).tolist())
     return Samples(dataset, named, notes=arrays.notes)
 
 
@@ -112,6 +115,11 @@ class Arrays:
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        return _image_shape(self.samples)
+
 
 def read_arrays(path: Path, needed: Sequence[str] = ("X", "y")) -> Arrays:
     """Read an ``.npz`` file.
@@ -142,17 +150,19 @@ def read_arrays(path: Path, needed: Sequence[str] = ("X", "y")) -> Arrays:
 
 
 def _layout_note(samples: Array) -> str:
-    _, *shape = samples.shape
-    if len(shape) == 2 or 1 in (shape[0], shape[-1]):
-        height, width = (size for size in (shape if len(shape) == 2 else _sides(shape)))
+    channels, height, width = _image_shape(samples)
+    if channels == 1:
         return f"X is read as grey images of {height}×{width}"
-    where = "last" if shape[-1] == 3 else "first"
-    height, width = _sides(shape)
+    where = "last" if samples.shape[3] == 3 else "first"
     return f"X is read as RGB images of {height}×{width}, channels {where}"
 
 
-def _sides(shape: Sequence[int]) -> Sequence[int]:
-    return shape[:2] if shape[-1] in (1, 3) else shape[1:]
+def _image_shape(samples: Array) -> tuple[int, int, int]:
+    """Return channels, height and width; channels are in the last axis or in the second."""
+    shape = samples.shape[1:]
+    if len(shape) == 2:
+        return 1, *shape
+    return (shape[2], *shape[:2]) if shape[2] in (1, 3) else shape
 
 
 def _wanted(content: Any) -> tuple[list[str], dict[str, Array]]:
@@ -206,6 +216,8 @@ def _label_array_problems(labels: Array) -> Iterator[Problem]:
 def _number_problems(samples: Array) -> Iterator[Problem]:
     if samples.shape[1] == 0:
         yield Problem("X must have a feature", f"shape {samples.shape}", "Pass (n, features).")
+    if samples.dtype.kind != "f":
+        return
     with np.errstate(over="ignore"):
         bad = np.argwhere(~np.isfinite(samples.astype(np.float32)))
     if len(bad):
@@ -247,7 +259,8 @@ def _image_problems(samples: Array) -> Iterator[Problem]:
         )
 
 
-def _whole(labels: Array) -> Array:
+def whole_labels(labels: Array) -> Array:
+    """Return labels as whole numbers, if all of them are."""
     if labels.dtype.kind == "f" and (labels == np.rint(labels)).all():
         return labels.astype(np.int64)
     return labels
@@ -263,7 +276,14 @@ def _choice_problems(choice: Choice) -> Iterator[Problem]:
             yield Problem(f"{flag} applies to tables only", "it with images", "Drop it.")
 
 
-def _judged(samples: Array, choice: Choice) -> list[Judged]:
+def judged_columns(samples: Array, choice: Choice) -> tuple[list[Judged], list[Problem]]:
+    """Return what the columns of X are, and what is wrong with them.
+
+    Raises
+    ------
+    InputError
+        A column that was named is not there.
+    """
     import pandas as pd
 
     count = samples.shape[1]
@@ -271,12 +291,12 @@ def _judged(samples: Array, choice: Choice) -> list[Judged]:
     head = Head("", count, names, True)
     refuse(position_problems(head, choice))
     asked = asked_of(head, choice, None)
+    columns = np.ascontiguousarray(samples.T)
     judged = [
-        judge(name, at, pd.Series(samples[:, at]), asked, unnamed=False)
+        judge(name, at, pd.Series(columns[at]), asked, unnamed=False)
         for at, name in enumerate(names)
     ]
-    refuse(feature_problems("X", judged))
-    return judged
+    return judged, list(feature_problems("X", judged))
 
 
 def _table(

@@ -8,10 +8,10 @@ True and False                                  a feature, 1 and 0
 up to 50 different names                        one feature per name, 1 or 0
 whole numbers that count the samples, in any    left out: in a file sorted by class they give
 order, with any offset and with gaps            the class away
-names that are all different                    left out: they name the rows
+names nearly all of which differ                left out: they name the rows
 anything, as the first column, without a name   left out: it numbers or names the rows
-whole numbers or names, all different, called   left out: they identify the rows
-``id``, ``…_id``, ``index`` or alike
+whole numbers or names, nearly all different,   left out: they identify the rows
+called ``id``, ``…_id``, ``index`` or alike
 nothing, without a name                         left out: each line ends in a delimiter
 one value only                                  a feature; the notes say so
 missing cells, infinities, dates, numbers with  refused, with the remedy
@@ -25,7 +25,6 @@ names mixed, more than 50 names
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -36,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import Problem
+from asynckfold.sources.counting import counts
 from asynckfold.sources.labels import number
 
 MAX_CATEGORIES = 50
@@ -44,11 +44,12 @@ NAMES = "names"
 
 _ON_REQUEST, _EMPTY = "--drop", "it is empty and has no name"
 _NAMED_COLUMNS = 5
-# A chance below this is no chance: of the columns of a hundred tables, one in ten tables at most.
-_CHANCE = 1e-3
+# A row or two may be there twice.
+_NEARLY_ALL = 0.9
 # Below these many rows, names that are all different may well be categories.
 _FEW_ROWS = 9
 _EXACT = 2**53
+_FEW_BITS = frozenset({NAMES, "bool", "int8", "uint8", "int16", "uint16", "float16", "float32"})
 _IDENTIFIER = re.compile(
     r"^(unnamed: \d+|row|rownames?|row_?num(ber)?)$|(^|[^a-z])(id|idx|index|uid|uuid)$",
     re.IGNORECASE,
@@ -172,61 +173,6 @@ class Judged:
     detail: str = ""
 
 
-def counts(values: npt.NDArray[Any]) -> bool:
-    """Tell whether numbers only count: all different, as independent values would not be.
-
-    n values drawn from a range of s whole numbers are all different with the chance
-    (1 - 1/s) (1 - 2/s) … (1 - (n-1)/s), and in rising order with 1/n! of it. Values for which that
-    is below 1 in 1,000 count the samples: a range of numbers in any order, with any offset and
-    step, most of it, or, in rising order, any part of it. Numbers with a fraction count where they
-    are evenly spaced.
-
-    Parameters
-    ----------
-    values : ndarray of numbers, shape (n,)
-        Finite.
-
-    Examples
-    --------
-    >>> rows = np.random.default_rng(0).permutation(300)
-    >>> counts(rows), counts(rows[:100] + 7000), counts(np.sort(rows[:20]))
-    (True, True, True)
-    >>> counts(np.array([41, 23, 35, 67, 52, 19, 28, 74, 33, 60])), counts(rows % 100)
-    (False, False)
-    """
-    offsets = _whole_offsets(values)
-    if offsets is None:
-        return False
-    n = len(offsets)
-    gaps = np.diff(np.sort(offsets))
-    if n < 2 or not gaps.all():
-        return False
-    span = int(offsets.max()) // int(np.gcd.reduce(gaps)) + 1
-    chance = float(np.log1p(-np.arange(1, n) / span).sum())
-    if (offsets[1:] > offsets[:-1]).all():
-        chance -= float(np.log(np.arange(1, n + 1)).sum())
-    return chance < math.log(_CHANCE)
-
-
-def _whole_offsets(values: npt.NDArray[Any]) -> npt.NDArray[np.uint64] | None:
-    """Return values less the least of them, in whole steps; None where they have no such steps."""
-    if values.dtype.kind not in "iuf" or len(values) < 2 or not np.isfinite(values).all():
-        return None
-    low, high = values.min(), values.max()
-    if int(high) - int(low) < len(values) - 1 and values.dtype.kind in "iu":
-        return None
-    if values.dtype.kind in "iu":
-        # Differences of int64 may need 64 bits without a sign; these wrap around as they should.
-        offsets: npt.NDArray[np.uint64] = values.astype(np.uint64) - low.astype(np.uint64)
-        return offsets
-    if (values == np.rint(values)).all():
-        whole = high - low < _EXACT and high - low >= len(values) - 1
-        return (values - low).astype(np.uint64) if whole else None
-    steps = (values - low) / ((high - low) / (len(values) - 1))
-    even = bool(np.abs(steps - np.rint(steps)).max() < 1e-3)
-    return np.rint(steps).astype(np.uint64) if even else None
-
-
 def judge(
     name: str, position: int, cells: Any, asked: Asked, *, unnamed: bool, zeros: bool = False
 ) -> Judged:
@@ -267,11 +213,11 @@ def _idle(name: str, position: int, cells: Any, judged: Judged, unnamed: bool) -
     if numbers is None and values.dtype.kind in "iuf":
         numbers = values.to_numpy()
     names = judged.column.dtype == NAMES and judged.fault in ("", _CATEGORIES_RULE)
-    different = len(values) > 1 and values.iloc[:1000].is_unique and values.is_unique
+    different = len(values) > 1 and judged.column.different >= _NEARLY_ALL * len(values)
     if different and _is_identifier(name) and (names or _is_whole(numbers)):
-        return "its values are all different and its name is that of an identifier"
+        return "nearly all its values differ, and its name is that of an identifier"
     if names and different and len(values) >= _FEW_ROWS:
-        return "its names are all different: they name the rows"
+        return "nearly all its names differ: they name the rows"
     if not names and numbers is not None and counts(numbers):
         return "it counts the samples"
     return ""
@@ -326,10 +272,12 @@ def _fault(
 
 def _numbers(name: str, cells: Any) -> Judged:
     values = cells.to_numpy()
-    if values.dtype.kind in "iu":
+    if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
         great = np.flatnonzero((values > _EXACT) | (values < -_EXACT))
         if len(great):
             return _fault(name, cells, _EXACT_RULE, great, str(values[great[0]]))
+    if values.dtype.kind != "f":
+        return Judged(_column(name, cells), values)
     with np.errstate(over="ignore"):
         bad = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
     if len(bad):
@@ -400,11 +348,23 @@ def encode_as(column: Column, cells: Any) -> Judged:
     return _one_hot(column.name, names, column.categories)
 
 
-def matrix(judged: Sequence[Judged]) -> npt.NDArray[np.float64]:
-    """Return the features as rows of float64, shape (n, n_features)."""
+def row_dtype(columns: Sequence[Column]) -> npt.DTypeLike:
+    """Return what holds all features: float32 where each came in few bits, float64 otherwise."""
+    few = all(column.dtype in _FEW_BITS for column in columns if column.role == FEATURE)
+    return np.float32 if few else np.float64
+
+
+def matrix(judged: Sequence[Judged]) -> npt.NDArray[Any]:
+    """Return the features as rows, shape (n, n_features)."""
     found = [item.values for item in judged if item.values is not None]
-    columns = [values[:, None] if values.ndim == 1 else values for values in found]
-    return np.ascontiguousarray(np.hstack(columns), dtype=np.float64)
+    width = sum(1 if values.ndim == 1 else values.shape[1] for values in found)
+    rows = np.empty((len(found[0]), width), row_dtype([item.column for item in judged]))
+    at = 0
+    for values in found:
+        size = 1 if values.ndim == 1 else values.shape[1]
+        rows[:, at : at + size] = values.reshape(len(rows), size)
+        at += size
+    return rows
 
 
 def feature_problems(what: str, judged: Sequence[Judged]) -> Iterator[Problem]:
@@ -427,11 +387,13 @@ def column_notes(
     judged: Sequence[Judged], targets: npt.NDArray[np.int64] | None = None
 ) -> Iterator[str]:
     """Yield what should be said of columns: what is left out, constant, or gives the class away."""
-    for item in judged:
-        if item.column.role == LEFT_OUT:
-            name, why = item.column.name, item.column.why
-            keep = "" if why in (_ON_REQUEST, _EMPTY) else f" (--keep {_word(name)} uses it)"
-            yield f"{_label(name)} is left out: {why}{keep}"
+    left_out = [item.column for item in judged if item.column.role == LEFT_OUT]
+    for column in left_out:
+        if column.why != _ON_REQUEST:
+            keep = "" if column.why == _EMPTY else f" (--keep {_word(column.name)} uses it)"
+            yield f"{_label(column.name)} is left out: {column.why}{keep}"
+    if dropped := [_label(column.name) for column in left_out if column.why == _ON_REQUEST]:
+        yield f"left out by --drop: {', '.join(dropped)}"
     constant = [
         item.column.name
         for item in judged

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -123,6 +125,46 @@ def open_rgb(path: str) -> Any:
             f"{path} must be a readable image", str(error), "Replace it or take it out."
         )
         raise InputError([problem]) from error
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is in an image file.
+
+    Parameters
+    ----------
+    size : tuple of int
+        (width, height), turned as EXIF says.
+    mode : str
+        PIL's word for its kind.
+    frames : int
+        Number of images in the file.
+    digest : bytes
+        Equal for files of equal pixels.
+    """
+
+    size: tuple[int, int]
+    mode: str
+    frames: int
+    digest: bytes
+
+
+def check_image(path: str) -> Checked:
+    """Read an image file whole, and say what is in it.
+
+    Raises
+    ------
+    InputError
+        As `open_rgb`.
+    """
+    from PIL import Image
+
+    image = open_rgb(path)
+    with Image.open(path) as original:
+        mode, frames = original.mode, int(getattr(original, "n_frames", 1))
+    pixels = hashlib.blake2b(repr(image.size).encode(), digest_size=16)
+    pixels.update(image.tobytes())
+    return Checked(image.size, mode, frames, pixels.digest())
 
 
 def depth_problems(path: str, mode: str) -> Iterator[Problem]:

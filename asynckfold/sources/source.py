@@ -147,14 +147,14 @@ def limited(source: Source, limit: int, random_state: int) -> Source:
     InputError
         There are more classes than `limit`.
     """
-    refuse(_limit_problems(limit, len(source.classes)))
+    refuse(limit_problems(limit, len(source.classes)))
     total = len(source.targets)
     if limit >= total:
         return source
     from asynckfold.sources.datasets import Selection
 
     chosen = balanced_subset(source.targets, limit, random_state)
-    note = f"{limit} of {total} samples, classes balanced, drawn with seed {random_state}"
+    note = part_note(limit, total, random_state)
     return replace(
         source,
         dataset=Selection(source.dataset, chosen, source.targets[chosen], source.classes),
@@ -162,7 +162,13 @@ def limited(source: Source, limit: int, random_state: int) -> Source:
     )
 
 
-def _limit_problems(limit: int, n_classes: int) -> Iterator[Problem]:
+def part_note(limit: int, total: int, random_state: int) -> str:
+    """Return how a part of the samples was chosen."""
+    return f"{limit} of {total} samples, classes balanced, drawn with seed {random_state}"
+
+
+def limit_problems(limit: int, n_classes: int) -> Iterator[Problem]:
+    """Yield that so few samples cannot hold one of each class."""
     if limit < n_classes:
         yield Problem(
             f"limit must leave a sample of each of the {n_classes} classes",

@@ -34,6 +34,7 @@ from asynckfold.sources.columns import (
     feature_problems,
     judge,
     matrix,
+    row_dtype,
 )
 from asynckfold.sources.labels import class_indices, class_note, label_problems
 from asynckfold.sources.source import TABLE, Choice, Samples, Source
@@ -230,7 +231,7 @@ def csv_samples(
     from asynckfold.sources.datasets import TableRows
 
     # Where a run was defined by code, what its models take is unknown but for what most take.
-    rows = matrix(judged).astype(np.float64 if known else np.float32)
+    rows = matrix(judged).astype(row_dtype(known) if known else np.float32)
     dataset = TableRows(rows, np.zeros(len(rows), np.int64), ())
     named = None if labels is None else tuple(labels.astype(str).str.strip())
     return Samples(dataset, named, notes=tuple(notes))

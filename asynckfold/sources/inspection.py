@@ -1,0 +1,251 @@
+"""What would be read from a source: columns, classes and their counts, and what is left out.
+
+Where a run would be refused, everything that was found is still told, and then the problems.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.sources.arrays import judged_columns, read_arrays, whole_labels
+from asynckfold.sources.columns import FEATURE, NAMES, Column, Judged, column_notes
+from asynckfold.sources.folders import find_images
+from asynckfold.sources.images import check_image
+from asynckfold.sources.labels import class_indices, class_note, label_problems
+from asynckfold.sources.source import (
+    IMAGE,
+    TABLE,
+    Choice,
+    Source,
+    balanced_subset,
+    limit_problems,
+    part_note,
+)
+from asynckfold.sources.tables import read_table
+
+
+@dataclass(frozen=True)
+class Described:
+    """A column, and what is in it.
+
+    Parameters
+    ----------
+    column : Column
+        What it is.
+    values : str
+        The range of its numbers, or its names.
+    """
+
+    column: Column
+    values: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What a run would read.
+
+    Parameters
+    ----------
+    name : str
+        The source.
+    kind : {"image", "table"}
+        What a sample is.
+    samples : int
+        Number of samples.
+    sample_shape : tuple of int
+        (channels, height, width) of an image, of the first where they differ; (features,) of a row.
+    class_names : tuple of str
+        By index.
+    targets : ndarray of int64
+        Class index of each sample that has a label.
+    columns : tuple of Described
+        Of a table.
+    repeated : int
+        Number of samples that occurred before, bit for bit.
+    notes : tuple of str
+        What was decided.
+    problems : tuple of Problem
+        Why a run would be refused.
+    """
+
+    name: str
+    kind: str
+    samples: int
+    sample_shape: tuple[int, ...]
+    class_names: tuple[str, ...]
+    targets: npt.NDArray[np.int64]
+    columns: tuple[Described, ...] = ()
+    repeated: int = 0
+    notes: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def classes(self) -> dict[str, int]:
+        """Number of samples of each class."""
+        found = np.bincount(self.targets, minlength=len(self.class_names)).tolist()
+        return dict(zip(self.class_names, found, strict=True))
+
+
+def inspect_table(name: str, path: Path, choice: Choice) -> Inspection:
+    """Say what would be read from a text file.
+
+    Raises
+    ------
+    InputError
+        It cannot be divided into rows and columns, or a column that was named is not there.
+    """
+    table = read_table(path, choice, count_repeats=True)
+    values = {item.column.name: _shown(item) for item in table.judged}
+    columns = tuple(Described(column, values.get(column.name, "")) for column in table.columns)
+    return Inspection(
+        name,
+        TABLE,
+        table.n_rows,
+        (len(table.features),),
+        table.classes,
+        table.targets,
+        columns,
+        table.repeated,
+        table.notes,
+        table.problems,
+    )
+
+
+def inspect_arrays(name: str, path: Path, choice: Choice) -> Inspection:
+    """Say what would be read from an ``.npz`` file.
+
+    Raises
+    ------
+    InputError
+        It is none, or its arrays cannot be samples and labels at all.
+    """
+    arrays = read_arrays(path)
+    refuse(arrays.problems)
+    assert arrays.labels is not None
+    samples = arrays.samples
+    classes, targets = class_indices([str(label) for label in whole_labels(arrays.labels).tolist()])
+    problems = list(label_problems("y", classes, len(targets)))
+    notes = [*arrays.notes, *class_note("y", classes)]
+    repeated = _repeats([sample.tobytes() for sample in samples])
+    found = Inspection(name, IMAGE, len(samples), (), classes, targets, (), repeated)
+    if samples.ndim > 2:
+        shape = arrays.image_shape
+        return replace(found, sample_shape=shape, notes=tuple(notes), problems=tuple(problems))
+    judged, more = judged_columns(samples, choice)
+    problems += more
+    return replace(
+        found,
+        kind=TABLE,
+        sample_shape=(sum(len(item.column.features) for item in judged),),
+        columns=tuple(Described(item.column, _shown(item)) for item in judged),
+        notes=(*notes, *column_notes(judged, None if problems else targets)),
+        problems=tuple(problems),
+    )
+
+
+def inspect_folder(name: str, path: Path) -> Inspection:
+    """Say what would be read from a folder of images; every image is read."""
+    found = find_images(path)
+    sizes: Counter[tuple[int, int]] = Counter()
+    modes: Counter[str] = Counter()
+    contents: list[bytes] = []
+    several, problems = [], list(found.problems)
+    for item in () if problems else found.paths:
+        try:
+            image = check_image(str(item))
+        except InputError as error:
+            problems += error.problems
+            continue
+        sizes[image.size] += 1
+        modes[image.mode] += 1
+        contents.append(image.digest)
+        if image.frames > 1:
+            several.append(str(item.relative_to(path)))
+    first = next(iter(sizes), (0, 0))
+    notes = [
+        f"{len(found.paths)} images in {len(found.classes)} classes, all read as RGB",
+        *found.notes,
+        *_size_notes(sizes, first),
+        *_mode_notes(modes),
+    ]
+    if several:
+        notes.append(f"of {len(several)} files with several images the first is read: {several[0]}")
+    return Inspection(
+        name,
+        IMAGE,
+        len(found.paths),
+        (3, first[1], first[0]),
+        found.classes,
+        found.targets,
+        (),
+        _repeats(contents),
+        tuple(notes),
+        tuple(problems),
+    )
+
+
+def inspect_source(source: Source) -> Inspection:
+    """Say what is in a source whose images are in memory, as those of torchvision are."""
+    images = np.asarray(source.dataset.data)  # type: ignore[attr-defined]
+    return Inspection(
+        source.name,
+        source.kind,
+        len(images),
+        source.sample_shape,
+        source.classes,
+        source.targets,
+        (),
+        _repeats([image.tobytes() for image in images]),
+        source.notes,
+    )
+
+
+def limited_to(found: Inspection, limit: int, random_state: int) -> Inspection:
+    """Return what remains of the classes where only a part of the samples is used."""
+    problems = (*found.problems, *limit_problems(limit, len(found.class_names)))
+    if limit >= found.samples or problems:
+        return replace(found, problems=problems)
+    chosen = balanced_subset(found.targets, limit, random_state)
+    note = part_note(limit, found.samples, random_state)
+    return replace(found, samples=limit, targets=found.targets[chosen], notes=(*found.notes, note))
+
+
+def _repeats(contents: Sequence[bytes]) -> int:
+    return len(contents) - len(set(contents))
+
+
+def _shown(item: Judged) -> str:
+    """Return the range of numbers, or the names."""
+    if item.column.dtype == NAMES:
+        return ", ".join(item.column.categories)
+    values: npt.NDArray[Any] | None = item.values
+    if values is None or item.column.role != FEATURE or values.dtype.kind == "b":
+        return ""
+    low, high = values.min(), values.max()
+    return f"{low:.6g}" if low == high else f"{low:.6g} … {high:.6g}"
+
+
+def _size_notes(sizes: Counter[tuple[int, int]], first: tuple[int, int]) -> Iterator[str]:
+    if len(sizes) > 1:
+        areas = sorted(sizes, key=lambda size: size[0] * size[1])
+        (width, height), (wide, high) = areas[0], areas[-1]
+        yield (
+            f"images differ in size, from {height}×{width} to {high}×{wide}: all are resized, to "
+            f"the first one's {first[1]}×{first[0]} or what the models take, whatever their shape"
+        )
+
+
+def _mode_notes(modes: Counter[str]) -> Iterator[str]:
+    if clear := sum(count for mode, count in modes.items() if mode in ("RGBA", "LA", "PA")):
+        yield f"{clear} images may be transparent: what lies below is read"
+    if len(modes) > 1:
+        shown = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
+        yield f"images differ in kind, which may give a class away: {shown}"
