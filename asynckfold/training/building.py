@@ -136,12 +136,29 @@ def schedule_of(
         count = min(max(1, round(len(train) * plan.params.inner_val)), len(train) - 1)
         train, steer = train[np.sort(order[count:])], train[np.sort(order[:count])]
     if made is None:
-        dealt = batching.deal_of(plan, len(train), model)
-        size = plan.batch_size
-        per_epoch = len(dealt.bounds if dealt else list(batching.bounds(len(train), size, model)))
-        steps = plan.params.epochs * (per_epoch if plan.params.lr_step == "batch" else 1)
-        made = lr_schedules.make(spec, optimizer, steps)
+        made = lr_schedules.make(spec, optimizer, steps_of(plan, len(train), model))
     return made, train, steer
+
+
+def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
+    """Return how often a job that trains on so many samples steps its LR schedule.
+
+    Parameters
+    ----------
+    plan : Plan
+        Its epochs, batches and trainer.
+    count : int
+        Samples that are trained on.
+    model : nn.Module
+        May decide on the last batch.
+    each : {"epoch", "batch"}, optional
+        After what it is stepped; by default as the plan says.
+    """
+    if (each or plan.params.lr_step) == "epoch":
+        return plan.params.epochs
+    dealt = batching.deal_of(plan, count, model)
+    per_epoch = dealt.bounds if dealt else list(batching.bounds(count, plan.batch_size, model))
+    return plan.params.epochs * len(per_epoch)
 
 
 def fitted(data: Batches, preprocess: Any, train: Indices) -> Batches:

@@ -26,7 +26,15 @@ from asynckfold.data import Batches
 from asynckfold.errors import InputError
 from asynckfold.messages import Facts
 from asynckfold.pulse import Pulse
-from asynckfold.training import checkpoint, criteria, lr_schedules, pretraining, seeding
+from asynckfold.training import (
+    building,
+    checkpoint,
+    criteria,
+    lr_schedules,
+    pretraining,
+    schedule_fit,
+    seeding,
+)
 from asynckfold.training.building import fitted
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
@@ -107,6 +115,7 @@ def check(
     fused: dict[str, str] = {}
     problems: dict[_Problem, None] = {}
     failures: dict[str, str] = {}
+    notes: dict[str, None] = {}
     sums = False
     for name in names:
         for schedule in recipe.lr_schedules:
@@ -119,6 +128,9 @@ def check(
                     settings[name] = _settings(dry.optimizer)
                     settings[f"{name}/{schedule}"] = _rule(dry.lr_schedule)
                     _check_storable(f"LR schedule {schedule}", dry.lr_schedule)
+                    fit = dry.schedule_fit(schedule)
+                    problems |= dict.fromkeys(fit.problems)
+                    notes |= dict.fromkeys(fit.notes)
                     if name not in seconds:
                         seconds[name] = dry.step_seconds()
                         dry.check_criterion()
@@ -164,6 +176,7 @@ def check(
         channels_last,
         fused,
         products,
+        tuple(notes),
     )
 
 
@@ -191,6 +204,7 @@ class _DryRun:
                     "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)",
                 )
             )
+        self.unscheduled = schedule_fit.unscheduled(self.optimizer)
         self.lr_schedule = lr_schedules.make(
             recipe.lr_schedules[schedule], self.optimizer, plan.params.epochs
         )
@@ -200,6 +214,26 @@ class _DryRun:
         rows = torch.from_numpy(fold.train[: max(2, plan.batch_size)])
         self.seen = fitted(data, recipe.preprocess, fold.train)
         self.inputs, self.targets = self.seen.train(rows, 0, 0)
+
+    def schedule_fit(self, schedule: str) -> schedule_fit.Fit:
+        """Judge the LR schedule by the steps that the candidate's jobs take."""
+        plan, spec = self.bundle.plan, self.bundle.recipe.lr_schedules[schedule]
+        sizes = [len(fold.train) for fold in self.bundle.folds]
+        least, most = (
+            building.steps_of(plan, count, self.model) for count in (min(sizes), max(sizes))
+        )
+        batches = building.steps_of(plan, max(sizes), self.model, "batch")
+        steps = schedule_fit.Steps(least, most, plan.params.lr_step, batches)
+
+        def make(optimizer: torch.optim.Optimizer) -> Any:
+            # A built-in one is made for the steps of each job.
+            return lr_schedules.make(spec, optimizer, most)
+
+        made = make(schedule_fit.unscheduled(self.unscheduled))
+        if lr_schedules.needs_metric(made):
+            return schedule_fit.fit_of(schedule, made, steps, ())
+        found = schedule_fit.rates_of(make, self.unscheduled, most)
+        return schedule_fit.fit_of(schedule, made, steps, *found)
 
     def step_seconds(self) -> float:
         """Seconds of the fastest of some steps; the first warms up, its operations are counted."""

@@ -1,0 +1,266 @@
+"""Whether an LR schedule fits the steps that its jobs take: what is surely wrong, what may be.
+
+A schedule is stepped through the whole training on an optimizer of its own, which trains nothing;
+what it makes of the learning rates is judged, and the lengths that torch's own schedules were made
+with.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+
+from asynckfold.training import lr_schedules
+
+Problem = tuple[str, str, str]
+
+SECONDS = 0.2
+"""How long a schedule is stepped at most: some ten thousand steps of torch's own."""
+
+LONGER = 1.5
+"""Cosines that are so many times longer than the training are named: they end above a quarter of
+the rate that they begin with."""
+
+_OWN_RATES = (lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How often the jobs of a candidate step their LR schedule.
+
+    Parameters
+    ----------
+    least, most : int
+        In the smallest and in the largest training fold.
+    each : {"epoch", "batch"}
+        After what.
+    batches : int
+        What `most` is for steps after each batch.
+    """
+
+    least: int
+    most: int
+    each: str
+    batches: int
+
+    @property
+    def text(self) -> str:
+        """``"20 steps, one each epoch"``."""
+        count = f"{self.most}" if self.least == self.most else f"{self.least} to {self.most}"
+        return f"{count} step{'s' * (self.most != 1)}, one each {self.each}"
+
+    def instead(self, length: int) -> str:
+        """Return what else may be meant, where a length fits steps after each batch."""
+        if self.each == "epoch" and 0.7 * self.batches <= length <= 1.5 * self.batches > self.most:
+            return (
+                ", or, to step it after each batch, trainer_params={'lr_step': 'batch'}: "
+                f"{self.batches} steps"
+            )
+        return ""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What is surely wrong with an LR schedule, and what may be."""
+
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def unscheduled(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return a copy with learning rates of its own, of the same parameters and state."""
+    spare = copy.copy(optimizer)
+    spare.param_groups = [
+        {
+            name: item.clone() if isinstance(item, torch.Tensor) else item
+            for name, item in group.items()
+        }
+        for group in optimizer.param_groups
+    ]
+    return spare
+
+
+def rates_of(
+    make: Callable[[Any], Any], optimizer: torch.optim.Optimizer, steps: int
+) -> tuple[list[tuple[float, ...]], str]:
+    """Return the learning rates of each step, and what the schedule raised before the last.
+
+    Parameters
+    ----------
+    make : callable
+        Optimizer → LR schedule.
+    optimizer : torch.optim.Optimizer
+        As it was before it got a schedule; it stays as it is.
+    steps : int
+        Of the training.
+
+    Returns
+    -------
+    rates : list of tuple of float
+        By step, those of each parameter group; fewer where it takes longer than `SECONDS`, or the
+        schedule raises.
+    error : str
+        Empty where nothing was raised, or by the user's own code: its jobs tell it.
+    """
+    spare, rates = unscheduled(optimizer), []
+    with warnings.catch_warnings():
+        # No optimizer takes a step here.
+        warnings.simplefilter("ignore")
+        schedule = make(spare)
+        ends = time.monotonic() + SECONDS
+        own = type(schedule).__module__ != lr_scheduler.__name__
+        for step in range(steps):
+            rates.append(tuple(float(group["lr"]) for group in spare.param_groups))
+            if time.monotonic() > ends:
+                break
+            # A schedule of the user's may raise anything.
+            try:
+                schedule.step()
+            except Exception as error:  # noqa: BLE001
+                return rates, "" if own else f"{type(error).__name__} after step {step}: {error}"
+    return rates, ""
+
+
+def fit_of(
+    name: str, schedule: Any, steps: Steps, rates: Sequence[tuple[float, ...]], error: str = ""
+) -> Fit:
+    """Judge an LR schedule.
+
+    Parameters
+    ----------
+    name : str
+        What the user calls it.
+    schedule : object
+        As it is before the training.
+    steps : Steps
+        How often it is stepped.
+    rates, error
+        As `rates_of` returns them; not looked at for one that reacts to a loss.
+    """
+    kind = type(schedule).__name__
+    title = f"LR schedule {name}"
+    if lr_schedules.needs_metric(schedule):
+        return Fit(tuple(_of_plateau(title, schedule)))
+    problems = tuple(_of_one_cycle(title, schedule, steps)) or tuple(
+        _of_rates(title, kind, schedule, steps, rates, error)
+    )
+    return Fit(problems, () if problems else tuple(_notes(title, schedule, steps, rates)))
+
+
+def _of_plateau(title: str, schedule: Any) -> Iterator[Problem]:
+    if schedule.mode != "min":
+        yield (
+            f"{title} is stepped with a loss, the less the better",
+            f"ReduceLROnPlateau(mode={schedule.mode!r}), which would cut the rate while it falls",
+            "Pass mode='min'.",
+        )
+
+
+def _of_one_cycle(title: str, schedule: Any, steps: Steps) -> Iterator[Problem]:
+    if not isinstance(schedule, lr_scheduler.OneCycleLR):
+        return
+    total = int(schedule.total_steps)
+    # The last rate is that after the last step; a cycle of fewer than three there is none.
+    if not steps.most <= total <= max(steps.most, 2) + 1:
+        yield (
+            f"{title} must fit the steps that its jobs take: {steps.text}",
+            f"OneCycleLR(total_steps={total})",
+            f"Pass total_steps={steps.most}{steps.instead(total)}.",
+        )
+
+
+def _of_rates(
+    title: str,
+    kind: str,
+    schedule: Any,
+    steps: Steps,
+    rates: Sequence[tuple[float, ...]],
+    error: str,
+) -> Iterator[Problem]:
+    if error:
+        yield f"{title} must last for {steps.text}", f"{kind}: {error}", "Make it longer."
+    lowest = [min(items) for items in rates]
+    if any(rate < 0 for rate in lowest):
+        first = next(place for place, rate in enumerate(lowest) if rate < 0)
+        yield (
+            f"{title} must give learning rates of at least 0",
+            f"{kind}: {lowest[first]:g} from step {first + 1} on of {steps.text}",
+            f"Fit it to {steps.most} steps.",
+        )
+    idle = len(list(takewhile(lambda items: not any(items), reversed(rates))))
+    if len(rates) > idle >= max(2, steps.most // 10):
+        length = getattr(schedule, "total_iters", None)
+        remedy = f"Fit it to {steps.most} steps"
+        if isinstance(schedule, lr_scheduler.PolynomialLR):
+            remedy = f"Pass total_iters={steps.most}"
+        yield (
+            f"{title} must leave a learning rate to train with",
+            f"{kind}{f'(total_iters={length})' if length else ''}: 0 from step "
+            f"{len(rates) - idle + 1} on of {steps.text}",
+            f"{remedy}.",
+        )
+
+
+def _notes(
+    title: str, schedule: Any, steps: Steps, rates: Sequence[tuple[float, ...]]
+) -> Iterator[str]:
+    count = steps.most
+    if count < 2:
+        return
+    if isinstance(schedule, lr_scheduler.CosineAnnealingLR):
+        length = int(schedule.T_max)
+        if length < count - 1:
+            yield (
+                f"{title}: CosineAnnealingLR(T_max={length}) rises again after {length} of "
+                f"{steps.text}; T_max={count} falls once"
+            )
+        elif length > LONGER * count:
+            yield (
+                f"{title}: CosineAnnealingLR(T_max={length}) is cut off after {steps.text}; "
+                f"T_max={count} falls to its end{steps.instead(length)}"
+            )
+        return
+    if isinstance(schedule, lr_scheduler.CyclicLR):
+        rise = round(float(schedule.total_size) * float(schedule.step_ratio))
+        if rise > count:
+            yield (
+                f"{title}: CyclicLR(step_size_up={rise}) does not reach its max_lr in {steps.text}"
+                f"{steps.instead(rise)}"
+            )
+        return
+    if isinstance(schedule, (lr_scheduler.LinearLR, lr_scheduler.ConstantLR)):
+        length, call = int(schedule.total_iters), f"{type(schedule).__name__}(total_iters="
+        first, last = (
+            (schedule.start_factor, schedule.end_factor)
+            if isinstance(schedule, lr_scheduler.LinearLR)
+            else (schedule.factor, 1.0)
+        )
+        if first < last and length >= count:
+            yield (
+                f"{title}: {call}{length}) does not reach the learning rate of the optimizer in "
+                f"{steps.text}{steps.instead(length)}"
+            )
+        elif first > last and length > LONGER * count:
+            yield (
+                f"{title}: {call}{length}) is cut off after {steps.text}; {call}{count}) falls to "
+                f"its end{steps.instead(length)}"
+            )
+        return
+    if isinstance(schedule, lr_scheduler.MultiStepLR):
+        late = sorted(item for item in schedule.milestones if item >= count)
+        if late:
+            yield f"{title}: milestones {', '.join(map(str, late))} lie beyond {steps.text}"
+        return
+    if not isinstance(schedule, _OWN_RATES) and len(rates) == count and len(set(rates)) == 1:
+        yield (
+            f"{title}: {type(schedule).__name__} changes no learning rate in {steps.text}"
+            f"{steps.instead(int(getattr(schedule, 'step_size', 0)))}"
+        )

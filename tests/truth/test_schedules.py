@@ -1,0 +1,306 @@
+"""LR schedules that cannot fit the steps of their jobs are refused; what may be wrong is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn, optim
+from torch.optim import lr_scheduler as torch_schedules
+
+from asynckfold.messages import Facts
+from asynckfold.result import DONE
+from asynckfold.trainer_params import TrainerParams
+from asynckfold.training import lr_schedules, preflight
+from asynckfold.training.schedule_fit import Fit, Steps, fit_of, rates_of
+from tests.training.tiny import Plain, Tiny, samples
+
+Make = Callable[[Any], Any]
+
+
+@pytest.fixture(autouse=True)
+def _small(one_thread: None, hasty_disk: None) -> None:
+    """One thread, no waiting."""
+
+
+def judged(make: Make, count: int, each: str = "epoch", batches: int = 0) -> Fit:
+    """What is thought of a schedule of so many steps."""
+    optimizer = optim.SGD([nn.Parameter(torch.ones(1))], 0.1, momentum=0.9)
+    steps = Steps(count, count, each, batches or count)
+    made = make(optim.SGD([nn.Parameter(torch.ones(1))], 0.1, momentum=0.9))
+    if lr_schedules.needs_metric(made):
+        return fit_of("s", made, steps, ())
+    return fit_of("s", made, steps, *rates_of(make, optimizer, count))
+
+
+def rule(name: str, **settings: Any) -> Make:
+    return partial(getattr(torch_schedules, name), **settings)
+
+
+def sequential(optimizer: optim.Optimizer) -> Any:
+    """Two epochs of warming up, then a cosine."""
+    return torch_schedules.SequentialLR(
+        optimizer,
+        [
+            torch_schedules.LinearLR(optimizer, 0.1, total_iters=2),
+            torch_schedules.CosineAnnealingLR(optimizer, 8),
+        ],
+        [2],
+    )
+
+
+def too_short(optimizer: optim.Optimizer) -> Any:
+    """A cycle in a chain, which raises when it is through."""
+    return torch_schedules.ChainedScheduler(
+        [torch_schedules.OneCycleLR(optimizer, 0.1, total_steps=5)]
+    )
+
+
+REFUSED: dict[str, tuple[Make, int, str, str]] = {
+    "plateau of a score": (rule("ReduceLROnPlateau", mode="max"), 10, "a loss", "mode='min'"),
+    "cycle too long": (
+        rule("OneCycleLR", max_lr=0.1, total_steps=100),
+        10,
+        "total_steps=100",
+        "total_steps=10",
+    ),
+    "cycle too short": (
+        rule("OneCycleLR", max_lr=0.1, total_steps=9),
+        10,
+        "total_steps=9",
+        "total_steps=10",
+    ),
+    "cycle by epochs": (
+        rule("OneCycleLR", max_lr=0.1, epochs=10, steps_per_epoch=4),
+        10,
+        "total_steps=40",
+        "total_steps=10",
+    ),
+    "nothing left": (rule("PolynomialLR"), 10, "0 from step 6 on of 10", "total_iters=10"),
+    "below zero": (
+        rule("LambdaLR", lr_lambda=lambda step: 1 - step / 5),
+        10,
+        "from step 7 on",
+        "10 steps",
+    ),
+    "in a chain": (too_short, 10, "ValueError", "longer"),
+    "decay of a tenth": (
+        rule("LambdaLR", lr_lambda=lambda step: max(0.0, 1 - step / 4)),
+        40,
+        "0 from step 5 on of 40",
+        "40 steps",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_surely_wrong_is_refused(name: str) -> None:
+    make, count, received, remedy = REFUSED[name]
+    (problem,) = judged(make, count).problems
+    assert received in " ".join(problem[:2])
+    assert remedy in problem[2]
+    assert "LR schedule s" in problem[0]
+
+
+TOLD: dict[str, tuple[Make, int, str]] = {
+    "cosine rises": (rule("CosineAnnealingLR", T_max=10), 160, "T_max=160 falls once"),
+    "cosine cut": (rule("CosineAnnealingLR", T_max=200), 10, "T_max=10 falls to its end"),
+    "warming for ever": (rule("LinearLR"), 4, "LinearLR(total_iters=5) does not reach"),
+    "low for ever": (rule("ConstantLR"), 4, "ConstantLR(total_iters=5) does not reach"),
+    "decay cut": (
+        rule("LinearLR", start_factor=1.0, end_factor=0.1, total_iters=100),
+        10,
+        "LinearLR(total_iters=10) falls to its end",
+    ),
+    "late milestone": (rule("MultiStepLR", milestones=[5, 30]), 10, "milestones 30 lie beyond"),
+    "long step": (rule("StepLR", step_size=30), 10, "StepLR changes no learning rate"),
+    "slow cycle": (rule("CyclicLR", base_lr=0.01, max_lr=0.1), 10, "step_size_up=2000"),
+    "restarts at each step": (
+        rule("CosineAnnealingWarmRestarts", T_0=1),
+        3,
+        "changes no learning rate",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_may_be_wrong_is_told(name: str) -> None:
+    make, count, text = TOLD[name]
+    found = judged(make, count)
+    assert found.problems == ()
+    (note,) = found.notes
+    assert text in note
+
+
+FINE: dict[str, tuple[Make, int]] = {
+    "plateau": (rule("ReduceLROnPlateau", patience=2), 10),
+    "cycle": (rule("OneCycleLR", max_lr=0.1, total_steps=10), 10),
+    "cycle and one": (rule("OneCycleLR", max_lr=0.1, total_steps=11), 10),
+    "cosine": (rule("CosineAnnealingLR", T_max=10), 10),
+    "cosine to the last epoch": (rule("CosineAnnealingLR", T_max=9), 10),
+    "cosine above nothing": (rule("CosineAnnealingLR", T_max=12, eta_min=1e-5), 10),
+    "restarts": (rule("CosineAnnealingWarmRestarts", T_0=3, T_mult=2), 10),
+    "warmth": (rule("LinearLR", total_iters=3), 10),
+    "decay": (rule("LinearLR", start_factor=1.0, end_factor=0.01, total_iters=10), 10),
+    "nothing at the end": (rule("LinearLR", start_factor=1.0, end_factor=0.0, total_iters=10), 10),
+    "polynomial": (rule("PolynomialLR", total_iters=10, power=0.9), 10),
+    "constant": (rule("ConstantLR", factor=1.0), 10),
+    "own constant": (rule("LambdaLR", lr_lambda=lambda step: 1.0), 10),
+    "own warmth from nothing": (rule("LambdaLR", lr_lambda=lambda step: min(1.0, step / 5)), 10),
+    "own decay": (rule("LambdaLR", lr_lambda=lambda step: max(0.0, 1 - step / 10)), 10),
+    "steps": (rule("StepLR", step_size=3), 10),
+    "milestones": (rule("MultiStepLR", milestones=[3, 6]), 10),
+    "exponential": (rule("ExponentialLR", gamma=0.9), 10),
+    "cyclic": (rule("CyclicLR", base_lr=0.01, max_lr=0.1, step_size_up=2), 10),
+    "in sequence": (sequential, 10),
+    "long": (rule("StepLR", step_size=30_000), 100_000),
+}
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_ordinary_schedules_are_left_alone(name: str) -> None:
+    make, count = FINE[name]
+    assert judged(make, count) == Fit()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(lr_schedules.BUILT_IN)), st.integers(1, 60))
+def test_built_in_schedules_fit_any_training(name: str, count: int) -> None:
+    found = judged(lambda optimizer: lr_schedules.make(name, optimizer, count), count)
+    assert found.problems == ()
+    # Two epochs of warm restarts are two beginnings.
+    assert found.notes == () or (name, count) == ("warm", 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 40), st.integers(1, 60))
+def test_a_cycle_is_accepted_exactly_where_it_ends_with_the_training(
+    count: int, total: int
+) -> None:
+    found = judged(rule("OneCycleLR", max_lr=0.1, total_steps=total), count)
+    assert (found.problems == ()) == (total in (count, count + 1))
+    if found.problems:
+        # The call that is named fits.
+        assert f"total_steps={count}" in found.problems[0][2]
+
+
+# In the dry run
+
+
+def checked(tmp_path: Path, make: Make, **params: Any) -> Facts:
+    """61 samples in 3 folds: 40 or 41 to train on, 4 or 5 batches of 10."""
+    tiny = Tiny(
+        tmp_path, lr_schedules={"own": make}, params=TrainerParams(**params), data=samples(61)
+    )
+    return preflight.check(tiny.bundle, tiny.batches)
+
+
+@pytest.mark.parametrize(
+    ("each", "total", "fits"),
+    [
+        ("epoch", 6, True),
+        ("epoch", 30, False),
+        ("batch", 30, True),
+        ("batch", 24, False),
+        ("batch", 6, False),
+    ],
+)
+def test_the_steps_are_those_of_the_largest_fold(
+    tmp_path: Path, each: str, total: int, fits: bool
+) -> None:
+    make = rule("OneCycleLR", max_lr=0.1, total_steps=total)
+    facts = checked(tmp_path, make, epochs=6, lr_step=each)
+    assert facts.failures == {}
+    assert (facts.problems == ()) == fits
+    if not fits:
+        ((told, received, remedy),) = facts.problems
+        assert f"total_steps={total}" in received
+        count = 6 if each == "epoch" else 30
+        assert f"Pass total_steps={count}" in remedy
+        assert ("24 to 30 steps, one each batch" in told) == (each == "batch")
+        assert ("'lr_step': 'batch'" in remedy) == (each == "epoch")
+
+
+def test_a_candidate_that_is_told_of_goes_on(tmp_path: Path) -> None:
+    facts = checked(tmp_path, rule("CosineAnnealingLR", T_max=2), epochs=6)
+    assert facts.problems == ()
+    assert facts.failures == {}
+    assert facts.notes == (
+        "LR schedule own: CosineAnnealingLR(T_max=2) rises again after 2 of 6 steps, one each "
+        "epoch; T_max=6 falls once",
+    )
+
+
+def test_a_schedule_of_the_user_that_raises_refuses_nothing(tmp_path: Path) -> None:
+    class Own(torch_schedules.StepLR):
+        def step(self, epoch: Any = None) -> None:
+            if self.last_epoch == 2:
+                raise ValueError("mine")
+            super().step()
+
+    facts = checked(tmp_path, lambda optimizer: Own(optimizer, 2), epochs=6)
+    assert facts.problems == ()
+
+
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+def test_judging_leaves_the_optimizer_as_it_is(lr: Any) -> None:
+    optimizer = optim.SGD([nn.Parameter(torch.ones(1))], lr, momentum=0.9, foreach=False)
+    rates, error = rates_of(rule("ExponentialLR", gamma=0.5), optimizer, 4)
+    assert error == ""
+    assert [item for (item,) in rates] == pytest.approx([0.1, 0.05, 0.025, 0.0125])
+    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1)
+    assert set(optimizer.param_groups[0]) == set(
+        optim.SGD([nn.Parameter(torch.ones(1))], 0.1, foreach=False).param_groups[0]
+    )
+
+
+# What a job makes of its schedule
+
+
+@pytest.mark.parametrize("each", ["epoch", "batch"])
+@pytest.mark.parametrize("stops", [False, True], ids=["whole", "in pieces"])
+def test_the_rates_of_a_job_are_those_of_an_ordinary_loop(
+    tmp_path: Path, each: str, stops: bool
+) -> None:
+    seen: list[float] = []
+
+    def noting(model: nn.Module) -> optim.Optimizer:
+        class Noting(optim.SGD):
+            def step(self, closure: Any = None) -> Any:
+                seen.append(float(self.param_groups[0]["lr"]))
+                return super().step(closure)
+
+        return Noting(model.parameters(), 0.1, momentum=0.9)
+
+    tiny = Tiny(
+        tmp_path,
+        {"plain": Plain},
+        {"own": sequential},
+        opt_fn=noting,
+        params=TrainerParams(3, lr_step=each),
+    )
+    if stops:
+        result, _ = tiny.train_with_stops()
+    else:
+        result = tiny.train()
+    assert result.status == DONE
+    optimizer = optim.SGD([nn.Parameter(torch.ones(1))], 0.1, momentum=0.9)
+    schedule, expected = sequential(optimizer), []
+    for _ in range(3):
+        for _ in range(4):
+            expected.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            if each == "batch":
+                schedule.step()
+        if each == "epoch":
+            schedule.step()
+    assert seen == pytest.approx(expected)
+    assert all(math.isfinite(item) for item in np.array(seen))
