@@ -83,7 +83,9 @@ def fit(
     Parameters
     ----------
     model : nn.Module, class or zero-argument callable
-        A module is trained from its present weights, and has the trained ones afterwards.
+        A module is trained from its present weights, and has the trained ones afterwards. To
+        continue, pass it with the weights that it had at first: call ``torch.manual_seed`` before
+        it is made, or pass its class.
     dataset : Dataset or (X, y)
         What is trained on, but for `valid`.
     optimizer : callable or torch.optim.Optimizer
@@ -310,10 +312,11 @@ class _SameOptimizer:
     """Makes an optimizer as it is, with its state, for a copy of the module that it is of."""
 
     optimizer: Any
-    parameters: list[Any]
+    # Not a setting of it: they are the weights of the model.
+    _parameters: list[Any]
 
     def __call__(self, model: Any) -> Any:
-        own = dict(zip(map(id, self.parameters), model.parameters(), strict=True))
+        own = dict(zip(map(id, self._parameters), model.parameters(), strict=True))
         return copy.deepcopy(self.optimizer, own)
 
 

@@ -55,7 +55,8 @@ class AsyncKFold:
     dataset : Dataset or (X, y)
         Map-style torch data set of (input, target) pairs, or two arrays.
     root_dir : str or Path
-        Folder of the run. The same call on the same folder continues it.
+        Folder of the run. The same call on the same folder continues it; one with other arguments,
+        data or code is refused, and told what changed.
     criterion : callable
         (outputs, targets) → scalar loss; greater is worse.
     batch_size : int
@@ -99,7 +100,10 @@ class AsyncKFold:
     preprocess : scikit-learn transformer, optional
         A clone is fitted on the training part of each fold and applied to both parts.
     resume : {"auto", "never", "must"}
-        What to do with a folder that holds the same run: continue, refuse, or insist on it.
+        What to do with a folder that holds a run. "auto" continues it, and refuses to where
+        arguments, data or the user's own code have changed. "never" trains all anew: the earlier
+        run is kept whole, as ``<root_dir>.earlier-1``, ``-2``, … beside it. "must" refuses a folder
+        without a run.
     baseline : {"estimate", "measure", None}
         The ordinary serial loop to compare with: timed for some batches, run whole, or left out.
     plan_from : str or Path, optional

@@ -7,6 +7,7 @@ machine and software; where, when and beside whom a job runs is not in it.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from asynckfold.decoding import decoded, parsed, within
+from asynckfold.digests import changes
 from asynckfold.folds import Fold
 from asynckfold.trainer_params import TrainerParams
 
@@ -79,7 +81,8 @@ class Plan:
     classes : tuple of str
         Class names by index; empty for regression.
     recipe : Mapping
-        What is known about the live objects: architecture of each model, optimizer settings.
+        What is known about the live objects: architecture of each model, optimizer settings, and
+        under ``code`` what they are by value, see `asynckfold.digests`.
     threads : Mapping of str to int
         Threads by model, of those models only that have others than `threads_per_job`.
     groups : tuple of tuple of str
@@ -198,13 +201,25 @@ class Plan:
         'batch_size: 32 there, 64 here'
         """
         mine, theirs = (json.loads(json.dumps(asdict(plan))) for plan in (self, other))
-        order = ("batch_size", "params", "random_state", "jobs", "dataset", "folds", "scoring")
-        names = [*order, *(name for name in mine if name not in order)]
-        for name in names:
-            found = _difference(name, mine[name], theirs[name])
-            if found:
-                return found
-        return None
+        code = mine["recipe"].pop("code", None), theirs["recipe"].pop("code", None)
+        if None not in code:
+            # Told by name; what else is known of them says less, and differs by a docstring.
+            for plan, name in itertools.product((mine, theirs), ("criterion", "preprocess")):
+                plan["recipe"].pop(name, None)
+        order = ("batch_size", "params", "random_state", "jobs")
+        later = ("dataset", "folds", "scoring")
+        rest = [*later, *(name for name in mine if name not in (*order, *later))]
+        found = _first(order, mine, theirs)
+        if found is None and None not in code:
+            found = changes.difference(*code, self.candidates)
+        return found or _first(rest, mine, theirs)
+
+    def changed_parts(self, other: Plan) -> dict[str, str]:
+        """Return what changed in `other` of the live objects, by part."""
+        mine, theirs = self.recipe.get("code"), other.recipe.get("code")
+        if mine is None or theirs is None:
+            return {}
+        return changes.changes(mine, changes.common(mine, theirs))
 
     def obstacle(self, other: Plan, free: Collection[str] = ()) -> str | None:
         """Name the first thing for which `other` is no continuation of this plan, or None.
@@ -279,9 +294,16 @@ _BY_CANDIDATE = ("architecture", "settings")
 
 def _common(part: str, mine: Any, theirs: Any) -> Any:
     """What a greater plan's recipe says of the candidates that the smaller one has, too."""
+    if part == "code":
+        return changes.common(mine, theirs)
     if part not in _BY_CANDIDATE or mine is None:
         return theirs
     return {name: value for name, value in theirs.items() if name in mine}
+
+
+def _first(names: Sequence[str], there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    found = (_difference(name, there[name], here[name]) for name in names)
+    return next(filter(None, found), None)
 
 
 def _difference(path: str, there: Any, here: Any) -> str | None:

@@ -15,6 +15,8 @@ import numpy as np
 from asynckfold import cache, choice, formats, fusing
 from asynckfold.checking import Checker
 from asynckfold.choice import Choice
+from asynckfold.digests import changes
+from asynckfold.digests.parts import Digest, of_run
 from asynckfold.elastic import steps_of
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
@@ -55,12 +57,39 @@ class Planned:
     work: choice.Workload
     choice: Choice
     groups: Grouping
+    digest: Digest
+    stored: Plan | None
 
     @property
     def plan(self) -> Plan:
         """What is to be written."""
-        plan = replace(self.work.plan, recipe=self.work.facts.recipe, groups=self.groups.groups)
+        recipe = self.work.facts.recipe | self._code()
+        plan = replace(self.work.plan, recipe=recipe, groups=self.groups.groups)
         return plan.with_threads(self.choice.threads, self.choice.last_threads)
+
+    def _code(self) -> dict[str, Any]:
+        """What a plan holds of the live objects by value; one that held nothing stays so."""
+        if self.stored is None:
+            return {"code": self.digest.parts}
+        before = self.stored.recipe.get("code")
+        return {} if before is None else {"code": changes.kept(before, self.digest.parts)}
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What of the live objects cannot be compared with those of other sessions."""
+        if self.digest.skipped:
+            told = "; ".join(self.digest.skipped)
+            yield f"by its type only, or not at all, a later call will compare: {told}"
+        before = None if self.stored is None else self.stored.recipe.get("code")
+        if self.stored is not None and before is None:
+            yield (
+                "this run was begun before the code of models, transforms and scores was recorded: "
+                "whether it has changed since cannot be told"
+            )
+        elif before is not None:
+            why = changes.incomparable(before, self.digest.parts)
+            if why:
+                yield f"functions cannot be compared with those of the run: {why}"
 
     @property
     def steps(self) -> dict[str, tuple[float, ...]]:
@@ -98,6 +127,8 @@ class Planner:
         from asynckfold.training.isolation import open_autocast
 
         refuse(open_autocast())
+        # Before any of the user's code runs, which may change what it refers to.
+        digest = of_run(self.recipe, self.settings)
         with self._pool() as pool:
             self.display.doing("reading the data")
             settings, machine = self.settings, self.machine
@@ -105,6 +136,8 @@ class Planner:
                 folds = folds_of(settings, data)
                 inbox: Inbox = queue.SimpleQueue()
                 draft = make_draft(settings, self.recipe, self.params, data, folds, machine)
+                if stored is not None and "code" not in stored.recipe:
+                    draft = replace(draft, dataset=data.fingerprint_before)
                 used = software(draft)
                 bundle = self._bundle(draft, folds, data, self._asked_to_fuse(draft, stored))
                 make = Engines(
@@ -146,7 +179,7 @@ class Planner:
                 threads = foreseen(work, threads, groups)
                 expected = {name: cost.memory for name, cost in threads.costs.items()}
                 refuse(room_problems(expected, machine.max_memory, groups.widths))
-                yield Planned(data, used, bundle, make, work, threads, groups)
+                yield Planned(data, used, bundle, make, work, threads, groups, digest, stored)
 
     @contextmanager
     def _pool(self) -> Iterator[pools.WorkerPool | None]:
@@ -250,7 +283,7 @@ def look_ahead(
 ) -> Forecast:
     """Return what a run with these arguments would do; writes nothing into its folder."""
     before = stored = None
-    if (settings.root_dir / DATABASE).is_file():
+    if settings.resume != "never" and (settings.root_dir / DATABASE).is_file():
         with RunStore.read(settings.root_dir) as store:
             before, stored = decided_of(store), store.plan
     planner = Planner(settings, recipe, params, machine, signals, display)

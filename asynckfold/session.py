@@ -65,10 +65,12 @@ class Session:
         planner = Planner(
             self.settings, self.recipe, self.params, self.machine, self.signals, self.display
         )
-        stored = self.store.plan if self.store.has_plan else None
+        stored = self.store.plan if self._continues else None
         with planner.planned(self._software, self._before(), stored) as found:
             draft, threads = found.work.plan, found.choice
             given = self.settings.about
+            # As late as can be: what is refused until here leaves the earlier run where it is.
+            earlier = self.store.start_over() if self._is_anew else None
             self.store.begin(
                 found.plan,
                 found.work.folds,
@@ -82,6 +84,10 @@ class Session:
                 if self.settings.allow_different_software
                 else (),
             )
+            if earlier is not None:
+                told = f"the earlier run in {self.store.root} is kept as {earlier}"
+                self.store.event("plan", told)
+                self.display.note(told)
             self._log(found)
             if stored is not None and len(draft.jobs) > len(stored.jobs):
                 text = f"{len(draft.jobs) - len(stored.jobs)} jobs were added to the plan"
@@ -92,9 +98,18 @@ class Session:
             self._compare(found.make, bundle, found.data)
             self.signals.check()
 
+    @property
+    def _is_anew(self) -> bool:
+        """Whether the run in the folder makes room for another one."""
+        return self.settings.resume == "never" and self.store.has_plan
+
+    @property
+    def _continues(self) -> bool:
+        return self.store.has_plan and not self._is_anew
+
     def _before(self) -> Choice | None:
         """What the run chose in an earlier session."""
-        return decided_of(self.store) if self.store.has_plan else None
+        return decided_of(self.store) if self._continues else None
 
     def _software(self, draft: Plan) -> dict[str, str]:
         """Return with what this session trains, unless it has to train on with something else."""
@@ -106,11 +121,12 @@ class Session:
         if self.settings.threads is None:
             # The threads that were decided are the run's own; of a new run they are told later.
             del found[THREADS]
-            begun = next(iter(self.store.software()), {})
+            begun = next(iter(self.store.software() if self._continues else ()), {})
             found |= {THREADS: begun[THREADS]} if THREADS in begun else {}
         if self.settings.elastic:
             found[ELASTIC] = "yes"
-        if not self.settings.allow_different_software and self._pending(draft):
+        free = self.settings.allow_different_software or not self._continues
+        if not free and self._pending(draft):
             refuse(_software_problems(self.store, found))
         return found
 
@@ -124,7 +140,10 @@ class Session:
         work = found.work
         plan, folds = work.plan, work.folds
         slow = (*slow_notes(plan, found.software), *processes.notes(plan, folds, threads.costs))
-        told_of = (*self.store.notes, *found.data.notes, *self.notes, *work.facts.notes, *slow)
+        told_of = (
+            *(*self.store.notes, *found.data.notes, *self.notes, *found.notes),
+            *(*work.facts.notes, *slow),
+        )
         for note in told_of:
             self.store.event("note", note)
             self.display.note(note)
@@ -175,8 +194,11 @@ class Session:
         except KeyboardInterrupt as interrupt:
             with suppress(StorageError):
                 self.store.event("interrupted", str(interrupt) or "interrupted")
+            how = "the same call"
+            if self.settings.resume == "never":
+                how = "the same call with resume='auto'"
             raise _interrupted(
-                interrupt, f"what was finished is in {self.store.root}, the same call continues"
+                interrupt, f"what was finished is in {self.store.root}, {how} continues"
             ) from interrupt
         finally:
             self.store.packing(None)
@@ -308,12 +330,6 @@ def held(root: Path, resume: str) -> Iterator[RunStore]:
 
 
 def _resume_problems(store: RunStore, resume: str) -> Iterator[Problem]:
-    if resume == "never" and store.has_plan:
-        yield Problem(
-            "resume='never' needs a folder without a run",
-            str(store.root),
-            "Use another folder, or resume='auto' to continue.",
-        )
     if resume == "must" and not store.has_plan:
         yield Problem(
             "resume='must' needs a folder that holds a run",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -162,6 +163,7 @@ class Noting(Tiny):
 def test_a_distributed_trainer_respects_its_batch_size(root: Path, processes: int) -> None:
     module, path = Noting(), root.with_name("noted")
     module.path = path
+    untrained = copy.deepcopy(module.state_dict())
     optimizer = optim.SGD(module.parameters(), 0.05)
     schedule = optim.lr_scheduler.ConstantLR(optimizer, 1.0)
     trainer = DistributedTrainer(processes, nn.CrossEntropyLoss(), root, 25)
@@ -174,6 +176,8 @@ def test_a_distributed_trainer_respects_its_batch_size(root: Path, processes: in
     assert len(found.result.cores) == processes
     assert list(root.rglob("checkpoint-*.safetensors"))
     path.unlink()
+    # With the trained weights it would be another training.
+    module.load_state_dict(untrained)
     again = trainer(module, (X, Y), optimizer, schedule, epochs=3, print_frequency=1)
     assert again.result.weights == found.result.weights
     # The dry run times as many steps as it has time for, and no short batch.

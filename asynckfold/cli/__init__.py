@@ -239,7 +239,7 @@ def resume(parsed: argparse.Namespace, out: Output) -> int:
             ]
         )
         return 2
-    again.root, again.line = str(root), words
+    again.root, again.line, again.resume = str(root), words, "must"
     again.json, again.verbose, again.quiet = parsed.json, parsed.verbose, parsed.quiet
     again.allow_different_software = parsed.allow_different_software
     return run(again, out)
@@ -448,4 +448,20 @@ def _by_flags(parsed: argparse.Namespace) -> bool:
 
 
 def _continue_with(words: Sequence[str]) -> str:
-    return f"continue with: {shlex.join(['asynckfold', *words])}"
+    return f"continue with: {shlex.join(['asynckfold', *_continuing(words)])}"
+
+
+def _continuing(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command that continues what another one began.
+
+    Examples
+    --------
+    >>> list(_continuing(["run", "--resume", "never", "-q", "--resume=never"]))
+    ['run', '-q']
+    """
+    rest = iter(words)
+    for word in rest:
+        if word == "--resume":
+            next(rest, None)
+        elif not word.startswith("--resume="):
+            yield word

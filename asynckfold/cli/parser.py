@@ -552,7 +552,8 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
     group.add_argument(
         "--resume",
         choices=("auto", "never", "must"),
-        help="what to do with a folder that holds this run" + _default("resume"),
+        help="what to do with a folder that holds a run: continue it, train all anew and keep it "
+        "beside as <root>.earlier-N, or insist on one" + _default("resume"),
     )
     group.add_argument(
         "--save-checkpoint-frequency", type=int, metavar="N", help="epochs between checkpoints"

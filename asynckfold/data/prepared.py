@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,9 @@ class Prepared:
     n_samples : int
         Number of samples.
     fingerprint : str
-        SHA-256 of stored samples, targets and what is done per batch.
+        SHA-256 of stored samples and targets; what is done per batch is the plan's code.
+    fingerprint_before : str
+        The same with a text of what is done per batch, as runs have it whose plan holds no code.
     notes : tuple of str
         What the log must say.
     held : bool
@@ -64,6 +66,7 @@ class Prepared:
     classification: bool
     n_samples: int
     fingerprint: str
+    fingerprint_before: str
     notes: tuple[str, ...]
     held: bool
     sample_shape: tuple[int, ...]
@@ -175,12 +178,14 @@ def _assemble(source: Opened, views: Views, labels: Labels, reading: Reading) ->
         OneByOne(source, view.pipeline, targets) for view in (views.train, views.eval)
     )
     notes = (*source.notes, *views.notes, *labels.notes, *reading.notes)
+    fingerprint, before = _fingerprints(handle, shared, labels, source)
     return Prepared(
         targets=targets,
         classes=labels.classes,
         classification=labels.classification,
         n_samples=len(source),
-        fingerprint=_fingerprint(handle, shared, labels, source),
+        fingerprint=fingerprint,
+        fingerprint_before=before,
         notes=tuple(dict.fromkeys(notes)),
         held=reading.held,
         sample_shape=views.sample_shape,
@@ -221,19 +226,28 @@ def _equals_single_samples(prepared: Prepared, source: Opened, views: Views) -> 
     return same_sample(ours, theirs)
 
 
-def _fingerprint(
+def _fingerprints(
     handle: DataHandle, shared: Sequence[SharedArray], labels: Labels, source: Opened
-) -> str:
+) -> tuple[str, str]:
+    """Return the fingerprint of the samples, and the one with a text of the steps per batch."""
     digest = hashlib.sha256(repr((handle.specs, labels.classes, handle.slots)).encode())
     for array in shared:
         with memoryview(mmap.mmap(array.fd, 0, access=mmap.ACCESS_READ)) as memory:
             digest.update(memory)
+    with_steps = digest.copy()
     for view in (handle.train, handle.eval):
-        digest.update(describe((view.steps, view.pipeline), depth=6).encode())
-    if handle.source is not None:
-        for index in source.probes:
-            with seeded(0):
-                digest.update(repr(kind_of(sample := source.read(index)[0])).encode())
-            if kind_of(sample).storable:
-                digest.update(to_array(sample).tobytes())
-    return digest.hexdigest()
+        with_steps.update(describe((view.steps, view.pipeline), depth=6).encode())
+    for part in _probed(source) if handle.source is not None else ():
+        digest.update(part)
+        with_steps.update(part)
+    return digest.hexdigest(), with_steps.hexdigest()
+
+
+def _probed(source: Opened) -> Iterator[bytes]:
+    """Yield the kinds and the content of some samples that are read one by one."""
+    for index in source.probes:
+        with seeded(0):
+            sample = source.read(index)[0]
+        yield repr(kind_of(sample)).encode()
+        if kind_of(sample).storable:
+            yield to_array(sample).tobytes()

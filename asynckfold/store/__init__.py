@@ -22,13 +22,15 @@ numbers.
     database    opening run.db, its faults      splits     splits.npz
     checking    seals, SQLite's own check       lock       who holds the run
     records     the rows as values              layout, schema   names on disk, tables
+    refusing    another plan in the folder         aside    an earlier run makes room
 """
 
 from __future__ import annotations
 
 from asynckfold.store.layout import job_folder
 from asynckfold.store.records import Attempt, CheckpointRef, Event, Placed, Sample, Waiting
-from asynckfold.store.run import RunStore, refuse_other
+from asynckfold.store.refusing import refuse_other
+from asynckfold.store.run import RunStore
 
 __all__ = [
     "Attempt",

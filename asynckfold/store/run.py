@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.errors import PlanMismatchError, Problem, StorageError, StoreCorruptError
+from asynckfold.errors import StorageError, StoreCorruptError
 from asynckfold.folds import Fold
 from asynckfold.identity import LEFT
 from asynckfold.plan import Plan
 from asynckfold.result import DONE, FAILED, Baseline, Epoch, Result
 from asynckfold.store import recovery, splits
+from asynckfold.store.aside import set_aside
 from asynckfold.store.database import SQLITE_FAULTS, connect, from_sqlite, snapshot
 from asynckfold.store.layout import DATABASE, LOCK, SPLITS, network_of
 from asynckfold.store.lock import now_text, take_lock
@@ -41,6 +42,7 @@ from asynckfold.store.records import (
     held_text,
     placed_text,
 )
+from asynckfold.store.refusing import refuse_other
 from asynckfold.store.schema import COLUMNS, FORMAT
 
 _FORKED = "only the process that holds the run may write to it"
@@ -54,27 +56,6 @@ def _abandon_all() -> None:
 
 
 os.register_at_fork(after_in_child=_abandon_all)
-
-
-def refuse_other(root: Path, stored: Plan, plan: Plan, free: Collection[str] = ()) -> None:
-    """Refuse a plan that is no continuation of the one that is stored in a folder.
-
-    Raises
-    ------
-    PlanMismatchError
-        Names the first difference.
-    """
-    difference = stored.obstacle(plan, free)
-    if difference:
-        raise PlanMismatchError(
-            [
-                Problem(
-                    f"{root} holds a run of another plan, and a run keeps its plan",
-                    difference,
-                    "Use another folder, or the same arguments to continue that run.",
-                )
-            ]
-        )
 
 
 class RunStore(RunReader):
@@ -268,6 +249,36 @@ class RunStore(RunReader):
         self._set_aside_damage()
         self.flush()
         self._settle()
+
+    def start_over(self) -> Path:
+        """Keep the run under another name beside it, and hold an empty folder in its place.
+
+        Returns
+        -------
+        Path
+            Where the earlier run is now, whole, whatever happens meanwhile.
+
+        Raises
+        ------
+        InputError
+            The folder cannot be renamed; the run is held as before.
+        RunHeldError
+            Another process took the folder at the same moment.
+        """
+        self._check_place()
+        assert self._lock is not None
+        # SQLite finds its files by name.
+        self._db.close()
+        try:
+            earlier = set_aside(self.root)
+        except BaseException:
+            self._db = connect(self.root)
+            raise
+        old, self._lock = self._lock, take_lock(self.root)
+        os.close(old)
+        self._db = connect(self.root)
+        self._session, self._offset, self._clock = 0, 0.0, time.monotonic()
+        return earlier
 
     def _set_aside_damage(self) -> None:
         """Forget checkpoints of unfinished jobs that are not what was recorded."""

@@ -1,0 +1,160 @@
+"""What differs between the live objects of two plans, in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+Code = Mapping[str, Mapping[str, str]]
+"""By part, its components by name, and of which Python its bytecode is under `PYTHON`."""
+
+PYTHON = "Python"
+WEIGHTS = "the initial weights"
+"""The component of the weights of a model that is given as an instance."""
+
+MOST_NAMED = 3
+"""Parts that a message names, and components of each."""
+
+_WHOLE = ("it", "its class", "self: its class", "its steps")
+"""Components that say what a part is: where these differ, nothing else tells more."""
+
+_DERIVED = ("its arguments", "its keys", "its method", "the bases of ", "self")
+_NAMED = ("model", "scheduler", "scorer")
+
+
+def changes(there: Code, here: Code) -> dict[str, str]:
+    """Return what changed, by part.
+
+    Bytecode is compared only where both are of one version of Python: see `incomparable`.
+
+    Examples
+    --------
+    >>> there, here = ({"model net": {"forward()": text}} for text in ("code:1", "code:2"))
+    >>> changes(there, here)
+    {'model net': "model 'net': forward() changed"}
+    """
+    told = {}
+    for part in dict.fromkeys([*there, *here]):
+        if part not in here or part not in there:
+            words = ("one", "none") if part in there else ("none", "one")
+            told[part] = "{}: {} there, {} here".format(_shown(part), *words)
+            continue
+        old, new = there[part], here[part]
+        code = old.get(PYTHON) == new.get(PYTHON)
+        found = list(_components(_comparable(old, code), _comparable(new, code)))
+        if found:
+            told[part] = f"{_shown(part)}: {_joined(found)}"
+    return told
+
+
+def difference(there: Code, here: Code, candidates: Sequence[tuple[str, str]] = ()) -> str | None:
+    """Name what changed, and which of the candidates depend on it, or None."""
+    found = changes(there, here)
+    if not found:
+        return None
+    more = len(found) - MOST_NAMED
+    texts = [*found.values()][:MOST_NAMED] + [f"and {more} more"] * (more > 0)
+    return "; ".join(texts) + _affected_text(list(found), candidates)
+
+
+def _affected_text(parts: Sequence[str], candidates: Sequence[tuple[str, str]]) -> str:
+    if len(candidates) < 2:
+        return ""
+    found = affected(parts, candidates)
+    names = [f"{model}/{schedule}" for model, schedule in found]
+    if len(found) == len(candidates):
+        return f" (all {len(found)} candidates depend on it)"
+    shown = ", ".join([*names[:MOST_NAMED], *["…"] * (len(names) > MOST_NAMED)])
+    return f" ({len(found)} of {len(candidates)} candidates depend on it: {shown})"
+
+
+def incomparable(there: Code, here: Code) -> str:
+    """Return why the bytecode of some parts cannot be compared, or nothing where it can."""
+    pairs = ((there[part].get(PYTHON), here[part].get(PYTHON)) for part in there if part in here)
+    found = [f"{old}, and this is {new}" for old, new in pairs if old != new]
+    return found[0] if found else ""
+
+
+def kept(there: Code, here: Code) -> dict[str, Mapping[str, str]]:
+    """Return `here` with the parts that did not change in the form of `there`."""
+    changed = changes(there, here)
+    return {
+        part: there[part] if part in there and part not in changed else components
+        for part, components in here.items()
+    }
+
+
+def affected(
+    parts: Sequence[str], candidates: Sequence[tuple[str, str]]
+) -> tuple[tuple[str, str], ...]:
+    """Return the candidates whose results depend on one of these parts.
+
+    Examples
+    --------
+    >>> affected(["model A"], [("A", "step"), ("B", "step")])
+    (('A', 'step'),)
+    >>> len(affected(["criterion"], [("A", "step"), ("B", "step")]))
+    2
+    """
+    return tuple(
+        (model, schedule)
+        for model, schedule in candidates
+        if any(
+            part in (f"model {model}", f"scheduler {schedule}")
+            or not part.startswith(("model ", "scheduler "))
+            for part in parts
+        )
+    )
+
+
+def common(mine: Code | None, theirs: Code) -> dict[str, Mapping[str, str]]:
+    """Return what a greater plan says of the models and LR schedules that `mine` has, too."""
+    if mine is None:
+        return dict(theirs)
+    return {
+        name: value
+        for name, value in theirs.items()
+        if name in mine or not name.startswith(("model ", "scheduler "))
+    }
+
+
+def _comparable(components: Mapping[str, str], code: bool) -> dict[str, str]:
+    return {
+        name: text
+        for name, text in components.items()
+        if name != PYTHON and (code or not text.startswith("code:"))
+    }
+
+
+def _components(there: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
+    """Yield what changed in a part, first what tells most."""
+    differing = [
+        name for name in dict.fromkeys([*there, *here]) if there.get(name) != here.get(name)
+    ]
+    for name in _WHOLE:
+        if name in differing and name in there and name in here:
+            yield _change(name, there[name], here[name])
+            return
+    both = [name for name in differing if name in there and name in here]
+    plain = [name for name in both if not name.startswith(_DERIVED)]
+    if plain or both:
+        for name in plain or both:
+            yield _change(name, there[name], here[name])
+        return
+    for name in differing:
+        yield f"{name} {'is gone' if name in there else 'is new'}"
+
+
+def _change(name: str, there: str, here: str) -> str:
+    if there.startswith("=") and here.startswith("=") and len(there) + len(here) < 80:
+        return f"{name} was {there[1:]}, is {here[1:]}"
+    return f"{name} changed"
+
+
+def _joined(found: Sequence[str]) -> str:
+    more = len(found) - MOST_NAMED
+    return ", ".join([*found[:MOST_NAMED], *[f"and {more} more"] * (more > 0)])
+
+
+def _shown(part: str) -> str:
+    kind, _, name = part.partition(" ")
+    return f"{kind} {name!r}" if kind in _NAMED and name else part

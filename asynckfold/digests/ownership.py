@@ -1,0 +1,57 @@
+"""Whose code it is: the user's own project, or a library, whose version is checked elsewhere.
+
+The user's own is what was typed into a console or a notebook, and every file outside the standard
+library and ``site-packages``; installed from the working tree (``pip install -e``) it stays so.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import site
+import sys
+import sysconfig
+from types import FunctionType, ModuleType
+from typing import Any
+
+
+def is_own(value: Any) -> bool:
+    """Whether a function, class or module is of the user's own project, and no library's."""
+    if isinstance(value, FunctionType):
+        scope = value.__globals__
+        return _is_own_place(str(scope.get("__name__") or ""), scope.get("__file__"))
+    name = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    module = sys.modules.get(str(name))
+    if module is None:
+        # Its module lives elsewhere only: it was sent by value.
+        return not is_asynckfold(str(name)) and str(name) != "builtins"
+    return _is_own_place(str(name), getattr(module, "__file__", None))
+
+
+def _is_own_place(name: str, file: Any) -> bool:
+    if name == "__main__":
+        return True
+    if is_asynckfold(name) or name.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    return not isinstance(file, str) or is_own_file(file)
+
+
+def is_asynckfold(name: str) -> bool:
+    """Whether a module is one of this package."""
+    return name == "asynckfold" or name.startswith("asynckfold.")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_own_file(file: str) -> bool:
+    """Whether a file of Python is of the user's own project."""
+    if file.endswith((".so", ".pyd")) or re.search(r"[/\\](site|dist)-packages[/\\]", file):
+        return False
+    return not any(file.startswith(folder) for folder in _library_folders())
+
+
+@functools.lru_cache(maxsize=1)
+def _library_folders() -> tuple[str, ...]:
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [*site.getsitepackages(), site.getusersitepackages()]
+    return tuple(os.path.join(path, "") for path in paths if path)  # noqa: PTH118

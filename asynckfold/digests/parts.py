@@ -1,0 +1,467 @@
+"""The live objects of a run, by part, each by its components."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import importlib.util
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from asynckfold.digests import bytecode
+from asynckfold.digests.changes import PYTHON, WEIGHTS
+from asynckfold.digests.ownership import is_asynckfold, is_own, is_own_file
+from asynckfold.digests.states import (
+    closure_of,
+    functions_of,
+    is_module,
+    module_settings,
+    settings_of,
+    steps_of,
+)
+from asynckfold.digests.values import MOST_ITEMS, Tensors, Values, sha
+
+DEEPEST_NAMED = 4
+"""Parts of parts of an object that have a name of their own."""
+
+_UNTOLD = {
+    *("__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__"),
+    *("__firstlineno__", "__static_attributes__", "__dataclass_fields__", "__dataclass_params__"),
+    *("__match_args__", "__abstractmethods__", "__parameters__", "__orig_bases__", "__slots__"),
+    *("__annotate__", "__annotate_func__", "__annotations_cache__", "__conditional_annotations__"),
+    *("__repr__", "__str__", "extra_repr", "_abc_impl", "__hash__", "__eq__", "__replace__"),
+}
+"""What a class has that no result depends on."""
+
+
+@dataclass(frozen=True)
+class Digest:
+    """The live objects of a run by value.
+
+    Parameters
+    ----------
+    parts : Mapping of str to Mapping of str to str
+        By part, such as ``"model net"``, the components by name, each as a short text.
+    skipped : tuple of str
+        What is compared by its type only, or not at all.
+    """
+
+    parts: Mapping[str, Mapping[str, str]]
+    skipped: tuple[str, ...]
+
+
+def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str = "") -> Digest:
+    """Return the digest of live objects.
+
+    Parameters
+    ----------
+    parts : Mapping of str to object
+        By the name that the user knows it by; None for what is not there.
+    used_here : iterable of str
+        Parts that this process itself calls, so that they may have changed their own state.
+    data : str
+        The part whose arrays and long containers are samples.
+
+    Examples
+    --------
+    >>> def rate(lr):
+    ...     return lambda model: lr
+    >>> digested({"opt_fn": rate(0.1)}).parts["opt_fn"]["the closure variable lr"]
+    '=0.1'
+    """
+    found: dict[str, dict[str, str]] = {}
+    skipped: dict[str, None] = {}
+    used, tensors = set(used_here), Tensors()
+    for name, value in parts.items():
+        if value is None:
+            continue
+        part = _Part(tensors, is_used=name in used, is_data=name == data)
+        part.take(value)
+        found[name] = {**dict(sorted(part.components.items())), PYTHON: bytecode.PYTHON}
+        skipped.update(dict.fromkeys(f"{name}: {text}" for text in part.skipped))
+    return Digest(found, tuple(skipped))
+
+
+def of_run(recipe: Any, settings: Any) -> Digest:
+    """Return the digest of all live objects of a call.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        What jobs are made of.
+    settings : Settings
+        What else a result depends on: scores, transforms, the data set.
+    """
+    own = {f"model {name}": model for name, model in recipe.models.items()}
+    for name, schedule in recipe.lr_schedules.items():
+        own[f"scheduler {name}"] = None if isinstance(schedule, str) else schedule
+    own["opt_fn"] = recipe.opt_fn
+    own["criterion"] = recipe.criterion
+    own["preprocess"] = recipe.preprocess
+    here = {
+        **{f"scorer {name}": item for name, item in _scorers(settings.scoring)},
+        "train_transform": settings.train_transform,
+        "eval_transform": settings.eval_transform,
+        "dataset": None if isinstance(settings.dataset, tuple) else settings.dataset,
+    }
+    return digested({**own, **here}, here, "dataset")
+
+
+def _scorers(scoring: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the scores that are functions, or have settings."""
+    if isinstance(scoring, Mapping):
+        pairs = [(str(name), item) for name, item in scoring.items()]
+    else:
+        items = scoring if isinstance(scoring, (list, tuple)) else [scoring]
+        pairs = [(_short_name(getattr(item, "_score_func", item)), item) for item in items]
+    yield from ((name, item) for name, item in pairs if item is not None and type(item) is not str)
+
+
+class _Part:
+    """The components of one part.
+
+    Functions and classes of the user's wait in a queue, so that a long chain of calls among them is
+    no deep recursion here.
+    """
+
+    def __init__(self, tensors: Tensors, *, is_used: bool, is_data: bool) -> None:
+        self.is_used, self.is_data = is_used, is_data
+        self.components: dict[str, str] = {}
+        self.skipped: dict[str, None] = {}
+        self._values = Values(self, tensors)
+        self._tensors = tensors
+        self._labels: dict[int, str] = {}
+        self._taken: set[str] = set()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._main: Any = None
+        self._within: set[int] = set()
+        # An id is nobody else's as long as its object lives.
+        self._kept: list[Any] = []
+
+    def take(self, value: Any) -> None:
+        """Take the part apart."""
+        self._main = _main_of(value)
+        if type(value).__name__ == "InitialState" and is_asynckfold(type(value).__module__):
+            self.module("", value.module, whole=True)
+        elif isinstance(value, (list, tuple)) and not self.is_data:
+            self._steps("", value)
+        else:
+            self._expand("", value)
+        while self._waiting:
+            self._waiting.popleft()()
+
+    # What values refer to
+
+    def refer(self, value: Any, path: str) -> str | None:
+        """Return the text for a function, class or module of the user's, which is noted."""
+        if id(value) in self._labels:
+            return f"={self._labels[id(value)]}"
+        if not isinstance(value, (type, FunctionType, ModuleType)) or not is_own(value):
+            return None
+        if isinstance(value, ModuleType):
+            label = self._label(value, f"the module {path}")
+            self._waiting.append(functools.partial(self._whole, path, value))
+        elif isinstance(value, type):
+            label = self._label(value, value.__name__)
+            self._waiting.append(functools.partial(self._class, label, value))
+        else:
+            name = value.__name__
+            label = self._label(value, "the lambda" if name == "<lambda>" else f"{name}()")
+            self._waiting.append(functools.partial(self._function, label, value))
+        return f"={label}"
+
+    def module(self, path: str, module: Any, *, whole: bool = False) -> None:
+        """Note a module of torch: settings by name, its own tensors too unless it is a model."""
+        colon = f"{path}: " if path else ""
+        weights, has_weights = hashlib.sha256(), False
+        for name, inner in module.named_modules():
+            for key, tensor in {**inner._parameters, **inner._buffers}.items():
+                text = "=None" if tensor is None else self._tensors.text(tensor)
+                if name or whole:
+                    weights.update(f"{name}.{key} {text}\n".encode())
+                    has_weights = has_weights or tensor is not None
+                else:
+                    self._put(f"{colon}{key}", text)
+            if name:
+                self._inner_module(colon, name, inner)
+                continue
+            self._put(f"{colon}its class", self._values.text(type(inner), path))
+            self._put(f"{colon}training", f"={inner.training}")
+            for key, value in module_settings(inner):
+                self._expand(f"{colon}{key}", value, 2)
+        if has_weights:
+            self._put(f"{colon}{WEIGHTS}", "#" + weights.hexdigest()[:16])
+
+    def _inner_module(self, colon: str, name: str, module: Any) -> None:
+        kind = self._values.text(type(module), name)
+        content = [
+            (key, self._values.text(value, f"{colon}{name}.{key}"))
+            for key, value in module_settings(module)
+        ]
+        here = f"{colon}{name} ({type(module).__name__})"
+        self._put(here, "#" + sha(f"{kind} {module.training} {content}"))
+
+    def skip(self, path: str, value: Any) -> str:
+        """Note what goes by its type only."""
+        kind = type(value).__name__
+        self.skipped[f"{path} ({kind})" if path else kind] = None
+        return f"?{kind}"
+
+    # Names
+
+    def _label(self, value: Any, wanted: str) -> str:
+        """Give an object a name: the one that is wanted, or with a number behind it."""
+        name, number = wanted, 1
+        while name in self._taken:
+            number += 1
+            name = f"{wanted} ({number})"
+        self._taken.add(name)
+        self._labels[id(value)] = name
+        self._kept.append(value)
+        return name
+
+    def _put(self, name: str, text: str) -> None:
+        """Note a component; another one of the same name is told apart by a number."""
+        key, number = name, 1
+        while self.components.get(key, text) != text:
+            number += 1
+            key = f"{name} ({number})"
+        self.components[key] = text
+
+    # Values by their components
+
+    def _expand(self, path: str, value: Any, depth: int = 0) -> None:
+        """Note a value by its components, so that the one that changed can be named."""
+        self._kept.append(value)
+        known = id(value) in self._labels or id(value) in self._within
+        inside = None if known or depth > DEEPEST_NAMED else self._inside(path, value)
+        if inside is None:
+            self._put(path or "it", self._values.text(value, path))
+            return
+        self._within.add(id(value))
+        try:
+            for name, item in inside:
+                self._expand(name, item, depth + 1)
+        finally:
+            self._within.discard(id(value))
+
+    def _inside(self, path: str, value: Any) -> list[tuple[str, Any]] | None:
+        """Return what a value consists of, each with its name; None where it is one thing."""
+        colon = f"{path}: " if path else ""
+        if isinstance(value, functools.partial):
+            self._put(f"{colon}its arguments", f"={len(value.args)}")
+            found = [(path, value.func)]
+            found += [(f"{colon}argument {n}", item) for n, item in enumerate(value.args, 1)]
+            return found + [
+                (f"{colon}{key}", value.keywords[key]) for key in sorted(value.keywords)
+            ]
+        if isinstance(value, MethodType):
+            self._put(f"{colon}its method", self._values.text(value.__func__, path))
+            return [(f"{colon}self", value.__self__)]
+        steps = steps_of(value)
+        if steps is not None:
+            self._steps(path, steps)
+            return []
+        if is_module(value):
+            self.module(path, value)
+            return []
+        if type(value) in (dict, OrderedDict):
+            return self._items(path, value)
+        if self._values.is_known(value):
+            return None
+        found_settings = settings_of(value, is_used=self.is_used)
+        if found_settings is None:
+            return None
+        settings, changed = found_settings
+        self._put(f"{colon}its class", self._values.text(type(value), path))
+        dot = f"{path}." if path else ""
+        for name in changed:
+            self.skip(f"{dot}{name}", getattr(value, name))
+        return [(f"{dot}{name}", item) for name, item in settings]
+
+    def _items(self, path: str, value: Mapping[Any, Any]) -> list[tuple[str, Any]] | None:
+        if not 0 < len(value) <= MOST_ITEMS or not all(type(key) is str for key in value):
+            return None
+        keys = list(value) if type(value) is OrderedDict else sorted(value)
+        self._put(f"{path}: its keys" if path else "its keys", "#" + sha(repr(keys)))
+        return [(f"{path}[{key!r}]", value[key]) for key in keys]
+
+    def _steps(self, path: str, steps: Sequence[Any]) -> None:
+        colon = f"{path}: " if path else ""
+        names = [_short_name(step) for step in steps]
+        self._put(f"{colon}its steps", f"={', '.join(names)}")
+        for place, (name, step) in enumerate(zip(names, steps, strict=True), 1):
+            self._expand(f"{colon}step {place} ({name})", step)
+
+    # Functions and what they look up
+
+    def _function(self, label: str, function: FunctionType) -> None:
+        """Note a function of the user's."""
+        code = function.__code__
+        self._put(label, f"code:{bytecode.digest(code)}")
+        of = "" if function is self._main else f"{label}: "
+        given = function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
+        defaults = {**dict(zip(names, given, strict=True)), **(function.__kwdefaults__ or {})}
+        for name in sorted(defaults):
+            self._expand(f"{of}the default of {name}", defaults[name], 2)
+        used = bytecode.use(code)
+        for name, value in closure_of(function):
+            # As a dataclass calls the defaults of its fields.
+            field = name.removeprefix("_dflt_")
+            word = f"{of}the {'default of' if field != name else 'closure variable'} {field}"
+            self._variable(word, name, value, used.chains(name), used)
+        for name, value in sorted(vars(function).items()):
+            if not name.startswith("__"):
+                self._expand(f"{of}its attribute {name}", value, 2)
+        self._globals(function, used)
+
+    def _globals(self, function: FunctionType, used: bytecode.Use) -> None:
+        """Note the globals that a function reads, and the modules that it imports itself."""
+        scope = function.__globals__
+        for name in dict.fromkeys(name for name, _ in used.reads if name in scope):
+            value, chains = scope[name], used.chains(name)
+            if not isinstance(value, ModuleType):
+                self._variable(f"the global {name}", name, value, chains, used)
+            elif is_own(value):
+                for chain in chains:
+                    path, found, rest = _followed(name, value, chain)
+                    self._variable(f"the global {path}", name, found, [rest], used)
+        package = str(scope.get("__package__") or "")
+        for name, level in used.imports:
+            self._imported("." * level + name, package, set())
+
+    def _variable(
+        self,
+        word: str,
+        name: str,
+        value: Any,
+        chains: Sequence[tuple[str, ...]],
+        used: bytecode.Use,
+    ) -> None:
+        """Note a variable: what is read of it, where that is known to be some settings only."""
+        if isinstance(value, (type, FunctionType, ModuleType)):
+            text = self._values.text(value, word.removeprefix("the global "))
+            if text not in (f"={name}", f"={name}()"):
+                self._put(word, text)
+            return
+        if name in used.changes:
+            self.skip(word, value)
+            return
+        settings = _lookups(value)
+        taken = {chain[0] if chain else "" for chain in chains}
+        if taken and taken <= settings.keys():
+            for step in sorted(taken):
+                self._expand(f"{word}{step}", settings[step], 2)
+        else:
+            self._expand(word, value, 1)
+
+    def _whole(self, path: str, module: ModuleType) -> None:
+        """Note all that a module of the user's defines: what is used of it is not known."""
+        for name, value in sorted(vars(module).items()):
+            if name.startswith("__") or isinstance(value, ModuleType):
+                continue
+            if not isinstance(value, (type, FunctionType)):
+                self._expand(f"{path}.{name}", value, 2)
+            elif is_own(value):
+                self.refer(value, f"{path}.{name}")
+
+    def _imported(self, name: str, package: str, seen: set[str]) -> None:
+        """Note a module of the user's that a function imports when it is called: by its file."""
+        try:
+            full = importlib.util.resolve_name(name, package or None)
+            spec = importlib.util.find_spec(full)
+        except (ImportError, AttributeError, ValueError):
+            return
+        origin = spec.origin if spec else None
+        if spec is None or origin is None or origin in seen or is_asynckfold(full):
+            return
+        if not origin.endswith(".py") or not is_own_file(origin):
+            return
+        if full.partition(".")[0] in sys.stdlib_module_names:
+            return
+        seen.add(origin)
+        try:
+            code = compile(Path(origin).read_bytes(), origin, "exec", dont_inherit=True)
+        except (OSError, SyntaxError, ValueError):
+            return
+        self._put(f"the module {full}", f"code:{bytecode.digest(code)}")
+        inside = full if spec.submodule_search_locations else full.rpartition(".")[0]
+        for further, level in bytecode.use(code).imports:
+            self._imported("." * level + further, inside, seen)
+
+    # Classes
+
+    def _class(self, label: str, kind: type) -> None:
+        """Note a class of the user's with its methods and bases."""
+        of = "" if kind is self._main else f"{label}."
+        bases = [self._values.text(base, label) for base in (*kind.__bases__, type(kind))]
+        self._put(f"the bases of {label}", "#" + sha(repr(bases)))
+        is_enum = issubclass(kind, enum.Enum)
+        if issubclass(kind, enum.Enum):
+            members = [
+                (name, self._values.text(item.value, f"{label}.{name}"))
+                for name, item in kind.__members__.items()
+            ]
+            self._put(f"the members of {label}", "#" + sha(repr(members)))
+        for name, value in sorted(vars(kind).items()):
+            if name in _UNTOLD or (is_enum and not functions_of(value)):
+                continue
+            if isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+                continue
+            found = functions_of(value)
+            if name.startswith("__") and name.endswith("__") and not found:
+                continue  # such as the notes that copyreg makes when an object is pickled
+            for function in found:
+                self._method(f"{of}{name}", function)
+            if not found:
+                self._expand(f"{of}{name}", value, 2)
+
+    def _method(self, name: str, function: Any) -> None:
+        if id(function) in self._labels:
+            return
+        if isinstance(function, FunctionType) and is_own(function):
+            label = self._label(function, f"{name}()")
+            self._waiting.append(functools.partial(self._function, label, function))
+        else:
+            self._put(name, self._values.text(function, name))
+
+
+def _main_of(value: Any) -> Any:
+    """Return the function or class that a part mainly is: its methods need no name before them."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, (type, FunctionType)):
+        return value
+    if isinstance(value, MethodType):
+        return type(value.__self__)
+    return type(getattr(value, "module", value))
+
+
+def _lookups(value: Any) -> dict[str, Any]:
+    """Return the settings of a value by what a function writes to get them."""
+    if type(value) is dict:
+        return {f"[{name!r}]": item for name, item in value.items()}
+    if is_module(value) or isinstance(value, (functools.partial, MethodType)):
+        return {}
+    return {f".{name}": item for name, item in getattr(value, "__dict__", {}).items()}
+
+
+def _followed(path: str, value: Any, chain: tuple[str, ...]) -> tuple[str, Any, tuple[str, ...]]:
+    """Follow attributes of modules; return the path, the value, and the rest of the chain."""
+    rest = list(chain)
+    while rest and isinstance(value, ModuleType) and hasattr(value, rest[0][1:]):
+        path, value = path + rest[0], getattr(value, rest.pop(0)[1:])
+    return path, value, tuple(rest)
+
+
+def _short_name(value: Any) -> str:
+    name = getattr(value, "__name__", None) or type(value).__name__
+    return "lambda" if name == "<lambda>" else str(name)

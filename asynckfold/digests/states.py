@@ -1,0 +1,174 @@
+"""What an object has: its settings, without what only its work left there."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import PurePath
+from types import FunctionType, ModuleType
+from typing import Any
+
+from asynckfold.digests import bytecode
+from asynckfold.digests.ownership import is_own
+
+PLAIN = (bool, int, float, complex, type(None))
+
+_CONTAINERS = (str, bytes, bytearray, list, tuple, dict, set, frozenset)
+_NAMED = (type, ModuleType, PurePath, enum.Enum, FunctionType, types.BuiltinFunctionType)
+
+_ENTRIES = {"__call__", "__getitem__", "__getitems__", "__iter__", "__len__", "forward"}
+"""Methods that work: what they assign to the object is its state, and no setting."""
+
+Settings = list[tuple[str, Any]]
+
+
+def settings_of(value: Any, *, is_used: bool = False) -> tuple[Settings, list[str]] | None:
+    """Return the attributes of an object.
+
+    Parameters
+    ----------
+    value : object
+        No module of torch: see `module_settings`.
+    is_used : bool
+        Whether it works in this process, and may have changed its own state by that.
+
+    Returns
+    -------
+    (list of (str, object), list of str) or None
+        Settings by name, and names of what its own work changes; None where it has no attributes.
+
+    Examples
+    --------
+    >>> class Noise:
+    ...     def __init__(self, sigma):
+    ...         self.sigma, self.calls = sigma, 0
+    ...     def __call__(self, x):
+    ...         self.calls += 1
+    ...         return x + self.sigma
+    >>> settings_of(Noise(0.5), is_used=True)
+    ([('sigma', 0.5)], ['calls'])
+    """
+    kind = type(value)
+    if isinstance(value, (*PLAIN, *_CONTAINERS, *_NAMED)):
+        return None
+    if callable(getattr(value, "get_params", None)) and _is_of(kind, "sklearn"):
+        return sorted(value.get_params(deep=False).items()), []
+    if hasattr(value, "_score_func") and hasattr(value, "_sign"):
+        # scikit-learn's scorers have no public attributes.
+        names = ("_score_func", "_sign", "_kwargs", "_response_method")
+        return [(name.strip("_"), getattr(value, name, None)) for name in names], []
+    own = is_own(kind)
+    attributes = _attributes(value, own)
+    if not own:
+        attributes = {name: item for name, item in attributes.items() if name[:1] != "_"}
+        if not attributes:
+            return None
+    changed = changed_by_use(kind) if own and is_used else frozenset()
+    found = sorted(attributes)
+    return (
+        [(name, attributes[name]) for name in found if name not in changed],
+        [name for name in found if name in changed],
+    )
+
+
+def _attributes(value: Any, own: bool) -> dict[str, Any]:
+    given = _own_state(value) if own else None
+    found = given if isinstance(given, dict) else getattr(value, "__dict__", {})
+    attributes = {str(name): item for name, item in dict(found).items()}
+    for base in type(value).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                attributes[name] = getattr(value, name)
+    return attributes
+
+
+def _own_state(value: Any) -> Any:
+    """Return what the class of an object says is to be sent of it, if it says so."""
+    method = getattr(type(value), "__getstate__", None)
+    if not isinstance(method, FunctionType) or not is_own(method):
+        return None
+    try:
+        return method(value)
+    except Exception:  # noqa: BLE001 - the user's code; sending the object tells what is wrong
+        return None
+
+
+def changed_by_use(kind: type) -> frozenset[str]:
+    """Return the attributes that an object's own working methods assign."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    wanted = [name for name in sorted(_ENTRIES) if hasattr(kind, name)]
+    while wanted:
+        name = wanted.pop()
+        method = getattr(kind, name, None)
+        if name in seen or not isinstance(method, FunctionType) or not is_own(method):
+            continue
+        seen.add(name)
+        used = bytecode.use(method.__code__)
+        found |= used.attributes
+        wanted += used.methods
+    return frozenset(found)
+
+
+def module_settings(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a module of torch has besides tensors and modules."""
+    usual = _bare_module()
+    library = not is_own(type(module))
+    for name in sorted(vars(module)):
+        value = vars(module)[name]
+        if name in usual:
+            if name.endswith("_hooks") and value:
+                yield name.strip("_"), list(value.values())
+        elif not (library and name.startswith("_")):
+            yield name, value
+
+
+@functools.lru_cache(maxsize=1)
+def _bare_module() -> frozenset[str]:
+    return frozenset(vars(sys.modules["torch"].nn.Module()))
+
+
+def is_module(value: Any) -> bool:
+    """Whether a value is a module of torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def steps_of(value: Any) -> list[Any] | None:
+    """Return the steps of a composed transform of torchvision."""
+    kind = type(value)
+    if kind.__module__.startswith("torchvision.transforms") and kind.__name__ == "Compose":
+        return list(value.transforms)
+    return None
+
+
+def closure_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield closure variables that have a value."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue
+        if name != "__class__" and not name.startswith(("_type_", "__dataclass_")):
+            yield name, value
+
+
+def functions_of(value: Any) -> list[Any]:
+    """Return the functions that an attribute of a class stands for."""
+    if isinstance(value, FunctionType):
+        return [value]
+    if isinstance(value, (staticmethod, classmethod)):
+        return [value.__func__]
+    if isinstance(value, property):
+        return [item for item in (value.fget, value.fset, value.fdel) if item is not None]
+    if isinstance(value, functools.cached_property):
+        return [value.func]
+    return []
+
+
+def _is_of(kind: type, package: str) -> bool:
+    return any(base.__module__.partition(".")[0] == package for base in kind.__mro__)

@@ -1,0 +1,312 @@
+"""A value as a short text that is equal for equal values, in any process.
+
+``=0.1`` shows the value itself, ``#5be1…`` stands for its content, ``?Lock`` for something of which
+nothing but the type is known.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import logging
+import sys
+import tempfile
+import types
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from pathlib import PurePath
+from types import FunctionType, ModuleType
+from typing import Any, Protocol
+
+from asynckfold.digests.states import PLAIN, closure_of, is_module, settings_of
+
+MOST_ITEMS = 64
+"""Containers of a data set that hold more are samples, which its fingerprint covers."""
+
+LARGE = 1000
+"""Containers of so many plain values are taken as a whole."""
+
+DEEPEST = 25
+SHOWN = 8
+"""Items of a list of numbers that are shown as they are."""
+
+_CHOSEN_SEED = 2**64
+"""A seed of the operating system's own choice has 128 bits."""
+
+
+class Named(Protocol):
+    """What has components of its own: it is noted elsewhere, and a value refers to it by name."""
+
+    is_used: bool
+    is_data: bool
+
+    def refer(self, value: Any, path: str) -> str | None:
+        """Return the text for what is noted under a name; None for any other value."""
+
+    def module(self, path: str, module: Any) -> None:
+        """Note a module of torch by its components."""
+
+    def skip(self, path: str, value: Any) -> str:
+        """Note that a value goes by its type; return the text for it."""
+
+
+class Tensors:
+    """Tensors by content, each hashed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str] = {}
+        self._kept: list[Any] = []
+
+    def text(self, tensor: Any) -> str:
+        """Return the text of a tensor."""
+        key = id(tensor)
+        if key not in self._known:
+            self._known[key] = _tensor(tensor)
+            # An id is nobody else's as long as its object lives.
+            self._kept.append(tensor)
+        return self._known[key]
+
+
+class Values:
+    """The texts of values of one part."""
+
+    def __init__(self, named: Named, tensors: Tensors) -> None:
+        self.named = named
+        self.tensors = tensors
+        self._within: set[int] = set()
+
+    def text(self, value: Any, path: str, depth: int = 0) -> str:
+        """Return the text of a value; `path` says where it stands."""
+        if type(value) in PLAIN:
+            return f"={value!r}"
+        if type(value) is str:
+            return "#" + sha("str:" + _without_place(value, self.named.is_data))
+        if depth > DEEPEST:
+            return self.named.skip(path, value)
+        if id(value) in self._within:
+            return "=itself"
+        found = self.named.refer(value, path)
+        if found is not None:
+            return found
+        self._within.add(id(value))
+        try:
+            return self._text(value, path, depth + 1)
+        finally:
+            self._within.discard(id(value))
+
+    def _text(self, value: Any, path: str, depth: int) -> str:
+        kind = type(value)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return "#" + hashlib.sha256(bytes(value)).hexdigest()[:16]
+        if isinstance(value, PurePath):
+            return "#" + sha("path:" + _without_place(str(value), self.named.is_data))
+        if isinstance(value, enum.Enum):
+            content = self.text(value.value, path, depth)
+            return "#" + sha(f"{self.text(kind, path, depth)} {value.name} {content}")
+        if isinstance(value, (list, tuple, deque)):
+            return self._sequence(value, path, depth)
+        if isinstance(value, (set, frozenset)):
+            return self._set(value, path, depth)
+        if kind in (dict, OrderedDict, types.MappingProxyType):
+            return self._mapping(value, path, depth)
+        if isinstance(value, (FunctionType, ModuleType, type)):
+            return self._of_library(value, path, depth)
+        found = self._known(value, path, depth)
+        return self._object(value, path, depth) if found is None else found
+
+    def is_known(self, value: Any) -> bool:
+        """Whether a value is of a library that holds it in memory of its own."""
+        if is_module(value):
+            return False
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        kinds: tuple[type, ...] = (logging.Logger, logging.LoggerAdapter)
+        if torch is not None:
+            kinds += (torch.Tensor, torch.Generator, torch.dtype, torch.device)
+            kinds += (torch.optim.Optimizer,)
+        if numpy is not None:
+            kinds += (numpy.ndarray, numpy.generic, numpy.dtype)
+            kinds += (numpy.random.Generator, numpy.random.RandomState)
+        libraries = ("pandas.", "random", "torch.jit")
+        return isinstance(value, kinds) or type(value).__module__.startswith(libraries)
+
+    def _is_samples(self, count: int) -> bool:
+        return self.named.is_data and count > MOST_ITEMS
+
+    def _sequence(self, value: Any, path: str, depth: int) -> str:
+        kind = type(value)
+        if self._is_samples(len(value)):
+            return f"={kind.__name__}"
+        plain = all(type(item) in PLAIN for item in value)
+        if plain and len(value) <= SHOWN and kind in (list, tuple):
+            return f"={value!r}"
+        if len(value) > LARGE and all(type(item) in (*PLAIN, str) for item in value):
+            content = repr(list(value))
+        else:
+            content = repr(
+                [self.text(item, f"{path}[{place}]", depth) for place, item in enumerate(value)]
+            )
+        return "#" + sha(f"{self.text(kind, path, depth)} {content}")
+
+    def _set(self, value: Any, path: str, depth: int) -> str:
+        if self._is_samples(len(value)):
+            return "=set"
+        return "#" + sha(f"set {sorted(self.text(item, path, depth) for item in value)}")
+
+    def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> str:
+        if self._is_samples(len(value)):
+            return "=dict"
+        plain = (*PLAIN, str)
+        if len(value) > LARGE and all(
+            type(key) in plain and type(item) in plain for key, item in value.items()
+        ):
+            pairs = [repr(item) for item in value.items()]
+        else:
+            pairs = [
+                f"{self.text(key, path, depth)} {self.text(item, _at(path, key), depth)}"
+                for key, item in value.items()
+            ]
+        ordered = type(value) is OrderedDict
+        return "#" + sha(f"dict {pairs if ordered else sorted(pairs)}")
+
+    def _of_library(self, value: Any, path: str, depth: int) -> str:
+        """Return the text of a library's function, class or module: its name."""
+        is_made = isinstance(value, FunctionType) and "<locals>" in value.__qualname__
+        cells = list(closure_of(value)) if is_made else []
+        inside = [(name, self.text(item, f"{path}.{name}", depth)) for name, item in cells]
+        return "#" + sha(f"{full_name(value)} {inside}") if inside else f"={full_name(value)}"
+
+    def _known(self, value: Any, path: str, depth: int) -> str | None:
+        """Return the text of what torch, NumPy and others hold in memory of their own."""
+        for package, function in (("torch", self._torch), ("numpy", self._numpy)):
+            library = sys.modules.get(package)
+            found = function(library, value, path, depth) if library is not None else None
+            if found is not None:
+                return found
+        kind = type(value)
+        if isinstance(value, (logging.Logger, logging.LoggerAdapter)):
+            return "=logger"
+        if kind.__module__ == "random":
+            return self.named.skip(path, value)
+        if kind.__module__.startswith("pandas.") and hasattr(value, "__array__"):
+            if self.named.is_data:
+                return f"={kind.__name__}"
+            return self.text(sys.modules["numpy"].asarray(value), path, depth)
+        if kind.__module__.startswith("torch.jit") and hasattr(value, "code"):
+            return "#" + sha(str(value.code))
+        return None
+
+    def _torch(self, torch: Any, value: Any, path: str, depth: int) -> str | None:
+        if isinstance(value, torch.Tensor):
+            return "=Tensor" if self._is_samples(value.numel()) else self.tensors.text(value)
+        if isinstance(value, torch.Generator):
+            return f"=seed {value.initial_seed()}"
+        if isinstance(value, torch.dtype):
+            return f"={value!r}"
+        if isinstance(value, torch.device):
+            return "=device"
+        if isinstance(value, torch.optim.Optimizer):
+            kind = self.text(type(value), path, depth)
+            return "#" + sha(f"{kind} {self.text(value.state_dict(), path, depth)}")
+        return None
+
+    def _numpy(self, numpy: Any, value: Any, path: str, depth: int) -> str | None:
+        kind = type(value)
+        if isinstance(value, numpy.ndarray):
+            if self._is_samples(value.size):
+                return "=ndarray"
+            if value.dtype.hasobject:
+                return "#" + sha(f"{value.shape} {self.text(value.ravel().tolist(), path, depth)}")
+            data = numpy.ascontiguousarray(value).reshape(-1)
+            return "#" + sha(f"{value.dtype} {value.shape}", data.view("u1") if data.size else b"")
+        if isinstance(value, numpy.generic):
+            usual = kind in (numpy.float64, numpy.int64, numpy.bool_)
+            return f"={value.item()!r}" if usual else f"={kind.__name__}({value.item()!r})"
+        if isinstance(value, numpy.dtype):
+            return f"={value!r}"
+        if isinstance(value, numpy.random.Generator):
+            # Not its state, which changes as it is used.
+            seeds = getattr(value.bit_generator, "seed_seq", None)
+            entropy = getattr(seeds, "entropy", None)
+            if isinstance(entropy, int) and entropy < _CHOSEN_SEED:
+                return f"=seed {entropy} {getattr(seeds, 'spawn_key', ())}"
+            return self.named.skip(path, value)
+        if isinstance(value, numpy.random.RandomState):
+            return self.named.skip(path, value)
+        return None
+
+    def _object(self, value: Any, path: str, depth: int) -> str:
+        """Return the text of an object by its class and its settings."""
+        if is_module(value):
+            self.named.module(path, value)
+            return f"={type(value).__name__}"
+        kind = self.text(type(value), path, depth)
+        wrapped = getattr(value, "__wrapped__", None)
+        if isinstance(wrapped, FunctionType):
+            return "#" + sha(f"{kind} {self.text(wrapped, path, depth)}")
+        found = settings_of(value, is_used=self.named.is_used)
+        if found is None:
+            return self._pickled(value, kind, path, depth)
+        settings, changed = found
+        for name in changed:
+            self.named.skip(f"{path}.{name}", getattr(value, name))
+        texts = [(name, self.text(item, f"{path}.{name}", depth)) for name, item in settings]
+        return "#" + sha(f"{kind} {texts}")
+
+    def _pickled(self, value: Any, kind: str, path: str, depth: int) -> str:
+        """Return the text of an object that has no attributes: by what it is pickled as."""
+        try:
+            found = value.__reduce_ex__(4)
+        except Exception:  # noqa: BLE001 - an object may refuse to be pickled in any way
+            return self.named.skip(path, value)
+        if isinstance(found, str):
+            return f"={full_name(value)}"
+        content = [self.text(item, path, depth) for item in found[1:3]]
+        items = [list(item) for item in found[3:5] if item is not None]
+        return "#" + sha(f"{kind} {content} {[self.text(item, path, depth) for item in items]}")
+
+
+def sha(text: str, data: Any = b"") -> str:
+    """Return the SHA-256 of a text, and of bytes after it, shortened."""
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
+    digest.update(data)
+    return digest.hexdigest()[:16]
+
+
+def full_name(value: Any) -> str:
+    """Return the name of a function, class or module with that of its module."""
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    return f"{getattr(value, '__module__', None) or ''}.{name or type(value).__name__}".strip(".")
+
+
+def _at(path: str, key: Any) -> str:
+    return f"{path}[{key!r:.40}]" if type(key) in (*PLAIN, str) else f"{path}[…]"
+
+
+def _tensor(tensor: Any) -> str:
+    torch: Any = sys.modules["torch"]
+    held = tensor.detach()
+    head = f"{held.dtype} {tuple(held.shape)} {tensor.requires_grad}"
+    try:
+        held = held.cpu().contiguous()
+        data = held.reshape(-1).view(torch.uint8).numpy() if held.numel() else b""
+    except (RuntimeError, TypeError, NotImplementedError):
+        # Sparse and quantized ones.
+        return "#" + sha(f"{head} {held.to_dense().tolist() if held.is_sparse else held}")
+    return "#" + sha(head, data)
+
+
+def _without_place(text: str, everywhere: bool) -> str:
+    """Return a text, of an absolute path its last part only: files may lie elsewhere.
+
+    Examples
+    --------
+    >>> _without_place("/data/weights.pt", False), _without_place("a/b.pt", False)
+    ('weights.pt', 'a/b.pt')
+    >>> _without_place("../data", True)
+    'data'
+    """
+    path = PurePath(text)
+    is_path = path.is_absolute() or (everywhere and len(path.parts) > 1)
+    if len(text) > 4096 or "\n" in text or not is_path:
+        return text
+    return "" if str(path.parent) == tempfile.gettempdir() else path.name

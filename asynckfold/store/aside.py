@@ -1,0 +1,73 @@
+"""An earlier run makes room: its whole folder gets another name, in one step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from asynckfold.errors import Problem, StorageError, refuse
+from asynckfold.files import make_folder, storage_error, sync_folder
+
+
+def aside_of(root: Path) -> Path:
+    """Return the first free name for the folder of an earlier run.
+
+    Examples
+    --------
+    >>> aside_of(Path("/nowhere/mnist")).as_posix()
+    '/nowhere/mnist.earlier-1'
+    """
+    number = 1
+    while os.path.lexists(found := root.with_name(f"{root.name}.earlier-{number}")):
+        number += 1
+    return found
+
+
+def set_aside(root: Path) -> Path:
+    """Give the folder of a run another name beside it, and make an empty one in its place.
+
+    A kill at any instant leaves the earlier run whole: under its old name or under the new one.
+
+    Parameters
+    ----------
+    root : Path
+        The folder, which the caller holds; where it is a link, the folder that it leads to is
+        renamed, and the link leads to the new one.
+
+    Returns
+    -------
+    Path
+        Where the run is now.
+
+    Raises
+    ------
+    InputError
+        The folder cannot be renamed; nothing was done.
+    StorageError
+        The disk refuses the new folder; the run has its new name already.
+    """
+    place = Path(os.path.realpath(root))
+    mode = place.stat().st_mode & 0o7777
+    aside = aside_of(place)
+    try:
+        place.rename(aside)
+    except OSError as error:
+        # It may be a mount point, or lie in a folder that only others may write to.
+        refuse(
+            [
+                Problem(
+                    "resume='never' needs a folder that can be renamed, to keep the run in it",
+                    f"{place}: {error.strerror}",
+                    "Use another folder.",
+                )
+            ]
+        )
+    try:
+        make_folder(place)
+        place.chmod(mode)
+        sync_folder(place.parent)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(error, place) from error
+    return aside

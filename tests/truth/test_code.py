@@ -1,0 +1,1079 @@
+"""Edited code is noticed and named; what changes no number is not.
+
+A small project of two modules is written to disk, imported, and digested; then again with an edit.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import fbeta_score, make_scorer
+from sklearn.preprocessing import MinMaxScaler
+from torch import nn
+
+from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, RunStore, fit
+from asynckfold.digests import bytecode, changes
+from asynckfold.digests.parts import digested
+from asynckfold.folds import make_folds
+from asynckfold.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.recipe import InitialState
+from asynckfold.store import refuse_other
+from asynckfold.trainer_params import TrainerParams
+from tests.toy import Tiny, adam, samples
+
+NET = '''
+"""A project."""
+import functools
+import math
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torchvision.transforms import v2
+from sklearn.metrics import fbeta_score, make_scorer
+from sklearn.preprocessing import StandardScaler
+
+import blocks
+from blocks import Block, scaled
+
+WIDTH = 4
+CONFIG = {"lr": 0.1, "momentum": 0.9, "verbose": 1}
+WEIGHT = torch.tensor([1.0, 2.0, 3.0])
+
+
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = 2
+
+
+@dataclass(frozen=True)
+class Size:
+    hidden: int = 8
+    drop: float = 0.1
+
+
+def activation(x):
+    """The activation."""
+    return torch.relu(x)
+
+
+class Base(nn.Module):
+    def prepare(self, x):
+        return x.flatten(1)
+
+
+class Net(Base):
+    """A network."""
+
+    factor = 2
+
+    def __init__(self, width=WIDTH, size=Size(), mode=Mode.FAST):
+        super().__init__()
+        self.first = nn.Linear(8, width)
+        self.block = Block(width)
+        self.last = blocks.head(width)
+        self.mode = mode
+
+    def forward(self, x):
+        # The activation comes last.
+        x = self.block(self.first(self.prepare(x)))
+        if self.training:
+            x = x * 1.0
+        try:
+            return activation(self.last(x)) * self.factor
+        except ValueError as error:
+            raise RuntimeError("bad") from error
+
+    @property
+    def size(self):
+        return scaled(3)
+
+    @staticmethod
+    def unit():
+        return 1.0
+
+    def pretrain(self, inputs, generator, report):
+        for epoch in range(3):
+            report("stage", epoch, {"loss": 0.5})
+
+
+class Focal(nn.Module):
+    def __init__(self, gamma=2.0):
+        super().__init__()
+        self.gamma = gamma
+
+    def forward(self, outputs, targets):
+        loss = nn.functional.cross_entropy(outputs, targets, weight=WEIGHT, reduction="none")
+        return (loss**self.gamma).mean()
+
+
+def rates(lr):
+    def optimizer(model):
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=CONFIG["momentum"])
+
+    return optimizer
+
+
+def decay(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
+
+
+def my_f1(targets, outputs):
+    return float(np.mean(outputs.argmax(1) == targets)) * 0.5
+
+
+class Noise:
+    def __init__(self, sigma):
+        self.sigma = sigma
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return x + self.sigma * torch.randn_like(x)
+
+
+class Samples(torch.utils.data.Dataset):
+    def __init__(self, noise=0.3, root="/data/first"):
+        self.noise = noise
+        self.root = root
+        self.x = torch.zeros(500, 8)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index] + self.noise, index % 3
+
+
+torch.manual_seed(0)
+PARTS = {
+    "model net": Net,
+    "model wide": functools.partial(Net, width=6, mode=Mode.SLOW),
+    "model lambda": lambda: Net(5),
+    "model given": Net(3),
+    "scheduler decay": decay,
+    "opt_fn": rates(0.05),
+    "criterion": Focal(gamma=1.5),
+    "scorer my_f1": my_f1,
+    "scorer fbeta": make_scorer(fbeta_score, beta=2, average="macro"),
+    "preprocess": StandardScaler(with_mean=True),
+    "train_transform": v2.Compose(
+        [v2.RandomHorizontalFlip(0.5), v2.RandomCrop(28, padding=4), Noise(0.1)]
+    ),
+    "eval_transform": v2.Normalize([0.5], [0.5]),
+    "dataset": Samples(),
+}
+'''
+
+BLOCKS = """
+from torch import nn
+
+SLOPE = 0.2
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return nn.functional.leaky_relu(self.linear(x), SLOPE)
+
+
+def head(width):
+    return nn.Linear(width, 3)
+
+
+def scaled(x):
+    return x * 2
+
+
+def unused(x):
+    return x * 5
+"""
+
+PROJECT = {"net.py": NET, "blocks.py": BLOCKS}
+
+USED_HERE = {
+    *("scorer my_f1", "scorer fbeta", "train_transform", "eval_transform", "dataset"),
+}
+
+Parts = dict[str, Any]
+
+
+def written(folder: Path, files: dict[str, str]) -> Path:
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@contextlib.contextmanager
+def imported(folder: Path) -> Iterator[types.ModuleType]:
+    """Import the project in a folder, and forget it afterwards."""
+    names = [path.stem for path in folder.glob("*.py")]
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield importlib.import_module("net")
+    finally:
+        sys.path.remove(str(folder))
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+def parts_of(module: Any) -> Parts:
+    given = dict(module.PARTS)
+    given["model given"] = InitialState(given["model given"])
+    return dict(digested(given, USED_HERE, "dataset").parts)
+
+
+_numbers = iter(range(10**9))
+
+
+def project_parts(tmp_path: Path, files: dict[str, str] = PROJECT) -> Parts:
+    folder = written(tmp_path / f"project-{next(_numbers)}", files)
+    with imported(folder) as module:
+        return parts_of(module)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Parts:
+    return project_parts(tmp_path_factory.mktemp("first"))
+
+
+def replaced(old: str, new: str, file: str = "net.py") -> dict[str, str]:
+    assert old in PROJECT[file], old
+    return {**PROJECT, file: PROJECT[file].replace(old, new)}
+
+
+# What must be noticed, and how it is named
+
+HARMFUL = {
+    "a forward": (
+        ("* self.factor\n", "* self.factor + 1\n"),
+        "model 'net': forward() changed",
+    ),
+    "an operator": (("x = x * 1.0", "x = x / 1.0"), "model 'net': forward() changed"),
+    "what a try covers": (
+        (
+            "        x = self.block(self.first(self.prepare(x)))\n        if self.training:\n"
+            "            x = x * 1.0\n        try:\n",
+            "        x = self.block(self.first(self.prepare(x)))\n        try:\n"
+            "            if self.training:\n                x = x * 1.0\n",
+        ),
+        "model 'net': forward() changed",
+    ),
+    "a class attribute": (("    factor = 2\n", "    factor = 3\n"), "factor was 2, is 3"),
+    "a layer": (("nn.Linear(8, width)", "nn.Linear(8, width, bias=False)"), "__init__() changed"),
+    "a default": (("WIDTH = 4", "WIDTH = 5"), "the default of width was 4, is 5"),
+    "a default of a dataclass": (("hidden: int = 8", "hidden: int = 9"), "hidden was 8, is 9"),
+    "a base class": (("x.flatten(1)", "x.flatten(2)"), "Base.prepare() changed"),
+    "a helper function": (("torch.relu(x)", "torch.tanh(x)"), "activation() changed"),
+    "a helper in a module": (("x * 2", "x * 3", "blocks.py"), "scaled() changed"),
+    "a function of a module": (
+        ("nn.Linear(width, 3)", "nn.Linear(width, 3, bias=False)", "blocks.py"),
+        "head() changed",
+    ),
+    "a class in a module": (
+        ("leaky_relu(self", "silu(self", "blocks.py"),
+        "Block.forward() changed",
+    ),
+    "a global in a module": (
+        ("SLOPE = 0.2", "SLOPE = 0.3", "blocks.py"),
+        "the global SLOPE was 0.2, is 0.3",
+    ),
+    "a static method": (("return 1.0\n", "return 2.0\n"), "unit() changed"),
+    "a property": (("scaled(3)", "scaled(4)"), "size() changed"),
+    "the stage before the training": (
+        ("for epoch in range(3)", "for epoch in range(4)"),
+        "pretrain() changed",
+    ),
+    "a member of an enum": (("SLOW = 2", "SLOW = 3"), "the members of Mode changed"),
+    "an argument of a partial": (("width=6", "width=7"), "model 'wide': width was 6, is 7"),
+    "another member": (
+        ("width=6, mode=Mode.SLOW", "width=6, mode=Mode.FAST"),
+        "model 'wide': mode changed",
+    ),
+    "a lambda": (("lambda: Net(5)", "lambda: Net(6)"), "model 'lambda': the lambda changed"),
+    "initial weights": (
+        ("torch.manual_seed(0)", "torch.manual_seed(1)"),
+        "model 'given': the initial weights changed",
+    ),
+    "a schedule": (("0.9**epoch", "0.8**epoch"), "scheduler 'decay': decay() changed"),
+    "the value of a closure": (
+        ("rates(0.05)", "rates(0.06)"),
+        "opt_fn: the closure variable lr was 0.05, is 0.06",
+    ),
+    "an item of a dict that is read": (
+        ('"momentum": 0.9', '"momentum": 0.8'),
+        "the global CONFIG['momentum'] was 0.9, is 0.8",
+    ),
+    "an optimizer": (("optim.SGD", "optim.RMSprop"), "opt_fn: optimizer() changed"),
+    "a setting of a criterion": (("gamma=1.5", "gamma=1.6"), "criterion: gamma was 1.5, is 1.6"),
+    "a tensor that a criterion reads": (
+        ("[1.0, 2.0, 3.0]", "[1.0, 2.0, 4.0]"),
+        "criterion: the global WEIGHT changed",
+    ),
+    "a scorer": (("* 0.5", "* 0.6"), "scorer 'my_f1': my_f1() changed"),
+    "an argument of make_scorer": (("beta=2", "beta=1"), "kwargs['beta'] was 2, is 1"),
+    "a preprocessing": (("with_mean=True", "with_mean=False"), "with_mean was True, is False"),
+    "a step of a transform": (
+        ("padding=4", "padding=2"),
+        "train_transform: step 2 (RandomCrop): padding was [4, 4, 4, 4], is [2, 2, 2, 2]",
+    ),
+    "an own step": (("Noise(0.1)", "Noise(0.2)"), "step 3 (Noise).sigma was 0.1, is 0.2"),
+    "the code of an own step": (
+        ("x + self.sigma", "x - self.sigma"),
+        "train_transform: Noise.__call__() changed",
+    ),
+    "a step more": (
+        ("v2.RandomHorizontalFlip(0.5), ", ""),
+        "its steps was RandomHorizontalFlip, RandomCrop, Noise, is RandomCrop, Noise",
+    ),
+    "an eval transform": (("[0.5], [0.5]", "[0.5], [0.4]"), "eval_transform: std was [0.5], is"),
+    "the noise of a data set": (("noise=0.3", "noise=0.4"), "dataset: "),
+    "the code of a data set": (("+ self.noise", "- self.noise"), "dataset: __getitem__() changed"),
+}
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_an_edit_is_noticed_and_named(tmp_path: Path, first: Parts, name: str) -> None:
+    edit, text = HARMFUL[name]
+    told = "; ".join(changes.changes(first, project_parts(tmp_path, replaced(*edit))).values())
+    assert text in told
+
+
+# What must pass
+
+
+def reformatted(text: str) -> str:
+    return ast.unparse(ast.parse(text))
+
+
+def without_docstrings(text: str) -> str:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list) or len(body) < 2:
+            continue
+        head = body[0]
+        if isinstance(head, ast.Expr) and isinstance(head.value, ast.Constant):
+            del body[0]
+    return ast.unparse(tree)
+
+
+def with_methods_reversed(text: str) -> str:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == "Net":
+            node.body = node.body[:2] + node.body[:1:-1]
+    return ast.unparse(tree)
+
+
+def commented(text: str) -> str:
+    lines = text.splitlines()
+    return "\n".join(f"{line}  # here" if line.endswith((")", ":")) else line for line in lines)
+
+
+HARMLESS: dict[str, dict[str, str]] = {
+    "nothing": PROJECT,
+    "comments": {name: commented(text) for name, text in PROJECT.items()},
+    "another comment in a helper module": replaced(
+        "SLOPE = 0.2", "# steep\nSLOPE = 0.2", "blocks.py"
+    ),
+    "blank lines at the top": {name: "\n" * 50 + text for name, text in PROJECT.items()},
+    "blank lines within": replaced("        if self.training:", "\n\n        if self.training:"),
+    "docstrings left out": {name: without_docstrings(text) for name, text in PROJECT.items()},
+    "another docstring": replaced('"""A network."""', '"""The network of chapter 3."""'),
+    "a docstring of a function": replaced('"""The activation."""', '"""ReLU."""'),
+    "another layout": {name: reformatted(text) for name, text in PROJECT.items()},
+    "other quotes": replaced('reduction="none"', "reduction='none'"),
+    "parentheses": replaced(
+        "return x + self.sigma * torch.randn_like(x)",
+        "return (\n            x\n            + (self.sigma * torch.randn_like(x))\n        )",
+    ),
+    "a number written otherwise": replaced("SLOPE = 0.2", "SLOPE = 2e-1", "blocks.py"),
+    "methods in another order": {**PROJECT, "net.py": with_methods_reversed(NET)},
+    "functions in another order": replaced(
+        "def head(width):\n    return nn.Linear(width, 3)\n\n\ndef scaled(x):\n    return x * 2\n",
+        "def scaled(x):\n    return x * 2\n\n\ndef head(width):\n    return nn.Linear(width, 3)\n",
+        "blocks.py",
+    ),
+    "type annotations": replaced("def forward(self, x):", "def forward(self, x: 'int') -> None:"),
+    "another function": replaced("def rates(lr):", "def new(x):\n    return x\n\n\ndef rates(lr):"),
+    "a function that is not used": replaced("x * 5", "x * 6", "blocks.py"),
+    "another import": replaced("import math\n", "import json\nimport textwrap as wrap\n"),
+    "a global that is not read": replaced("WIDTH = 4", "WIDTH = 4\nOTHER = 7"),
+    "an item of a dict that is not read": replaced('"verbose": 1', '"verbose": 3'),
+    "a dict in another order": replaced(
+        '{"lr": 0.1, "momentum": 0.9, "verbose": 1}', '{"momentum": 0.9, "verbose": 1, "lr": 0.1}'
+    ),
+    "keywords in another order": replaced('beta=2, average="macro"', 'average="macro", beta=2'),
+    "keywords of a partial in another order": replaced(
+        "width=6, mode=Mode.SLOW", "mode=Mode.SLOW, width=6"
+    ),
+    "another name of a local variable": {
+        **PROJECT,
+        "net.py": NET.replace("loss = nn.", "value = nn.").replace("(loss**", "(value**"),
+    },
+    "data elsewhere": replaced('root="/data/first"', 'root="/mnt/disk/first"'),
+    "a repr": replaced(
+        "    @staticmethod\n", "    def __repr__(self):\n        return 'x'\n\n    @staticmethod\n"
+    ),
+    "a docstring in a function that makes one": replaced(
+        "def rates(lr):", "def rates(lr):\n    '''Doc.'''\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_an_edit_that_changes_no_number_passes(tmp_path: Path, first: Parts, name: str) -> None:
+    assert changes.difference(first, project_parts(tmp_path, HARMLESS[name])) is None
+
+
+def test_state_that_use_leaves_behind_is_no_setting(tmp_path: Path, first: Parts) -> None:
+    """A step that counts its calls has been called by the first run of the same process."""
+    folder = written(tmp_path / "project", PROJECT)
+    with imported(folder) as module:
+        step = module.PARTS["train_transform"].transforms[2]
+        step(torch.zeros(3))
+        assert step.calls == 1
+        assert changes.difference(first, parts_of(module)) is None
+        step.sigma = 0.7
+        assert "sigma was 0.1, is 0.7" in str(changes.difference(first, parts_of(module)))
+
+
+CHILD = """
+import json, runpy, sys
+import cloudpickle
+from asynckfold.digests.parts import digested
+from asynckfold.recipe import InitialState
+packed, script, used = sys.argv[1], sys.argv[2], set(json.loads(sys.argv[3]))
+sys.path.insert(0, script.rpartition("/")[0])
+as_main = runpy.run_path(script, run_name="__main__")["PARTS"]
+as_main["model given"] = InitialState(as_main["model given"])
+del sys.path[0], sys.modules["blocks"]
+with open(packed, "rb") as file:
+    sent = cloudpickle.load(file)
+found = [dict(digested(parts, used, "dataset").parts) for parts in (as_main, sent)]
+print(json.dumps(found))
+"""
+
+
+def test_another_process_finds_the_same(tmp_path: Path, first: Parts) -> None:
+    """Run as a script, and sent by value; with another hash seed, from another folder."""
+    folder = written(tmp_path / "project", PROJECT)
+    with imported(folder) as module:
+        blocks = sys.modules["blocks"]
+        given = dict(module.PARTS)
+        given["model given"] = InitialState(given["model given"])
+        cloudpickle.register_pickle_by_value(module)
+        cloudpickle.register_pickle_by_value(blocks)
+        try:
+            (tmp_path / "packed").write_bytes(cloudpickle.dumps(given))
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
+            cloudpickle.unregister_pickle_by_value(blocks)
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            CHILD,
+            tmp_path / "packed",
+            folder / "net.py",
+            json.dumps([*USED_HERE]),
+        ],
+        cwd="/",
+        env={**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert told.returncode == 0, told.stderr
+    for found in json.loads(told.stdout):
+        assert changes.changes(first, found) == {}
+
+
+# Laws
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes(inner)
+
+
+@pytest.mark.parametrize("name", ["argparse", "ast", "dataclasses", "textwrap", "inspect"])
+def test_another_layout_of_real_code_is_the_same(name: str) -> None:
+    """Hundreds of functions, as they are and as `ast.unparse` writes them."""
+    file = importlib.import_module(name).__file__
+    assert file is not None
+    text = Path(file).read_text()
+    before, after = (compile(lines, "", "exec") for lines in (text, reformatted(text)))
+    pairs = list(zip(_codes(before), _codes(after), strict=True))
+    assert len(pairs) > 10
+    assert [
+        one.co_name for one, other in pairs if bytecode.digest(one) != bytecode.digest(other)
+    ] == []
+
+
+class _OneConstant(ast.NodeTransformer):
+    """Changes one constant that is a number."""
+
+    def __init__(self, wanted: int) -> None:
+        self.left, self.name = wanted, ""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if type(node.value) in (int, float):
+            if self.left == 0:
+                node = ast.Constant(node.value + 1)
+            self.left -= 1
+        return node
+
+
+def _count(tree: ast.AST) -> int:
+    return sum(
+        type(node.value) in (int, float)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+    )
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_one_constant_changes_the_digest_of_its_function(data: st.DataObject) -> None:
+    for name in ("Net", "Focal", "decay", "my_f1", "Noise"):
+        tree = next(node for node in ast.parse(NET).body if getattr(node, "name", "") == name)
+        count = _count(tree)
+        if not count:
+            continue
+        wanted = data.draw(st.integers(0, count - 1), label=name)
+        changed = _OneConstant(wanted).visit(ast.parse(ast.unparse(tree)))
+        one = compile(ast.unparse(tree), "", "exec")
+        other = compile(ast.unparse(ast.fix_missing_locations(changed)), "", "exec")
+        assert bytecode.digest(one) != bytecode.digest(other)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+        | st.tuples(inner, inner)
+    ),
+    max_leaves=12,
+)
+
+
+def _of(value: Any) -> Any:
+    def opt_fn(model: Any) -> Any:
+        return value
+
+    return digested({"opt_fn": opt_fn}).parts
+
+
+@settings(max_examples=150)
+@given(VALUES, VALUES)
+def test_values_are_the_same_where_they_are_equal(one: Any, other: Any) -> None:
+    assert _of(one) == _of(cloudpickle.loads(cloudpickle.dumps(one)))
+    # 1, 1.0 and True are equal for Python; other numbers may come of them.
+    assert (_of(one) == _of(other)) == (_typed(one) == _typed(other))
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return "dict", frozenset((key, repr(_typed(item))) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [_typed(item) for item in value]
+    if isinstance(value, str) and Path(value).is_absolute():
+        return "path", Path(value).name
+    return type(value).__name__, repr(value)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 2**31), st.integers(1, 40))
+def test_one_bit_of_a_tensor_changes_the_digest(seed: int, size: int) -> None:
+    weight = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    other = weight.clone()
+    place = seed % size
+    other.view(torch.int32)[place] ^= 1
+    one, same, changed = (
+        digested({"criterion": nn.CrossEntropyLoss(weight=value)}).parts
+        for value in (weight, weight.clone(), other)
+    )
+    assert one == same
+    assert changes.difference(one, changed) == "criterion: weight changed"
+
+
+def test_sets_and_dicts_have_no_order() -> None:
+    words = [f"word{number}" for number in range(50)]
+    shuffled = words[:]
+    random.Random(0).shuffle(shuffled)
+    assert _of(set(words)) == _of(set(shuffled))
+    assert _of(dict.fromkeys(words, 1)) == _of(dict.fromkeys(shuffled, 1))
+
+
+def test_cycles_and_long_chains_end() -> None:
+    loop: list[Any] = [1]
+    loop.append(loop)
+    assert _of(loop) == _of(loop)
+    deep: Any = 0
+    for _ in range(200):
+        deep = [deep]
+    assert len(_of(deep)["opt_fn"]) > 0
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    text = "def f0(): return 0\n" + "\n".join(
+        f"def f{n}(): return f{n - 1}()" for n in range(1, 800)
+    )
+    exec(text, scope)
+    assert "f0()" in digested({"opt_fn": scope["f799"]}).parts["opt_fn"]
+
+
+def test_what_cannot_be_known_is_said() -> None:
+    import threading
+
+    def scorer(targets: Any, outputs: Any, guard: Any = threading.Lock()) -> float:  # noqa: B008
+        with guard:
+            return 0.0
+
+    found = digested({"scorer s": scorer})
+    assert found.skipped == ("scorer s: the default of guard (lock)",)
+    assert found.parts == digested({"scorer s": scorer}).parts
+
+
+def test_a_container_that_the_code_fills_is_state() -> None:
+    seen: list[int] = []
+    memo: dict[int, int] = {}
+    counts = {"calls": 0}
+
+    def opt_fn(model: Any) -> Any:
+        seen.append(1)
+        memo[len(seen)] = 2
+        counts["calls"] += 1
+        return adam(model)
+
+    before = digested({"opt_fn": opt_fn})
+    opt_fn(Tiny())
+    assert digested({"opt_fn": opt_fn}).parts == before.parts
+    assert len(before.skipped) == 3
+
+
+def test_generators_go_by_their_seed() -> None:
+    def of(generator: Any) -> Any:
+        return _of(generator)
+
+    one, other = np.random.default_rng(3), np.random.default_rng(4)
+    before = of(one)
+    one.normal(size=3)
+    assert of(one) == before != of(other)
+    mine = torch.Generator().manual_seed(5)
+    seeded = of(mine)
+    torch.randn(3, generator=mine)
+    assert of(mine) == seeded != of(torch.Generator().manual_seed(6))
+    # Without a seed, each process has another: that is no edit.
+    assert of(np.random.default_rng()) == of(np.random.default_rng())
+
+
+def test_another_python_is_told_and_is_no_edit(first: Parts) -> None:
+    other = {
+        part: {
+            **{
+                name: text.replace("code:", "code:0") if text.startswith("code:") else text
+                for name, text in components.items()
+            },
+            changes.PYTHON: "cpython-3.99",
+        }
+        for part, components in first.items()
+    }
+    assert changes.difference(first, other) is None
+    assert "cpython-3.99" in changes.incomparable(first, other)
+    # What a continued run holds stays in the form in which it was begun.
+    assert changes.kept(first, other) == first
+    other["opt_fn"]["the closure variable lr"] = "=7"
+    assert "lr was 0.05, is 7" in str(changes.difference(first, other))
+    assert changes.incomparable(first, first) == ""
+
+
+def test_code_that_was_loaded_counts_not_its_file(tmp_path: Path, first: Parts) -> None:
+    """Edited on disk and not imported again: the old code is sent, so nothing has changed yet."""
+    folder = written(tmp_path / "project", PROJECT)
+    with imported(folder) as module:
+        (folder / "net.py").write_text(NET.replace("torch.relu", "torch.tanh"))
+        assert changes.difference(first, parts_of(module)) is None
+
+
+def test_two_lambdas_on_one_line_are_told_apart() -> None:
+    one, other = (lambda: nn.Linear(8, 3)), (lambda: nn.Linear(8, 4))
+    assert (
+        digested({"model A": one}).parts["model A"] != digested({"model A": other}).parts["model A"]
+    )
+
+
+def test_which_of_two_known_functions_is_meant_counts() -> None:
+    def double(x: Any) -> Any:
+        return 2 * x
+
+    def half(x: Any) -> Any:
+        return x / 2
+
+    def made(chosen: Any, other: Any) -> Any:
+        return lambda x: (chosen(x), other)
+
+    one, other = (
+        digested({"criterion": made(*pair)}).parts for pair in ((double, half), (half, double))
+    )
+    assert one != other
+
+
+def test_a_library_goes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digested({"criterion": nn.functional.cross_entropy, "model A": nn.Flatten}).parts
+    monkeypatch.setattr(nn.Flatten, "forward", lambda self, x: x)
+    assert (
+        digested({"criterion": nn.functional.cross_entropy, "model A": nn.Flatten}).parts == before
+    )
+
+
+def test_a_digest_costs_little(tmp_path: Path) -> None:
+    """Measured: 10 ms for the project on a quiet core; the bound is for busy ones."""
+    import time
+
+    folder = written(tmp_path / "project", PROJECT)
+    with imported(folder) as module:
+        bytecode.digest.cache_clear()
+        started = time.process_time()
+        parts_of(module)
+        assert time.process_time() - started < 0.5
+
+
+# Plans
+
+
+def plan_with(code: Any, models: Sequence[str] = ("net",), **changed: Any) -> Plan:
+    folds = make_folds(60, np.arange(60) % 3, 3)
+    jobs = make_jobs(list(models), ["step", "cosine"], folds, 0)
+    recipe = {} if code is None else {"code": code}
+    return Plan(
+        jobs, TrainerParams(), 10, 1, 0, "cpu", ("accuracy",), "d", folds_fingerprint(folds),
+        recipe=recipe, **changed,
+    )  # fmt: skip
+
+
+def _code(**parts: Callable[[], Any]) -> Any:
+    return digested({f"model {name}": factory for name, factory in parts.items()}).parts
+
+
+def test_candidates_may_be_added_and_those_that_depend_on_a_change_are_named() -> None:
+    net, more = (lambda: nn.Linear(8, 3)), (lambda: nn.Linear(8, 3, bias=False))
+    old = plan_with(_code(net=net))
+    grown = plan_with(_code(net=net, more=more), ("net", "more"))
+    assert old.obstacle(grown) is None
+    assert Plan.from_json(grown.to_json()).obstacle(grown) is None
+    edited = plan_with(_code(net=net, more=lambda: nn.Linear(8, 3, bias=True)), ("net", "more"))
+    told = str(grown.obstacle(edited))
+    assert told == (
+        "model 'more': the lambda changed (2 of 4 candidates depend on it: more/step, more/cosine)"
+    )
+    with pytest.raises(PlanMismatchError, match=r"Undo the change .* resume='never'"):
+        refuse_other(Path("run"), grown, edited)
+
+
+def test_a_run_without_recorded_code_continues() -> None:
+    code = _code(net=lambda: nn.Linear(8, 3))
+    assert plan_with(None).obstacle(plan_with(code)) is None
+    other = dataclasses.replace(plan_with(code), batch_size=20)
+    assert plan_with(None).obstacle(other) == "batch_size: 10 there, 20 here"
+
+
+# Whole runs
+
+X, Y = samples()
+
+
+def run(root: Path, **changed: Any) -> CVResults:
+    models = changed.pop("models", {"net": Tiny})
+    opt_fn = changed.pop("opt_fn", adam)
+    criterion = changed.pop("criterion", nn.CrossEntropyLoss())
+    kfold = AsyncKFold(
+        3, changed.pop("dataset", (X, Y)), root, criterion, 10, parallelize=False, verbose=0,
+        baseline=None, **changed,
+    )  # fmt: skip
+    return kfold(models, ["step"], opt_fn, {"epochs": 1})
+
+
+def _edited(text: str = "", **values: Any) -> Any:
+    """A function as a notebook cell defines it."""
+    scope = {"__name__": "__main__", "torch": torch, "nn": nn, "np": np, **values}
+    exec(textwrap.dedent(text), scope)
+    return scope["it"]
+
+
+OPT = """
+def it(model):
+    return torch.optim.SGD(model.parameters(), lr=RATE)
+"""
+MODEL = """
+class it(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+    def forward(self, x):
+        return self.linear(x) * 1.0
+"""
+LOSS = """
+def it(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets) * 1.0
+"""
+SCORE = """
+def it(targets, outputs):
+    return float(np.mean(outputs.argmax(1) == targets)) * 1.0
+"""
+STEP = """
+def it(x):
+    return x * 1.0
+"""
+SCHEDULE = """
+def it(optimizer):
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 1.0)
+"""
+
+ROWS: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
+    "forward": (lambda one: {"models": {"net": _edited(MODEL.replace("1.0", one))}}, "forward()"),
+    "criterion": (lambda one: {"criterion": _edited(LOSS.replace("1.0", one))}, "criterion: it()"),
+    "scorer": (lambda one: {"scoring": {"mine": _edited(SCORE.replace("1.0", one))}}, "'mine'"),
+    "transform": (
+        lambda one: {"train_transform": _edited(STEP.replace("1.0", one))},
+        "train_transform: it()",
+    ),
+    "opt_fn": (lambda one: {"opt_fn": _edited(OPT, RATE=float(one))}, "RATE was 1.0, is 2.0"),
+    "weights": (
+        lambda one: {"models": {"net": _filled(nn.Linear(8, 3), float(one))}},
+        "the initial weights changed",
+    ),
+    "preprocess": (
+        lambda one: {"preprocess": MinMaxScaler((0, float(one)))},
+        "preprocess: feature_range was (0, 1.0), is (0, 2.0)",
+    ),
+    "make_scorer": (
+        lambda one: {"scoring": make_scorer(fbeta_score, beta=float(one), average="macro")},
+        "kwargs['beta'] was 1.0, is 2.0",
+    ),
+    "label smoothing": (
+        lambda one: {"criterion": nn.CrossEntropyLoss(label_smoothing=float(one) / 10)},
+        "criterion: label_smoothing was 0.1, is 0.2",
+    ),
+}
+
+
+def _filled(module: nn.Module, value: float) -> nn.Module:
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.fill_(value)
+    return module
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("row", ROWS)
+def test_a_finished_run_never_answers_for_other_code(root: Path, row: str) -> None:
+    make, text = ROWS[row]
+    first = run(root, **make("1.0"))
+    # The same again, as new objects.
+    assert run(root, **make("1.0")).fingerprint == first.fingerprint
+    with pytest.raises(PlanMismatchError) as caught:
+        run(root, **make("2.0"))
+    assert text in str(caught.value)
+    assert "resume='never'" in str(caught.value)
+    assert run(root, **make("1.0")).fingerprint == first.fingerprint
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_schedule_that_changed_is_refused(root: Path) -> None:
+    def call(gamma: str) -> CVResults:
+        kfold = AsyncKFold(
+            3, (X, Y), root, nn.CrossEntropyLoss(), 10, parallelize=False, verbose=0, baseline=None
+        )
+        schedule = {"mine": _edited(SCHEDULE.replace("1.0", gamma))}
+        return kfold({"net": Tiny}, schedule, adam, {"epochs": 2})
+
+    call("1.0")
+    with pytest.raises(PlanMismatchError, match=r"scheduler 'mine': it\(\) changed"):
+        call("0.5")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_other_settings_of_the_machine_are_no_edit(root: Path) -> None:
+    first = run(root)
+    for changed in ({"verbose": 0}, {"n_jobs": 1}, {"nice": 0}, {"max_wait": 5.0}):
+        changed.pop("verbose", None)
+        assert run(root, **changed).fingerprint == first.fingerprint
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_fit_refuses_a_module_with_other_weights(root: Path) -> None:
+    def call(value: float) -> Any:
+        model = _filled(nn.Linear(8, 3), value)
+        return fit(
+            model, (X, Y), adam, nn.CrossEntropyLoss(), root, epochs=1, verbose=0, parallelize=False
+        )
+
+    first = call(0.5)
+    assert call(0.5).results.fingerprint == first.results.fingerprint
+    with pytest.raises(PlanMismatchError, match=r"initial weights changed.*torch.manual_seed"):
+        call(0.6)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_from_before_continues_and_says_what_it_does_not_know(root: Path) -> None:
+    first = run(root)
+    _forget_code(root)
+    told = run(root)
+    assert told.fingerprint == first.fingerprint
+    with RunStore.read(root) as store:
+        assert "code" not in store.plan.recipe
+        notes = [event.text for event in store.events() if event.kind == "note"]
+    assert any("was begun before the code" in text for text in notes)
+    with pytest.raises(PlanMismatchError, match="random_state"):
+        run(root, random_state=1)
+
+
+def _forget_code(root: Path) -> None:
+    """Make the run as one is that was begun before there was a digest."""
+    from asynckfold.data import prepare
+
+    data = prepare((X, Y), criterion_wants_classes=True)
+    before = data.fingerprint_before
+    data.close()
+    with RunStore.hold(root) as store:
+        plan = store.plan
+        recipe = {name: value for name, value in plan.recipe.items() if name != "code"}
+        with store._transaction():
+            store._put("plan", dataclasses.replace(plan, recipe=recipe, dataset=before).to_json())
+
+
+# resume="never"
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_never_trains_anew_and_keeps_the_earlier_run(root: Path) -> None:
+    first = run(root, opt_fn=_edited(OPT, RATE=0.1))
+    second = run(root, opt_fn=_edited(OPT, RATE=0.2), resume="never")
+    assert second.fingerprint != first.fingerprint
+    aside = root.with_name("run.earlier-1")
+    with RunStore.read(aside) as store:
+        assert store.fingerprint() == first.fingerprint
+        assert len(store.results()) == 3
+    with RunStore.read(root) as store:
+        assert any(str(aside) in event.text for event in store.events())
+    # Both are runs like any other.
+    assert run(aside, opt_fn=_edited(OPT, RATE=0.1)).fingerprint == first.fingerprint
+    assert run(root, opt_fn=_edited(OPT, RATE=0.2)).fingerprint == second.fingerprint
+    run(root, opt_fn=_edited(OPT, RATE=0.2), resume="never")
+    assert root.with_name("run.earlier-2").is_dir()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_never_in_a_new_folder_is_an_ordinary_run(root: Path) -> None:
+    assert run(root, resume="never").counts["done"] == 3
+    assert [path.name for path in root.parent.iterdir()] == ["run"]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_never_leaves_the_run_where_it_is_when_something_is_refused(root: Path) -> None:
+    first = run(root)
+    with pytest.raises(InputError):
+        run(root, resume="never", models={"net": lambda: nn.Linear(8, 2)})
+    assert [path.name for path in root.parent.iterdir()] == ["run"]
+    assert run(root).fingerprint == first.fingerprint
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_refit_goes_with_its_run(root: Path) -> None:
+    run(root, refit=True)
+    second = run(root, opt_fn=_edited(OPT, RATE=0.2), resume="never", refit=True)
+    assert (root.with_name("run.earlier-1") / "refit").is_dir()
+    assert second.refitted is not None
+    with RunStore.read(second.refitted.root_dir) as store:
+        assert "the global RATE" in store.plan.recipe["code"]["opt_fn"]
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("where", ["set_aside", "take_lock", "connect"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_leaves_the_earlier_run_whole(root: Path, where: str, when: str) -> None:
+    first = run(root)
+    child = os.fork()
+    if child == 0:
+        from asynckfold.store import run as module
+
+        real = getattr(module, where)
+        with RunStore.hold(root) as store:
+
+            def killed(*given: Any) -> Any:
+                if when == "after":
+                    real(*given)
+                os._exit(9)
+
+            setattr(module, where, killed)
+            store.start_over()
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    places = [
+        place
+        for place in (root, root.with_name("run.earlier-1"))
+        if (place / "splits.npz").exists()
+    ]
+    assert len(places) == 1
+    assert run(places[0]).fingerprint == first.fingerprint
+    # The other one is free for the same command, which trains anew.
+    assert run(root, resume="never").fingerprint == first.fingerprint
+
+
+def test_a_link_to_the_folder_leads_to_the_new_run(tmp_path: Path) -> None:
+    real, link = tmp_path / "disk" / "run", tmp_path / "link"
+    real.mkdir(parents=True)
+    real.chmod(0o750)
+    link.symlink_to(real)
+    with RunStore.hold(link) as store:
+        earlier = store.start_over()
+    assert earlier == tmp_path / "disk" / "run.earlier-1"
+    assert link.is_symlink()
+    assert (link / "run.db").is_file()
+    assert real.stat().st_mode & 0o777 == 0o750
+
+
+def test_a_folder_that_cannot_be_renamed_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(self: Path, target: Any) -> Path:
+        raise PermissionError(13, "Permission denied")
+
+    with RunStore.hold(root) as store:
+        monkeypatch.setattr(Path, "rename", refusing)
+        with pytest.raises(InputError, match="needs a folder that can be renamed"):
+            store.start_over()
+        monkeypatch.undo()
+        assert not store.has_plan
+        assert (root / "run.db").is_file()
