@@ -123,7 +123,8 @@ class Session:
         threads = found.choice
         plan, folds = found.work.plan, found.work.folds
         slow = (*slow_notes(plan, found.software), *processes.notes(plan, folds, threads.costs))
-        for note in (*self.store.notes, *found.data.notes, *self.notes, *slow):
+        seen = found.work.facts.notes.values()
+        for note in (*self.store.notes, *found.data.notes, *self.notes, *slow, *seen):
             self.store.event("note", note)
             self.display.note(note)
         for candidate, trace in found.work.facts.failures.items():

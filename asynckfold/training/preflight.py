@@ -27,7 +27,7 @@ from asynckfold.errors import InputError
 from asynckfold.messages import Facts
 from asynckfold.pulse import Pulse
 from asynckfold.training import checkpoint, lr_schedules, pretraining, seeding
-from asynckfold.training.building import fitted
+from asynckfold.training.batch_dependence import evaluation_depends_on
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.compiling import compile_whole
@@ -46,6 +46,7 @@ from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.isolation import isolated
 from asynckfold.training.kernels import with_fused_kernel
 from asynckfold.training.precision import outputs_of
+from asynckfold.training.preprocessing import fitted
 from asynckfold.transforms import describe
 
 REPLICA_BATCH = 8
@@ -104,6 +105,7 @@ def check(
     fusible: dict[str, str] = {}
     channels_last: dict[str, str] = {}
     fused: dict[str, str] = {}
+    notes: dict[str, str] = {}
     problems: dict[_Problem, None] = {}
     failures: dict[str, str] = {}
     for name in names:
@@ -133,6 +135,7 @@ def check(
                             pulse.aside()
                             dry.check_compiled()
                         pulse.aside()
+                        notes |= {key: text for key, text in dry.notes().items() if text}
                         fusible[name] = dry.why_not_fusible()
                         if not fusible[name]:
                             fused[name] = dry.fused
@@ -158,6 +161,7 @@ def check(
         channels_last,
         fused,
         products,
+        notes,
     )
 
 
@@ -191,8 +195,13 @@ class _DryRun:
         _check_schedule(schedule, self.lr_schedule)
         fold = bundle.folds[0]
         self.rows = fold.train
+        self.told: list[str] = []
         rows = torch.from_numpy(fold.train[: max(2, plan.batch_size)])
-        self.seen = fitted(data, recipe.preprocess, fold.train)
+        try:
+            self.seen = fitted(data, recipe.preprocess, fold.train, self.told.append)
+        except InputError as error:
+            problem = error.problems[0]
+            raise _Refused((problem.rule, problem.received, problem.remedy)) from error
         self.inputs, self.targets = self.seen.train(rows, 0, 0)
 
     def step_seconds(self) -> float:
@@ -219,6 +228,18 @@ class _DryRun:
         if not isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.step()
         return time.perf_counter() - started
+
+    def notes(self) -> dict[str, str]:
+        """Return what a score of the model depends on besides its samples, and what they lose."""
+        return {
+            "preprocess": "; ".join(filter(None, self.told)),
+            self.name: self._strange_evaluation(),
+        }
+
+    def _strange_evaluation(self) -> str:
+        precision = self.bundle.plan.params.precision
+        found = evaluation_depends_on(self.model, self.inputs[:REPLICA_BATCH], precision)
+        return found and f"model {self.name}: {found}"
 
     def why_not_channels_last(self) -> str:
         """Return why the model is not to be trained channels last, or nothing where it is."""
