@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -382,13 +382,26 @@ def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
         return repeated(dataset, SEEN_AGAIN)
     if isinstance(valid, tuple) or (hasattr(valid, "__getitem__") and _gives_pairs(valid)):
         return joined(dataset, valid)
-    numbers = np.asarray(valid)
-    numbers = np.flatnonzero(numbers) if numbers.dtype == bool else numbers
-    return dataset, np.setdiff1d(np.arange(len(open_source(dataset))), numbers), numbers
+    numbers, count = np.asarray(valid), len(open_source(dataset))
+    if numbers.dtype == bool:
+        refuse(_mask_problems(numbers, count))
+        numbers = np.flatnonzero(numbers)
+    return dataset, np.setdiff1d(np.arange(count), numbers), numbers
 
 
 def _gives_pairs(valid: Any) -> bool:
-    return len(valid) > 0 and isinstance(valid[0], (tuple, list))
+    # An array has none; those of pandas would look for a label.
+    is_array = hasattr(valid, "__array__")
+    return not is_array and len(valid) > 0 and isinstance(valid[0], (tuple, list))
+
+
+def _mask_problems(mask: Any, count: int) -> Iterator[Problem]:
+    if mask.shape != (count,):
+        yield Problem(
+            f"valid, as a mask, must say yes or no of each of the {count} samples",
+            f"shape {mask.shape}",
+            "Pass a mask of that length, or sample numbers.",
+        )
 
 
 def _target_problems(outputs: Any, targets: Any) -> list[Problem]:

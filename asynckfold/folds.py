@@ -110,7 +110,7 @@ def make_folds(
     else:
         pairs = _given(n_samples, targets, cv, n_repeats, group_array)
     found = [(repeat, index, np.asarray(a), np.asarray(b)) for repeat, index, a, b in pairs]
-    refuse(_kind_problems(found))
+    refuse(_kind_problems(found, n_samples))
     folds = tuple(
         Fold(repeat, index, _indices(train), _indices(valid))
         for repeat, index, train, valid in found
@@ -120,10 +120,20 @@ def make_folds(
 
 
 def _kind_problems(
-    found: Iterable[tuple[int, int, npt.NDArray[Any], npt.NDArray[Any]]],
+    found: Sequence[tuple[int, int, npt.NDArray[Any], npt.NDArray[Any]]], n_samples: int
 ) -> list[Problem]:
     """Indices that are neither whole numbers nor a mask, which would be cut to whole numbers."""
-    return [
+    masks = [
+        Problem(
+            f"{_name(repeat, index)}: {side}, a mask, must say yes or no of each sample",
+            f"shape {array.shape} for {n_samples} samples",
+            "Pass a mask of that length, or positions of samples.",
+        )
+        for repeat, index, train, valid in found
+        for side, array in (("train", train), ("valid", valid))
+        if array.dtype == bool and array.shape != (n_samples,)
+    ]
+    return masks + [
         Problem(
             f"{_name(repeat, index)}: {side} must be whole numbers or a mask",
             f"an array of {array.dtype}",
@@ -142,17 +152,34 @@ def _name(repeat: int, index: int) -> str:
 def _indices(array: npt.NDArray[Any]) -> Indices:
     if array.dtype == bool:
         array = np.flatnonzero(array)
-    return np.ascontiguousarray(array, dtype=np.int64)
+    # pandas gives arrays that may not be written.
+    return np.require(array, np.int64, ["C", "W"])
 
 
 def _group_problems(n_samples: int, groups: npt.NDArray[Any] | None) -> list[Problem]:
-    if groups is None or groups.shape == (n_samples,):
+    if groups is None:
+        return []
+    if groups.shape != (n_samples,):
+        return [
+            Problem(
+                f"groups must hold one label for each of the {n_samples} samples",
+                f"an array of shape {groups.shape}",
+                "Pass an array of that length.",
+            )
+        ]
+    # NaN alone differs from itself; of what pandas misses, nobody knows.
+    missing = [
+        at
+        for at, label in enumerate(groups.tolist() if groups.dtype.kind in "fO" else [])
+        if label is None or type(label).__name__ == "NAType" or label != label
+    ]
+    if not missing:
         return []
     return [
         Problem(
-            f"groups must hold one label for each of the {n_samples} samples",
-            f"an array of shape {groups.shape}",
-            "Pass an array of that length.",
+            "groups must name the group of each sample",
+            f"{len(missing)} missing, the first of sample {missing[0]}",
+            "Give each sample that is alone a group of its own.",
         )
     ]
 

@@ -98,7 +98,11 @@ class AsyncKFold:
         Per-sample transforms of the two views. From a single random ``transform`` of the data set
         the eval view is derived by leaving the random parts out.
     preprocess : scikit-learn transformer, optional
-        A clone is fitted on the training part of each fold and applied to both parts.
+        The last step before the model, after the transforms of either view. A clone is fitted on
+        the training part of each fold, as the eval view shows it, without random copies; it is
+        applied to both parts, and batch by batch where the train view has transforms of its own. It
+        sees each sample as one row of features, in the type that they have; what comes out becomes
+        float32.
     resume : {"auto", "never", "must"}
         What to do with a folder that holds a run. "auto" continues it, and refuses to where
         arguments, data or the user's own code have changed. "never" trains all anew: the earlier

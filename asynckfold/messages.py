@@ -160,7 +160,7 @@ class Facts:
     products : dict of str to int
         By model name, among how many products of matrices and convolutions `flops` are divided.
     notes : tuple of str
-        What is to be told, and forbids nothing.
+        What the log must say of LR schedules and scores; it forbids nothing.
     """
 
     recipe: dict[str, Any]

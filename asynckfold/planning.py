@@ -134,6 +134,7 @@ class Planner:
             settings, machine = self.settings, self.machine
             with prepared(settings, machine) as data, self.signals.noted():
                 folds = folds_of(settings, data)
+                data = with_copies_noted(settings, data, folds)
                 inbox: Inbox = queue.SimpleQueue()
                 draft = make_draft(settings, self.recipe, self.params, data, folds, machine)
                 if stored is not None and "code" not in stored.recipe:
@@ -371,19 +372,28 @@ def _on(cores: Sequence[int], trainer: str, threads: int) -> Placement:
 @contextmanager
 def prepared(settings: Settings, machine: Machine) -> Iterator[Prepared]:
     """Read the dataset into shared arrays, for as long as the context lasts."""
-    from asynckfold.data import prepare
+    from asynckfold.data import NOT_FINITE, as_given, by_position, prepare
 
-    data = prepare(
+    given = as_given(
         settings.dataset,
-        train_transform=settings.train_transform,
-        eval_transform=settings.eval_transform,
-        targets=settings.targets,
+        settings.train_transform,
+        settings.eval_transform,
+        preprocessed=settings.preprocess is not None,
+    )
+    data = prepare(
+        given.dataset,
+        train_transform=given.train_transform,
+        eval_transform=given.eval_transform,
+        targets=by_position(settings.targets, "targets"),
         criterion_wants_classes=settings.wants_classes,
         memory_budget=machine.free_memory({}) // 2,
         folder=settings.root_dir if settings.root_dir.is_dir() else None,
     )
     try:
-        yield data
+        # What is missing there, a transformer may fill in.
+        at = "" if settings.preprocess is None else " before preprocess"
+        notes = [note + at if note.endswith(NOT_FINITE) else note for note in data.notes]
+        yield replace(data, notes=(*given.notes, *notes))
     finally:
         data.close()
 
@@ -394,6 +404,18 @@ def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
     scores = resolve(settings.scoring, data.classification)
     refuse(_score_problems(scores, settings.scoring, data, folds[0].valid))
     return folds
+
+
+def with_copies_noted(settings: Settings, data: Prepared, folds: tuple[Fold, ...]) -> Prepared:
+    """Return the data with a note of training samples that are validated on, if there are any."""
+    from asynckfold.data import copies_note
+
+    if settings.about.get("scored"):
+        # They are validated on by intent, and the report says so.
+        return data
+    handle = data.handle()
+    note = copies_note(handle.open(handle.fds).stored, folds)
+    return replace(data, notes=(*data.notes, note)) if note else data
 
 
 def make_draft(

@@ -124,6 +124,7 @@ class Settings:
             )
         yield from self._word_problems()
         yield from _criterion_problems(self.criterion)
+        yield from _preprocess_problems(self.preprocess)
         yield from _root_problems(self.root_dir, self.refit is True)
         yield from self._core_problems()
         yield from self.sharing.problems(self.parallelize)
@@ -309,11 +310,13 @@ class Settings:
 
     def _data_problems(self) -> Sequence[Problem]:
         """What is wrong with labels and folds, as far as a look at a few samples tells."""
-        from asynckfold.data import open_source, resolve_labels
+        from asynckfold.data import by_position, open_source, resolve_labels
 
         try:
             source = open_source(self.dataset)
-            given = source.labels if self.targets is None else self.targets
+            given = source.labels
+            if self.targets is not None:
+                given = by_position(self.targets, "targets")
             if given is None or (self.targets is None and source.rows is not None):
                 return ()
             labels = resolve_labels(given, self.wants_classes, source.names)
@@ -409,6 +412,21 @@ def _criterion_problems(criterion: Any) -> Iterator[Problem]:
             "criterion must be an object, not a class",
             criterion.__name__,
             f"Write {criterion.__name__}().",
+        )
+
+
+def _preprocess_problems(preprocess: Any) -> Iterator[Problem]:
+    lacking = [
+        name
+        for name in ("fit", "transform", "get_params")
+        if not callable(getattr(preprocess, name, None))
+    ]
+    if preprocess is not None and (lacking or isinstance(preprocess, type)):
+        yield Problem(
+            "preprocess must be a scikit-learn transformer",
+            one_line(preprocess) + (f", without {' and '.join(lacking)}" if lacking else ""),
+            "Pass for instance StandardScaler(); make one of a function by FunctionTransformer, "
+            "and of several steps by make_pipeline.",
         )
 
 

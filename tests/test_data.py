@@ -255,10 +255,15 @@ def test_a_transform_on_top_of_arrays() -> None:
     assert torch.equal(x.flatten(), torch.arange(8, dtype=torch.float32))
 
 
-def test_inputs_are_floats_for_a_preprocessor() -> None:
-    batches = opened(prepare((np.arange(8).reshape(4, 2), np.array([0, 1, 0, 1]))))
-    assert batches.inputs(np.array([3])).tolist() == [[6.0, 7.0]]
-    assert batches.inputs(np.array([3])).dtype == np.float32
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [("uint8", "float32"), ("int32", "float64"), ("int64", "int64"), ("float64", "float64")],
+)
+def test_inputs_for_a_preprocessor_are_exact(given: str, found: str) -> None:
+    x = torch.arange(8).reshape(4, 2).to(getattr(torch, given))
+    batches = opened(prepare((x, np.array([0, 1, 0, 1]))))
+    assert batches.inputs(np.array([3])).tolist() == [[6, 7]]
+    assert batches.inputs(np.array([3])).dtype == found
 
 
 # ---- what cannot be held, or not in memory ----

@@ -21,10 +21,23 @@ workers, and `Prepared.notes` says so.
 `batches`       what a worker does: batches by sample number
 `joined`        two parts of one data set: trained on, and scored on
 `shared`        arrays without a name
+`duplicates`    copies of training samples among the validation samples
+`arrays`        what users pass, as plain arrays; what float32 loses of it
 =============== ======================================================================
 """
 
+from asynckfold.data.arrays import (
+    NOT_FINITE,
+    Given,
+    as_given,
+    by_position,
+    column_problems,
+    exact,
+    plain,
+    rounded,
+)
 from asynckfold.data.batches import Batches, DataHandle, one_by_one
+from asynckfold.data.duplicates import copies_note
 from asynckfold.data.joined import evenly, joined, repeated
 from asynckfold.data.labels import Labels, resolve_labels
 from asynckfold.data.opened import OneByOne, Opened, open_inputs, open_source
@@ -33,22 +46,31 @@ from asynckfold.data.shared import ArraySpec, SharedArray
 from asynckfold.data.views import Views, make_views
 
 __all__ = [
+    "NOT_FINITE",
     "ArraySpec",
     "Batches",
     "DataHandle",
+    "Given",
     "Labels",
     "OneByOne",
     "Opened",
     "Prepared",
     "SharedArray",
     "Views",
+    "as_given",
+    "by_position",
+    "column_problems",
+    "copies_note",
     "evenly",
+    "exact",
     "joined",
     "make_views",
     "one_by_one",
     "open_inputs",
     "open_source",
+    "plain",
     "prepare",
     "repeated",
     "resolve_labels",
+    "rounded",
 ]

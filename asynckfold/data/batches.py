@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from asynckfold.data.arrays import exact
 from asynckfold.data.opened import Opened
 from asynckfold.data.shared import ArraySpec
 from asynckfold.folds import Indices
@@ -22,7 +25,9 @@ from asynckfold.transforms import (
     View,
     apply,
     generators_kept,
+    same_steps,
     seed_generators,
+    varies,
 )
 
 _CPU = torch.device("cpu")
@@ -84,6 +89,40 @@ class _Read:
 
     def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Read:
         return replace(self, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class _Changed:
+    """A view whose batches go through a function of arrays, on the CPU."""
+
+    view: _ViewBatches
+    change: Callable[[Array], Tensor]
+    device: torch.device = _CPU
+
+    @property
+    def arrays(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor:
+        inputs = exact(self.view.gather(torch.from_numpy(draw.indices), draw))
+        # Each of several batches by itself, since products of matrices round by their shape.
+        count = len(draw.batches) if isinstance(draw, JoinedDraw) else 1
+        found = [self.change(part) for part in np.split(inputs, count)]
+        return torch.cat(found).to(self.device)
+
+    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Changed:
+        return replace(self, device=device)
+
+
+def _same_view(one: _ViewBatches, other: _ViewBatches) -> bool:
+    if isinstance(one, _Held) and isinstance(other, _Held):
+        return one.array is other.array and one.view.steps == other.view.steps
+    if not (isinstance(one, _Read) and isinstance(other, _Read)):
+        return False
+    source = one.source
+    return same_steps(one.steps, other.steps) and not any(
+        varies(partial(source.read, index)) for index in source.probes
+    )
 
 
 class Batches:
@@ -159,15 +198,36 @@ class Batches:
         return self.targets.index_select(0, torch.as_tensor(indices).to(self.targets.device))
 
     def inputs(self, indices: Indices | Tensor) -> Array:
-        """Return inputs of the eval view as a float array, for fitting a preprocessor."""
-        inputs = self.eval(indices)[0].cpu()
-        array: Array = (inputs if inputs.is_floating_point() else inputs.float()).numpy()
-        return array
+        """Return inputs of the eval view for scikit-learn, exactly; see `exact`."""
+        return exact(self.eval(indices)[0])
 
-    def with_inputs(self, inputs: Tensor) -> Batches:
-        """Return batches of other inputs, shape (n_samples, ...), the same in both views."""
+    @property
+    def stored(self) -> Array | None:
+        """All samples as the eval view stores them; None where they are read one by one."""
+        return next((array.numpy() for array in self._eval.arrays), None)
+
+    @property
+    def one_view(self) -> bool:
+        """Whether samples are the same in both views, at each time."""
+        return self._train is self._eval or _same_view(self._train, self._eval)
+
+    def with_inputs(
+        self, inputs: Tensor, change: Callable[[Array], Tensor] | None = None
+    ) -> Batches:
+        """Return batches of other inputs, shape (n_samples, ...).
+
+        Parameters
+        ----------
+        inputs : Tensor of shape (n_samples, ...)
+            Of the eval view.
+        change : callable, optional
+            Makes of inputs of the train view, (B, ...), what there is instead; without it, the
+            train view is the eval view.
+        """
         held = _Held(inputs, View((), None, (), ()))
-        return Batches(self.targets, held, held)
+        return Batches(
+            self.targets, held if change is None else _Changed(self._train, change), held
+        )
 
     def to(self, device: torch.device | str, room: int | None = None) -> Batches:
         """Return the same batches on a device.
@@ -219,7 +279,8 @@ def one_by_one(source: Opened, steps: Sequence[Step], targets: Array) -> Batches
     if steps or source.samples is None:
         return batches
     rows = slice(None) if source.rows is None else source.rows
-    return batches.with_inputs(torch.from_numpy(source.samples[rows]))
+    samples = np.require(source.samples[rows], requirements="W")
+    return batches.with_inputs(torch.from_numpy(samples))
 
 
 @dataclass(frozen=True, eq=False)

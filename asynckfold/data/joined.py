@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor, cat
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from asynckfold.data.arrays import by_position, column_problems, plain
 from asynckfold.data.opened import open_source
 from asynckfold.errors import Problem, refuse
 from asynckfold.folds import Indices
@@ -37,13 +38,11 @@ def joined(dataset: Any, other: Any) -> tuple[Any, Indices, Indices]:
     if None in pair and pair != (None, None):
         refuse([_kind_problem(dataset, other)])
     if pair[0] is not None:
-        refuse(_shape_problems(*pair))
+        refuse([*_shape_problems(*pair), *column_problems(pair[0][0], pair[1][0], "valid")])
     counts = (len(dataset), len(other)) if pair[0] is None else (len(pair[0][0]), len(pair[1][0]))
     numbers = np.arange(sum(counts))
     found: Any = (
-        ConcatDataset([dataset, other])
-        if pair[0] is None
-        else tuple(_stacked(mine, theirs) for mine, theirs in zip(*pair, strict=True))
+        ConcatDataset([dataset, other]) if pair[0] is None else tuple(map(_stacked, *pair, "Xy"))
     )
     return found, numbers[: counts[0]], numbers[counts[0] :]
 
@@ -70,7 +69,7 @@ def repeated(dataset: Any, most: int) -> tuple[Any, Indices, Indices]:
     found: Any = (
         Subset(dataset, numbers.tolist())
         if arrays is None
-        else tuple(np.asarray(part)[numbers] for part in arrays)
+        else tuple(_array(part, name)[numbers] for part, name in zip(arrays, "Xy", strict=True))
     )
     places = np.arange(len(numbers))
     return found, places[:count], places[count:]
@@ -94,10 +93,14 @@ def _arrays(dataset: Any) -> Any:
     return None
 
 
-def _stacked(mine: Any, theirs: Any) -> Any:
+def _array(part: Any, name: str) -> Any:
+    return plain(part, name) if name == "X" else np.asarray(by_position(part, name))
+
+
+def _stacked(mine: Any, theirs: Any, name: str) -> Any:
     if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
         return cat([mine, theirs])
-    return np.concatenate([np.asarray(mine), np.asarray(theirs)])
+    return np.concatenate([np.asarray(_array(part, name)) for part in (mine, theirs)])
 
 
 def _shape_problems(mine: Any, theirs: Any) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
+from asynckfold.data.arrays import ExactArrays, by_position, is_sparse, not_half, plain
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.folds import Indices
 from asynckfold.transforms import (
@@ -204,7 +205,7 @@ class _Unlabelled(Opened):
         return (item[0] if isinstance(item, (tuple, list)) and len(item) in (1, 2) else item), 0
 
 
-def open_inputs(inputs: Any, *, undress: bool = False) -> Opened:
+def open_inputs(inputs: Any, *, undress: bool = False, exact: bool = False) -> Opened:
     """Take samples apart whose targets, where they have any, do not matter.
 
     Parameters
@@ -213,6 +214,8 @@ def open_inputs(inputs: Any, *, undress: bool = False) -> Opened:
         The samples of a data set are x or (x, y); one is enough.
     undress : bool
         Take out its ``transform``, for which another stands.
+    exact : bool
+        Leave an array of float64 as it is.
 
     Raises
     ------
@@ -224,9 +227,11 @@ def open_inputs(inputs: Any, *, undress: bool = False) -> Opened:
     inputs, rows = _below_subsets(inputs)
     if type(inputs) is TensorDataset:
         inputs = inputs.tensors[0]
-    is_array = isinstance(inputs, Tensor) or hasattr(inputs, "__array__")
+    is_array = isinstance(inputs, Tensor) or hasattr(inputs, "__array__") or is_sparse(inputs)
     if is_array and np.ndim(inputs):
-        source = replace(_open_arrays((inputs, np.zeros(len(inputs)))), rows=rows)
+        samples = not_half(plain(inputs, "inputs"))
+        pair = samples, np.zeros(len(samples))
+        source = replace(_open_arrays(ExactArrays(pair) if exact else pair), rows=rows)
     else:
         refuse(_style_problems(None if is_array else inputs, "inputs"))
         source = _Unlabelled(inputs, rows=rows)
@@ -270,7 +275,8 @@ def _sized(source: Opened) -> Opened:
 
 
 def _open_arrays(pair: tuple[Any, ...]) -> Opened:
-    sizes = [len(part) if hasattr(part, "__len__") else None for part in pair]
+    found = pair if len(pair) != 2 else (plain(pair[0], "X"), by_position(pair[1], "y"))
+    sizes = [len(part) if _is_sized(part) else None for part in found]
     if len(pair) != 2 or None in sizes or sizes[0] != sizes[1]:
         raise InputError(
             [
@@ -281,15 +287,17 @@ def _open_arrays(pair: tuple[Any, ...]) -> Opened:
                 )
             ]
         )
-    samples, labels = pair
+    samples, labels = found
     notes = []
-    if not isinstance(samples, Tensor):
-        samples = np.asarray(samples)
-        if samples.dtype == np.float64:
-            notes = ["X was converted from float64 to float32"]
-            samples = samples.astype(np.float32)
+    if samples.dtype == np.float64 and not isinstance(pair, ExactArrays):
+        notes = ["X was converted from float64 to float32"]
+        samples = samples.astype(np.float32)
     whole = to_array(samples) if kind_of(samples).storable else None
     return Opened(_Pairs(samples, labels), samples=whole, labels=labels, notes=tuple(notes))
+
+
+def _is_sized(part: Any) -> bool:
+    return hasattr(part, "__len__") and getattr(part, "ndim", 1) > 0
 
 
 def _undressed(source: Opened) -> Opened:

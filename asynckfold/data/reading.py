@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from asynckfold.data.arrays import NOT_FINITE
 from asynckfold.data.opened import Opened, unreadable
 from asynckfold.data.shared import ArraySpec, SharedArray
 from asynckfold.data.views import Views
@@ -156,5 +157,5 @@ def _feature_notes(arrays: Sequence[SharedArray]) -> list[str]:
             for start in range(0, len(flat), 4096)
         )
         if bad:
-            notes.append(f"{bad} of {len(flat)} samples hold NaN or infinite features")
+            notes.append(f"{bad} of {len(flat)} samples {NOT_FINITE}")
     return list(dict.fromkeys(notes))

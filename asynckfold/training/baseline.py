@@ -19,19 +19,20 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from asynckfold.data import Batches
+from asynckfold.data import Batches, exact
 from asynckfold.folds import Fold
 from asynckfold.plan import Job
 from asynckfold.pulse import Pulse
 from asynckfold.result import Baseline
 from asynckfold.training import batching, lr_schedules, seeding
-from asynckfold.training.building import fitted, schedule_of
+from asynckfold.training.building import schedule_of
 from asynckfold.training.bundle import Bundle, NoLog
 from asynckfold.training.isolation import isolated
 from asynckfold.training.losses import factor_and_count
 from asynckfold.training.precision import outputs_of
+from asynckfold.training.preprocessing import fit_on, fitted, preprocessed
 from asynckfold.training.pretraining import pretrain, wanted
 
 ESTIMATE_SECONDS = 0.3
@@ -283,12 +284,31 @@ def _per_batch(
 
 def views(bundle: Bundle, data: Batches, fold: Fold) -> tuple[Dataset[Any], Dataset[Any]]:
     """Return the train view and the eval view of all samples as ordinary data sets."""
-    if bundle.recipe.preprocess is None:
-        train, valid = bundle.ordinary
+    train, valid = bundle.ordinary
+    preprocess = bundle.recipe.preprocess
+    if preprocess is None:
         return train, valid
-    seen = fitted(data, bundle.recipe.preprocess, fold.train)
+    seen = fitted(data, preprocess, fold.train)
     whole = TensorDataset(*seen.eval(torch.arange(seen.n_samples)))
-    return whole, whole
+    if seen.one_view:
+        return whole, whole
+    rows = data.inputs(torch.arange(data.n_samples))
+    return _Preprocessed(train, fit_on(preprocess, rows, data.targets, fold.train)), whole
+
+
+@dataclass(frozen=True, eq=False)
+class _Preprocessed(Dataset[Any]):
+    """A data set whose samples pass a fitted transformer, one by one."""
+
+    samples: Any
+    fit: Any
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sample, target = self.samples[index]
+        return preprocessed(self.fit, exact(default_collate([sample])))[0], target
 
 
 class _Shuffled:

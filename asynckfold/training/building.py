@@ -21,9 +21,9 @@ from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.course import Training
 from asynckfold.training.kernels import with_fused_kernel
+from asynckfold.training.preprocessing import fitted
 from asynckfold.training.pretraining import Pretrained
 from asynckfold.training.stopwatch import Stopwatch
-from asynckfold.transforms import Array
 
 RESIDENT_SHARE = 0.5
 """Of the free memory of a GPU, what inputs may take to reside there: the rest is for the model, its
@@ -159,33 +159,6 @@ def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
     dealt = batching.deal_of(plan, count, model)
     per_epoch = dealt.bounds if dealt else list(batching.bounds(count, plan.batch_size, model))
     return plan.params.epochs * len(per_epoch)
-
-
-def fitted(data: Batches, preprocess: Any, train: Indices) -> Batches:
-    """Return the data as a scikit-learn transformer gives it that was fitted on `train` only.
-
-    It is fitted with the targets, which those that need none ignore, and sees each sample as one
-    row of features.
-    """
-    if preprocess is None:
-        return data
-    rows = data.inputs(np.arange(data.n_samples))
-    fit = fit_on(preprocess, rows, data.targets, train)
-    return data.with_inputs(preprocessed(fit, rows))
-
-
-def fit_on(preprocess: Any, rows: Array, targets: torch.Tensor, train: Indices) -> Any:
-    """Return a clone of a scikit-learn transformer that was fitted on `train` of all rows only."""
-    from sklearn.base import clone
-
-    flat = rows.reshape(len(rows), -1)
-    return clone(preprocess).fit(flat[train], targets.cpu().numpy()[train])
-
-
-def preprocessed(fit: Any, rows: Array) -> torch.Tensor:
-    """Return rows as a fitted transformer gives them, in float32."""
-    changed = fit.transform(rows.reshape(len(rows), -1))
-    return torch.from_numpy(np.ascontiguousarray(changed, dtype=np.float32))
 
 
 def moved(data: Batches, device: torch.device) -> Batches:

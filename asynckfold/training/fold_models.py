@@ -23,13 +23,23 @@ import torch
 from torch import nn
 
 from asynckfold.cv_results import CVResults
-from asynckfold.data import Batches, Opened, make_views, one_by_one, open_inputs, open_source
+from asynckfold.data import (
+    Batches,
+    Given,
+    Opened,
+    as_given,
+    column_problems,
+    make_views,
+    one_by_one,
+    open_inputs,
+    open_source,
+)
 from asynckfold.ensemble import NUMBERS, SIGMOID, SOFTMAX, Outputs
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.folds import Fold, Indices
 from asynckfold.plan import Job
 from asynckfold.recipe import Recipe
-from asynckfold.training import building, seeding
+from asynckfold.training import building, preprocessing, seeding
 from asynckfold.training.isolation import isolated
 from asynckfold.training.precision import outputs_of
 from asynckfold.transforms import Array, Step, kind_of
@@ -104,10 +114,20 @@ class RunModels:
         return Asked(self, jobs)
 
     @cached_property
+    def given(self) -> Given:
+        """The run's data set and transforms."""
+        return as_given(
+            self.dataset,
+            self.train_transform,
+            self.eval_transform,
+            preprocessed=self.recipe.preprocess is not None,
+        )
+
+    @cached_property
     def samples(self) -> tuple[Opened, tuple[Step, ...]]:
         """The run's samples, and the transforms of its eval view."""
-        source = open_source(self.dataset)
-        views = make_views(source, self.train_transform, self.eval_transform)
+        source = open_source(self.given.dataset)
+        views = make_views(source, self.given.train_transform, self.given.eval_transform)
         refuse(views.problems)
         if len(source) != self.results.n_samples:
             rule = f"the data set must have the run's {self.results.n_samples} samples"
@@ -125,7 +145,7 @@ class _Member:
 
     def say(self, seen: torch.Tensor) -> Outputs:
         if self.fit is not None:
-            seen = building.preprocessed(self.fit, seen.numpy())
+            seen = preprocessing.preprocessed(self.fit, seen.numpy())
         with torch.no_grad():
             found: Outputs = outputs_of(self.model, seen, self.precision).float().numpy()
         return found
@@ -149,14 +169,17 @@ class Asked:
         """Yield what each model says of each batch, shape (models, batch, ...)."""
         with seeding.preserved():
             source, steps = self.run.samples
-            given = open_inputs(inputs, undress=bool(source.steps))
+            refuse(_column_problems(self.run.dataset, inputs))
+            given = open_inputs(inputs, undress=bool(source.steps), exact=self.run.given.exact)
             data = one_by_one(given, steps, np.zeros(len(given), np.int64))
             likes, size = self._likes, self._batch_size
         for low in range(0, len(given), size):
             rows = np.arange(low, min(len(given), low + size))
             with seeding.preserved():
                 seen = self._seen_by_all(data, rows)
-                refuse(_kind_problems(seen, likes))
+                # Whole numbers or not: what was fitted takes both.
+                any_kind = self.run.recipe.preprocess is not None
+                refuse(_kind_problems(seen, likes.to(seen.dtype) if any_kind else likes))
                 said = np.stack([member.say(seen) for member in self._members])
             refuse(_nan_problems(said, rows))
             yield said
@@ -184,7 +207,11 @@ class Asked:
     def _seen_by_all(self, data: Batches, rows: Indices) -> torch.Tensor:
         # The user's own steps see samples that they may not be made for.
         try:
-            return self._seen(data, rows)
+            seen = self._seen(data, rows)
+            if self.run.recipe.preprocess is None or not self._likes.is_floating_point():
+                return seen
+            # What was fitted in one precision computes in another with other digits.
+            return seen.to(self._likes.dtype)
         except InputError:
             raise
         except Exception as error:
@@ -203,7 +230,7 @@ class Asked:
         for job in self.jobs:
             fold, fit = folds[job.repeat, job.fold], None
             if rows is not None:
-                fit = building.fit_on(preprocess, rows, data.targets, fold.train)
+                fit = preprocessing.fit_on(preprocess, rows, data.targets, fold.train)
             member = _Member(run.model(job), fit, run.results.plan.params.precision)
             refuse(self._difference(member, job, fold))
             members.append(member)
@@ -232,6 +259,11 @@ class Asked:
             "Pass the data set, transforms, preprocess and models of the run; those that draw "
             "random numbers of their own when they are evaluated cannot be asked again.",
         )
+
+
+def _column_problems(dataset: Any, inputs: Any) -> Iterator[Problem]:
+    own, asked = (item[0] if isinstance(item, tuple) else item for item in (dataset, inputs))
+    yield from column_problems(own, asked, "inputs")
 
 
 def _kind_problems(seen: torch.Tensor, likes: torch.Tensor) -> Iterator[Problem]:

@@ -61,6 +61,7 @@ from asynckfold.training.fusion import (
     fuse_criterion,
     parts_of,
 )
+from asynckfold.training.preprocessing import fitted
 from asynckfold.training.stopwatch import Stopwatch
 
 Tree = dict[str, Any]
@@ -551,7 +552,7 @@ def _data_by_fold(
     if preprocess is None:
         return dict.fromkeys((fold.key for fold in folds), building.moved(data, device))
     return {
-        fold.key: building.moved(building.fitted(data, preprocess, fold.train), device)
+        fold.key: building.moved(fitted(data, preprocess, fold.train), device)
         for fold in {fold.key: fold for fold in folds}.values()
     }
 

@@ -35,7 +35,7 @@ from asynckfold.training import (
     schedule_fit,
     seeding,
 )
-from asynckfold.training.building import fitted
+from asynckfold.training.batch_dependence import evaluation_depends_on
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.compiling import compile_whole
@@ -55,6 +55,7 @@ from asynckfold.training.isolation import isolated
 from asynckfold.training.kernels import with_fused_kernel
 from asynckfold.training.losses import SUMS
 from asynckfold.training.precision import outputs_of
+from asynckfold.training.preprocessing import fitted
 from asynckfold.transforms import describe
 
 REPLICA_BATCH = 8
@@ -149,6 +150,7 @@ def check(
                             pulse.aside()
                             dry.check_compiled()
                         pulse.aside()
+                        notes |= dict.fromkeys(dry.notes())
                         fusible[name] = _told(traces.look()) or dry.why_not_fusible()
                         if not fusible[name]:
                             fused[name] = dry.fused
@@ -211,8 +213,13 @@ class _DryRun:
         _check_schedule(schedule, self.lr_schedule)
         fold = bundle.folds[0]
         self.rows = fold.train
+        self.told: list[str] = []
         rows = torch.from_numpy(fold.train[: max(2, plan.batch_size)])
-        self.seen = fitted(data, recipe.preprocess, fold.train)
+        try:
+            self.seen = fitted(data, recipe.preprocess, fold.train, self.told.append)
+        except InputError as error:
+            problem = error.problems[0]
+            raise _Refused((problem.rule, problem.received, problem.remedy)) from error
         self.inputs, self.targets = self.seen.train(rows, 0, 0)
 
     def schedule_fit(self, schedule: str) -> schedule_fit.Fit:
@@ -283,6 +290,15 @@ class _DryRun:
         """Whether the criterion sums over the samples of a batch."""
         with seeding.preserved():
             return criteria.adds_up(self.bundle.recipe.criterion, self.outputs, self.targets)
+
+    def notes(self) -> list[str]:
+        """Return what a score of the model depends on besides its samples, and what they lose."""
+        return [note for note in (*self.told, self._strange_evaluation()) if note]
+
+    def _strange_evaluation(self) -> str:
+        precision = self.bundle.plan.params.precision
+        found = evaluation_depends_on(self.model, self.inputs[:REPLICA_BATCH], precision)
+        return found and f"model {self.name}: {found}"
 
     def why_not_channels_last(self) -> str:
         """Return why the model is not to be trained channels last, or nothing where it is."""

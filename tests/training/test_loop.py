@@ -23,7 +23,14 @@ from asynckfold.messages import EpochEnded, Progress, Remark
 from asynckfold.recipe import LR_SCHEDULES
 from asynckfold.result import DIVERGED, DONE
 from asynckfold.trainer_params import TrainerParams
-from asynckfold.training import batching, building, checkpoint, course, lr_schedules, saving
+from asynckfold.training import (
+    batching,
+    checkpoint,
+    course,
+    lr_schedules,
+    preprocessing,
+    saving,
+)
 from asynckfold.training.bundle import job_folder
 from tests.training.tiny import (
     CLASSES,
@@ -792,7 +799,7 @@ def test_preprocessing_is_fitted_on_the_training_fold_only(tmp_path: Path) -> No
     poisoned = Tiny(tmp_path / "poisoned", preprocess=StandardScaler(), data=(inputs, targets))
     rows = torch.from_numpy(fold.train)
     one, other = (
-        building.fitted(tiny.batches, tiny.preprocess, fold.train).train(rows, 0, 0)[0]
+        preprocessing.fitted(tiny.batches, tiny.preprocess, fold.train).train(rows, 0, 0)[0]
         for tiny in (clean, poisoned)
     )
     assert torch.equal(one, other)

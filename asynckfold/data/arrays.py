@@ -1,0 +1,399 @@
+"""Arrays and tables that users pass, as plain arrays by position; what float32 loses of them."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.transforms import Array
+
+LOST = 1e-6
+"""Rounding error of a column in float32, as a share of its spread, from which the column is named.
+
+Values whose mean is 30 times their interquartile range have such an error.
+"""
+
+NOT_FINITE = "hold NaN or infinite features"
+"""How a note about such samples ends."""
+
+LOOKED_AT = 1000
+"""Samples in which such errors are looked for."""
+
+_EXACT_IN_FLOAT32 = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.uint16,
+    torch.float16,
+    torch.bfloat16,
+)
+_HALVES = (torch.float16, torch.bfloat16, np.dtype(np.float16))
+_EXACT_IN_FLOAT64 = (torch.int32, torch.uint32)
+
+
+class ExactArrays(tuple[Any, ...]):
+    """A pair (X, y) whose X stays float64 until something was done to it."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A dataset and its transforms as the user gave them, but arrays by position, in one type.
+
+    Parameters
+    ----------
+    dataset, train_transform, eval_transform
+        As `AsyncKFold` gets them.
+    notes : tuple of str
+        What is lost.
+    """
+
+    dataset: Any
+    train_transform: Any
+    eval_transform: Any
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether X is float64 until its transforms, or a preprocessor, were applied."""
+        return isinstance(self.dataset, ExactArrays)
+
+
+def as_given(
+    dataset: Any, train_transform: Any, eval_transform: Any, *, preprocessed: bool
+) -> Given:
+    """Return what models get as float32: X of float64 becomes it after all that is done to it.
+
+    That is after the transforms, or after `preprocess` where there is one. A data set that is no
+    pair of arrays stays as it is.
+
+    Parameters
+    ----------
+    dataset, train_transform, eval_transform
+        As `AsyncKFold` gets them.
+    preprocessed : bool
+        Whether a scikit-learn transformer gets the samples before models do.
+
+    Raises
+    ------
+    InputError
+        X is sparse or masked, or holds no numbers and no transform makes any of it.
+    """
+    views = train_transform, eval_transform
+    pair = dataset.tensors if type(dataset) is TensorDataset else dataset
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        return Given(dataset, *views)
+    samples, labels = plain(pair[0], "X"), by_position(pair[1], "y")
+    transformed = any(transform is not None for transform in views)
+    if samples.dtype in _HALVES and not transformed:
+        note = f"X was converted from {str(samples.dtype).removeprefix('torch.')} to float32"
+        return Given((not_half(samples), labels), *views, (note,))
+    if pair is not dataset:
+        return Given(dataset, *views)
+    if isinstance(samples, Tensor):
+        return Given((samples, labels), *views)
+    if not transformed:
+        refuse(_number_problems(dataset[0], samples))
+    if samples.dtype == np.longdouble:
+        samples = samples.astype(np.float64)
+    if samples.dtype != np.float64:
+        return Given((samples, labels), *views)
+    if preprocessed:
+        return Given(ExactArrays((samples, labels)), *views)
+    lost = rounded(samples, "X", getattr(dataset[0], "columns", None))
+    if transformed:
+        train, evaluation = (
+            None if transform is None else [transform, as_float32] for transform in views
+        )
+        unless = (f"{lost}, unless its transforms shift or scale it",) if lost else ()
+        return Given(ExactArrays((samples, labels)), train, evaluation, unless)
+    remedy = "scale it first, or pass preprocess=StandardScaler(), which gets it exactly"
+    with np.errstate(over="ignore"):
+        narrow = samples.astype(np.float32)
+    told = ("X was converted from float64 to float32", *([f"{lost}: {remedy}"] if lost else []))
+    return Given((narrow, labels), *views, told)
+
+
+def not_half(samples: Any) -> Any:
+    """Return an array or tensor of half precision in float32, any other as it is."""
+    if samples.dtype not in _HALVES:
+        return samples
+    return samples.float() if isinstance(samples, Tensor) else samples.astype(np.float32)
+
+
+def _number_problems(given: Any, samples: Array) -> Iterator[Problem]:
+    columns = unusable(given)
+    if samples.dtype.kind in "biufc" and not columns:
+        return
+    yield Problem(
+        "X must hold numbers",
+        f"columns {columns}" if columns else f"an array of {samples.dtype}",
+        "Encode what is none, for instance by pandas.get_dummies, or leave it out, or pass a "
+        "train_transform that makes tensors of it.",
+    )
+
+
+def plain(values: Any, name: str) -> Any:
+    """Return a tensor as it is, and anything else as a NumPy array, by position.
+
+    Tables of pandas lose their index. Their columns of numbers, truth values and nullable numbers
+    become one array of numbers, missing values NaN. So do numbers that are held as objects.
+
+    Parameters
+    ----------
+    values : array-like
+        Such as a tensor, an array, a list or a DataFrame.
+    name : str
+        ``"X"`` or ``"y"``, for messages.
+
+    Raises
+    ------
+    InputError
+        A sparse matrix, an array with masked values, or a list whose items differ in shape.
+
+    Examples
+    --------
+    >>> plain([[1, 2.5], [3, 4]], "X").tolist()
+    [[1.0, 2.5], [3.0, 4.0]]
+    """
+    if isinstance(values, Tensor):
+        return values
+    if _is_table(values):
+        return _of_table(values)
+    values = by_position(values, name)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        remedy = "Bring its items into one shape, or pass a torch Dataset."
+        problem = Problem(f"{name} must be an array", f"{type(values).__name__}: {error}", remedy)
+        raise InputError([problem]) from error
+    return _numbers(array) if array.dtype == object else array
+
+
+def by_position(values: Any, name: str) -> Any:
+    """Return what pandas holds as a NumPy array, without its index, and anything else as it is.
+
+    Raises
+    ------
+    InputError
+        A sparse matrix, or an array with masked values.
+    """
+    if is_sparse(values):
+        remedy = f"Pass {name}.toarray() if it fits the memory."
+        raise InputError([Problem(f"{name} must be a dense array", type(values).__name__, remedy)])
+    if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
+        received = f"an array with {int(np.ma.getmaskarray(values).sum())} masked values"
+        remedy = f"Pass {name}.filled(numpy.nan), or leave these samples out."
+        raise InputError([Problem(f"{name} must not be masked", received, remedy)])
+    return np.asarray(values) if _is_of_pandas(values) else values
+
+
+def column_problems(one: Any, other: Any, name: str) -> Iterator[Problem]:
+    """Yield that two tables have other columns, or the same in another order.
+
+    Parameters
+    ----------
+    one, other : array-like
+        Compared where both are tables of pandas: only these name their columns.
+    name : str
+        Of the other one.
+    """
+    if not (_is_table(one) and _is_table(other)) or list(one.columns) == list(other.columns):
+        return
+    pairs = enumerate(zip(one.columns, other.columns, strict=False))
+    at = next((at for at, (mine, theirs) in pairs if mine != theirs), None)
+    received = f"{len(other.columns)} in place of {len(one.columns)}"
+    if at is not None:
+        received = f"{other.columns[at]!r} in place of {one.columns[at]!r} at position {at}"
+    remedy = f"Write {name}[dataset.columns]."
+    yield Problem(f"{name} must have the columns of the data set, in its order", received, remedy)
+
+
+def is_sparse(values: Any) -> bool:
+    """Tell whether these are a sparse matrix of SciPy."""
+    return hasattr(values, "toarray") and type(values).__module__.startswith("scipy.sparse")
+
+
+def _is_of_pandas(values: Any) -> bool:
+    return any(kind.__module__.startswith("pandas.") for kind in type(values).__mro__)
+
+
+def _is_table(values: Any) -> bool:
+    return _is_of_pandas(values) and getattr(values, "ndim", 0) == 2
+
+
+def _of_table(table: Any) -> Array:
+    columns = [np.asarray(table.iloc[:, at]) for at in range(table.shape[1])]
+    columns = [_numbers(column) if column.dtype == object else column for column in columns]
+    if not columns or unusable(table):
+        return np.asarray(table)
+    kind = np.result_type(*{column.dtype for column in columns})
+    return np.stack([column.astype(kind) for column in columns], axis=1)
+
+
+def _numbers(array: Array) -> Array:
+    """Return numbers that are held as objects as float64, None as NaN; anything else as it is."""
+    kinds = set(map(type, array.ravel().tolist()))
+    missing = {kind for kind in kinds if kind is type(None) or kind.__name__ == "NAType"}
+    real = {kind for kind in kinds if issubclass(kind, (numbers.Real, np.bool_))}
+    if not real or kinds - real - missing:
+        return array
+    found = [np.nan if type(item) in missing else item for item in array.ravel().tolist()]
+    return np.array(found, dtype=np.float64).reshape(array.shape)
+
+
+def unusable(table: Any) -> str:
+    """Name the columns of a table that are no numbers; empty where there are none.
+
+    >>> unusable(np.zeros((2, 2)))
+    ''
+    """
+    if not _is_table(table):
+        return ""
+    pairs = [(name, table.iloc[:, at]) for at, name in enumerate(table.columns)]
+    others = [
+        f"{name!r} ({column.dtype})"
+        for name, column in pairs
+        if column.dtype.name == "category" or _as_numbers(column).dtype.kind not in "biuf"
+    ]
+    return ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
+
+
+def _as_numbers(column: Any) -> Array:
+    array = np.asarray(column)
+    return _numbers(array) if array.dtype == object else array
+
+
+def as_float32(sample: Any) -> Any:
+    """Return a sample of float64 in float32; any other as it is.
+
+    >>> as_float32(np.zeros(2)).dtype, as_float32(np.arange(2)).dtype
+    (dtype('float32'), dtype('int64'))
+    """
+    if isinstance(sample, Tensor):
+        return sample.float() if sample.dtype == torch.float64 else sample
+    if isinstance(sample, (np.ndarray, np.float64)) and sample.dtype == np.float64:
+        return sample.astype(np.float32)
+    return np.float32(sample) if type(sample) is float else sample
+
+
+def exact(inputs: Tensor) -> Array:
+    """Return inputs for scikit-learn, in a type that holds the given one exactly.
+
+    Narrow types become float32, since half precision and small integers overflow in arithmetic;
+    int32 becomes float64; float32, float64 and int64 stay.
+
+    Raises
+    ------
+    InputError
+        Complex numbers.
+
+    Examples
+    --------
+    >>> exact(torch.tensor([200], dtype=torch.uint8)).dtype, exact(torch.tensor([2**60])).dtype
+    (dtype('float32'), dtype('int64'))
+    """
+    if inputs.is_complex():
+        remedy = "Pass their real and imaginary parts as features."
+        raise InputError([Problem("preprocess needs real numbers", str(inputs.dtype), remedy)])
+    if inputs.dtype in _EXACT_IN_FLOAT32:
+        inputs = inputs.float()
+    elif inputs.dtype in _EXACT_IN_FLOAT64:
+        inputs = inputs.double()
+    array: Array = inputs.cpu().numpy()
+    return array
+
+
+def rounded(array: Array, what: str = "X", names: Any = None) -> str:
+    """Say what an array loses when it is converted to float32; empty where that is little.
+
+    The loss of a column is the median rounding error of the values that are not exact in float32,
+    as a share of the interquartile range of these values (of their standard deviation where that is
+    0). So neither exact values, such as markers of what is missing, nor single huge values hide it.
+    It is estimated on `LOOKED_AT` samples, evenly spread.
+
+    Parameters
+    ----------
+    array : ndarray of shape (n, ...)
+        Rows of features; images and the like, which have more axes, are taken as one column.
+    what : str
+        What the message calls it.
+    names : sequence of str, optional
+        Of the columns.
+
+    Examples
+    --------
+    >>> rounded(np.linspace(0, 1, 9)[:, None])
+    ''
+    >>> rounded(1e9 + np.linspace(0, 1, 9)[:, None])
+    'column 0 of X loses up to 100 % of its spread in float32'
+    """
+    if array.dtype not in (np.float64, np.int64, np.uint64) or not array.size:
+        return ""
+    some = array[np.linspace(0, len(array) - 1, min(len(array), LOOKED_AT)).round().astype(int)]
+    some = some.reshape(len(some), -1) if array.ndim < 3 else some.reshape(-1, 1)
+    losses = {int(at): _loss(some[:, at]) for at in np.flatnonzero(~_surely_kept(some))}
+    found = {at: loss for at, loss in losses.items() if loss > LOST}
+    if not found:
+        return ""
+    share = _percent(min(1.0, max(found.values())))
+    if array.ndim != 2:
+        return f"{what} loses up to {share} of its spread in float32"
+    called = [str(at) if names is None else repr(str(names[at])) for at in found]
+    more = f" and {len(called) - 5} more" if len(called) > 5 else ""
+    several = len(called) > 1
+    return (
+        f"column{'s' * several} {', '.join(called[:5])}{more} of {what} "
+        f"lose{'s' * (not several)} up to {share} of {'their' if several else 'its'} spread in "
+        "float32"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.0g} %"
+
+
+def _surely_kept(rows: Array) -> npt.NDArray[np.bool_]:
+    """Tell which columns cannot lose more than `LOST`, whichever of their values are inexact."""
+    ordered = np.sort(rows, axis=0)
+    with np.errstate(all="ignore"):
+        largest = np.maximum(np.abs(ordered[0]), np.abs(ordered[-1])).astype(np.float64)
+        low, high = ordered[len(rows) // 4], ordered[(3 * len(rows)) // 4]
+        # Half a unit in the last of 24 places. NaN, which are sorted to the end, compare as False.
+        kept: npt.NDArray[np.bool_] = largest * 2.0**-24 <= LOST * (high - low)
+    kept &= largest < np.finfo(np.float32).max
+    kept |= ordered[0] == ordered[-1]
+    return kept
+
+
+def _loss(column: Array) -> float:
+    if column.dtype == np.float64:
+        column = column[np.isfinite(column)]
+    else:
+        # Whole numbers beyond 2**53 are not exact in float64, either.
+        column = column.astype(np.longdouble)
+    with np.errstate(over="ignore"):
+        narrow = column.astype(np.float32)
+    if not np.isfinite(narrow).all():
+        return 1.0
+    error = np.abs(column - narrow)
+    inexact = error > 0
+    if not inexact.any():
+        return 0.0
+    values, error = np.sort(column[inexact]), np.sort(error[inexact])
+    low, middle, high = (values[(len(values) * part) // 4] for part in (1, 2, 3))
+    spread = high - low or (values - middle).std()
+    # Of a column that is constant but for the last digits of float64, nothing can be lost.
+    noise = 1e-14 * abs(middle) if column.dtype == np.float64 else 0
+    return float(error[len(error) // 2] / spread) if spread > noise else 0.0

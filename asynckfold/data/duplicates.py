@@ -1,0 +1,125 @@
+"""Copies of training samples among those that are validated on: scores that are too high."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.folds import Fold
+from asynckfold.transforms import Array
+
+LEAST, SHARE = 3, 0.01
+"""How many validation samples of a fold, and which share of them, must be copies to be named: many
+data sets have single ones (iris has one pair)."""
+
+SIDE = 8
+"""Pixels from which an array of uint8 is taken as an image, which may be mirrored."""
+
+ROOM = 100
+"""Times as many different rows as there are samples, from which equal ones are no chance."""
+
+NOT_LOOKED = (
+    "copies of training samples among the validation samples were not looked for, since samples "
+    "are read one by one"
+)
+
+
+def digests(samples: Array) -> npt.NDArray[np.int64]:
+    """Return a number for each sample, equal for equal ones and for those that mirror each other.
+
+    Only images of uint8 are mirrored, left to right. Numbers are those of this process.
+
+    Parameters
+    ----------
+    samples : ndarray of shape (n, ...)
+        As they are stored: images channels first.
+
+    Examples
+    --------
+    >>> found = digests(np.array([[1, 2], [3, 4], [1, 2]]))
+    >>> bool(found[0] == found[2]), bool(found[0] == found[1])
+    (True, False)
+    """
+    found = np.empty(len(samples), np.int64)
+    mirrored = _are_images(samples)
+    for at, sample in enumerate(samples):
+        found[at] = hash(sample.tobytes())
+        if mirrored:
+            found[at] = min(found[at], hash(sample[..., ::-1].tobytes()))
+    return found
+
+
+def _are_images(samples: Array) -> bool:
+    return samples.dtype == np.uint8 and samples.ndim > 2 and samples.shape[-1] >= SIDE
+
+
+def copies(
+    numbers: npt.NDArray[np.int64], folds: Iterable[Fold]
+) -> list[tuple[tuple[int, int], int, int]]:
+    """Return by fold its key, and how many validation samples of how many equal a training sample.
+
+    Examples
+    --------
+    >>> fold = Fold(0, 0, np.array([0, 1, 2]), np.array([3, 4]))
+    >>> copies(np.array([7, 8, 9, 8, 6]), [fold])
+    [((0, 0), 1, 2)]
+    """
+    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    several = counts[places] > 1
+    return [
+        (
+            fold.key,
+            int(np.isin(places[valid], places[fold.train[several[fold.train]]]).sum()),
+            len(fold.valid),
+        )
+        for fold in folds
+        for valid in [fold.valid[several[fold.valid]]]
+    ]
+
+
+def copies_note(samples: Array | None, folds: Sequence[Fold]) -> str:
+    """Say how many validation samples equal training samples; empty where that is nothing odd.
+
+    Rows that have few features of few values are equal by chance, and no copies.
+
+    Parameters
+    ----------
+    samples : ndarray of shape (n, ...) or None
+        All samples, as they are stored; None where they are not.
+    folds : sequence of Fold
+        What is trained on, and what is validated on.
+    """
+    if samples is None:
+        return NOT_LOOKED
+    found = [
+        (key, count, size)
+        for key, count, size in copies(digests(samples), folds)
+        if count >= max(LEAST, SHARE * size)
+    ]
+    if not found or _few_values(samples):
+        return ""
+    several = any(repeat for (repeat, _), _, _ in found)
+    shown = [
+        f"{count} of {size} in fold {index}" + (f" of repeat {repeat}" if several else "")
+        for (repeat, index), count, size in found[:5]
+    ]
+    more = f" and more in {len(found) - 5} other folds" if len(found) > 5 else ""
+    alike = "equal a training sample" + (" or mirror one" if _are_images(samples) else "")
+    return (
+        f"validation samples that {alike}: {', '.join(shown)}{more}. "
+        "If they are copies, such as augmented or oversampled ones, the scores are too high: pass "
+        "groups= with one group for a sample and its copies, or leave the copies out"
+    )
+
+
+def _few_values(samples: Array) -> bool:
+    if samples.ndim > 2:
+        return False
+    room = 0.0
+    for column in samples.reshape(len(samples), -1).T:
+        room += np.log(len(np.unique(column)))
+        if room > np.log(ROOM * len(samples)):
+            return False
+    return True

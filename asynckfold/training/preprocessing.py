@@ -1,0 +1,144 @@
+"""What a scikit-learn transformer makes of samples: fitted on a training part, applied to all.
+
+::
+
+    dataset ─ eval view ──┬─ fit on the training part ─► transformer
+                          └─ transform ─────────────────────► evaluated on, in float32
+    dataset ─ train view ─── transform, batch by batch ─────► trained on, in float32
+              (where it differs: other or random transforms)
+
+So the transforms of a view come first, and `preprocess` is the last step before the model. It is
+fitted on samples as they are evaluated, without random copies, and in the type that they have: only
+what comes out becomes float32. Where both views are the same, the training part is what
+``fit_transform`` gave, as in a scikit-learn pipeline; transformers that fit each sample without its
+own target differ there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from asynckfold.data import NOT_FINITE, Batches, rounded
+from asynckfold.errors import Problem, refuse
+from asynckfold.folds import Indices
+from asynckfold.transforms import Array, seeded
+
+ALIKE = 1e-2
+"""Largest difference between ``fit_transform`` and ``transform`` of the same samples, as a share of
+their size: solvers round by some 1e-6; cross-fitting changes values by some tenths."""
+
+
+def fitted(
+    data: Batches, preprocess: Any, train: Indices, tell: Callable[[str], None] | None = None
+) -> Batches:
+    """Return the data as a scikit-learn transformer gives it that was fitted on `train` only.
+
+    It is fitted with the targets, which those that need none ignore, and sees each sample as one
+    row of features.
+
+    Parameters
+    ----------
+    data : Batches
+        The samples.
+    preprocess : transformer or None
+        A clone of it is fitted.
+    train : ndarray of int64, shape (n_train,)
+        Sample numbers.
+    tell : callable, optional
+        Is told what is odd about what comes out, or nothing.
+
+    Raises
+    ------
+    InputError
+        What comes out are no numbers for each sample; or training samples are others at
+        ``fit_transform`` than later, and the train view has transforms of its own.
+    """
+    if preprocess is None:
+        return data
+    rows = data.inputs(np.arange(data.n_samples))
+    fit, own = _fitted(preprocess, rows, data.targets, train)
+    alike = data.one_view
+    if alike:
+        others = np.setdiff1d(np.arange(data.n_samples), train)
+        rest = _changed(fit, rows[others]) if others.size else own[:0]
+        changed = np.empty((len(rows), *own.shape[1:]), np.result_type(own, rest))
+        changed[train], changed[others] = own, rest
+    else:
+        changed = _changed(fit, rows)
+        refuse(_other_problems(preprocess, own, changed[train]))
+    if tell is not None:
+        tell(rounded(changed, "what preprocess gives"))
+        bad = int((~np.isfinite(changed).reshape(len(changed), -1).all(axis=1)).sum())
+        tell(f"{bad} of {len(changed)} samples {NOT_FINITE} after preprocess" if bad else "")
+    return data.with_inputs(_narrow(changed), None if alike else partial(preprocessed, fit))
+
+
+def fit_on(preprocess: Any, rows: Array, targets: torch.Tensor, train: Indices) -> Any:
+    """Return a clone of a scikit-learn transformer that was fitted on `train` of all rows only."""
+    return _fitted(preprocess, rows, targets, train)[0]
+
+
+def preprocessed(fit: Any, rows: Array) -> torch.Tensor:
+    """Return rows as a fitted transformer gives them, in float32."""
+    return _narrow(_changed(fit, rows))
+
+
+def _fitted(
+    preprocess: Any, rows: Array, targets: torch.Tensor, train: Indices
+) -> tuple[Any, Array]:
+    """Return a fitted clone, and what it made of the training part meanwhile."""
+    from sklearn.base import clone
+
+    fit, inputs = clone(preprocess), rows.reshape(len(rows), -1)[train]
+    wanted = targets.cpu().numpy()[train]
+    # A transformer without a random_state of its own draws from the global generators.
+    with seeded(0):
+        if hasattr(fit, "fit_transform"):
+            own = fit.fit_transform(inputs, wanted)
+        else:
+            own = fit.fit(inputs, wanted).transform(inputs)
+    return fit, _dense(fit, own, len(inputs))
+
+
+def _changed(fit: Any, rows: Array) -> Array:
+    with seeded(0):
+        return _dense(fit, fit.transform(rows.reshape(len(rows), -1)), len(rows))
+
+
+def _dense(fit: Any, found: Any, count: int) -> Array:
+    """Return what a transformer gave as an array of real numbers: sparse matrices become dense."""
+    array = np.asarray(found.toarray() if hasattr(found, "toarray") else found)
+    if array.dtype == object:
+        with suppress(TypeError, ValueError):
+            array = array.astype(np.float64)
+    if array.dtype.kind not in "biuf" or array.shape[:1] != (count,):
+        name = type(fit).__name__
+        received = f"{array.dtype} of shape {array.shape} for {count} samples, from {name}"
+        remedy = "Use transformers that give numbers, and none that drop or add samples."
+        refuse([Problem("preprocess must give real numbers for each sample", received, remedy)])
+    return array
+
+
+def _narrow(array: Array) -> torch.Tensor:
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
+def _other_problems(preprocess: Any, own: Array, later: Array) -> list[Problem]:
+    size = float(np.abs(later[np.isfinite(later)]).max(initial=0.0))
+    if own.shape == later.shape and np.allclose(own, later, 0, ALIKE * size, equal_nan=True):
+        return []
+    return [
+        Problem(
+            "preprocess must give training samples as at fit_transform where train_transform, or a "
+            "random transform of the data set, makes other samples of them",
+            f"{type(preprocess).__name__}, which gives others then",
+            "Leave the transform of the train view out, or preprocess.",
+        )
+    ]
