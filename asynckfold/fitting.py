@@ -385,7 +385,10 @@ def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
 
 
 def _gives_pairs(valid: Any) -> bool:
-    return len(valid) > 0 and isinstance(valid[0], (tuple, list))
+    from torch.utils.data import Dataset
+
+    # Of a dataset no sample is read here, where it may crash.
+    return isinstance(valid, Dataset) or (len(valid) > 0 and isinstance(valid[0], (tuple, list)))
 
 
 def _target_problems(outputs: Any, targets: Any) -> list[Problem]:

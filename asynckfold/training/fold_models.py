@@ -23,7 +23,17 @@ import torch
 from torch import nn
 
 from asynckfold.cv_results import CVResults
-from asynckfold.data import Batches, Opened, make_views, one_by_one, open_inputs, open_source
+from asynckfold.data import (
+    Batches,
+    Here,
+    Look,
+    Looked,
+    Opened,
+    look_at,
+    one_by_one,
+    open_inputs,
+    seen_by,
+)
 from asynckfold.ensemble import NUMBERS, SIGMOID, SOFTMAX, Outputs
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.folds import Fold, Indices
@@ -65,6 +75,8 @@ class RunModels:
         As `AsyncKFold` got them.
     targets : callable
         Returns the run's targets.
+    looked : Looked or None
+        What the run found of its samples; None: some are read again.
     """
 
     results: CVResults
@@ -73,6 +85,7 @@ class RunModels:
     train_transform: Any
     eval_transform: Any
     targets: Callable[[], Array]
+    looked: Looked | None = None
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     @property
@@ -106,8 +119,9 @@ class RunModels:
     @cached_property
     def samples(self) -> tuple[Opened, tuple[Step, ...]]:
         """The run's samples, and the transforms of its eval view."""
-        source = open_source(self.dataset)
-        views = make_views(source, self.train_transform, self.eval_transform)
+        look = Look(self.dataset, self.train_transform, self.eval_transform)
+        seen = look_at(look, Here()) if self.looked is None else seen_by(look, self.looked)
+        source, views = seen.source, seen.views
         refuse(views.problems)
         if len(source) != self.results.n_samples:
             rule = f"the data set must have the run's {self.results.n_samples} samples"
