@@ -390,6 +390,11 @@ def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
 
 
 def _gives_pairs(valid: Any) -> bool:
+    from torch.utils.data import Dataset
+
+    # Of a dataset no sample is read here, where it may crash.
+    if isinstance(valid, Dataset):
+        return True
     # An array has none; those of pandas would look for a label.
     is_array = hasattr(valid, "__array__")
     return not is_array and len(valid) > 0 and isinstance(valid[0], (tuple, list))

@@ -6,10 +6,10 @@ import copy
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
@@ -27,7 +27,7 @@ from asynckfold.folds import Fold
 from asynckfold.forecast import Forecast
 from asynckfold.interruption import listening
 from asynckfold.plan import Plan
-from asynckfold.planning import folds_of, look_ahead, make_draft, prepared
+from asynckfold.planning import folds_of, look_ahead, make_draft, read_alone
 from asynckfold.progress import Display
 from asynckfold.recipe import Recipe
 from asynckfold.refitting import on_all_samples
@@ -38,6 +38,9 @@ from asynckfold.settings import Settings, alias_problems, plain
 from asynckfold.sharing import Sharing
 from asynckfold.store import RunStore
 from asynckfold.store.layout import refit_folder
+
+if TYPE_CHECKING:
+    from asynckfold.data import Seen
 
 
 class JobsFailedWarning(UserWarning):
@@ -185,6 +188,11 @@ class AsyncKFold:
         Whether the best candidate is then trained on all samples, in a run of its own below
         ``refit`` in the run's folder: `CVResults.refitted`, and
         ``results.state_dict(fold="all")``.
+    random_samples : bool
+        Whether each read of a sample may give another pair (x, y). That is found out where reading
+        draws from the global generators of torch, NumPy or random; say it where it draws elsewhere.
+        Input and target are then always of one read, seeded by job, epoch and sample in training,
+        and by sample in evaluation; folds are made of the targets of evaluation.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
 
@@ -252,6 +260,7 @@ class AsyncKFold:
         time_budget_s: float | None = None,
         job_timeout_s: float | None = None,
         refit: bool = False,
+        random_samples: bool = False,
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)
         self.settings = Settings(
@@ -298,6 +307,7 @@ class AsyncKFold:
             plain(time_budget_s),
             plain(job_timeout_s),
             refit,
+            random_samples,
         )
         given = {"kfolds": kfolds, "cv": cv, "n_splits": n_splits}
         refuse([*alias_problems(given), *self.settings.problems()])
@@ -364,7 +374,8 @@ class AsyncKFold:
                     if interrupt.exit_code != OUT_OF_TIME or not run.has_plan:
                         raise
                     display.note(str(interrupt))
-            results = with_models(load_results(run, settings.error_value), settings, recipe)
+            found = load_results(run, settings.error_value)
+            results = with_models(found, settings, recipe, session.seen)
             write_out_of_fold(results)
             self._judge(results)
             if settings.refit and not signals.asked():
@@ -428,7 +439,7 @@ class AsyncKFold:
         settings = self.settings
         recipe, params, _ = settings.recipe(models, schedulers, opt_fn, trainer_params)
         machine = make_machine(settings)
-        with prepared(settings, machine) as data:
+        with read_alone(settings, machine) as data:
             folds = folds_of(settings, data)
             return make_draft(settings, recipe, params, data, folds, machine), folds
 
@@ -508,8 +519,22 @@ def load_results(store: RunStore, error_score: float = float("nan")) -> CVResult
     )
 
 
-def with_models(results: CVResults, settings: Settings, recipe: Recipe) -> CVResults:
-    """Return results that know the models and samples that they come from."""
+def with_models(
+    results: CVResults, settings: Settings, recipe: Recipe, seen: Sequence[Seen] = ()
+) -> CVResults:
+    """Return results that know the models and samples that they come from.
+
+    Parameters
+    ----------
+    results : CVResults
+        Of a run.
+    settings : Settings
+        Of the run.
+    recipe : Recipe
+        The live objects that it was started with.
+    seen : sequence of Seen
+        How the run took its dataset apart, if it did so just now.
+    """
     from asynckfold.training.fold_models import RunModels
 
     def load_targets() -> npt.NDArray[Any]:
@@ -525,11 +550,12 @@ def with_models(results: CVResults, settings: Settings, recipe: Recipe) -> CVRes
         if candidate.name not in known:
             # Once only, since its samples may be a copy.
             alone = on_all_samples(settings, candidate, None)
-            known[candidate.name] = with_models(found, alone, recipe)
+            known[candidate.name] = with_models(found, alone, recipe, seen)
         return known[candidate.name]
 
     views = settings.train_transform, settings.eval_transform
-    models = RunModels(results, recipe, settings.dataset, *views, load_targets)
+    facts = next((item.looked for item in seen), None)
+    models = RunModels(results, recipe, settings.dataset, *views, load_targets, facts)
     return replace(results, _models=models, _load_refit=load_refit)
 
 

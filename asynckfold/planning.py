@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import queue
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -27,12 +29,13 @@ from asynckfold.errors import Problem, refuse
 from asynckfold.folds import Fold
 from asynckfold.forecast import Forecast, forecast, foreseen
 from asynckfold.fusing import Fuse, Grouping, grouped
-from asynckfold.interruption import Interruption
+from asynckfold.interruption import Interruption, listening
 from asynckfold.packing import decided_of
 from asynckfold.placement import Load, Placement
 from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.probing import Prober
 from asynckfold.progress import Display
+from asynckfold.reading import WorkerReaders, warm_pool
 from asynckfold.recipe import Recipe, sending_problems
 from asynckfold.scoring import Score, resolve
 from asynckfold.settings import Settings, one_line
@@ -132,7 +135,9 @@ class Planner:
         with self._pool() as pool:
             self.display.doing("reading the data")
             settings, machine = self.settings, self.machine
-            with prepared(settings, machine) as data, self.signals.noted():
+            given = cast("pools.WorkerPool", pool)
+            readers = readers_of(settings, machine, lambda: given, self.signals, self.display)
+            with prepared(settings, machine, readers) as data, self.signals.noted():
                 folds = folds_of(settings, data)
                 data = with_copies_noted(settings, data, folds)
                 inbox: Inbox = queue.SimpleQueue()
@@ -187,13 +192,8 @@ class Planner:
         if not self.settings.parallelize:
             yield None
             return
-        pool = pools.take(self.settings.sharing.nice)
-        try:
+        with warm_pool(self.settings.sharing.nice) as pool:
             yield pool
-        except BaseException:
-            pool.close()
-            raise
-        pools.give_back(pool)
 
     def _asked_to_fuse(self, plan: Plan, stored: Plan | None) -> Fuse:
         """What is asked for the jobs that are not in the plan yet, and False where all are."""
@@ -369,8 +369,28 @@ def _on(cores: Sequence[int], trainer: str, threads: int) -> Placement:
     return Placement((), tuple(cores), min(threads, len(cores)), trainer=trainer)
 
 
+def readers_of(
+    settings: Settings,
+    machine: Machine,
+    take_pool: Callable[[], pools.WorkerPool],
+    signals: Interruption,
+    display: Display,
+) -> WorkerReaders | None:
+    """Return who reads the dataset; None without workers: this process."""
+    if not settings.parallelize:
+        return None
+    most = len(machine.unreserved())
+    root, stall = settings.root_dir.absolute(), settings.stall_timeout
+    count = resolve_n_jobs(settings.n_jobs, machine.max_cores)
+    return WorkerReaders(
+        take_pool, machine, min(most, count or most), stall, root, signals, display
+    )
+
+
 @contextmanager
-def prepared(settings: Settings, machine: Machine) -> Iterator[Prepared]:
+def prepared(
+    settings: Settings, machine: Machine, readers: WorkerReaders | None
+) -> Iterator[Prepared]:
     """Read the dataset into shared arrays, for as long as the context lasts."""
     from asynckfold.data import NOT_FINITE, as_given, by_position, prepare
 
@@ -388,6 +408,8 @@ def prepared(settings: Settings, machine: Machine) -> Iterator[Prepared]:
         criterion_wants_classes=settings.wants_classes,
         memory_budget=machine.free_memory({}) // 2,
         folder=settings.root_dir if settings.root_dir.is_dir() else None,
+        random_samples=settings.random_samples,
+        readers=readers,
     )
     try:
         # What is missing there, a transformer may fill in.
@@ -396,6 +418,16 @@ def prepared(settings: Settings, machine: Machine) -> Iterator[Prepared]:
         yield replace(data, notes=(*given.notes, *notes))
     finally:
         data.close()
+
+
+@contextmanager
+def read_alone(settings: Settings, machine: Machine) -> Iterator[Prepared]:
+    """Read the dataset for a plan that is not carried out."""
+    with ExitStack() as stack:
+        signals = stack.enter_context(listening(signal.SIGINT))
+        pool = functools.cache(lambda: stack.enter_context(warm_pool(settings.sharing.nice)))
+        readers = readers_of(settings, machine, pool, signals, Display(0))
+        yield stack.enter_context(prepared(settings, machine, readers))
 
 
 def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ from asynckfold.sweep import Sweep, is_stray
 from asynckfold.trainer_params import TrainerParams
 
 if TYPE_CHECKING:
-    from asynckfold.data import Prepared
+    from asynckfold.data import Prepared, Seen
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,7 @@ class Session:
     signals: Interruption
     started: float
     notes: tuple[str, ...]
+    seen: list[Seen] = field(default_factory=list)
 
     def run(self) -> None:
         """Prepare, check, sweep, compare."""
@@ -68,6 +69,7 @@ class Session:
         stored = self.store.plan if self._continues else None
         with planner.planned(self._software, self._before(), stored) as found:
             draft, threads = found.work.plan, found.choice
+            self.seen.append(found.data.seen)
             given = self.settings.about
             # As late as can be: what is refused until here leaves the earlier run where it is.
             earlier = self.store.start_over() if self._is_anew else None

@@ -84,6 +84,7 @@ class Settings:
     time_budget_s: float | None = None
     job_timeout_s: float | None = None
     refit: bool = False
+    random_samples: bool = False
 
     @property
     def wants_classes(self) -> bool | None:
@@ -130,6 +131,7 @@ class Settings:
         yield from self.sharing.problems(self.parallelize)
         yield from _stall_problems(self.stall_timeout)
         yield from _limit_problems("time_budget_s", self.time_budget_s)
+        yield from _random_problems(self.random_samples)
         yield from _limit_problems("job_timeout_s", self.job_timeout_s)
         yield from _refit_problems(self.refit)
         yield from self._plan_from_problems()
@@ -397,6 +399,15 @@ def _refit_problems(value: object) -> Iterator[Problem]:
             "refit must be True or False",
             one_line(value),
             "Pass refit=True, and name the score that chooses first in scoring.",
+        )
+
+
+def _random_problems(value: object) -> Iterator[Problem]:
+    if not isinstance(value, bool):
+        yield Problem(
+            "random_samples must be True or False",
+            one_line(value),
+            "Pass random_samples=True where each read of a sample may give another pair (x, y).",
         )
 
 

@@ -159,12 +159,6 @@ def test_the_users_dataset_and_generators_are_untouched() -> None:
     assert np.array_equal(before[2], after[2])
 
 
-def test_pixels_that_the_dataset_holds_are_not_read_one_by_one() -> None:
-    dataset = Images(v1.Compose(SCALE), n=5000)
-    prepare(dataset)
-    assert dataset.reads < 500
-
-
 def test_pixels_that_are_not_what_is_read_are_read() -> None:
     class Inverted(Images):
         def __getitem__(self, index: int) -> tuple[Any, int]:

@@ -15,8 +15,11 @@ workers, and `Prepared.notes` says so.
 =============== ======================================================================
 `prepared`      `prepare`: opens, checks, divides and reads a dataset
 `reading`       reads it into shared arrays, or says why that cannot be
+`reader`        what runs a dataset's code: looks at samples, reads a range of them
 `views`         the train view and the eval view
 `opened`        a dataset taken apart: samples, transform, labels
+`known`         datasets whose arrays or files can be had without reading sample by sample
+`encoding`      raw labels of a random dataset, in the form of its targets
 `labels`        class indices or regression targets
 `batches`       what a worker does: batches by sample number
 `joined`        two parts of one data set: trained on, and scored on
@@ -42,6 +45,8 @@ from asynckfold.data.joined import evenly, joined, repeated
 from asynckfold.data.labels import Labels, resolve_labels
 from asynckfold.data.opened import OneByOne, Opened, open_inputs, open_source
 from asynckfold.data.prepared import Prepared, prepare
+from asynckfold.data.reader import Look, Looked
+from asynckfold.data.reading import Here, Readers, Seen, Task, look_at, seen_by
 from asynckfold.data.shared import ArraySpec, SharedArray
 from asynckfold.data.views import Views, make_views
 
@@ -51,11 +56,17 @@ __all__ = [
     "Batches",
     "DataHandle",
     "Given",
+    "Here",
     "Labels",
+    "Look",
+    "Looked",
     "OneByOne",
     "Opened",
     "Prepared",
+    "Readers",
+    "Seen",
     "SharedArray",
+    "Task",
     "Views",
     "as_given",
     "by_position",
@@ -64,6 +75,7 @@ __all__ = [
     "evenly",
     "exact",
     "joined",
+    "look_at",
     "make_views",
     "one_by_one",
     "open_inputs",
@@ -73,4 +85,5 @@ __all__ = [
     "repeated",
     "resolve_labels",
     "rounded",
+    "seen_by",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from asynckfold.data.arrays import exact
+from asynckfold.data.encoding import Encoding
 from asynckfold.data.opened import Opened
 from asynckfold.data.shared import ArraySpec
 from asynckfold.folds import Indices
@@ -24,6 +25,7 @@ from asynckfold.transforms import (
     Step,
     View,
     apply,
+    copied,
     generators_kept,
     same_steps,
     seed_generators,
@@ -71,6 +73,7 @@ class _Read:
 
     source: Opened
     steps: tuple[Step, ...]
+    encoding: Encoding | None = None
     device: torch.device = _CPU
 
     @property
@@ -78,14 +81,25 @@ class _Read:
         return ()
 
     def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor:
-        samples = []
+        return self._read(draw)[0]
+
+    def pairs(self, draw: AnyDraw, encoding: Encoding) -> tuple[Tensor, Tensor]:
+        """Return inputs, and targets of the same reads."""
+        batch, labels = self._read(draw)
+        targets = map(encoding, labels, draw.indices.tolist())
+        return batch, torch.from_numpy(np.stack(list(targets))).to(self.device)
+
+    def _read(self, draw: AnyDraw) -> tuple[Tensor, list[Any]]:
+        samples, labels = [], []
         with generators_kept():
             pairs = zip(draw.indices.tolist(), draw.bits().tolist(), strict=True)
             for index, seed in pairs:
                 seed_generators(seed)
-                samples.append(apply(self.steps, self.source.read(index)[0]))
+                sample, label = self.source.read(index)
+                samples.append(apply(self.steps, copied(sample) if self.steps else sample))
+                labels.append(label)
         batch: Tensor = default_collate(samples)
-        return batch.to(self.device)
+        return batch.to(self.device), labels
 
     def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Read:
         return replace(self, device=device)
@@ -256,6 +270,8 @@ class Batches:
         return self._gathered(view, rows, Draw(seed, epoch, rows.cpu().numpy()))
 
     def _gathered(self, view: _ViewBatches, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, Tensor]:
+        if isinstance(view, _Read) and view.encoding is not None:
+            return view.pairs(draw, view.encoding)
         rows = rows.to(self.targets.device)
         return view.gather(rows, draw), self.targets.index_select(0, rows)
 
@@ -297,6 +313,8 @@ class DataHandle:
         Which arrays the train view and the eval view are stored in.
     source : Opened or None
         The dataset, where its samples are not held.
+    encoding : Encoding or None
+        Of the targets of a dataset that is random: they come with each sample.
     fds : tuple of int
         Descriptors of the arrays in this process, in the order of `specs`. They are not pickled:
         send them beside the handle (``socket.send_fds``) and give the received ones to `open`.
@@ -307,6 +325,7 @@ class DataHandle:
     eval: View
     slots: tuple[int, int] = (0, 0)
     source: Opened | None = None
+    encoding: Encoding | None = None
     fds: tuple[int, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -316,8 +335,10 @@ class DataHandle:
         """Map the arrays; the descriptors stay the caller's and may be closed afterwards."""
         arrays = [spec.map(fd) for spec, fd in zip(self.specs, fds, strict=True)]
         if self.source is not None:
-            train = _Read(self.source, self.train.pipeline)
-            return Batches(arrays[0], train, _Read(self.source, self.eval.pipeline))
+            train, evaluation = (
+                _Read(self.source, view.pipeline, self.encoding) for view in (self.train, self.eval)
+            )
+            return Batches(arrays[0], train, evaluation)
         train_slot, eval_slot = self.slots
         held = _Held(arrays[train_slot], self.train)
         return Batches(arrays[0], held, _Held(arrays[eval_slot], self.eval))

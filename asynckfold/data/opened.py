@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from asynckfold.data.arrays import ExactArrays, by_position, is_sparse, not_half, plain
+from asynckfold.data.encoding import Encoding
+from asynckfold.data.known import subset_of, tensors_of, whole_arrays
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.folds import Indices
 from asynckfold.transforms import (
@@ -72,6 +76,10 @@ class Opened:
         Class names.
     notes : tuple of str
         What was noticed.
+    known : bool
+        Whether its samples are rows of `samples`: to read them runs no code of the user's.
+    told : callable or None
+        Told of each sample before it is read.
     """
 
     base: Any
@@ -81,6 +89,8 @@ class Opened:
     labels: Any = None
     names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    known: bool = False
+    told: Callable[[int], object] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.base) if self.rows is None else len(self.rows)
@@ -97,9 +107,11 @@ class Opened:
         InputError
             The dataset raised, or gave something else than a pair.
         """
+        if self.told is not None:
+            self.told(index)
         try:
             pair = self.base[self.row(index)]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError([unreadable(index, error)]) from error
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InputError([_not_a_pair(index, pair)])
@@ -116,11 +128,13 @@ class Opened:
         return sorted({round(last * step / (_PROBES - 1)) for step in range(_PROBES)})
 
 
-def unreadable(index: int, error: Exception) -> Problem:
+def unreadable(index: int, error: BaseException) -> Problem:
     """Say that a sample could not be read or transformed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return Problem(
         f"dataset[{index}] must be readable",
-        f"{type(error).__name__}: {error}",
+        f"{type(error).__name__}: {error}{place}",
         "Repair the dataset, or leave the sample out with torch.utils.data.Subset.",
     )
 
@@ -145,18 +159,32 @@ class OneByOne:
         The user's transforms, in order.
     targets : ndarray
         As jobs use them.
+    encoding : Encoding or None
+        Of the targets of a random dataset: sample and target are then of one read.
     """
 
-    def __init__(self, source: Opened, steps: Sequence[Step], targets: Array) -> None:
+    def __init__(
+        self,
+        source: Opened,
+        steps: Sequence[Step],
+        targets: Array,
+        encoding: Encoding | None = None,
+    ) -> None:
         self.source = source.without_arrays()
         self.steps = tuple(steps)
         self.targets = torch.from_numpy(targets)
+        self.encoding = encoding
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        return apply(self.steps, self.source.read(index)[0]), self.targets[index]
+        sample, label = self.source.read(index)
+        sample = copied(sample) if self.steps else sample
+        if self.encoding is None:
+            return apply(self.steps, sample), self.targets[index]
+        target = torch.from_numpy(np.asarray(self.encoding(label, index)))
+        return apply(self.steps, sample), target
 
 
 def open_source(dataset: Any) -> Opened:
@@ -176,18 +204,27 @@ def open_source(dataset: Any) -> Opened:
     if isinstance(dataset, tuple):
         return _sized(_open_arrays(dataset))
     dataset, rows = _below_subsets(dataset)
-    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
-        return _sized(replace(_open_arrays(dataset.tensors), rows=rows))
+    tensors = tensors_of(dataset)
+    if tensors is not None:
+        arrays = _open_arrays(tensors)
+        return _sized(replace(arrays, rows=rows, names=_names(dataset)))
     refuse(_style_problems(dataset))
+    source = _sized(Opened(dataset, rows=rows, names=_names(dataset)))
+    whole = whole_arrays(dataset)
+    if whole is None:
+        return source
+    return replace(redressed(source, PLAIN), samples=whole[0], labels=whole[1], known=True)
+
+
+def _names(dataset: Any) -> tuple[str, ...]:
     names = getattr(dataset, "classes", ())
     plain = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
-    source = _sized(Opened(dataset, rows=rows, names=tuple(names) if plain else ()))
-    return _with_whole_arrays(_undressed(source))
+    return tuple(names) if plain else ()
 
 
 def _below_subsets(dataset: Any) -> tuple[Any, Indices | None]:
     rows: Indices | None = None
-    while type(dataset) is Subset:
+    while subset_of(dataset):
         below = np.asarray(dataset.indices, dtype=np.int64)
         rows = below if rows is None else below[rows]
         dataset = dataset.dataset
@@ -200,7 +237,7 @@ class _Unlabelled(Opened):
     def read(self, index: int) -> tuple[Any, Any]:
         try:
             item = self.base[self.row(index)]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError([unreadable(index, error)]) from error
         return (item[0] if isinstance(item, (tuple, list)) and len(item) in (1, 2) else item), 0
 
@@ -239,7 +276,7 @@ def open_inputs(inputs: Any, *, undress: bool = False, exact: bool = False) -> O
         refuse([Problem("inputs must hold a sample", "none", "Check the path and any Subset.")])
     if is_array or not undress or getattr(source.base, "transform", None) is None:
         return source
-    bare = _undressed(source)
+    bare = redressed(source, how_to_undress(source))
     if not bare.steps:
         rule = "the transform of inputs must be one that can be taken out, as the run's was"
         received = step_name(source.base.transform)
@@ -293,23 +330,43 @@ def _open_arrays(pair: tuple[Any, ...]) -> Opened:
         notes = ["X was converted from float64 to float32"]
         samples = samples.astype(np.float32)
     whole = to_array(samples) if kind_of(samples).storable else None
-    return Opened(_Pairs(samples, labels), samples=whole, labels=labels, notes=tuple(notes))
+    pairs = _Pairs(samples, labels)
+    return Opened(pairs, samples=whole, labels=labels, notes=tuple(notes), known=True)
 
 
 def _is_sized(part: Any) -> bool:
     return hasattr(part, "__len__") and getattr(part, "ndim", 1) > 0
 
 
-def _undressed(source: Opened) -> Opened:
-    """Return the source with its transform taken out, where that gives the same samples."""
+PLAIN, IDENTITY, DRESSED = "without a transform", "with one that changes nothing", "as it is"
+"""How the samples of a dataset before its transform can be had."""
+
+_REPLACEMENTS = {PLAIN: None, IDENTITY: _identity}
+
+
+def how_to_undress(source: Opened) -> str:
+    """Return how a dataset's transform can be taken out so that it gives the same samples.
+
+    Some samples are read in both ways.
+    """
+    transform = getattr(source.base, "transform", None)
+    if transform is None or source.known:
+        return PLAIN
+    for how in _REPLACEMENTS:
+        bare = redressed(source, how)
+        if bare.steps and _reads_alike(source, bare, bare.steps):
+            return how
+    return DRESSED
+
+
+def redressed(source: Opened, how: str) -> Opened:
+    """Return the source with its transform taken out in this way, from a shallow copy."""
     transform = getattr(source.base, "transform", None)
     if transform is None:
         return source
-    steps = flatten(transform)
-    for replacement in (None, _identity):
-        base = _redressed(source.base, transform, replacement)
-        if base is not None and _reads_alike(source, replace(source, base=base), steps):
-            return replace(source, base=base, steps=steps)
+    base = None if how == DRESSED else _redressed(source.base, transform, _REPLACEMENTS[how])
+    if base is not None:
+        return replace(source, base=base, steps=flatten(transform))
     note = (
         "the dataset's transform could not be taken out of it; its samples are taken as they come"
     )
@@ -353,35 +410,3 @@ def _reads_alike_at(index: int, source: Opened, bare: Opened, steps: Sequence[St
 
 def _same_label(one: Any, other: Any) -> bool:
     return np.array_equal(np.asarray(one), np.asarray(other))
-
-
-def _with_whole_arrays(source: Opened) -> Opened:
-    """Add all samples and all labels, where the dataset has them as attributes."""
-    probes = [(source.row(index), *source.read(index)) for index in source.probes]
-    samples = _stored_images(getattr(source.base, "data", None), len(source.base))
-    labels = _sequence(getattr(source.base, "targets", None), len(source.base))
-    if samples is not None and not all(
-        np.array_equal(to_array(sample), samples[row]) for row, sample, _ in probes
-    ):
-        samples = None
-    if labels is not None and not all(_same_label(label, labels[row]) for row, _, label in probes):
-        labels = None
-    return replace(source, samples=samples, labels=labels)
-
-
-def _sequence(values: Any, length: int) -> Any:
-    usable = isinstance(values, (list, tuple, np.ndarray, Tensor))
-    return values if usable and len(values) == length else None
-
-
-def _stored_images(data: Any, length: int) -> Array | None:
-    """Return pixels (n, C, H, W) of an array of images, of which the layout is guessed."""
-    if isinstance(data, Tensor):
-        data = to_array(data)
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or len(data) != length:
-        return None
-    if data.ndim == 3:
-        return data[:, None]
-    if data.ndim == 4:
-        return data.transpose(0, 3, 1, 2) if data.shape[-1] in (3, 4) else data
-    return None

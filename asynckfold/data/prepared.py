@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,26 +13,26 @@ import numpy as np
 from torch.utils.data import default_collate
 
 from asynckfold.data.batches import DataHandle
+from asynckfold.data.encoding import Encoding
 from asynckfold.data.labels import Labels, label_array, resolve_labels
 from asynckfold.data.opened import OneByOne, Opened, open_source
-from asynckfold.data.reading import Reading, read_all
+from asynckfold.data.reader import Look
+from asynckfold.data.reading import (
+    Here,
+    Readers,
+    Reading,
+    Seen,
+    labels_of,
+    look_at,
+    read_all,
+    runs_user_code,
+)
 from asynckfold.data.shared import ArraySpec, SharedArray
-from asynckfold.data.views import Views, make_views
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.transforms import (
-    Array,
-    View,
-    apply,
-    describe,
-    kind_of,
-    same_sample,
-    seeded,
-    to_array,
-)
+from asynckfold.transforms import Array, View, apply, describe, seeded
 
-_NOT_EQUAL = (
-    "samples are read one by one in the workers, since batches did not equal single samples"
-)
+_PATIENCE_SECONDS = 5.0
+"""How long labels are read for a message that tells all problems at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,8 @@ class Prepared:
         False: samples are read one by one in the workers.
     sample_shape : tuple of int
         Of one input of the eval view.
+    seen : Seen
+        How the dataset was taken apart.
     """
 
     targets: Array
@@ -70,6 +72,7 @@ class Prepared:
     notes: tuple[str, ...]
     held: bool
     sample_shape: tuple[int, ...]
+    seen: Seen
     _handle: DataHandle
     _shared: tuple[SharedArray, ...]
     _ordinary: tuple[OneByOne, OneByOne]
@@ -95,8 +98,10 @@ def prepare(
     eval_transform: Any = None,
     targets: Any = None,
     criterion_wants_classes: bool | None = None,
+    random_samples: bool = False,
     memory_budget: int | None = None,
     folder: Path | None = None,
+    readers: Readers | None = None,
 ) -> Prepared:
     """Read a dataset once, check it, and divide its transform.
 
@@ -112,29 +117,82 @@ def prepare(
         Labels, in place of the dataset's.
     criterion_wants_classes : bool or None
         Whether the criterion needs class indices; None: told by the labels' type.
+    random_samples : bool
+        Whether another read of a sample may give another pair, though this does not show.
     memory_budget : int, optional
         Bytes that may be held in memory; beyond it the arrays go into a file in `folder`.
     folder : Path, optional
         Where that file, which has no name, is kept.
+    readers : Readers, optional
+        Who runs the code of the dataset and of the transforms; this process by default.
 
     Raises
     ------
     InputError
         All problems found in samples, transforms and labels.
     """
+    look = Look(dataset, train_transform, eval_transform, random_samples)
     source = open_source(dataset)
-    views = make_views(source, train_transform, eval_transform)
     given = _given_labels(source, targets)
     labels, problems = _resolved(given, criterion_wants_classes, source.names)
-    refuse([*views.problems, *problems])
-    reading = read_all(source, views, memory_budget, folder, labels is None)
+    readers = readers if readers is not None and runs_user_code(look) else Here()
+    found: Seen | Reading
+    seen = found = look_at(look, readers)
+    while isinstance(found, Seen):
+        seen = found
+        if seen.views.problems and labels is None and not problems and _is_quick(seen):
+            values = labels_of(seen, readers)
+            _, problems = _resolved(values, criterion_wants_classes, source.names)
+        refuse([*seen.views.problems, *problems])
+        found = read_all(seen, readers, memory_budget, folder)
+    encoding = None
     if labels is None:
-        labels = resolve_labels(reading.labels, criterion_wants_classes, source.names)
-    prepared = _assemble(source, views, labels, reading)
-    if not prepared.held or _equals_single_samples(prepared, source, views):
+        try:
+            labels = resolve_labels(found.labels, criterion_wants_classes, source.names)
+        except InputError:
+            found.close()
+            raise
+        encoding = Encoding.of(found.labels, labels) if found.random else None
+    prepared = _assemble(
+        seen, labels, replace(found, notes=(*found.notes, *readers.notes)), encoding
+    )
+    if isinstance(readers, Here) or not prepared.held or _same_here(prepared, seen):
         return prepared
     prepared.close()
-    return _assemble(source, views, labels, Reading(notes=(_NOT_EQUAL,)))
+    again = prepare(
+        dataset,
+        train_transform=train_transform,
+        eval_transform=eval_transform,
+        targets=targets,
+        criterion_wants_classes=criterion_wants_classes,
+        random_samples=random_samples,
+        memory_budget=memory_budget,
+        folder=folder,
+    )
+    return replace(again, notes=(*again.notes, _ELSEWHERE))
+
+
+_ELSEWHERE = (
+    "samples were read in this process, since another process, which imports modules anew, reads "
+    "others: is a module changed after its import, or does a sample depend on earlier reads?"
+)
+
+
+def _is_quick(seen: Seen) -> bool:
+    return seen.looked.seconds * len(seen.source) < _PATIENCE_SECONDS
+
+
+def _same_here(prepared: Prepared, seen: Seen) -> bool:
+    """Compare some samples of the eval view with those that this process reads."""
+    handle, source = prepared.handle(), seen.source
+    probes = np.array(source.probes[:3], dtype=np.int64)
+    ours = handle.open(handle.fds).eval(probes)[0].numpy()
+    with seeded(0):
+        pipeline = seen.views.eval.pipeline
+        single = [apply(pipeline, source.read(index)[0]) for index in probes.tolist()]
+    theirs = default_collate(single).numpy()
+    # The last digits of a sum depend on the number of threads.
+    return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-3, equal_nan=True)
 
 
 def _given_labels(source: Opened, targets: Any) -> Any:
@@ -168,17 +226,17 @@ def _resolved(
         return None, error.problems
 
 
-def _assemble(source: Opened, views: Views, labels: Labels, reading: Reading) -> Prepared:
-    targets = labels.targets
+def _assemble(seen: Seen, labels: Labels, reading: Reading, encoding: Encoding | None) -> Prepared:
+    source, views, targets = seen.source, seen.views, labels.targets
     target_array = SharedArray(ArraySpec(targets.shape, str(targets.dtype)))
     target_array.writable()[...] = targets
     shared = (target_array, *reading.arrays)
-    handle = _handle(source, views, shared, reading)
+    handle = _handle(seen, shared, reading, encoding)
     train, evaluation = (
-        OneByOne(source, view.pipeline, targets) for view in (views.train, views.eval)
+        OneByOne(source, view.pipeline, targets, encoding) for view in (views.train, views.eval)
     )
-    notes = (*source.notes, *views.notes, *labels.notes, *reading.notes)
-    fingerprint, before = _fingerprints(handle, shared, labels, source)
+    notes = (*source.notes, *views.notes, *seen.looked.notes, *labels.notes, *reading.notes)
+    fingerprint, before = _fingerprints(handle, shared, labels, reading.digest)
     return Prepared(
         targets=targets,
         classes=labels.classes,
@@ -189,6 +247,7 @@ def _assemble(source: Opened, views: Views, labels: Labels, reading: Reading) ->
         notes=tuple(dict.fromkeys(notes)),
         held=reading.held,
         sample_shape=views.sample_shape,
+        seen=seen,
         _handle=handle,
         _shared=shared,
         _ordinary=(train, evaluation),
@@ -196,14 +255,15 @@ def _assemble(source: Opened, views: Views, labels: Labels, reading: Reading) ->
 
 
 def _handle(
-    source: Opened, views: Views, shared: Sequence[SharedArray], reading: Reading
+    seen: Seen, shared: Sequence[SharedArray], reading: Reading, encoding: Encoding | None
 ) -> DataHandle:
     return DataHandle(
         tuple(array.spec for array in shared),
-        _travelling(views.train, reading.held),
-        _travelling(views.eval, reading.held),
+        _travelling(seen.views.train, reading.held),
+        _travelling(seen.views.eval, reading.held),
         reading.slots,
-        None if reading.held else source.without_arrays(),
+        None if reading.held else seen.source.without_arrays(),
+        encoding=encoding,
     )
 
 
@@ -212,22 +272,8 @@ def _travelling(view: View, held: bool) -> View:
     return replace(view, prefix=(), pipeline=()) if held else replace(view, prefix=(), steps=())
 
 
-def _equals_single_samples(prepared: Prepared, source: Opened, views: Views) -> bool:
-    """Compare a few samples of the eval view, read in both ways.
-
-    The user's own steps are the reference, so that a change in torchvision can cost speed but
-    never changes a number.
-    """
-    handle = prepared.handle()
-    probes = np.array(source.probes, dtype=np.int64)
-    ours = handle.open(handle.fds).eval(probes)[0]
-    with seeded(0):
-        theirs = default_collate([apply(views.eval.pipeline, source.read(i)[0]) for i in probes])
-    return same_sample(ours, theirs)
-
-
 def _fingerprints(
-    handle: DataHandle, shared: Sequence[SharedArray], labels: Labels, source: Opened
+    handle: DataHandle, shared: Sequence[SharedArray], labels: Labels, samples: bytes
 ) -> tuple[str, str]:
     """Return the fingerprint of the samples, and the one with a text of the steps per batch."""
     digest = hashlib.sha256(repr((handle.specs, labels.classes, handle.slots)).encode())
@@ -237,17 +283,6 @@ def _fingerprints(
     with_steps = digest.copy()
     for view in (handle.train, handle.eval):
         with_steps.update(describe((view.steps, view.pipeline), depth=6).encode())
-    for part in _probed(source) if handle.source is not None else ():
-        digest.update(part)
-        with_steps.update(part)
+    for found in (digest, with_steps):
+        found.update(samples)
     return digest.hexdigest(), with_steps.hexdigest()
-
-
-def _probed(source: Opened) -> Iterator[bytes]:
-    """Yield the kinds and the content of some samples that are read one by one."""
-    for index in source.probes:
-        with seeded(0):
-            sample = source.read(index)[0]
-        yield repr(kind_of(sample)).encode()
-        if kind_of(sample).storable:
-            yield to_array(sample).tobytes()

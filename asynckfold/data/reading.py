@@ -1,86 +1,363 @@
-"""Reading a dataset once, into shared arrays; or the reason why that cannot be."""
+"""Reading a dataset once: into shared arrays, or where that cannot be, what must be known of it.
+
+::
+
+    Look ── views ── arrays ── Pass, in ranges, each by a reader ── labels, digests
+              ▲                   │
+              └── a step drew ────┘   the views are divided anew, and all is read again
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from asynckfold.data.arrays import NOT_FINITE
-from asynckfold.data.opened import Opened, unreadable
+from asynckfold.data.known import all_known, file_labels, listing
+from asynckfold.data.opened import Opened, open_source, redressed
+from asynckfold.data.reader import DIGEST_BYTES, Look, Looked, Part, Pass, Pipeline
 from asynckfold.data.shared import ArraySpec, SharedArray
-from asynckfold.data.views import Views
-from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.transforms import Array, Kind, Step, apply, copied, same_steps, to_array, varies
+from asynckfold.data.views import Place, Traced, Views, make_views
+from asynckfold.errors import Problem, refuse
+from asynckfold.transforms import Array, Kind, flatten, same_steps
+
+Task = Look | Pass
+
+STREAMED = "samples are read one by one in the workers, as a DataLoader does, since "
+
+
+class Readers(Protocol):
+    """Carries out tasks where the code of a dataset may run.
+
+    Attributes
+    ----------
+    notes : list of str
+        What must be said of how it was read.
+    """
+
+    notes: list[str]
+
+    def __call__(
+        self, task: Task, count: int, arrays: Sequence[SharedArray], seconds: float
+    ) -> list[Any]:
+        """Return what the task gave for consecutive ranges of `count` samples, in order.
+
+        Parameters
+        ----------
+        task : Task
+            What to do.
+        count : int
+            Samples; 0 for a task without a range.
+        arrays : sequence of SharedArray
+            What it writes into.
+        seconds : float
+            Expected for all samples.
+
+        Raises
+        ------
+        InputError
+            The process that read died or hung; the sample is named.
+        """
+        ...
+
+
+class Here:
+    """Reads in this process, with one thread as everywhere: so last digits are the same."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def __call__(
+        self, task: Task, count: int, arrays: Sequence[SharedArray], seconds: float
+    ) -> list[Any]:
+        """Return what the task gave for all samples, as one range."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return [task(0, count, [array.writable() for array in arrays], lambda index: True)]
+        finally:
+            torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What reading the dataset gave: arrays, or the reason why there are none."""
+    """What reading the dataset gave: arrays, or the reason why there are none.
+
+    Parameters
+    ----------
+    arrays : tuple of SharedArray
+        Empty where samples are read one by one in the workers.
+    slots : (int, int)
+        Which arrays the train view and the eval view are stored in.
+    labels : array-like or None
+        Of all samples, where they were read.
+    notes : tuple of str
+        What must be said.
+    random : bool
+        Whether each read of a sample may give another pair.
+    digest : bytes
+        Of samples that no array holds.
+    """
 
     arrays: tuple[SharedArray, ...] = ()
     slots: tuple[int, int] = (0, 0)
     labels: Any = None
     notes: tuple[str, ...] = ()
+    random: bool = False
+    digest: bytes = b""
 
     @property
     def held(self) -> bool:
         """Whether there are arrays."""
         return bool(self.arrays)
 
+    def close(self) -> None:
+        """Let go of the arrays."""
+        for array in self.arrays:
+            array.close()
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A dataset of which some samples were looked at.
+
+    Parameters
+    ----------
+    look : Look
+        What was asked.
+    looked : Looked
+        What was found.
+    source : Opened
+        The dataset, its transform taken out.
+    views : Views
+        Both views.
+    """
+
+    look: Look
+    looked: Looked
+    source: Opened
+    views: Views
+
+    @property
+    def random(self) -> bool:
+        """Whether the dataset itself is random."""
+        return self.looked.random
+
+
+def look_at(look: Look, readers: Readers) -> Seen:
+    """Look at some samples.
+
+    Raises
+    ------
+    InputError
+        They cannot be read, or a step raised.
+    """
+    (looked,) = readers(look, 0, (), 0.0)
+    refuse(looked.problems)
+    return seen_by(look, looked)
+
+
+def seen_by(look: Look, looked: Looked) -> Seen:
+    """Repeat here, without reading a sample, what was found by looking at some."""
+    source = redressed(open_source(look.dataset), looked.how)
+    traced = Traced(looked.traces)
+    views = make_views(source, look.train_transform, look.eval_transform, traced)
+    return Seen(look, looked, source, views)
+
+
+def runs_user_code(look: Look) -> bool:
+    """Tell whether the samples come by code that is neither torch's nor torchvision's."""
+    source = open_source(look.dataset)
+    given = (*flatten(look.train_transform), *flatten(look.eval_transform))
+    return not (source.known and all_known((*source.steps, *given)))
+
+
+@dataclass
+class _Found:
+    """Why the samples are not held, and what was found on the way."""
+
+    why: str = ""
+    drew: frozenset[Place] = frozenset()
+    parts: list[Part] = field(default_factory=list)
+
 
 def read_all(
-    source: Opened, views: Views, memory_budget: int | None, folder: Path | None, need_labels: bool
-) -> Reading:
-    """Read all samples into shared arrays; where that cannot be, the labels if they are needed."""
-    found = _why_not_held(source, views) or _hold(source, views, memory_budget, folder, need_labels)
-    if isinstance(found, Reading):
-        return found
-    labels = [source.read(index)[1] for index in range(len(source))] if need_labels else None
-    note = f"samples are read one by one in the workers, as a DataLoader does, since {found}"
-    return Reading(labels=labels, notes=(note,))
+    seen: Seen, readers: Readers, memory_budget: int | None, folder: Path | None
+) -> Reading | Seen:
+    """Read all samples into shared arrays, or digests of them.
+
+    Returns
+    -------
+    Reading or Seen
+        The second where a step turned out to draw random numbers, so that the views are others.
+    """
+    why = _why_not_held(seen)
+    if not why:
+        found = _hold(seen, readers, memory_budget, folder)
+        if isinstance(found, Reading):
+            return found
+        if found.drew:
+            return _looked_anew(seen, readers, found.drew)
+        why = found.why
+    if seen.views.problems:
+        refuse(seen.views.problems)
+    return _stream(seen, readers, why)
 
 
-def _hold(
-    source: Opened, views: Views, memory_budget: int | None, folder: Path | None, need_labels: bool
-) -> Reading | str:
-    """Fill shared arrays, or say why that cannot be."""
-    stored = _distinct_prefixes(views)
-    specs = [ArraySpec((len(source), *kind.shape), kind.dtype) for _, kind in stored]
-    arrays, where = _allocate(specs, memory_budget, folder)
-    if not arrays:
-        return where
-    labels, odd = _fill(source, stored, arrays, need_labels)
-    if odd:
-        _refuse_odd_sample(views, odd)
-        return odd
-    notes = (*([where] if where else []), *_feature_notes(arrays))
-    return Reading(tuple(arrays), (1, len(arrays)), labels, notes)
+def labels_of(seen: Seen, readers: Readers) -> list[Any]:
+    """Read all labels, of a dataset whose samples cannot be used as they are."""
+    work = Pass(seen.look.dataset, seen.looked.how, (), hold=False, random=True)
+    digests = SharedArray(ArraySpec((len(seen.source), DIGEST_BYTES), "uint8"))
+    try:
+        found = _passed(seen, readers, work, [digests])
+    finally:
+        digests.close()
+    return [label for part in found.parts for label in part.labels]
 
 
-def _why_not_held(source: Opened, views: Views) -> str:
-    if any(varies(lambda at=index: source.read(at)[0]) for index in source.probes):  # type: ignore[misc]
+def _looked_anew(seen: Seen, readers: Readers, drew: frozenset[Place]) -> Seen:
+    return look_at(replace(seen.look, drawn=seen.look.drawn | drew), readers)
+
+
+def _why_not_held(seen: Seen) -> str:
+    if seen.random:
         return (
-            "the dataset is random by itself and has no transform to divide (its randomness is "
-            "seeded by job, epoch and sample in training, and by sample in evaluation)"
+            "the dataset is random by itself: x and y come from one read of a sample, which is "
+            "seeded by job, epoch and sample in training, and by sample in evaluation; folds are "
+            "made of the targets of evaluation"
         )
-    if views.train.stored is None or views.eval.stored is None:
+    if seen.views.train.stored is None or seen.views.eval.stored is None:
         return "they differ in shape or cannot be stored as an array before the random steps"
+    if not seen.looked.equal:
+        return "batches did not equal single samples"
     return ""
 
 
-def _distinct_prefixes(views: Views) -> list[tuple[tuple[Step, ...], Kind]]:
-    pairs = [
-        (view.prefix, view.stored) for view in (views.train, views.eval) if view.stored is not None
+def _hold(
+    seen: Seen, readers: Readers, memory_budget: int | None, folder: Path | None
+) -> Reading | _Found:
+    """Fill shared arrays, or say why that cannot be."""
+    source, stored = seen.source, _distinct_prefixes(seen.views)
+    specs = [ArraySpec((len(source), *kind.shape), kind.dtype) for _, kind in stored]
+    arrays, where = _allocate(specs, memory_budget, folder)
+    if not arrays:
+        return _Found(where)
+    notes = [where] if where else []
+    slots = (0, len(arrays) - 1)
+    if source.samples is not None and not any(pipeline.steps for pipeline, _ in stored):
+        for array in arrays:
+            array.writable()[...] = _rows(source.samples, source.rows)
+        notes += _feature_notes(arrays)
+        return Reading(tuple(arrays), _slots(slots), notes=tuple(notes))
+    pipelines = tuple(pipeline for pipeline, _ in stored)
+    found = _passed(
+        seen, readers, Pass(seen.look.dataset, seen.looked.how, pipelines, True), arrays
+    )
+    if found.drew:
+        return found
+    if found.why:
+        _refuse_odd_sample(seen.views, found.why)
+        return found
+    labels = [label for part in found.parts for label in part.labels]
+    notes += _feature_notes(arrays)
+    return Reading(tuple(arrays), _slots(slots), labels, tuple(notes))
+
+
+def _slots(slots: tuple[int, int]) -> tuple[int, int]:
+    """Return the places among shared arrays, of which the targets are the first."""
+    return slots[0] + 1, slots[1] + 1
+
+
+def _passed(seen: Seen, readers: Readers, work: Pass, arrays: Sequence[SharedArray]) -> _Found:
+    """Read all samples; say what drew or did not fit, and refuse what cannot be read."""
+    count = len(seen.source)
+    parts: list[Part] = readers(work, count, arrays, seen.looked.seconds * count)
+    first = sorted((part for part in parts if part.at >= 0), key=lambda part: part.at)
+    drew = frozenset(place for part in first for place in part.drew)
+    if drew:
+        return _Found(drew=drew)
+    for part in first:
+        refuse(part.problems)
+        if part.odd:
+            return _Found(part.odd)
+    return _Found(parts=parts)
+
+
+def _stream(seen: Seen, readers: Readers, why: str) -> Reading | Seen:
+    """Return what must be known of samples that jobs read: labels, and a digest."""
+    source, view = seen.source, seen.views.eval
+    if not seen.random and all_known(view.pipeline):
+        if source.known and source.samples is not None:
+            digest = _digest_of_rows(source.samples, source.rows)
+            return Reading(notes=(STREAMED + why,), digest=digest)
+        targets = file_labels(source.base)
+        if targets is not None:
+            return Reading(
+                labels=np.asarray(targets)[slice(None) if source.rows is None else source.rows],
+                notes=(
+                    STREAMED + why,
+                    "whether files were changed is told by their names, sizes and times, not by "
+                    "their contents",
+                ),
+                digest=listing(source.base, source.rows),
+            )
+    places = tuple((place,) for place in seen.views.places[1])
+    # What torchvision's own steps do is known; to decode and scale all samples takes its time.
+    pipelines = () if all_known(view.pipeline) else (Pipeline(view.pipeline, places),)
+    work = Pass(seen.look.dataset, seen.looked.how, pipelines, hold=False, random=seen.random)
+    digests = SharedArray(ArraySpec((len(source), DIGEST_BYTES), "uint8"))
+    try:
+        found = _passed(seen, readers, work, [digests])
+        if found.drew:
+            return _looked_anew(seen, readers, found.drew)
+        digest = hashlib.sha256(digests.writable().tobytes()).digest()
+    finally:
+        digests.close()
+    notes = [STREAMED + why]
+    if not seen.looked.steady:
+        digest = b""
+        notes.append("whether samples were changed is not checked, since they never come again")
+    labels = [label for part in found.parts for label in part.labels]
+    return Reading(labels=labels, notes=tuple(notes), random=seen.random, digest=digest)
+
+
+def _rows(samples: Array, rows: Any) -> Array:
+    return samples if rows is None else samples[rows]
+
+
+def _digest_of_rows(samples: Array, rows: Any) -> bytes:
+    digest = hashlib.sha256(str(samples.dtype).encode())
+    count = len(samples) if rows is None else len(rows)
+    for low in range(0, count, 1024):
+        part = slice(low, low + 1024) if rows is None else rows[low : low + 1024]
+        digest.update(samples[part].tobytes())
+    return digest.digest()
+
+
+def _distinct_prefixes(views: Views) -> list[tuple[Pipeline, Kind]]:
+    """Return what is stored: of both views together, where they begin alike."""
+    train, evaluation = views.train, views.eval
+    assert train.stored is not None
+    assert evaluation.stored is not None
+    places = [
+        [(place,) for place in found[: len(view.prefix)]]
+        for view, found in zip((train, evaluation), views.places, strict=True)
     ]
-    if len(pairs) == 2 and pairs[0][1] == pairs[1][1] and same_steps(pairs[0][0], pairs[1][0]):
-        return pairs[:1]
-    return pairs
+    if train.stored == evaluation.stored and same_steps(train.prefix, evaluation.prefix):
+        both = tuple((*mine, *theirs) for mine, theirs in zip(*places, strict=True))
+        return [(Pipeline(train.prefix, both), train.stored)]
+    return [
+        (Pipeline(train.prefix, tuple(places[0])), train.stored),
+        (Pipeline(evaluation.prefix, tuple(places[1])), evaluation.stored),
+    ]
 
 
 def _allocate(
@@ -104,39 +381,6 @@ def _allocate(
         else:
             return arrays, f"{text}: the samples are kept in a file without a name in {folder}"
     return [], f"{text} and {free} are free in {folder}"
-
-
-def _fill(
-    source: Opened,
-    stored: Sequence[tuple[tuple[Step, ...], Kind]],
-    arrays: Sequence[SharedArray],
-    need_labels: bool,
-) -> tuple[Any, str]:
-    """Fill the arrays; return labels, and what is odd about the first sample that does not fit."""
-    outputs = [array.writable() for array in arrays]
-    if not need_labels and source.samples is not None and not any(prefix for prefix, _ in stored):
-        for output in outputs:
-            output[...] = source.samples if source.rows is None else source.samples[source.rows]
-        return None, ""
-    labels = []
-    for index in range(len(source)):
-        sample, label = source.read(index)
-        labels.append(label)
-        for (prefix, _), output in zip(stored, outputs, strict=True):
-            given = sample if len(stored) == 1 else copied(sample)
-            array = _transformed(prefix, given, index)
-            if array.shape != output.shape[1:] or array.dtype != output.dtype:
-                found = f"sample {index} is {array.dtype} {array.shape}"
-                return None, f"{found} where others are {output.dtype} {output.shape[1:]}"
-            output[index] = array
-    return labels, ""
-
-
-def _transformed(prefix: Sequence[Step], sample: Any, index: int) -> Array:
-    try:
-        return to_array(apply(prefix, sample))
-    except Exception as error:
-        raise InputError([unreadable(index, error)]) from error
 
 
 def _refuse_odd_sample(views: Views, odd: str) -> None:

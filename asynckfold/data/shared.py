@@ -36,6 +36,10 @@ class ArraySpec:
         memory = mmap.mmap(fd, max(1, self.nbytes), access=mmap.ACCESS_COPY)
         return torch.from_numpy(self.view(memory))
 
+    def map_writable(self, fd: int) -> Array:
+        """Map the array behind a descriptor for filling."""
+        return self.view(mmap.mmap(fd, max(1, self.nbytes)))
+
     def view(self, memory: mmap.mmap) -> Array:
         """Return mapped memory as an array."""
         count = int(np.prod(self.shape, dtype=np.int64))
@@ -60,7 +64,7 @@ class SharedArray:
 
     def writable(self) -> Array:
         """Map the array for filling."""
-        return self.spec.view(mmap.mmap(self.fd, max(1, self.spec.nbytes)))
+        return self.spec.map_writable(self.fd)
 
     def close(self) -> None:
         """Close the descriptor; the memory goes when the last mapping does."""

@@ -2,73 +2,161 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from asynckfold.data.opened import Opened
-from asynckfold.errors import InputError, Problem
-from asynckfold.transforms import (
-    Kind,
-    Step,
-    Trace,
-    View,
-    apply,
-    copied,
-    divide,
-    flatten,
-    same_sample,
-    seeded,
-    step_name,
-    trace,
-)
+from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.transforms import Kind, Step, Trace, View, divide, flatten, step_name, trace
+
+TRAIN, OWN, EVAL = "train", "own", "eval"
+"""Names of pipelines that are traced."""
+
+Place = tuple[str, int]
+"""A step: the name of its pipeline, and where it is in it."""
+
+Facts = tuple[tuple[bool, ...], tuple[Kind | None, ...]] | tuple[Problem, ...]
+"""What a trace found besides the steps, or why it failed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """The train view and the eval view of a source, with what was found about them."""
+    """The train view and the eval view of a source, with what was found about them.
+
+    Parameters
+    ----------
+    train, eval : View
+        The views.
+    sample_shape : tuple of int
+        Of one input of the eval view.
+    notes : tuple of str
+        What was decided.
+    problems : tuple of Problem
+        Why they cannot be used.
+    places : (tuple of Place, tuple of Place)
+        Where the steps of the train view and of the eval view come from.
+    """
 
     train: View
     eval: View
     sample_shape: tuple[int, ...]
     notes: tuple[str, ...]
     problems: tuple[Problem, ...]
+    places: tuple[tuple[Place, ...], tuple[Place, ...]]
 
 
-def make_views(source: Opened, train_transform: Any, eval_transform: Any) -> Views:
-    """Divide the pipelines of both views; see `prepare` for which transform goes where."""
-    samples = [source.read(index)[0] for index in source.probes]
+class Tracing:
+    """Traces with some samples, and keeps what was found for a `Traced`.
+
+    Parameters
+    ----------
+    samples : sequence
+        Untransformed samples.
+    drawn : collection of Place
+        Steps that were seen to draw random numbers.
+    """
+
+    def __init__(self, samples: Sequence[Any], drawn: Collection[Place] = ()) -> None:
+        self.samples = samples
+        self.drawn = drawn
+        self.found: dict[str, Facts] = {}
+
+    def __call__(self, name: str, steps: Sequence[Step]) -> Trace:
+        """Return the trace of a pipeline.
+
+        Raises
+        ------
+        InputError
+            A step raised.
+        """
+        drawn = [place for pipeline, place in self.drawn if pipeline == name]
+        try:
+            made = trace(steps, self.samples, drawn)
+        except InputError as error:
+            self.found[name] = error.problems
+            raise
+        self.found[name] = (made.random, made.kinds)
+        return made
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Repeats what a `Tracing` found, in another process, for the steps that are there."""
+
+    found: Mapping[str, Facts]
+
+    def __call__(self, name: str, steps: Sequence[Step]) -> Trace:
+        """Return the trace of a pipeline, or raise what it raised."""
+        facts = self.found[name]
+        if not facts or isinstance(facts[0], Problem):
+            refuse(facts)
+        random, kinds = facts
+        return Trace(tuple(steps), random, kinds)  # type: ignore[arg-type]
+
+
+Tracer = Tracing | Traced
+
+
+def make_views(
+    source: Opened, train_transform: Any, eval_transform: Any, traced: Tracer | None = None
+) -> Views:
+    """Divide the pipelines of both views; see `prepare` for which transform goes where.
+
+    Parameters
+    ----------
+    source : Opened
+        With its transform taken out.
+    train_transform, eval_transform : callable, optional
+        As the user gave them.
+    traced : Tracer, optional
+        Knows what samples become; by default some are read here.
+    """
+    traced = traced or Tracing(some_samples(source))
+    while True:
+        views, leaks = _made(source, train_transform, eval_transform, traced)
+        if not leaks or isinstance(traced, Traced):
+            return views
+        # What is random for samples that come to it without the steps before it.
+        traced.drawn = {*traced.drawn, *leaks}
+
+
+def _made(
+    source: Opened, train_transform: Any, eval_transform: Any, traced: Tracer
+) -> tuple[Views, tuple[Place, ...]]:
+    """Return the views, and random steps that a derived eval view has still."""
     own, given_eval = source.steps, flatten(eval_transform)
-    steps = flatten(train_transform) if train_transform is not None else own or given_eval
-    train = trace(steps, samples)
-    notes = _repeat_notes(source, steps)
-    if eval_transform is None:
-        origin = trace(own, samples) if own and train_transform is not None else train
-        evaluation = _derived(origin, samples, train.final)
+    steps = train_steps(source, train_transform, eval_transform)
+    train = traced(TRAIN, steps)
+    if eval_transform is not None:
+        evaluation = _given(traced(EVAL, given_eval))
+    elif own and train_transform is not None:
+        evaluation = _derived(OWN, traced(OWN, own), train.final, traced)
     else:
-        evaluation = _given(trace(given_eval, samples))
+        evaluation = _derived(TRAIN, train, train.final, traced)
     problems = _sample_problems("training", train) + evaluation.problems
+    flagged = zip(evaluation.places, evaluation.traced.random, strict=False)
+    leaks = () if evaluation.problems else tuple(place for place, random in flagged if random)
     return Views(
         divide(train),
         divide(evaluation.traced),
         evaluation.traced.final.shape if evaluation.traced.final else (),
-        notes + evaluation.notes,
+        evaluation.notes,
         problems or _sample_problems("evaluation", evaluation.traced),
-    )
+        (tuple((TRAIN, place) for place in range(len(steps))), evaluation.places),
+    ), leaks
 
 
-def _repeat_notes(source: Opened, steps: Sequence[Step]) -> tuple[str, ...]:
-    for index in source.probes:
-        results = []
-        for _ in range(2):
-            with seeded(0):
-                results.append(apply(steps, copied(source.read(index)[0])))
-        if not same_sample(*results):
-            return (
-                "the training view draws from a generator that is not the global one of random, "
-                "NumPy or torch: it cannot be seeded, and results differ from run to run",
-            )
-    return ()
+def train_steps(source: Opened, train_transform: Any, eval_transform: Any) -> tuple[Step, ...]:
+    """Return the steps of the train view."""
+    if train_transform is not None:
+        return flatten(train_transform)
+    return source.steps or flatten(eval_transform)
+
+
+def some_samples(source: Opened) -> list[Any]:
+    """Read a few samples."""
+    return [source.read(index)[0] for index in source.probes]
 
 
 def _sample_problems(view: str, traced: Trace) -> tuple[Problem, ...]:
@@ -94,29 +182,37 @@ class _Evaluation:
     """The eval view's pipeline, and what was found about it."""
 
     traced: Trace
+    places: tuple[Place, ...]
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
 
+def _places(name: str, traced: Trace, *, kept: bool = False) -> tuple[Place, ...]:
+    flagged = enumerate(traced.random)
+    return tuple((name, place) for place, random in flagged if not (kept and random))
+
+
 def _given(traced: Trace) -> _Evaluation:
     _, drawn = traced.split()
+    places = _places(EVAL, traced)
     if not drawn:
-        return _Evaluation(traced)
+        return _Evaluation(traced, places)
     problem = Problem(
         "eval_transform must give the same sample each time",
         f"random steps: {_names(drawn)}",
         "Leave them out of eval_transform; they belong into train_transform.",
     )
-    return _Evaluation(traced, problems=(problem,))
+    return _Evaluation(traced, places, problems=(problem,))
 
 
-def _derived(origin: Trace, samples: Sequence[Any], expected: Kind | None) -> _Evaluation:
+def _derived(name: str, origin: Trace, expected: Kind | None, tracer: Tracer) -> _Evaluation:
     """Leave the random steps out and say so; ask for another pipeline if that does not work."""
     kept, drawn = origin.split()
+    places = _places(name, origin, kept=True)
     if not drawn:
-        return _Evaluation(origin)
+        return _Evaluation(origin, places)
     try:
-        traced = trace(kept, samples)
+        traced = tracer(EVAL, kept)
         received = _kind_text(traced.final)
     except InputError as error:
         traced, received = origin, str(error)
@@ -125,14 +221,14 @@ def _derived(origin: Trace, samples: Sequence[Any], expected: Kind | None) -> _E
             f"the evaluation view leaves out the random steps {_names(drawn)}; "
             "pass eval_transform= to choose it yourself"
         )
-        return _Evaluation(traced, notes=(note,))
+        return _Evaluation(traced, places, notes=(note,))
     problem = Problem(
         f"the evaluation view, which leaves out {_names(drawn)}, must give samples like the "
         f"training view's, {_kind_text(expected)}",
         received,
         "Pass eval_transform=, such as Compose([Resize(...), CenterCrop(...), ToTensor()]).",
     )
-    return _Evaluation(traced, problems=(problem,))
+    return _Evaluation(traced, places, problems=(problem,))
 
 
 def _names(steps: Sequence[Step]) -> str:

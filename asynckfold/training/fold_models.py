@@ -26,13 +26,16 @@ from asynckfold.cv_results import CVResults
 from asynckfold.data import (
     Batches,
     Given,
+    Here,
+    Look,
+    Looked,
     Opened,
     as_given,
     column_problems,
-    make_views,
+    look_at,
     one_by_one,
     open_inputs,
-    open_source,
+    seen_by,
 )
 from asynckfold.ensemble import NUMBERS, SIGMOID, SOFTMAX, Outputs
 from asynckfold.errors import InputError, Problem, refuse
@@ -75,6 +78,8 @@ class RunModels:
         As `AsyncKFold` got them.
     targets : callable
         Returns the run's targets.
+    looked : Looked or None
+        What the run found of its samples; None: some are read again.
     """
 
     results: CVResults
@@ -83,6 +88,7 @@ class RunModels:
     train_transform: Any
     eval_transform: Any
     targets: Callable[[], Array]
+    looked: Looked | None = None
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     @property
@@ -126,8 +132,10 @@ class RunModels:
     @cached_property
     def samples(self) -> tuple[Opened, tuple[Step, ...]]:
         """The run's samples, and the transforms of its eval view."""
-        source = open_source(self.given.dataset)
-        views = make_views(source, self.given.train_transform, self.given.eval_transform)
+        given = self.given
+        look = Look(given.dataset, given.train_transform, given.eval_transform)
+        seen = look_at(look, Here()) if self.looked is None else seen_by(look, self.looked)
+        source, views = seen.source, seen.views
         refuse(views.problems)
         if len(source) != self.results.n_samples:
             rule = f"the data set must have the run's {self.results.n_samples} samples"

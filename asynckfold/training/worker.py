@@ -54,6 +54,7 @@ from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.faults import outcome_of
 from asynckfold.training.gpu_count import counted_once
 from asynckfold.training.isolation import isolated, leave_contexts
+from asynckfold.training.reads import Reads, read_range
 from asynckfold.training.spared import SparedGpu, spared
 from asynckfold.training.spinning import Spinning
 
@@ -382,8 +383,8 @@ class _Worker:
         self.pipe = pipe
         self.stop = stop
         self.pulse = pulse or Pulse()
-        self.bundle: Bundle | None = None
-        self.data: Batches | None = None
+        self.bundle: Bundle | Reads | None = None
+        self.data: Any = None
         self.broken = ""
         self.outcome = "error"
         self.tasks: Sequence[Task] = ()
@@ -430,13 +431,16 @@ class _Worker:
             return ("lost", error.cause, error.outcome)
 
     def execute(
-        self, bundle: Bundle, data: Batches, placement: Placement, tasks: Sequence[Task]
+        self, bundle: Bundle | Reads, data: Any, placement: Placement, tasks: Sequence[Task]
     ) -> list[Any]:
-        """Carry out a placement, or one job of a row."""
+        """Carry out a placement, or one job of a row, or read samples."""
         proc.reset_peak_memory()
         self.tasks, self.resized = tasks, 0
         for task in tasks:
             self.tell(Started(task.job.id, task.attempt, os.getpid()))
+        if isinstance(bundle, Reads):
+            with _output_to_nowhere(), isolated():
+                return [read_range(bundle, data, self.pulse)]
         with _output_to_log(bundle, tasks):
             return execute(bundle, data, placement, tasks, self.tell, self.stop, self.pulse)
 
@@ -467,24 +471,29 @@ class _Worker:
 @contextmanager
 def _output_to_log(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[None]:
     """What the user's code prints belongs to its job, not into the sweep's display."""
-    with _sink(bundle, tasks) as target:
-        saved = [os.dup(number) for number in (1, 2)]
-        try:
-            for number in (1, 2):
-                os.dup2(target, number)
+    if not tasks:
+        with _output_to_nowhere():
             yield
-        finally:
-            terminal.flush()
-            for number, old in zip((1, 2), saved, strict=True):
-                os.dup2(old, number)
-                os.close(old)
+        return
+    with JobLog(bundle.root, tasks[0].job) as log, log.kept_short(), _output_to(log.fileno()):
+        yield
 
 
 @contextmanager
-def _sink(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[int]:
-    if tasks:
-        with JobLog(bundle.root, tasks[0].job) as log, log.kept_short():
-            yield log.fileno()
-    else:
-        with Path(os.devnull).open("ab") as nowhere:
-            yield nowhere.fileno()
+def _output_to_nowhere() -> Iterator[None]:
+    with Path(os.devnull).open("ab") as nowhere, _output_to(nowhere.fileno()):
+        yield
+
+
+@contextmanager
+def _output_to(target: int) -> Iterator[None]:
+    saved = [os.dup(number) for number in (1, 2)]
+    try:
+        for number in (1, 2):
+            os.dup2(target, number)
+        yield
+    finally:
+        terminal.flush()
+        for number, old in zip((1, 2), saved, strict=True):
+            os.dup2(old, number)
+            os.close(old)

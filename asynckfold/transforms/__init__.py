@@ -18,6 +18,7 @@ same way.
 `batch_steps`             crop, flip, scale and normalise whole batches; `PerSample`
 `steps`                   the user's own steps: random or not, equal or not
 `generators`, `draws`     randomness that is seeded, and randomness that is counted
+`watching`                whether code draws random numbers
 `samples`                 what a sample is, and how it is stored
 ========================= ================================================================
 """
@@ -41,10 +42,12 @@ from asynckfold.transforms.steps import (
     apply,
     describe,
     flatten,
+    is_known,
     is_random,
     same_steps,
     step_name,
 )
+from asynckfold.transforms.watching import Watch, held_generators
 
 __all__ = [
     "AnyDraw",
@@ -62,6 +65,7 @@ __all__ = [
     "Trace",
     "Unchanged",
     "View",
+    "Watch",
     "apply",
     "batch_step",
     "copied",
@@ -69,6 +73,8 @@ __all__ = [
     "divide",
     "flatten",
     "generators_kept",
+    "held_generators",
+    "is_known",
     "is_random",
     "kind_of",
     "same_sample",

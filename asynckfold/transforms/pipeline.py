@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,7 @@ class Trace:
         )
 
 
-def trace(steps: Sequence[Step], samples: Sequence[Any]) -> Trace:
+def trace(steps: Sequence[Step], samples: Sequence[Any], drawn: Collection[int] = ()) -> Trace:
     """Send a few samples through the steps, one step after the other.
 
     Parameters
@@ -86,6 +86,8 @@ def trace(steps: Sequence[Step], samples: Sequence[Any]) -> Trace:
         A flattened pipeline.
     samples : sequence
         Some samples as the dataset gives them; they are copied, not changed.
+    drawn : collection of int
+        Places of steps that were seen to draw random numbers, be it for other samples only.
 
     Raises
     ------
@@ -94,9 +96,9 @@ def trace(steps: Sequence[Step], samples: Sequence[Any]) -> Trace:
     """
     values = [copied(sample) for sample in samples]
     flags, kinds = [], [_common_kind(values)]
-    for step in steps:
+    for place, step in enumerate(steps):
         try:
-            flags.append(is_random(step, values))
+            flags.append(place in drawn or is_random(step, values))
             with seeded(0):
                 values = [step(value) for value in values]
         except Exception as error:

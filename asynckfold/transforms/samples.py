@@ -99,11 +99,19 @@ def copied(sample: Any) -> Any:
     if isinstance(sample, Tensor):
         # deepcopy would copy the whole array of which the sample is a row.
         return sample.clone()
+    if _is_pil(sample):
+        return sample.copy()
     return sample.copy() if isinstance(sample, np.ndarray) else copy.deepcopy(sample)
 
 
 def same_sample(one: Any, other: Any) -> bool:
-    """Tell whether two samples are of one kind and equal to the bit (NaN equals NaN)."""
+    """Tell whether two samples are of one kind and equal to the bit (NaN equals NaN).
+
+    >>> same_sample((torch.ones(2), "a"), (torch.ones(2), "a"))
+    True
+    """
+    if isinstance(one, (tuple, list)) and type(one) is type(other):
+        return len(one) == len(other) and all(map(same_sample, one, other))
     kind = kind_of(one)
     if kind != kind_of(other):
         return False

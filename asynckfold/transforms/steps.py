@@ -59,6 +59,19 @@ def is_torchvision(step: Any, *names: str) -> bool:
     return is_its_own and (not names or kind.__name__ in names)
 
 
+def is_known(step: Step) -> bool:
+    """Tell whether a step is torchvision's own code throughout, so that its class tells all of it.
+
+    Examples
+    --------
+    >>> is_known(abs)
+    False
+    """
+    if not is_torchvision(step) or is_torchvision(step, "Lambda"):
+        return False
+    return all(is_known(inner) for inner in flatten(getattr(step, "transforms", None)))
+
+
 def apply(steps: Sequence[Step], sample: Any) -> Any:
     """Send a sample through steps."""
     for step in steps:

@@ -1,0 +1,381 @@
+"""What a reader does, in a process of its own: looks at some samples, then reads a range of them.
+
+::
+
+    Look   some samples ── how the transform is taken out, what steps make of them, what is random
+    Pass   a range of samples ── arrays, labels, digests; the first that draws or does not fit
+
+Nothing but this runs the code of a dataset and of the user's transforms before jobs do. A `Pass`
+watches the generators at each step of each sample: a step that draws for one sample in a thousand
+is random.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor, from_numpy
+from torch.utils.data import default_collate
+
+from asynckfold.data.known import all_known
+from asynckfold.data.opened import Opened, how_to_undress, open_source, redressed, unreadable
+from asynckfold.data.views import (
+    Facts,
+    Place,
+    Tracing,
+    make_views,
+    some_samples,
+    train_steps,
+)
+from asynckfold.errors import InputError, Problem
+from asynckfold.transforms import (
+    Array,
+    Draw,
+    Step,
+    View,
+    Watch,
+    apply,
+    copied,
+    generators_kept,
+    is_known,
+    kind_of,
+    same_sample,
+    seeded,
+    to_array,
+    varies,
+)
+
+BASE: Place = ("dataset", 0)
+"""The place of what a dataset does itself."""
+
+DIGEST_BYTES = 16
+"""Of a sample's digest."""
+
+Beat = Callable[[int], bool]
+"""Told of each sample before it is read, or of -1 before what may take longer; returns whether to
+go on."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What some samples tell.
+
+    Parameters
+    ----------
+    how : str
+        How the transform is taken out, see `how_to_undress`.
+    traces : dict
+        For `Traced`.
+    notes : tuple of str
+        What must be said.
+    random : bool
+        Whether the dataset itself is random.
+    steady : bool
+        Whether one seed gives one sample and one target.
+    equal : bool
+        Whether batches equal single samples.
+    seconds : float
+        Of a sample.
+    problems : tuple of Problem
+        Why none could be read.
+    """
+
+    how: str = ""
+    traces: dict[str, Facts] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    random: bool = False
+    steady: bool = True
+    equal: bool = True
+    seconds: float = 0.0
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """Looks at some samples of a dataset.
+
+    Parameters
+    ----------
+    dataset, train_transform, eval_transform
+        As the user gave them.
+    random : bool
+        Whether the dataset is said to be random.
+    drawn : frozenset of Place
+        Steps that were seen to draw.
+    """
+
+    dataset: Any
+    train_transform: Any = None
+    eval_transform: Any = None
+    random: bool = False
+    drawn: frozenset[Place] = frozenset()
+
+    def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> Looked:
+        """Return what was found; the range is of no meaning."""
+        with generators_kept():
+            try:
+                return self._found(beat)
+            except InputError as error:
+                return Looked(problems=error.problems)
+
+    def _found(self, beat: Beat) -> Looked:
+        source = replace(open_source(self.dataset), told=beat)
+        with seeded(0):
+            how = how_to_undress(source)
+        source = redressed(source, how)
+        random = self.random or BASE in self.drawn or (not source.known and _varies(source))
+        begun = time.perf_counter()
+        with seeded(0):
+            tracing = Tracing(some_samples(source), self.drawn)
+        beat(-1)
+        try:
+            views = make_views(source, self.train_transform, self.eval_transform, tracing)
+        except InputError:
+            if not tracing.found:
+                raise
+            return Looked(how, tracing.found, random=random)
+        seconds = (time.perf_counter() - begun) / len(source.probes)
+        notes, steady = _steadiness(
+            source, train_steps(source, self.train_transform, self.eval_transform)
+        )
+        equal = random or bool(views.problems) or _batches_equal(source, views.eval)
+        return Looked(how, tracing.found, notes, random, steady, equal, seconds)
+
+
+def _varies(source: Opened) -> bool:
+    return any(varies(lambda at=index: source.read(at)) for index in source.probes)  # type: ignore[misc]
+
+
+def _steadiness(source: Opened, steps: Sequence[Step]) -> tuple[tuple[str, ...], bool]:
+    """Return what to say of generators that cannot be seeded, and whether the dataset has none.
+
+    Raises
+    ------
+    InputError
+        Input and target vary together: no evaluation would see a pair.
+    """
+    note = (
+        "the training view draws from a generator that is not the global one of random, "
+        "NumPy or torch: it cannot be seeded, and results differ from run to run",
+    )
+    if source.known and all_known(steps):
+        return (), True
+    for index in source.probes:
+        pairs = []
+        for _ in range(2):
+            with seeded(0):
+                pairs.append(source.read(index))
+        same = [same_sample(*parts) for parts in zip(*pairs, strict=True)]
+        if not any(same):
+            raise InputError([_unsteady_pair(index)])
+        if not all(same):
+            return note, False
+        results = []
+        for _ in range(2):
+            with seeded(0):
+                results.append(apply(steps, copied(pairs[0][0])))
+        if not same_sample(*results):
+            return note, True
+    return (), True
+
+
+def _unsteady_pair(index: int) -> Problem:
+    return Problem(
+        "a random dataset must give the same pair (x, y) again under the same seed",
+        f"another x and another y at dataset[{index}]",
+        "Draw from the global generators of torch, NumPy or random, which are seeded for each "
+        "sample, instead of one of its own.",
+    )
+
+
+def _batches_equal(source: Opened, view: View) -> bool:
+    """Compare a few samples of the eval view, read in both ways.
+
+    The user's own steps are the reference, so that a change in torchvision can cost speed but
+    never changes a number.
+    """
+    if view.stored is None:
+        return True
+    probes = np.array(source.probes, dtype=np.int64)
+    with seeded(0):
+        stored = [to_array(apply(view.prefix, source.read(index)[0])) for index in probes.tolist()]
+        ours = view(from_numpy(np.stack(stored)), Draw(0, 0, probes))
+    with seeded(0):
+        single = [apply(view.pipeline, source.read(index)[0]) for index in probes.tolist()]
+        theirs = default_collate(single)
+    return same_sample(ours, theirs)
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """Steps that each sample goes through in a `Pass`.
+
+    Parameters
+    ----------
+    steps : tuple of callable
+        The user's.
+    places : tuple of tuple of Place
+        Where each of them comes from; a pipeline may be that of both views.
+    """
+
+    steps: tuple[Step, ...]
+    places: tuple[tuple[Place, ...], ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What reading a range gave.
+
+    Parameters
+    ----------
+    labels : list
+        As the dataset gives them, tensors as arrays; as far as it was read.
+    drew : tuple of Place
+        What was seen to draw random numbers: then the range was left there.
+    odd : str
+        What does not fit about the first sample of another shape: then it was left there.
+    at : int
+        Which sample that was.
+    problems : tuple of Problem
+        Why it could not be read.
+    """
+
+    labels: list[Any]
+    drew: tuple[Place, ...] = ()
+    odd: str = ""
+    at: int = -1
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """Reads each sample of a range once.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        As the user gave it.
+    how : str
+        How its transform is taken out.
+    pipelines : tuple of Pipeline
+        What samples go through.
+    hold : bool
+        Whether each pipeline's results are stored, each in an array; else the first array gets a
+        digest of each sample, shape (n, `DIGEST_BYTES`).
+    random : bool
+        Whether the dataset is random: each sample is read under its seed of evaluation.
+    """
+
+    dataset: Any
+    how: str
+    pipelines: tuple[Pipeline, ...]
+    hold: bool
+    random: bool = False
+
+    def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> Part:
+        """Read samples from `low` to `high`, and write what they become."""
+        source = redressed(open_source(self.dataset), self.how)
+        labels: list[Any] = []
+        with generators_kept():
+            reading = _Reading(self, source)
+            seeds = Draw(0, 0, np.arange(low, high)).bits().tolist()
+            for index, seed in zip(range(low, high), seeds, strict=True):
+                if not beat(index):
+                    break
+                try:
+                    label, odd = reading.one(index, seed, outputs)
+                except _DrewError as found:
+                    return Part(labels, found.places, at=index)
+                except InputError as error:
+                    return Part(labels, problems=error.problems, at=index)
+                if odd:
+                    return Part(labels, odd=odd, at=index)
+                labels.append(label)
+        return Part(labels)
+
+
+class _DrewError(Exception):
+    """Something drew random numbers."""
+
+    def __init__(self, places: Collection[Place]) -> None:
+        super().__init__()
+        self.places = tuple(places)
+
+
+class _Reading:
+    """Reads samples one by one, and watches what draws."""
+
+    def __init__(self, work: Pass, source: Opened) -> None:
+        self.work, self.source = work, source
+        self.watched = [
+            [None if is_known(step) else places for step, places in zip(*parts, strict=True)]
+            for parts in ((pipeline.steps, pipeline.places) for pipeline in work.pipelines)
+        ]
+        steps = [step for pipeline in work.pipelines for step in pipeline.steps]
+        self.quiet = source.known and all_known(steps)
+        self.watch = Watch(source.base, *(step for step in steps if not is_known(step)))
+
+    def one(self, index: int, seed: int, outputs: Sequence[Array]) -> tuple[Any, str]:
+        """Read a sample; return its label, and what is odd about it."""
+        if self.work.random:
+            self.watch.sync(seed)
+        sample, label = self.source.read(index)
+        if self.work.random:
+            self.watch.sync(seed)
+        elif not self.quiet and self.watch.drew():
+            raise _DrewError([BASE])
+        label = to_array(label) if isinstance(label, Tensor) else label
+        if not self.work.hold:
+            outputs[0][index] = np.frombuffer(digest_of(sample), np.uint8)
+        odd = ""
+        for number, pipeline in enumerate(self.work.pipelines):
+            # Steps may change what they get, which may be a part of the dataset.
+            given = copied(sample) if pipeline.steps else sample
+            result = self._through(pipeline.steps, self.watched[number], given, index)
+            if self.work.hold:
+                odd = odd or _stored(result, outputs[number], index)
+        return label, odd
+
+    def _through(
+        self,
+        steps: Sequence[Step],
+        watched: Sequence[Sequence[Place] | None],
+        sample: Any,
+        index: int,
+    ) -> Any:
+        for step, places in zip(steps, watched, strict=True):
+            try:
+                sample = step(sample)
+            except (Exception, SystemExit) as error:
+                raise InputError([unreadable(index, error)]) from error
+            if places is not None and self.watch.drew():
+                raise _DrewError(places)
+        return sample
+
+
+def _stored(result: Any, output: Array, index: int) -> str:
+    """Store a sample, or return why it does not fit."""
+    array = to_array(result) if kind_of(result).storable else None
+    if array is not None and (array.shape, array.dtype) == (output.shape[1:], output.dtype):
+        output[index] = array
+        return ""
+    found = "an object that is no array" if array is None else f"{array.dtype} {array.shape}"
+    return f"sample {index} is {found} where others are {output.dtype} {output.shape[1:]}"
+
+
+def digest_of(sample: Any) -> bytes:
+    """Return a digest of a sample; those of targets are taken together."""
+    kind = kind_of(sample)
+    digest = hashlib.sha256(repr(kind).encode())
+    if kind.storable:
+        digest.update(to_array(sample).tobytes())
+    else:
+        import joblib
+
+        digest.update(joblib.hash(sample).encode())
+    return digest.digest()[:DIGEST_BYTES]

@@ -1,0 +1,281 @@
+"""Reading a dataset in worker processes, before there is a plan: as placements of an engine each.
+
+::
+
+    the dataset ── packed once ──► a reader for each range ──► shared arrays
+                                        └─ dies, hangs: the sample that it had in hand is named
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+
+from asynckfold import descriptors
+from asynckfold.asking import TICK_SECONDS
+from asynckfold.engines import pool as pools
+from asynckfold.engines.engine import Answer
+from asynckfold.engines.machine import Machine
+from asynckfold.engines.process import ProcessEngine
+from asynckfold.errors import InputError, Problem, UnpackError, WorkerDiedError
+from asynckfold.interruption import Interruption
+from asynckfold.placement import Placement
+from asynckfold.progress import Display
+
+if TYPE_CHECKING:
+    from asynckfold.data import SharedArray, Task
+
+SECONDS_EACH = 0.25
+"""What a reader should have to do at least: to start one takes 20 ms, and to unpack the dataset."""
+
+MEMORY_SHARE = 4
+"""The unpacked datasets of all readers may take the fourth part of the free memory."""
+
+SAY_SECONDS = 1.0
+"""How often it is said how far the reading is."""
+
+
+class WorkerReaders:
+    """Reads in worker processes; the `Readers` of `asynckfold.data`.
+
+    Parameters
+    ----------
+    take_pool : callable
+        Returns the pool that the workers come from, when it is needed.
+    machine : Machine
+        Whose cores are used, but for those that are reserved.
+    most : int
+        Processes at once.
+    stall_timeout : float, "auto" or None
+        Seconds that a sample may take.
+    root : Path
+        The run's folder.
+    signals : Interruption
+        Looked at meanwhile.
+    display : Display
+        Told how far the reading is.
+    """
+
+    def __init__(
+        self,
+        take_pool: Callable[[], pools.WorkerPool],
+        machine: Machine,
+        most: int,
+        stall_timeout: float | str | None,
+        root: Path,
+        signals: Interruption,
+        display: Display,
+    ) -> None:
+        self.notes: list[str] = []
+        self._take_pool, self._machine, self._most = take_pool, machine, most
+        self._stall_timeout, self._root = stall_timeout, root
+        self._signals, self._display = signals, display
+
+    def __call__(
+        self, task: Task, count: int, arrays: Sequence[SharedArray], seconds: float
+    ) -> list[Any]:
+        """Return what the task gave for consecutive ranges, see `Readers`.
+
+        Raises
+        ------
+        InputError
+            A reader died or hung.
+        """
+        from asynckfold.data import Here
+
+        here = Here()
+        packed = descriptors.nameless_file()
+        room = self._machine.free_memory({}) // MEMORY_SHARE
+        try:
+            with os.fdopen(os.dup(packed), "wb") as file:
+                cloudpickle.dump(task, _Limited(file, room))
+        # Pickling runs the user's own code, which may raise anything.
+        except Exception as error:  # noqa: BLE001
+            os.close(packed)
+            self._say_here(f"it cannot be sent to another: {type(error).__name__}: {error}")
+            return here(task, count, arrays, seconds)
+        try:
+            fitting = room // max(1, os.fstat(packed).st_size)
+            number = max(1, min(int(seconds / SECONDS_EACH), count, self._most, fitting))
+            return self._read(packed, number, count, arrays)
+        except UnpackError as error:
+            self._say_here(f"it cannot be unpacked in another: {error.line}")
+            return here(task, count, arrays, seconds)
+        finally:
+            os.close(packed)
+
+    def _say_here(self, why: str) -> None:
+        text = f"the dataset is read in this process, which a crash would end: {why}"
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _read(
+        self, packed: int, number: int, count: int, arrays: Sequence[SharedArray]
+    ) -> list[Any]:
+        try:
+            return self._attempt(packed, number, count, arrays)
+        except _ReaderDiedError as found:
+            # Killed from outside, be it for want of memory: once more, with a single reader.
+            if found.death.outcome != "oom" and not found.death.cause.startswith("SIGKILL"):
+                raise InputError([_problem(found)]) from found.death
+        try:
+            return self._attempt(packed, 1, count, arrays)
+        except _ReaderDiedError as found:
+            raise InputError([_problem(found)]) from found.death
+
+    def _attempt(
+        self, packed: int, number: int, count: int, arrays: Sequence[SharedArray]
+    ) -> list[Any]:
+        import torch
+
+        from asynckfold.data import ArraySpec, SharedArray
+        from asynckfold.training.reads import Files, NotUnpacked, Reads
+
+        edges = np.linspace(0, count, number + 1).round().astype(int).tolist()
+        pool = self._take_pool()
+        dtype = str(torch.get_default_dtype()).removeprefix("torch.")
+        with ExitStack() as stack:
+            shared = stack.enter_context(closing(SharedArray(ArraySpec((number + 1,), "int64"))))
+            written = [shared, *arrays]
+            files = Files(tuple(array.spec for array in written))
+            crew = _Crew(shared.writable(), edges)
+            for reader in range(number):
+                low, high = edges[reader : reader + 2]
+                bundle: Any = Reads(
+                    self._root, files, reader, low, high, dtype, sys.argv, dict(os.environ)
+                )
+                engine = ProcessEngine(
+                    bundle,
+                    [packed, *(array.fd for array in written)],
+                    lambda running, own: self._machine.load(None, running, own),
+                    lambda news: None,
+                    pool,
+                    self._stall_timeout,
+                    self._signals,
+                )
+                stack.callback(engine.close)
+                placement = Placement((), self._machine.unreserved(), 1, trainer="read")
+                crew.engines.append(engine)
+                crew.futures.append(engine.submit(placement, []))
+            self._wait(crew)
+            found = [pickle.loads(answer.results[0]) for answer in crew.answers()]
+            for part in found:
+                if isinstance(part, NotUnpacked):
+                    raise UnpackError(part.line, "")
+            return found
+
+    def _wait(self, crew: _Crew) -> None:
+        said = time.monotonic()
+        while wait(crew.futures, TICK_SECONDS, FIRST_EXCEPTION).not_done:
+            self._signals.check()
+            if any(future.done() and future.exception() for future in crew.futures):
+                return
+            for engine in crew.engines:
+                engine.load([])
+            if crew.count and time.monotonic() - said > SAY_SECONDS:
+                said = time.monotonic()
+                self._display.doing(f"reading the data: {crew.done:,} of {crew.count:,} samples")
+
+
+class _Limited:
+    """A file that takes so many bytes at most.
+
+    Parameters
+    ----------
+    file : binary file
+        What is written.
+    most : int
+        Bytes.
+    """
+
+    def __init__(self, file: IO[bytes], most: int) -> None:
+        self._file, self._left = file, most
+
+    def write(self, data: Any) -> int:
+        """Write, or raise `MemoryError`."""
+        size = memoryview(data).nbytes
+        self._left -= size
+        if self._left < 0:
+            raise MemoryError("a copy of it takes more than the fourth part of the free memory")
+        return self._file.write(data)
+
+
+class _ReaderDiedError(Exception):
+    """A reader died at a place: the number of a sample from 1, 0 before the first, or `STEPS`."""
+
+    def __init__(self, death: WorkerDiedError, place: int) -> None:
+        super().__init__(str(death))
+        self.death, self.place = death, place
+
+
+@dataclass(eq=False)
+class _Crew:
+    """Readers of one pass: where each is, and where their ranges begin and end."""
+
+    places: Any
+    edges: Sequence[int]
+    engines: list[ProcessEngine] = field(default_factory=list)
+    futures: list[Future[Answer]] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Samples in all."""
+        return self.edges[-1]
+
+    @property
+    def done(self) -> int:
+        """Samples that were read."""
+        pairs = zip(self.places.tolist(), self.edges, strict=True)
+        return sum(max(0, place - 1 - low) for place, low in pairs)
+
+    def answers(self) -> list[Answer]:
+        """Return what the readers answered, or raise what ended the first that failed."""
+        for reader, future in enumerate(self.futures):
+            death = future.exception() if future.done() else None
+            if isinstance(death, WorkerDiedError):
+                raise _ReaderDiedError(death, int(self.places[reader])) from death
+            if death is not None:
+                raise death
+        return [future.result() for future in self.futures]
+
+
+def _problem(found: _ReaderDiedError) -> Problem:
+    """Name the sample that a reader had in hand."""
+    from asynckfold.training.reads import STEPS
+
+    death = found.death
+    places = {0: "the dataset", STEPS: "dataset[0] and others, with their transform,"}
+    place = places.get(found.place, f"dataset[{found.place - 1}]")
+    if death.outcome == "hang":
+        rule, received = "must be read in time", f"no end within stall_timeout: {death.cause}"
+    else:
+        rule, received = "must be readable", f"the process that read it ended: {death.cause}"
+    return Problem(
+        f"{place} {rule}",
+        received,
+        "Repair the dataset, or leave the sample out with torch.utils.data.Subset; "
+        "parallelize=False reads in this process, for a debugger.",
+    )
+
+
+@contextmanager
+def warm_pool(nice: int) -> Iterator[pools.WorkerPool]:
+    """Take the pool of this process, and give it back where nothing was raised."""
+    pool = pools.take(nice)
+    try:
+        yield pool
+    except BaseException:
+        pool.close()
+        raise
+    pools.give_back(pool)

@@ -1,0 +1,595 @@
+"""What a job trains on and is scored on is what the dataset gives, in pairs of one read."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torchvision import datasets as tv
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from asynckfold.data import Prepared, open_source, prepare
+from asynckfold.errors import InputError
+from asynckfold.sources.datasets import ImageArrays
+from asynckfold.transforms import Draw, Watch, generators_kept, held_generators, seed_generators
+
+COUNT = 40
+RANDOM = "random by itself"
+
+
+def opened(prepared: Prepared) -> Any:
+    handle = prepared.handle()
+    return handle.open(handle.fds)
+
+
+def pairs(batches: Any, rows: Any) -> list[tuple[list[float], Any]]:
+    inputs, targets = batches.eval(np.asarray(rows))
+    return [(x.flatten().tolist(), y.tolist()) for x, y in zip(inputs, targets, strict=True)]
+
+
+class Rows(Dataset):  # type: ignore[type-arg]
+    """Rows of numbers with the attributes of torchvision's datasets, which need not be true."""
+
+    def __init__(self, targets: Any, transform: Any = None, flipped: Any = ()) -> None:
+        self.targets = list(targets)
+        self.data = np.arange(len(self.targets) * 3, dtype=np.float32).reshape(-1, 3)
+        self.transform = transform
+        self.flipped = set(flipped)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def label(self, index: int) -> Any:
+        return 1 - self.targets[index] if index in self.flipped else self.targets[index]
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        row = torch.from_numpy(self.data[index].copy())
+        return (self.transform(row) if self.transform else row), self.label(index)
+
+
+# ---- targets and inputs are those of __getitem__ ----
+
+
+@settings(max_examples=10)
+@given(
+    flipped=st.sets(st.integers(0, COUNT - 1), max_size=COUNT),
+    rows=st.lists(st.integers(0, COUNT - 1), min_size=2, max_size=30),
+    nested=st.booleans(),
+)
+def test_targets_are_what_the_dataset_gives_and_not_its_attribute(
+    flipped: set[int], rows: list[int], nested: bool
+) -> None:
+    dataset: Any = Rows([index % 2 for index in range(COUNT)], flipped=flipped)
+    subset = Subset(Subset(dataset, rows), range(len(rows))) if nested else Subset(dataset, rows)
+    prepared = prepare(subset, criterion_wants_classes=True)
+    names = prepared.classes
+    found = pairs(opened(prepared), range(len(rows)))
+    assert [(x, int(names[y])) for x, y in found] == [(x.tolist(), y) for x, y in subset]
+    prepared.close()
+
+
+class Lying(tv.MNIST):
+    """A subclass that merges classes and turns pictures over: a backdoor set, say."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image, target = super().__getitem__(index)
+        return (image.flip(-1), 0) if index % 7 == 3 else (image, target)
+
+
+def without_files(kind: Any, transform: Any = None, target_transform: Any = None) -> Any:
+    """Return a torchvision dataset as if its files had been read."""
+    rng = np.random.default_rng(1)
+    dataset = kind.__new__(kind)
+    tv.VisionDataset.__init__(dataset, "", transform=transform, target_transform=target_transform)
+    labels = [(3 * at) % 10 for at in range(20)]
+    if issubclass(kind, tv.MNIST):
+        dataset.data = torch.from_numpy(rng.integers(0, 256, (20, 5, 4), dtype=np.uint8))
+        dataset.targets = torch.tensor(labels)
+        if kind is tv.QMNIST:
+            dataset.targets = torch.tensor(labels)[:, None].repeat(1, 8)
+            dataset.compat = True
+    elif kind is tv.SVHN:
+        dataset.data = rng.integers(0, 256, (20, 3, 5, 4), dtype=np.uint8)
+        dataset.labels = np.array(labels)
+    elif kind is tv.USPS:
+        dataset.data = rng.integers(0, 256, (20, 5, 4), dtype=np.uint8)
+        dataset.targets = labels
+    else:
+        dataset.data = rng.integers(0, 256, (20, 5, 4, 3), dtype=np.uint8)
+        dataset.targets = labels
+    return dataset
+
+
+EXACT = [tv.MNIST, tv.FashionMNIST, tv.KMNIST, tv.EMNIST, tv.CIFAR10, tv.CIFAR100, tv.SVHN]
+OTHERS = [tv.QMNIST, tv.USPS, Lying]
+
+
+def equals_reading(dataset: Any) -> None:
+    prepared = prepare(dataset, criterion_wants_classes=True)
+    inputs, targets = opened(prepared).eval(np.arange(len(dataset)))
+    read = [dataset[index] for index in range(len(dataset))]
+    assert torch.equal(inputs, torch.stack([x for x, _ in read]))
+    labels = [int(y) for _, y in read]
+    # Numbered by sorted order, unless the class has names.
+    named = hasattr(type(dataset), "classes") and max(labels) < 10
+    order = list(range(10)) if named else sorted(set(labels))
+    assert targets.tolist() == [order.index(y) for y in labels]
+
+
+@pytest.mark.parametrize("kind", [*EXACT, *OTHERS])
+@pytest.mark.parametrize("relabelled", [False, True])
+def test_torchvisions_datasets_equal_their_own_reading(kind: Any, relabelled: bool) -> None:
+    dataset = without_files(kind, v1.ToTensor(), (lambda y: (y + 1) % 10) if relabelled else None)
+    equals_reading(dataset)
+    whole = open_source(dataset).samples is not None
+    assert whole is (kind in EXACT and not relabelled)
+
+
+def test_changed_arrays_of_an_exact_class_count() -> None:
+    dataset = without_files(tv.CIFAR10, v1.ToTensor())
+    dataset.targets[3] = 9
+    dataset.data[4] = 0
+    equals_reading(dataset)
+    equals_reading(Subset(dataset, [4, 3, 3, 0, -1]))
+
+
+def test_an_exact_class_whose_method_was_replaced_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = without_files(tv.CIFAR10, v1.ToTensor())
+    before = tv.CIFAR10.__getitem__
+    monkeypatch.setattr(tv.CIFAR10, "__getitem__", lambda own, at: (before(own, at)[0], at % 2))
+    equals_reading(dataset)
+
+
+@pytest.mark.parametrize("targets", [torch.arange(20) + 0.4, list(range(25)), torch.ones(20, 1)])
+def test_labels_that_an_exact_class_would_change_are_read(targets: Any) -> None:
+    dataset = without_files(tv.MNIST, v1.ToTensor())
+    dataset.targets = targets
+    equals_reading(dataset)
+
+
+def test_exact_classes_are_not_read_sample_by_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    dataset = without_files(tv.MNIST, v1.Compose([v1.ToTensor(), v1.Normalize(0.1, 0.3)]))
+    dataset.data, dataset.targets = dataset.data.repeat(100, 1, 1), dataset.targets.repeat(100)
+    before = v1.ToTensor.__call__
+    monkeypatch.setattr(v1.ToTensor, "__call__", lambda own, x: read.append(1) or before(own, x))
+    assert prepare(dataset).n_samples == 2000
+    assert len(read) < 200
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_images_of_the_command_line_are_taken_whole(mode: str) -> None:
+    shape = (6, 5, 4) if mode == "L" else (6, 5, 4, 3)
+    data = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    dataset = ImageArrays(data, np.array([0, 1] * 3), v1.ToTensor())
+    assert open_source(dataset).samples is not None
+    equals_reading(dataset)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        np.int64,
+        np.asarray,
+        torch.tensor,
+        lambda y: torch.tensor([y]),
+        lambda y: "ab"[y],
+        bool,
+        np.uint8,
+    ],
+)
+def test_targets_of_any_form(label: Any) -> None:
+    class Formed(Rows):
+        def label(self, index: int) -> Any:
+            return label(index % 2)
+
+    prepared = prepare(Formed([0] * 10), criterion_wants_classes=True)
+    assert prepared.targets.tolist() == [index % 2 for index in range(10)]
+
+
+def test_two_datasets_as_one() -> None:
+    parts = [Rows([0, 1] * 5, flipped=[3]), Rows([1, 0] * 5, flipped=[8])]
+    whole: Any = ConcatDataset(parts)
+    found = pairs(opened(prepare(whole, criterion_wants_classes=True)), range(20))
+    assert found == [(x.tolist(), y) for x, y in (whole[at] for at in range(20))]
+
+
+@pytest.mark.parametrize("budget", [None, 1])
+def test_a_transform_that_changes_its_sample_does_not_change_the_dataset(
+    budget: int | None,
+) -> None:
+    class Shared(Rows):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            row = torch.from_numpy(self.data)[index]
+            return (self.transform(row.clone()) if self.transform else row), self.targets[index]
+
+    dataset = Shared([0, 1] * 5)
+    before = dataset.data.copy()
+    prepared = prepare(
+        dataset,
+        train_transform=lambda row: row.add_(1),
+        eval_transform=v2.Identity(),
+        memory_budget=budget,
+    )
+    assert np.array_equal(opened(prepared).train(np.arange(10), 0, 0)[0].numpy(), before + 1)
+    assert np.array_equal(opened(prepared).eval(np.arange(10))[0].numpy(), before)
+
+
+def test_a_length_that_lies_is_told() -> None:
+    class Longer(Rows):
+        def __len__(self) -> int:
+            return len(self.data) + 1
+
+    with pytest.raises(InputError, match=r"dataset\[10\] must be readable: received IndexError"):
+        prepare(Longer([0, 1] * 5))
+
+
+# ---- random datasets: input and target of one read ----
+
+
+class Joint(Dataset):  # type: ignore[type-arg]
+    """Each read draws a class and gives its number as input, too."""
+
+    def __init__(self, draw: Any = None, often: int = 1, count: int = COUNT) -> None:
+        self.draw = draw or (lambda: random.randrange(3))
+        self.often = often
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        target = self.draw() if index % self.often == self.often - 1 else index % 3
+        return torch.tensor([float(target), float(index)]), target
+
+
+DRAWS = {
+    "random": lambda: random.randrange(3),
+    "numpy": lambda: np.random.randint(3),  # noqa: NPY002
+    "torch": lambda: int(torch.randint(3, ())),
+    "normal": lambda: int(np.random.randn() > 0),  # noqa: NPY002
+}
+
+
+@settings(max_examples=8)
+@given(
+    name=st.sampled_from(sorted(DRAWS)),
+    often=st.sampled_from([1, 2, COUNT - 1, COUNT]),
+    rows=st.lists(st.integers(0, COUNT - 1), min_size=1, max_size=10),
+    seed=st.integers(0, 2**63),
+)
+def test_input_and_target_are_of_one_read(
+    name: str, often: int, rows: list[int], seed: int
+) -> None:
+    prepared = prepare(Joint(DRAWS[name], often), criterion_wants_classes=True)
+    assert any(RANDOM in note for note in prepared.notes)
+    batches = opened(prepared)
+    for epoch in range(2):
+        inputs, targets = batches.train(np.array(rows), seed, epoch)
+        assert inputs[:, 0].tolist() == targets.tolist()
+        assert inputs[:, 1].tolist() == rows
+    inputs, targets = batches.eval(np.array(rows))
+    assert inputs[:, 0].tolist() == targets.tolist() == prepared.targets[rows].tolist()
+    assert batches.targets_of(np.array(rows)).tolist() == targets.tolist()
+    prepared.close()
+
+
+def test_pairs_of_a_job_are_those_of_a_loop_by_hand() -> None:
+    dataset = Joint()
+    batches = opened(prepare(dataset, criterion_wants_classes=True))
+    seen = set()
+    for epoch in range(3):
+        order = np.random.default_rng(epoch).permutation(COUNT)
+        ours = batches.train(order, 11, epoch)
+        theirs = []
+        with generators_kept():
+            for index, seed in zip(order, Draw(11, epoch, order).bits().tolist(), strict=True):
+                seed_generators(seed)
+                theirs.append(dataset[int(index)])
+        assert torch.equal(ours[0], torch.stack([x for x, _ in theirs]))
+        assert ours[1].tolist() == [y for _, y in theirs]
+        seen.add(tuple(ours[1][np.argsort(order)].tolist()))
+    assert len(seen) == 3
+
+
+def test_the_ordinary_loop_sees_pairs_of_one_read() -> None:
+    for view in prepare(Joint(), criterion_wants_classes=True).ordinary():
+        read = [view[index] for index in range(COUNT)]
+        assert [x[0].item() for x, _ in read] == [y.item() for _, y in read]
+        assert {y.dtype for _, y in read} == {torch.int64}
+
+
+def test_batches_gathered_together_are_pairs() -> None:
+    batches = opened(prepare(Joint(), criterion_wants_classes=True))
+    orders = torch.arange(12).reshape(3, 4)
+    inputs, targets = batches.train_together(orders, [1, 2, 3], 0)
+    assert torch.equal(inputs[..., 0].long(), targets)
+    alone = [
+        batches.train(order, seed, 0)[1] for order, seed in zip(orders, (1, 2, 3), strict=True)
+    ]
+    assert torch.equal(targets, torch.stack(alone))
+
+
+def test_numbers_as_random_targets() -> None:
+    dataset = Joint(lambda: random.random())
+    batches = opened(prepare(dataset, criterion_wants_classes=False))
+    inputs, targets = batches.train(np.arange(9), 0, 0)
+    assert targets.dtype == torch.float32
+    assert torch.equal(inputs[:, 0], targets)
+
+
+def test_words_as_random_targets() -> None:
+    class Words(Joint):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            inputs, target = super().__getitem__(index)
+            return inputs, "xyz"[target]
+
+    prepared = prepare(Words(), criterion_wants_classes=True)
+    assert prepared.classes == ("x", "y", "z")
+    inputs, targets = opened(prepared).train(np.arange(30), 0, 0)
+    assert torch.equal(inputs[:, 0].long(), targets)
+
+
+def test_a_class_that_was_not_there_before_is_an_error() -> None:
+    dataset = Joint(lambda: random.randrange(3) if random.random() < 0.5 else random.randrange(99))
+    batches = opened(prepare(dataset, criterion_wants_classes=True))
+    with pytest.raises(InputError, match=r"must give a target of one of the .* classes"):
+        _ = [batches.train(np.arange(COUNT), 0, epoch) for epoch in range(20)]
+
+
+def test_given_targets_stand_for_those_of_a_random_dataset() -> None:
+    prepared = prepare(Joint(), targets=[0, 1] * (COUNT // 2), criterion_wants_classes=True)
+    assert opened(prepared).train(np.arange(6), 0, 0)[1].tolist() == [0, 1] * 3
+
+
+def test_a_random_target_transform_makes_a_random_dataset() -> None:
+    dataset = without_files(
+        tv.CIFAR10, v1.ToTensor(), lambda y: y if random.random() < 0.5 else (y + 1) % 10
+    )
+    prepared = prepare(dataset, criterion_wants_classes=True)
+    assert any(RANDOM in note for note in prepared.notes)
+    batches = opened(prepared)
+    rows = np.arange(20)
+    epochs = [batches.train(rows, 0, epoch)[1].tolist() for epoch in range(4)]
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert batches.eval(rows)[1].tolist() == prepared.targets.tolist()
+
+
+def test_a_declared_random_dataset_is_never_held() -> None:
+    declared = prepare(Rows([0, 1] * 10), random_samples=True)
+    assert not declared.held
+    assert any(RANDOM in note for note in declared.notes)
+    assert prepare(Rows([0, 1] * 10)).held
+
+
+def test_a_dataset_that_counts_its_reads_is_random_and_cannot_be_seeded() -> None:
+    class Counting(Rows):
+        reads = 0
+
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            type(self).reads += 1
+            return torch.tensor([float(type(self).reads)]), index % 2
+
+    prepared = prepare(Counting([0, 1] * 5), criterion_wants_classes=True)
+    said = " ".join(prepared.notes)
+    assert not prepared.held
+    assert "cannot be seeded" in said
+    assert "not checked" in said
+
+
+@pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState, random.Random])
+def test_a_pair_that_no_seed_gives_again_is_refused(make: Any) -> None:
+    own = make(0)
+    with pytest.raises(InputError, match=r"must give the same pair .* under the same seed"):
+        prepare(Joint(lambda: int(own.random() * 1e6)), criterion_wants_classes=False)
+
+
+def test_label_noise_of_an_own_generator_is_said() -> None:
+    class Noisy(Rows):
+        own = torch.Generator().manual_seed(0)
+
+        def label(self, index: int) -> Any:
+            return int(torch.randint(2, (), generator=self.own))
+
+    prepared = prepare(Noisy([0, 1] * 20), criterion_wants_classes=True)
+    assert any("cannot be seeded" in note for note in prepared.notes)
+    assert not prepared.held
+
+
+# ---- transforms that are random for some samples only ----
+
+
+@settings(max_examples=8)
+@given(
+    lucky=st.sets(st.integers(0, COUNT - 1), min_size=1, max_size=3),
+    name=st.sampled_from(sorted(DRAWS)),
+    before=st.booleans(),
+    budget=st.sampled_from([None, 1]),
+)
+def test_a_step_that_draws_for_some_samples_is_left_out_of_evaluation(
+    lucky: set[int], name: str, before: bool, budget: int | None
+) -> None:
+    firsts = {float(index * 3) for index in lucky}
+
+    def jitter(row: torch.Tensor) -> torch.Tensor:
+        return row + 100 + DRAWS[name]() if row[0].item() in firsts else row
+
+    def shift(row: torch.Tensor) -> torch.Tensor:
+        return row * 2
+
+    steps = [jitter] if before else [jitter, shift]
+    dataset = Rows([0, 1] * (COUNT // 2), v1.Compose(steps))
+    prepared = prepare(dataset, memory_budget=budget, criterion_wants_classes=True)
+    plain = torch.from_numpy(dataset.data) * (1 if before else 2)
+    batches = opened(prepared)
+    assert torch.equal(batches.eval(np.arange(COUNT))[0], plain)
+    assert any("leaves out the random steps jitter" in note for note in prepared.notes)
+    at = np.array(sorted(lucky))
+    assert not torch.equal(batches.train(at, 0, 0)[0], plain[at])
+    prepared.close()
+
+
+@pytest.mark.parametrize("budget", [None, 1])
+def test_an_eval_transform_that_draws_for_one_sample_is_refused(budget: int | None) -> None:
+    def jitter(row: torch.Tensor) -> torch.Tensor:
+        return row + random.random() if row[0].item() == 3 * 27 else row
+
+    with pytest.raises(InputError, match="random steps: jitter"):
+        prepare(Rows([0, 1] * 20), eval_transform=jitter, memory_budget=budget)
+
+
+def test_a_step_is_random_for_what_comes_to_it_without_the_steps_before() -> None:
+    def marked(row: torch.Tensor) -> torch.Tensor:
+        return row.clone().fill_(random.random() + 1)
+
+    def jitter(row: torch.Tensor) -> torch.Tensor:
+        return row + random.random() if row[0].item() == 0 else row
+
+    prepared = prepare(Rows([0, 1] * 20, v1.Compose([marked, jitter])))
+    rows = torch.from_numpy(Rows([0, 1] * 20).data)
+    assert torch.equal(opened(prepared).eval(np.arange(40))[0], rows)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        v1.Lambda(lambda row: row / 2),
+        lambda row: row.mean(0, keepdim=True),
+        torch.nn.Flatten(0),
+        v2.Identity(),
+    ],
+)
+def test_what_is_not_random_is_held_and_nothing_is_said(transform: Any) -> None:
+    prepared = prepare(Rows([0, 1] * 20, transform), criterion_wants_classes=True)
+    assert prepared.held
+    assert prepared.notes == ()
+
+
+def test_generators_of_the_caller_are_left_as_they_were() -> None:
+    random.seed(1)
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    expected = random.Random(1).random()
+    prepare(Joint(), criterion_wants_classes=True)
+    assert random.random() == expected
+    assert torch.rand(()) == torch.rand((), generator=torch.Generator().manual_seed(1))
+    assert np.random.random() == np.random.RandomState(1).random_sample()  # noqa: NPY002
+
+
+@settings(max_examples=15)
+@given(st.lists(st.sampled_from(["", *sorted(DRAWS)]), max_size=20))
+def test_the_watch_tells_each_draw(steps: list[str]) -> None:
+    with generators_kept():
+        watch = Watch()
+        for name in steps:
+            if name:
+                DRAWS[name]()
+            assert watch.drew() is bool(name)
+
+
+def test_generators_that_code_holds_are_found() -> None:
+    rng = np.random.default_rng(0)
+
+    class Holder:
+        def __init__(self) -> None:
+            self.deep = {"a": [torch.Generator()]}
+
+        def __call__(self, x: Any) -> Any:
+            return x + rng.random()
+
+    found = held_generators(Holder())
+    assert {type(item) for item in found} == {np.random.Generator, torch.Generator}
+    assert held_generators(v1.RandomCrop(3), DRAWS["numpy"], DRAWS["random"], np.zeros(9)) == []
+
+
+# ---- edited data ----
+
+
+class Stored(Dataset):  # type: ignore[type-arg]
+    """Rows of a file that is mapped, of two lengths, so that they cannot be held."""
+
+    def __init__(self, path: Path, random_: bool = False) -> None:
+        self.rows = np.load(path, mmap_mode="r")
+        self.random = random_
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        row = torch.from_numpy(self.rows[index].copy())
+        return row + (random.random() if self.random else 0), index % 2
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dataset", "random dataset", "subset", "user's step"])
+@pytest.mark.parametrize("at", [0, 431])
+def test_one_value_that_changes_in_streamed_data_is_noticed(
+    tmp_path: Path, kind: str, at: int
+) -> None:
+    path = tmp_path / "rows.npy"
+    rows = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
+
+    def fingerprint() -> str:
+        np.save(path, rows)
+        dataset: Any = Stored(path, kind == "random dataset")
+        if kind == "tuple":
+            dataset = (np.load(path, mmap_mode="r"), np.arange(500) % 2)
+        if kind == "subset":
+            dataset = Subset(dataset, range(499, -1, -1))
+        step = (lambda row: row * 2) if kind == "user's step" else None
+        prepared = prepare(dataset, eval_transform=step, memory_budget=1)
+        assert not prepared.held
+        return prepared.fingerprint
+
+    before = fingerprint()
+    assert fingerprint() == before
+    rows[at, 1] += 1e-3
+    assert fingerprint() != before
+
+
+def test_files_that_change_are_noticed_without_reading_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for index in range(6):
+            picture = Image.new("RGB", (8 + index % 2, 8), (index * 9, 0, 0))
+            picture.save(tmp_path / name / f"{index}.png")
+    opens: list[int] = []
+    before_load = tv.folder.pil_loader
+    monkeypatch.setattr(tv.folder, "pil_loader", lambda path: opens.append(1) or before_load(path))
+
+    def prepared() -> Prepared:
+        transform = v1.Compose([v1.RandomResizedCrop(8), v1.ToTensor()])
+        plain = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
+        return prepare(tv.ImageFolder(tmp_path, transform), eval_transform=plain)
+
+    found = prepared()
+    first = found.fingerprint
+    assert found.targets.tolist() == [0] * 6 + [1] * 6
+    assert not found.held
+    assert any("names, sizes and times" in note for note in found.notes)
+    assert prepared().fingerprint == first
+    Image.new("RGB", (9, 8), (1, 2, 3)).save(tmp_path / "dog" / "3.png")
+    assert prepared().fingerprint != first
+
+
+def test_targets_that_change_are_noticed() -> None:
+    plain = prepare(Rows([0, 1] * 20), memory_budget=1).fingerprint
+    assert prepare(Rows([0, 1] * 20, flipped=[37]), memory_budget=1).fingerprint != plain
+
+
+def test_whole_arrays_of_tensors_are_hashed() -> None:
+    x, y = torch.randn(50, 3), torch.arange(50) % 2
+    before = prepare(TensorDataset(x, y), memory_budget=1).fingerprint
+    assert prepare(TensorDataset(x.clone(), y), memory_budget=1).fingerprint == before
+    x[33, 2] += 1
+    assert prepare(TensorDataset(x, y), memory_budget=1).fingerprint != before
