@@ -6,6 +6,7 @@ Everything here goes through ``/proc`` and works inside a worker, where psutil i
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -22,6 +23,15 @@ _PDEATHSIG = 1
 def has_gpu(*, dev: Path = Path("/dev")) -> bool:
     """Return whether this machine has a device in which torch may see a GPU; asks no driver."""
     return any((dev / name).exists() for name in ("nvidiactl", "kfd", "dxg"))
+
+
+def open_files(*, proc: Path = PROC) -> int:
+    """Return how many descriptors this process has open; 0 where that cannot be known."""
+    try:
+        return len(os.listdir(proc / "self" / "fd"))  # noqa: PTH208
+    except OSError as error:
+        # Where it may open no more, not even this list: all that it may.
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if error.errno == errno.EMFILE else 0
 
 
 def die_with_parent(parent: int) -> None:
