@@ -395,9 +395,12 @@ def _gives_pairs(valid: Any) -> bool:
     # Of a dataset no sample is read here, where it may crash.
     if isinstance(valid, Dataset):
         return True
-    # An array has none; those of pandas would look for a label.
-    is_array = hasattr(valid, "__array__")
-    return not is_array and len(valid) > 0 and isinstance(valid[0], (tuple, list))
+    from torch.utils.data import Dataset
+
+    # Of a dataset no sample is read here, where it may crash; those of pandas look for a label.
+    if isinstance(valid, Dataset) or hasattr(valid, "__array__"):
+        return isinstance(valid, Dataset)
+    return len(valid) > 0 and isinstance(valid[0], (tuple, list))
 
 
 def _mask_problems(mask: Any, count: int) -> Iterator[Problem]:

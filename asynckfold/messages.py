@@ -105,11 +105,14 @@ class Left:
         What it is.
     goes_on : bool
         Whether the process trains further jobs; a worker ends.
+    numbers : bool
+        Whether those may have other numbers by it.
     """
 
     job_id: str | None
     names: tuple[str, ...]
     goes_on: bool = True
+    numbers: bool = True
 
 
 News = Started | Resized | Progress | EpochEnded | CheckpointWritten | JobEnded | Remark | Left

@@ -6,6 +6,7 @@ Everything here goes through ``/proc`` and works inside a worker, where psutil i
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -24,6 +25,7 @@ def has_gpu(*, dev: Path = Path("/dev")) -> bool:
     return any((dev / name).exists() for name in ("nvidiactl", "kfd", "dxg"))
 
 
+<<<<<<< HEAD
 def free_memory(*, proc: Path = PROC) -> int:
     """Return the bytes that this machine can give without swapping; very many where unknown."""
     try:
@@ -32,6 +34,15 @@ def free_memory(*, proc: Path = PROC) -> int:
         return int(line.split()[1]) << 10
     except (OSError, ValueError, IndexError):
         return 1 << 62
+=======
+def open_files(*, proc: Path = PROC) -> int:
+    """Return how many descriptors this process has open; 0 where that cannot be known."""
+    try:
+        return len(os.listdir(proc / "self" / "fd"))  # noqa: PTH208
+    except OSError as error:
+        # Where it may open no more, not even this list: all that it may.
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if error.errno == errno.EMFILE else 0
+>>>>>>> truth/isolation
 
 
 def die_with_parent(parent: int) -> None:

@@ -431,14 +431,14 @@ class Sweep:
     def _note_left(self, item: Left) -> None:
         """Say what a job did to its process, and whether others feel it."""
         names = ", ".join(item.names)
+        then = "its worker was replaced, so that no other job is affected"
         if item.goes_on:
+            then = "further jobs are trained in this process"
+        if item.goes_on and item.numbers:
             self._store.note_left(f"{names} ({item.job_id or 'the dry run'})")
-            then = "further jobs are trained in this process: bit-identity is no longer claimed"
-        else:
-            then = "its worker was replaced, so that no other job is affected"
-        self._take(
-            Remark(item.job_id, "isolation", f"left changed in its process: {names}; {then}")
-        )
+            then += ": bit-identity is no longer claimed"
+        text = f"left changed in its process: {names}; {then}"
+        self._take(Remark(item.job_id, "isolation", text))
 
     def _note_begun(self, item: Started) -> None:
         at = None

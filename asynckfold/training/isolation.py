@@ -36,15 +36,15 @@ from asynckfold.training.denormals import flushed
 from asynckfold.training.numerics import Setting
 from asynckfold.training.patches import Patches
 
+LIMITS = "resource limits"
+
 IMPORTS = "imports"
 """Named where a job changed something and imported a module: that may have been the import, which
 no later job of the process does again."""
 
 
-def _attribute(owner: Any, name: str, label: str = "") -> Setting:
-    return Setting(
-        label or name, lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
-    )
+def _attribute(owner: Any, name: str, label: str) -> Setting:
+    return Setting(label, lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
 
 
 def _set_default_device(device: torch.device) -> None:
@@ -262,8 +262,8 @@ _SETTINGS: tuple[Setting, ...] = (
     Setting("numpy.seterr", np.geterr, lambda found: np.seterr(**found)),
     Setting("environment", _environment, _set_environment),
     Setting("sys.path", lambda: list(sys.path), _set_path),
-    _attribute(sys, "stdout"),
-    _attribute(sys, "stderr"),
+    _attribute(sys, "stdout", "sys.stdout"),
+    _attribute(sys, "stderr", "sys.stderr"),
     Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     Setting("garbage collector", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     Setting("its thresholds", gc.get_threshold, lambda found: gc.set_threshold(*found)),
@@ -275,9 +275,14 @@ _SETTINGS: tuple[Setting, ...] = (
     Setting("umask", _umask, os.umask),
     Setting("signal handlers", _handlers, _set_handlers),
     Setting("alarm", _timer, _stop_timer),
-    Setting("resource limits", limits, _set_limits),
+    Setting(LIMITS, limits, _set_limits),
 )
 """What a job must leave as it found it, in the order in which it is put back."""
+
+WITHOUT_NUMBERS = frozenset(
+    {"sys.stdout", "sys.stderr", "umask", "signal handlers", "alarm", LIMITS, "garbage collector"}
+)
+"""What changes no number."""
 
 _STICKY = frozenset({"inference mode"})
 """What is put back, and may change again: its context ends when its owner is garbage."""
@@ -323,11 +328,14 @@ class Traces:
     ----------
     look : callable
         Returns what differs now from before.
+    changed : list of str
+        In the end: what differed.
     left : list of str
         In the end: what could not be put back.
     """
 
     look: Callable[[], list[str]]
+    changed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
 
@@ -378,8 +386,8 @@ def isolated(*, patches: bool = False) -> Iterator[Traces]:
                 with suppress(Exception):
                     setting.put(value)
             found = [*look(), *(name for name in changed if name in _STICKY)]
-            if patches and len(sys.modules) != modules:
+            if patches and len(sys.modules) != modules and not WITHOUT_NUMBERS.issuperset(changed):
                 found.append(IMPORTS)
-            traces.left += dict.fromkeys(found)
+            traces.changed, traces.left = changed, [*dict.fromkeys([*traces.left, *found])]
         if traces.left and (outer := _enclosing.get()) is not None:
             outer.left += traces.left

@@ -14,6 +14,7 @@ batch; SIGINT, which a terminal sends to everyone, is the sweep's business.
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import io
 import mmap
@@ -53,8 +54,18 @@ from asynckfold.training import (
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.faults import outcome_of
 from asynckfold.training.gpu_count import counted_once
+<<<<<<< HEAD
 from asynckfold.training.isolation import isolated, leave_contexts
 from asynckfold.training.reads import Reads, read_range
+=======
+from asynckfold.training.isolation import (
+    LIMITS,
+    WITHOUT_NUMBERS,
+    isolated,
+    leave_contexts,
+    limits,
+)
+>>>>>>> truth/isolation
 from asynckfold.training.spared import SparedGpu, spared
 from asynckfold.training.spinning import Spinning
 
@@ -63,6 +74,9 @@ Stop = Callable[[], bool]
 
 LINE_LIMIT = 440
 """Characters of the one line that tells of an exception, without its place."""
+
+FEW_FILES = 32
+"""Files that a process may have open more than before: libraries keep some."""
 
 TEXT_LIMIT = 65536
 """Characters kept of an exception, which may hold a whole array."""
@@ -101,7 +115,8 @@ def execute(
         found = _execute(bundle, data, placement, tasks, report, stop, pulse or Pulse())
     if traces.left:
         job = placement.jobs[0] if placement.jobs else None
-        report(Left(job, tuple(dict.fromkeys(traces.left))))
+        names = tuple(dict.fromkeys(traces.left))
+        report(Left(job, names, numbers=not WITHOUT_NUMBERS.issuperset(names)))
     return found
 
 
@@ -257,17 +272,43 @@ def _train_group(
 
 def _attempted(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[Any]]) -> list[Any]:
     """The one place where whatever the user's code raises becomes the results of its jobs."""
+<<<<<<< HEAD
     started = time.monotonic()
+=======
+    files, traces = proc.open_files(), None
+>>>>>>> truth/isolation
     try:
-        with isolated(patches=True):
+        with isolated(patches=True) as traces:
             return work()
-    except (StorageError, WorkerDiedError):
+    except StorageError as error:
+        refuse_own_fault(error, files, traces is not None and LIMITS in traces.changed)
+        raise
+    except WorkerDiedError:
         raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not _ignores_interrupts():
             raise
         seconds = (time.monotonic() - started) / len(tasks)
         return [failure(bundle, task, error, seconds) for task in tasks]
+
+
+def refuse_own_fault(error: StorageError, files_before: int, limited: bool) -> None:
+    """Tell a disk that refuses from a process that took from itself what it would need.
+
+    Raises
+    ------
+    WorkerDiedError
+        A job opened files until it might open no more, or lowered its limits.
+    """
+    leaked = proc.open_files() - files_before
+    said = os.strerror(error.errno or errno.EIO)
+    if limited:
+        cause = f"it lowered its own resource limits ({said})"
+    elif error.errno == errno.EMFILE and leaked > FEW_FILES:
+        cause = f"it left {leaked} files open ({said})"
+    else:
+        return
+    raise WorkerDiedError(os.getpid(), cause) from error
 
 
 def _ignores_interrupts() -> bool:
@@ -369,7 +410,7 @@ def main(descriptor: int, pulse: Pulse) -> None:
             answer = worker.run(*arguments)
             spinning.end()
             pipe.send(answer)
-            ends = worker.spent or answer[0] == "lost"
+            ends = answer[0] == "lost" or (answer[0] == "answer" and answer[3])
             if ends or arguments[0].wants_new_worker(proc.has_gpu()):
                 return
         else:
@@ -390,6 +431,7 @@ class _Worker:
         self.tasks: Sequence[Task] = ()
         self.resized = 0
         self.spent = False
+        self.files, self.limits = proc.open_files(), limits()
 
     def take_bundle(self, paths: list[str], folder: str, count: int) -> None:
         """Receive descriptors: the packed bundle first, then the shared arrays."""
@@ -424,8 +466,12 @@ class _Worker:
         work = partial(self.execute, self.bundle, self.data, placement)
         try:
             results = in_turn(placement, tasks, work, self.tell, self.stops_row)
-            return ("answer", results, proc.peak_memory(), self.spent)
+            return ("answer", results, proc.peak_memory(), self.ends)
         except StorageError as error:
+            try:
+                refuse_own_fault(error, self.files, limits() != self.limits)
+            except WorkerDiedError as own:
+                return ("lost", own.cause, own.outcome)
             return ("storage", error.errno, error.strerror or str(error))
         except WorkerDiedError as error:
             return ("lost", error.cause, error.outcome)
@@ -446,7 +492,12 @@ class _Worker:
 
     def stops_row(self) -> bool:
         """Whether the next job of a row is not to be begun here."""
-        return self.spent or self.stop()
+        return self.ends or self.stop()
+
+    @property
+    def ends(self) -> bool:
+        """Whether no further job is for this process: of what it changed, or left open."""
+        return self.spent or proc.open_files() > self.files + FEW_FILES
 
     def resize(self) -> None:
         """Take up another number of threads, between two batches, where the sweep asks for it."""

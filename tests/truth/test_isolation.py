@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,9 @@ def _left_as_found() -> Any:
     with isolated(patches=True):
         yield
     kept.clear()
+    # The end of a context of the inference mode also restores the gradients that it began without.
+    gc.collect()
+    torch.set_grad_enabled(True)
     sys.modules.pop("odd_library", None)
 
 
