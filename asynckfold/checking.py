@@ -146,5 +146,9 @@ def joined(parts: Sequence[Facts]) -> Facts:
         return {key: value for part in parts for key, value in getattr(part, name).items()}
 
     problems = dict.fromkeys(problem for part in parts for problem in part.problems)
-    by_model = (field.name for field in fields(Facts) if field.name not in ("recipe", "problems"))
-    return Facts(recipe, problems=tuple(problems), **{name: of_all(name) for name in by_model})
+    notes = dict.fromkeys(note for part in parts for note in part.notes)
+    of_none = ("recipe", "problems", "notes")
+    by_model = {
+        field.name: of_all(field.name) for field in fields(Facts) if field.name not in of_none
+    }
+    return Facts(recipe, problems=tuple(problems), notes=tuple(notes), **by_model)

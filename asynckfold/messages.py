@@ -140,8 +140,8 @@ class Facts:
         The same of training channels last in memory.
     products : dict of str to int
         By model name, among how many products of matrices and convolutions `flops` are divided.
-    notes : dict of str to str
-        What the log must say of scores, by the model or the part of the recipe that it is about.
+    notes : tuple of str
+        What is to be told, and forbids nothing.
     """
 
     recipe: dict[str, Any]
@@ -154,4 +154,4 @@ class Facts:
     formats: dict[str, str] = field(default_factory=dict)
     fused: dict[str, str] = field(default_factory=dict)
     products: dict[str, int] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

@@ -121,10 +121,11 @@ class Session:
 
     def _log(self, found: Planned) -> None:
         threads = found.choice
-        plan, folds = found.work.plan, found.work.folds
+        work = found.work
+        plan, folds = work.plan, work.folds
         slow = (*slow_notes(plan, found.software), *processes.notes(plan, folds, threads.costs))
-        seen = found.work.facts.notes.values()
-        for note in (*self.store.notes, *found.data.notes, *self.notes, *slow, *seen):
+        told_of = (*self.store.notes, *found.data.notes, *self.notes, *work.facts.notes, *slow)
+        for note in told_of:
             self.store.event("note", note)
             self.display.note(note)
         for candidate, trace in found.work.facts.failures.items():

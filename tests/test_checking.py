@@ -127,13 +127,15 @@ def test_facts_of_all_fields_are_joined() -> None:
             **{
                 kind: {name: kind}
                 for kind in Facts.__dataclass_fields__
-                if kind not in ("recipe", "problems")
+                if kind not in ("recipe", "problems", "notes")
             },  # type: ignore[arg-type]
+            notes=(f"of {name}", "of both"),
         )
         for name in "ab"
     )
     whole = joined([one, two])
     assert whole.recipe == {"settings": {"a": "Adam", "b": "Adam"}, "criterion": "same"}
+    assert whole.notes == ("of a", "of both", "of b")
     for kind in Facts.__dataclass_fields__:
-        if kind not in ("recipe", "problems"):
+        if kind not in ("recipe", "problems", "notes"):
             assert getattr(whole, kind) == {"a": kind, "b": kind}

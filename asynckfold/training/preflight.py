@@ -14,7 +14,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -105,9 +105,9 @@ def check(
     fusible: dict[str, str] = {}
     channels_last: dict[str, str] = {}
     fused: dict[str, str] = {}
-    notes: dict[str, str] = {}
     problems: dict[_Problem, None] = {}
     failures: dict[str, str] = {}
+    notes: dict[str, None] = {}
     for name in names:
         for schedule in recipe.lr_schedules:
             pulse.aside()
@@ -135,7 +135,7 @@ def check(
                             pulse.aside()
                             dry.check_compiled()
                         pulse.aside()
-                        notes |= {key: text for key, text in dry.notes().items() if text}
+                        notes |= dict.fromkeys(dry.notes())
                         fusible[name] = dry.why_not_fusible()
                         if not fusible[name]:
                             fused[name] = dry.fused
@@ -161,7 +161,7 @@ def check(
         channels_last,
         fused,
         products,
-        notes,
+        tuple(notes),
     )
 
 
@@ -229,17 +229,13 @@ class _DryRun:
             self.optimizer.step()
         return time.perf_counter() - started
 
-    def notes(self) -> dict[str, str]:
-        """Return what a score of the model depends on besides its samples, and what they lose."""
-        return {
-            "preprocess": "; ".join(filter(None, self.told)),
-            self.name: self._strange_evaluation(),
-        }
-
-    def _strange_evaluation(self) -> str:
+    def notes(self) -> Iterator[str]:
+        """Yield what is lost in preprocessing, and on what scores depend besides the samples."""
+        yield from filter(None, self.told)
         precision = self.bundle.plan.params.precision
         found = evaluation_depends_on(self.model, self.inputs[:REPLICA_BATCH], precision)
-        return found and f"model {self.name}: {found}"
+        if found:
+            yield f"model {self.name}: {found}"
 
     def why_not_channels_last(self) -> str:
         """Return why the model is not to be trained channels last, or nothing where it is."""
