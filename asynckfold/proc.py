@@ -25,7 +25,6 @@ def has_gpu(*, dev: Path = Path("/dev")) -> bool:
     return any((dev / name).exists() for name in ("nvidiactl", "kfd", "dxg"))
 
 
-<<<<<<< HEAD
 def free_memory(*, proc: Path = PROC) -> int:
     """Return the bytes that this machine can give without swapping; very many where unknown."""
     try:
@@ -34,7 +33,8 @@ def free_memory(*, proc: Path = PROC) -> int:
         return int(line.split()[1]) << 10
     except (OSError, ValueError, IndexError):
         return 1 << 62
-=======
+
+
 def open_files(*, proc: Path = PROC) -> int:
     """Return how many descriptors this process has open; 0 where that cannot be known."""
     try:
@@ -42,7 +42,6 @@ def open_files(*, proc: Path = PROC) -> int:
     except OSError as error:
         # Where it may open no more, not even this list: all that it may.
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if error.errno == errno.EMFILE else 0
->>>>>>> truth/isolation
 
 
 def die_with_parent(parent: int) -> None:

@@ -118,10 +118,13 @@ class _Changed:
         return ()
 
     def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor:
-        inputs = exact(self.view.gather(torch.from_numpy(draw.indices), draw))
+        return self.changed(self.view.gather(torch.from_numpy(draw.indices), draw), draw)
+
+    def changed(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+        """Return what the function makes of a batch of the view."""
         # Each of several batches by itself, since products of matrices round by their shape.
         count = len(draw.batches) if isinstance(draw, JoinedDraw) else 1
-        found = [self.change(part) for part in np.split(inputs, count)]
+        found = [self.change(part) for part in np.split(exact(batch), count)]
         return torch.cat(found).to(self.device)
 
     def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Changed:

@@ -14,7 +14,7 @@ import re
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -291,14 +291,13 @@ class _DryRun:
         with seeding.preserved():
             return criteria.adds_up(self.bundle.recipe.criterion, self.outputs, self.targets)
 
-    def notes(self) -> list[str]:
-        """Return what a score of the model depends on besides its samples, and what they lose."""
-        return [note for note in (*self.told, self._strange_evaluation()) if note]
-
-    def _strange_evaluation(self) -> str:
+    def notes(self) -> Iterator[str]:
+        """Yield what is lost in preprocessing, and on what scores depend besides the samples."""
+        yield from filter(None, self.told)
         precision = self.bundle.plan.params.precision
         found = evaluation_depends_on(self.model, self.inputs[:REPLICA_BATCH], precision)
-        return found and f"model {self.name}: {found}"
+        if found:
+            yield f"model {self.name}: {found}"
 
     def why_not_channels_last(self) -> str:
         """Return why the model is not to be trained channels last, or nothing where it is."""

@@ -54,10 +54,6 @@ from asynckfold.training import (
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.faults import outcome_of
 from asynckfold.training.gpu_count import counted_once
-<<<<<<< HEAD
-from asynckfold.training.isolation import isolated, leave_contexts
-from asynckfold.training.reads import Reads, read_range
-=======
 from asynckfold.training.isolation import (
     LIMITS,
     WITHOUT_NUMBERS,
@@ -65,7 +61,7 @@ from asynckfold.training.isolation import (
     leave_contexts,
     limits,
 )
->>>>>>> truth/isolation
+from asynckfold.training.reads import Reads, read_range
 from asynckfold.training.spared import SparedGpu, spared
 from asynckfold.training.spinning import Spinning
 
@@ -272,11 +268,7 @@ def _train_group(
 
 def _attempted(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[Any]]) -> list[Any]:
     """The one place where whatever the user's code raises becomes the results of its jobs."""
-<<<<<<< HEAD
-    started = time.monotonic()
-=======
-    files, traces = proc.open_files(), None
->>>>>>> truth/isolation
+    started, files, traces = time.monotonic(), proc.open_files(), None
     try:
         with isolated(patches=True) as traces:
             return work()

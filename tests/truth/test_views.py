@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as limited
 from hypothesis import strategies as st
 from scipy import sparse
 from sklearn.compose import ColumnTransformer
@@ -362,6 +363,18 @@ def test_what_float32_loses_is_named_with_its_column(tmp_path: Path) -> None:
     assert (
         "unless its transforms shift" in as_given(*(far, halved, None), preprocessed=False).notes[0]
     )
+
+
+@limited(max_examples=20)
+@given(st.floats(-1e9, 1e9), st.integers(-10, 10))
+def test_a_shift_and_a_scale_of_the_features_change_nothing(offset: float, power: int) -> None:
+    moved = (X.astype(np.float64) + offset) * 2.0**power
+    rows = np.arange(60)
+    near, far = (
+        fitted(batches((x, Y)), StandardScaler(), TRAIN).eval(rows)[0]
+        for x in (X.astype(np.float64), moved)
+    )
+    assert np.allclose(near, far, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -734,6 +747,40 @@ def test_a_model_whose_evaluation_depends_on_its_batch_is_known(
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert evaluation_depends_on(model, torch.from_numpy(X[:1]), precision) == ""
+
+
+def test_the_best_candidate_is_refitted_on_what_it_was_validated_with(tmp_path: Path) -> None:
+    settings = {"preprocess": StandardScaler(), "groups": pd.Series(np.arange(60) // 2, index=GAPS)}
+    given = pd.DataFrame(FAR, index=GAPS), pd.Series(Y, index=GAPS)
+    far = trained(tmp_path / "far", given, linear, refit=True, **settings)
+    near = trained(tmp_path / "near", model=linear, refit=True, **settings)
+    states = far.state_dict(fold="all"), near.state_dict(fold="all")
+    for name, weight in states[0].items():
+        torch.testing.assert_close(weight, states[1][name], atol=1e-4, rtol=0)
+    assert far.refitted is not None
+    assert "equal a training sample" not in told(far.refitted)
+
+
+class Restless(Dataset[Any]):
+    """Draws by itself, and has no transform that could be taken out."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return X[index] + torch.randn(8).numpy(), int(Y[index])
+
+
+def test_a_data_set_that_is_random_by_itself_is_drawn_anew_and_preprocessed() -> None:
+    data = batches(Restless())
+    assert data.stored is None
+    seen = fitted(data, StandardScaler(), TRAIN)
+    scaler = StandardScaler().fit(data.eval(TRAIN)[0])
+    for epoch in (0, 1):
+        raw = data.train(VALID, 1, epoch)[0]
+        assert np.allclose(seen.train(VALID, 1, epoch)[0], scaler.transform(raw), atol=1e-5)
+    assert not torch.equal(seen.train(VALID, 1, 0)[0], seen.train(VALID, 1, 1)[0])
+    assert torch.equal(seen.eval(VALID)[0], seen.eval(VALID)[0])
 
 
 def test_such_a_model_is_told_of(tmp_path: Path) -> None:
