@@ -41,6 +41,8 @@ class Forecast:
         The sweep with all allotted cores and as much memory as it wants, nobody else being there.
     failures : Mapping of str to str
         By candidate whose dry run failed: the last line of the traceback.
+    notes : tuple of str
+        What the dry run has to tell, and forbids nothing.
     """
 
     plan: Plan
@@ -51,6 +53,7 @@ class Forecast:
     fusing: Mapping[str, str]
     simulation: Simulation
     failures: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -> Forecast:
@@ -80,6 +83,7 @@ def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -
         grouping.why,
         simulation,
         {name: _last_line(trace) for name, trace in work.facts.failures.items()},
+        work.facts.notes,
     )
 
 

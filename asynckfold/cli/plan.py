@@ -109,7 +109,7 @@ def _numbers(found: Forecast, elastic: bool) -> dict[str, Any]:
             for span in found.simulation.spans
         ],
         "failures": {**found.failures, **choice.failures},
-        "notes": list(processes.notes(plan, found.folds, choice.costs)),
+        "notes": [*found.notes, *processes.notes(plan, found.folds, choice.costs)],
         "elastic": _most_threads(found) if elastic else None,
     }
 
@@ -193,6 +193,7 @@ def _lines(found: Forecast) -> Iterator[str]:
     if last := _channels_last(plan):
         rule = ", by the rule" if plan.params.memory_format == "auto" else ""
         yield f"channels last in memory{rule}: {', '.join(last)}"
+    yield from found.notes
     yield from processes.notes(plan, found.folds, choice.costs)
     for name, line in {**found.failures, **choice.failures}.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"

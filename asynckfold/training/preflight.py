@@ -30,6 +30,7 @@ from asynckfold.training import (
     building,
     checkpoint,
     criteria,
+    learning,
     lr_schedules,
     pretraining,
     schedule_fit,
@@ -80,6 +81,11 @@ take much less. Whether they are too short to be shared is told by them, see `pr
 
 class _Refused(Exception):  # noqa: N818
     """One of our rules is broken: (rule, received, remedy)."""
+
+
+def _refuse(problem: _Problem | None) -> None:
+    if problem is not None:
+        raise _Refused(problem)
 
 
 def check(
@@ -133,7 +139,9 @@ def check(
                     problems |= dict.fromkeys(fit.problems)
                     notes |= dict.fromkeys(fit.notes)
                     if name not in seconds:
+                        dry.check_model()
                         seconds[name] = dry.step_seconds()
+                        notes |= dict.fromkeys(dry.check_learning())
                         dry.check_criterion()
                         sums = sums or dry.criterion_sums()
                         memory[name] = _bytes(dry)
@@ -241,6 +249,21 @@ class _DryRun:
             return schedule_fit.fit_of(schedule, made, steps, ())
         found = schedule_fit.rates_of(make, self.unscheduled, most)
         return schedule_fit.fit_of(schedule, made, steps, *found)
+
+    def check_model(self) -> None:
+        """Refuse an optimizer of another model, and a model of which there is but one."""
+        with seeding.preserved():
+            again = self.bundle.recipe.models[self.name]()
+        _refuse(learning.why_not_its_own(self.name, self.model, self.optimizer))
+        _refuse(learning.why_not_new(self.name, self.model, again))
+
+    def check_learning(self) -> list[str]:
+        """Refuse a step that cannot teach anything; return what may be wrong with it."""
+        _refuse(learning.why_not_learning(self.name, self.model, self.optimizer))
+        criterion = self.bundle.recipe.criterion
+        found = learning.misread_outputs(self.name, criterion, self.outputs)
+        _refuse(found if isinstance(found, tuple) else None)
+        return [found] if isinstance(found, str) else []
 
     def step_seconds(self) -> float:
         """Seconds of the fastest of some steps; the first warms up, its operations are counted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import baseline, batching, criteria, losses, preflight, seeding
 from tests.training import teams
 from tests.training.test_fused import Grouped
-from tests.training.tiny import CLASSES, FEATURES, Tiny, never, samples
+from tests.training.tiny import CLASSES, FEATURES, Plain, Tiny, never, samples
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -573,3 +574,122 @@ def test_whether_a_criterion_sums_is_seen(tmp_path: Path, name: str) -> None:
     criterion, sums = SUMS[name]
     facts = checked(tmp_path, criterion=criterion)
     assert (facts.recipe.get("loss") == losses.SUMS["loss"]) == sums
+
+
+# Candidates that would learn nothing, or from each other
+
+
+class Detached(Plain):
+    """Its outputs know nothing of its parameters."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs).detach().requires_grad_()
+
+
+class Softmax(Plain):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs).softmax(1)
+
+
+class LogSoftmax(Plain):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs).log_softmax(1)
+
+
+class Body(nn.Module):
+    """A body with running statistics, and a head."""
+
+    def __init__(self, body: nn.Module | None = None, frozen: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Linear(FEATURES, 4) if body is None else body
+        self.body.requires_grad_(not frozen)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.body(inputs))
+        return found
+
+
+def trainable(model: nn.Module) -> optim.Optimizer:
+    return optim.SGD([item for item in model.parameters() if item.requires_grad], 0.1)
+
+
+def elsewhere(model: nn.Module, other: nn.Module | None = None) -> optim.Optimizer:
+    """The mistake of an optimizer of a global model."""
+    return optim.SGD((other or Plain()).parameters(), 0.1)
+
+
+def one_for_all(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    made = make()
+    return lambda: made
+
+
+def on_one_body(make: Callable[[], nn.Module], frozen: bool = False) -> Callable[[], nn.Module]:
+    made = make()
+    return lambda: Body(made, frozen)
+
+
+def normalising() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4))
+
+
+HOPELESS: dict[str, tuple[dict[str, Any], str]] = {
+    "another optimizer": ({"opt_fn": elsewhere}, "optimise the model that it gets"),
+    "detached outputs": ({"models": {"m": Detached}}, "gradient for what is optimised"),
+    "a number made anew": (
+        {"criterion": lambda o, t: torch.tensor(float(F.cross_entropy(o, t)), requires_grad=True)},
+        "gradient for what is optimised",
+    ),
+    "one model": ({"models": {"m": one_for_all(Plain)}}, "must make a new model"),
+    "one body": (
+        {"models": {"m": on_one_body(lambda: nn.Linear(FEATURES, 4))}},
+        "must make a new model",
+    ),
+    "one frozen body with statistics": (
+        {"models": {"m": on_one_body(normalising, frozen=True)}, "opt_fn": trainable},
+        "must make a new model",
+    ),
+    "scores for NLLLoss": ({"criterion": nn.NLLLoss()}, "logarithms of probabilities"),
+}
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+def test_what_would_learn_nothing_or_too_much_is_refused(tmp_path: Path, name: str) -> None:
+    parts, rule = HOPELESS[name]
+    (problem,) = checked(tmp_path, **parts).problems
+    assert rule in problem[0]
+
+
+LEARNING: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "head only": {"opt_fn": lambda model: optim.SGD([model.linear.bias], 0.1)},
+    "frozen body": {"models": {"m": partial(Body, None, True)}, "opt_fn": trainable},
+    "frozen body in the optimizer": {"models": {"m": partial(Body, None, True)}},
+    "one frozen body": {
+        "models": {"m": on_one_body(lambda: nn.Linear(FEATURES, 4), frozen=True)},
+        "opt_fn": trainable,
+    },
+    "groups": {
+        "opt_fn": lambda model: optim.AdamW(
+            [{"params": [model.linear.weight]}, {"params": [model.linear.bias], "lr": 1e-4}]
+        )
+    },
+    "closure": {"opt_fn": lambda model: optim.LBFGS(model.parameters(), max_iter=2)},
+    "logarithms": {"models": {"m": LogSoftmax}, "criterion": nn.NLLLoss()},
+    "logarithms for cross entropy": {"models": {"m": LogSoftmax}},
+}
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_what_learns_is_left_alone(tmp_path: Path, name: str) -> None:
+    facts = checked(tmp_path, **LEARNING[name])
+    assert facts.problems == ()
+    assert facts.failures == {}
+    assert facts.notes == ()
+
+
+def test_a_second_softmax_is_told(tmp_path: Path) -> None:
+    facts = checked(tmp_path, models={"m": Softmax})
+    assert facts.problems == ()
+    (note,) = facts.notes
+    assert "applies a softmax to them again" in note

@@ -113,6 +113,37 @@ def test_permuting_folds_changes_no_rank(counts: list[list[int]], random: object
     assert list(frame["rank"]) == sorted(expected)
 
 
+# Who is never best
+
+
+@pytest.mark.parametrize("error_score", [float("nan"), 0.0, 1e9])
+def test_what_failed_is_never_best_whatever_its_score(error_score: float) -> None:
+    found = results_of([[0.9, 0.9], [0.5, 0.6]], error_score=error_score)
+    jobs = found.plan.jobs
+    results = {**found.results, jobs[1].id: Result(jobs[1].id, 1, FAILED, error="bad")}
+    found = replace(found, results=results)
+    assert found.best_params_["model"] == "m1"
+    assert list(found.cv_results_["rank_test_accuracy"]) == [2, 1]
+    assert found.best_score_ == pytest.approx(0.55)
+    assert found.lead is None
+    frame = found.to_frame()
+    assert list(frame["model"]) == ["m1", "m0"]
+    assert np.isnan(frame["rank"][1])
+
+
+def test_what_is_pending_or_no_number_is_never_best() -> None:
+    found = results_of([[0.9, 0.9], [0.5, 0.6], [float("nan"), 1.0]])
+    results = dict(found.results)
+    del results[found.plan.jobs[0].id]
+    found = replace(found, results=results)
+    assert found.best_params_["model"] == "m1"
+    assert list(found.cv_results_["rank_test_accuracy"]) == [2, 1, 2]
+    nothing = results_of([[float("nan"), 1.0]])
+    assert not nothing.has_best
+    with pytest.raises(ValueError, match="none is best"):
+        _ = nothing.best_index_
+
+
 # Out-of-fold outputs
 
 
