@@ -58,7 +58,7 @@ def check_pages(db: sqlite3.Connection, path: Path) -> None:
     """Check that SQLite finds its file sound."""
     (word,) = db.execute("PRAGMA integrity_check(1)").fetchone()
     if word != "ok":
-        raise StoreCorruptError(f"{path} is damaged: {word}")
+        raise StoreCorruptError(f"{path} is damaged: {' '.join(str(word).split())}")
 
 
 def _check_rows(db: sqlite3.Connection, path: Path, table: str) -> None:

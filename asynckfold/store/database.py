@@ -31,6 +31,9 @@ BUSY_SECONDS = 10.0
 LARGE = 64 << 20
 """Bytes from which on a file is looked through before it is copied."""
 
+PAGES = ("page_count", "page_size")
+PAGE = 4096
+
 SQLITE_OK = 0
 
 _BUSY = "database is locked"
@@ -112,6 +115,8 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     db.execute("PRAGMA temp_store=MEMORY")
     db.create_function("seal", -1, checksum, deterministic=True)
     if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone() != (0,):
+        check_schema(db, path)
+        _size(db, path)
         verify(db, path)
     elif (path.parent / SPLITS).exists():
         raise StoreCorruptError(
@@ -166,18 +171,10 @@ def _check_size(source: sqlite3.Connection, path: Path) -> None:
     # One transaction: the file does not grow between two looks at it.
     source.execute("BEGIN")
     try:
-        source.execute("SELECT COUNT(*) FROM meta").fetchone()
-        (pages,), (size,), (free,) = (
-            source.execute(f"PRAGMA {name}").fetchone()
-            for name in ("page_count", "page_size", "freelist_count")
-        )
-        there = path.stat().st_size
-        if pages * size != there:
-            raise StoreCorruptError(
-                f"{path} is damaged: it has {there:,} bytes, and by its header {pages * size:,}"
-            )
-        if there > LARGE and free > pages // 2:
-            raise StoreCorruptError(f"{path} is damaged: {free} of its {pages} pages hold nothing")
+        there = _size(source, path)
+        (free,) = source.execute("PRAGMA freelist_count").fetchone()
+        if there > LARGE and free > there // PAGE // 2:
+            raise StoreCorruptError(f"{path} is damaged: {free} of its pages hold nothing")
         if there > LARGE and not holder_of(path.parent):
             # It finds pages that nothing refers to, without reading them.
             check_pages(source, path)
@@ -190,6 +187,18 @@ def _check_size(source: sqlite3.Connection, path: Path) -> None:
             f"{path} has {there:,} bytes, and looking at a run takes as much memory twice: "
             f"{room:,} are free",
         )
+
+
+def _size(db: sqlite3.Connection, path: Path) -> int:
+    """Return the bytes of a file, as it and its header say."""
+    db.execute("SELECT COUNT(*) FROM meta").fetchone()
+    (pages,), (size,) = (db.execute(f"PRAGMA {name}").fetchone() for name in PAGES)
+    there = path.stat().st_size
+    if pages * size != there:
+        raise StoreCorruptError(
+            f"{path} is damaged: it has {there:,} bytes, and by its header {pages * size:,}"
+        )
+    return there
 
 
 class _OvertakenError(Exception):
