@@ -24,6 +24,7 @@ import numpy.typing as npt
 from asynckfold.errors import Problem, nearest, refuse
 from asynckfold.sources.columns import (
     FEATURE,
+    LEFT_OUT,
     NAMES,
     TARGET,
     Asked,
@@ -129,10 +130,16 @@ def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Ta
         classes,
         targets,
         len(cells),
-        int(cells.duplicated().sum()) if count_repeats else 0,
+        _repeats(cells, columns) if count_repeats else 0,
         tuple(problems),
         tuple(notes),
     )
+
+
+def _repeats(cells: Any, columns: Sequence[Column]) -> int:
+    """Return how many rows equal an earlier one in all that is used of them."""
+    used = [at for at, column in enumerate(columns) if column.role != LEFT_OUT]
+    return int(cells[used].duplicated().sum())
 
 
 def csv_source(name: str, path: Path, choice: Choice) -> Source:
