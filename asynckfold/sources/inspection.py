@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.sources.arrays import judged_columns, read_arrays, whole_labels
-from asynckfold.sources.columns import FEATURE, NAMES, Column, Judged, column_notes
+from asynckfold.sources.columns import FEATURE, NAMES, Column, Judged, column_notes, matrix
 from asynckfold.sources.folders import find_images
 from asynckfold.sources.images import check_image
 from asynckfold.sources.labels import class_indices, class_note, label_problems
@@ -69,7 +69,7 @@ class Inspection:
     columns : tuple of Described
         Of a table.
     repeated : int
-        Number of samples that occurred before, bit for bit.
+        Number of samples that occurred before, in all that is used of them.
     notes : tuple of str
         What was decided.
     problems : tuple of Problem
@@ -141,9 +141,12 @@ def inspect_arrays(name: str, path: Path, choice: Choice) -> Inspection:
         return replace(found, sample_shape=shape, notes=tuple(notes), problems=tuple(problems))
     judged, more = judged_columns(samples, choice)
     problems += more
+    if not problems:
+        repeated = _repeats([row.tobytes() for row in matrix(judged)])
     return replace(
         found,
         kind=TABLE,
+        repeated=repeated,
         sample_shape=(sum(len(item.column.features) for item in judged),),
         columns=tuple(Described(item.column, _shown(item)) for item in judged),
         notes=(*notes, *column_notes(judged, None if problems else targets)),

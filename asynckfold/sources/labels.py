@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 
 import numpy as np
@@ -13,6 +14,7 @@ from asynckfold.errors import Problem
 _MOST_FRACTIONAL_CLASSES = 50
 # Digits are ten; counts, such as of rings, are more.
 _FEW_NUMBERS = 10
+_LEADING_ZERO = re.compile(r"\s*[+-]?0\d")
 
 
 def class_indices(labels: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
@@ -87,6 +89,26 @@ def class_note(what: str, classes: Sequence[str]) -> Iterator[str]:
     fractions = any(value is not None and value != value.to_integral_value() for value in values)
     if None not in values and (len(classes) > _FEW_NUMBERS or fractions):
         yield f"the {len(classes)} different numbers of {what} are taken as classes, not as amounts"
+
+
+def spelling_problems(what: str, labels: Iterable[str]) -> Iterator[Problem]:
+    """Yield that two labels are equal as numbers, and may be two codes: 07 and 7.
+
+    Examples
+    --------
+    >>> [problem.received for problem in spelling_problems("kind", ["7", "07", "1", "1.0"])]
+    ["'7' and '07'"]
+    """
+    spellings: dict[Decimal | str, str] = {}
+    for label in dict.fromkeys(labels):
+        other = spellings.setdefault(_key(label), label)
+        if other != label and (_LEADING_ZERO.match(label) or _LEADING_ZERO.match(other)):
+            yield Problem(
+                f"classes of {what} must differ as numbers, too",
+                f"{other!r} and {label!r}",
+                "Put a letter before codes, such as c07, or spell equal numbers alike.",
+            )
+            return
 
 
 def label_problems(what: str, classes: Sequence[str], n_samples: int) -> Iterator[Problem]:

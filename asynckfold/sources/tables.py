@@ -24,6 +24,7 @@ import numpy.typing as npt
 from asynckfold.errors import Problem, nearest, refuse
 from asynckfold.sources.columns import (
     FEATURE,
+    LEFT_OUT,
     NAMES,
     TARGET,
     Asked,
@@ -36,7 +37,7 @@ from asynckfold.sources.columns import (
     matrix,
     row_dtype,
 )
-from asynckfold.sources.labels import class_indices, class_note, label_problems
+from asynckfold.sources.labels import class_indices, class_note, label_problems, spelling_problems
 from asynckfold.sources.source import TABLE, Choice, Samples, Source
 from asynckfold.sources.text_files import Head, read_cells, read_head, zeros_before
 
@@ -106,8 +107,10 @@ def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Ta
     label = head.label(position)
     labels = cells[position]
     problems = list(_label_problems(labels, label))
-    classes, targets = class_indices([str(text).strip() for text in labels.dropna()])
+    texts = [str(text).strip() for text in labels.dropna()]
+    classes, targets = class_indices(texts)
     if not problems:
+        problems += spelling_problems(label, texts)
         problems += label_problems(label, classes, len(targets))
     judged = _judged(path, head, cells, asked, position)
     problems += feature_problems(str(path), judged)
@@ -127,10 +130,16 @@ def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Ta
         classes,
         targets,
         len(cells),
-        int(cells.duplicated().sum()) if count_repeats else 0,
+        _repeats(cells, columns) if count_repeats else 0,
         tuple(problems),
         tuple(notes),
     )
+
+
+def _repeats(cells: Any, columns: Sequence[Column]) -> int:
+    """Return how many rows equal an earlier one in all that is used of them."""
+    used = [at for at, column in enumerate(columns) if column.role != LEFT_OUT]
+    return int(cells[used].duplicated().sum())
 
 
 def csv_source(name: str, path: Path, choice: Choice) -> Source:
@@ -204,7 +213,8 @@ def csv_samples(
         Naming all columns that are missing or hold something else, or what else is wrong.
     """
     known = like.columns if like else ()
-    head = read_head(path, header, [column.name for column in known], least=1)
+    wanted = [column.name for column in known if column.role == FEATURE]
+    head = read_head(path, header, wanted, least=1)
     refuse(position_problems(head, Choice(target)))
     position = None if target is None else position_of(head, target)
     notes: list[str] = []

@@ -29,6 +29,8 @@ _DELIMITERS = ("\t", ";", ",")
 _HEAD_LINES = 200
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _LEADING_ZERO = re.compile(rb"""(?:^|[,;\t"' +-])0[0-9]""", re.MULTILINE)
+# Read by pandas as they are.
+_COMPRESSED = frozenset({".bz2", ".gz", ".tar", ".xz", ".zip", ".zst"})
 # A column of labels has few, each in several rows: a tenth of the rows is far above both.
 _FEW_NAMES, _ENOUGH_ROWS, _LONG_SERIES = 0.1, 10, 3
 
@@ -79,7 +81,7 @@ def read_head(path: Path, header: str, known: Sequence[str] = (), least: int = 2
     header : {"auto", "yes", "no"}
         Whether the first row names the columns; ``"auto"``: as `header_of` says.
     known : sequence of str
-        Names of which one makes the first row a header.
+        Names that make the first row a header where it holds them all.
     least : int
         Fewest columns.
 
@@ -88,12 +90,13 @@ def read_head(path: Path, header: str, known: Sequence[str] = (), least: int = 2
     InputError
         It cannot be read as rows, two columns have one name, or the first row may be both.
     """
+    refuse(_kind_problems(path))
     rows, delimiter = _divided(path)
     refuse(_head_problems(path, rows, least))
     first = tuple(rows[0])
     found: bool | None = header == "yes"
     if header == "auto":
-        found, why = (True, "") if set(known) & set(first) else header_of(rows)
+        found, why = (True, "") if _holds(first, known) else header_of(rows)
         if found is None:
             rule = f"it must be clear whether the first row of {path} names the columns"
             remedy = "Pass --header yes if it does, --header no if it is a sample."
@@ -101,6 +104,12 @@ def read_head(path: Path, header: str, known: Sequence[str] = (), least: int = 2
     names = first if found else ()
     refuse(_name_problems(path, names))
     return Head(delimiter, len(first), names, bool(found))
+
+
+def _holds(first: Sequence[str], known: Sequence[str]) -> bool:
+    """Whether a row holds all names; one or two numbers may be in a sample by chance."""
+    telling = len(known) >= _LONG_SERIES or any(number(name) is None for name in known)
+    return telling and set(known) <= set(first)
 
 
 def _divided(path: Path) -> tuple[list[list[str]], str]:
@@ -188,6 +197,15 @@ def _name_problems(path: Path, names: Sequence[str]) -> Iterator[Problem]:
             f"the columns of {path} must have different names",
             f"{', '.join(map(repr, twice[:5]))} more than once",
             "Rename them; if the first row is a sample, pass --header no.",
+        )
+
+
+def _kind_problems(path: Path) -> Iterator[Problem]:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield Problem(
+            "csv: must name a file, which is read several times",
+            f"{path}, a pipe or a device",
+            "Save what it gives into a file first.",
         )
 
 
@@ -355,5 +373,7 @@ def zeros_before(path: Path, head: Head, cells: Any) -> frozenset[int]:
 
 
 def _may_lead_with_zeros(path: Path) -> bool:
+    if path.suffix.lower() in _COMPRESSED:
+        return True
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return _LEADING_ZERO.search(content) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -471,6 +472,71 @@ def test_columns_by_their_order_are_told(load: Load, tmp_path: Path) -> None:
     new.write_text("1.5,2.5\n2.5,0\n")
     samples = load_samples(f"csv:{new}", like)
     assert samples.notes == (f"columns are taken by their order, since {new} has no header",)
+
+
+def test_names_that_are_numbers_make_no_header_of_a_sample(load: Load, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame(draw.integers(0, 9, (40, 4))).assign(kind=[*"xy"] * 20)
+    like = load(table, header="yes")
+    new = tmp_path / "new.csv"
+    new.write_text("1,5,7,0\n2,1,1,8\n")
+    assert load_samples(f"csv:{new}", like).dataset.tensors[0].tolist() == [  # type: ignore[attr-defined]
+        [1, 5, 7, 0],
+        [2, 1, 1, 8],
+    ]
+    table.head(3).to_csv(new, index=False)
+    assert len(load_samples(f"csv:{new}", like).dataset) == 3
+    like = load(table[[0, 1, "kind"]], header="yes")
+    new.write_text("1,0\n2,1\n")
+    assert len(load_samples(f"csv:{new}", like).dataset) == 2
+    assert len(load_samples(f"csv:{new}", like, header="yes").dataset) == 1
+
+
+def test_codes_are_encoded_as_they_were(load: Load, tmp_path: Path) -> None:
+    table = pd.DataFrame({"zip": [1, 2, 10] * 10, "x": np.arange(30) % 7, "kind": [*"ab"] * 15})
+    like = load(table, category=["zip"])
+    new = tmp_path / "new.csv"
+    new.write_text("x,zip\n5,10\n6,2\n")
+    samples = load_samples(f"csv:{new}", like)
+    assert samples.dataset.tensors[0].tolist() == [[0, 1, 0, 5], [0, 0, 1, 6]]  # type: ignore[attr-defined]
+    new.write_text("x,zip\n5,11\n")
+    with pytest.raises(InputError, match="that the models were trained on: received zip"):
+        load_samples(f"csv:{new}", like)
+
+
+def test_a_table_for_a_run_of_arrays_is_taken_by_order(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    X[:, 1] = np.arange(40)
+    np.savez(tmp_path / "x.npz", X=X, y=np.arange(40) % 2)
+    like = load_source(f"npz:{tmp_path}/x.npz")
+    new = tmp_path / "new.csv"
+    pd.DataFrame(X[:4], columns=["a", "b", "c"]).to_csv(new, index=False)
+    samples = load_samples(f"csv:{new}", like)
+    rows = samples.dataset.tensors[0].numpy()  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(rows, X[:4][:, [0, 2]])
+    assert rows.dtype == np.float32
+    assert any("taken by their order" in note for note in samples.notes)
+
+
+def test_classes_that_are_equal_numbers_are_not_merged_in_silence(load: Load) -> None:
+    with pytest.raises(InputError, match=r"must differ as numbers, too: received '07' and '7'"):
+        load("x,kind\n1,07\n2,7\n4,07\n1,7\n2,8\n3,8\n")
+    assert load("x,kind\n1,1.0\n2,2\n4,1\n1,2.0\n").classes == ("1.0", "2")
+
+
+def test_a_compressed_table_is_read_alike(tmp_path: Path) -> None:
+    table = noise().assign(code=[f"0{at % 7}" for at in range(90)])[["code", "a", "kind"]]
+    table.to_csv(tmp_path / "t.csv.gz", index=False)
+    with pytest.raises(InputError, match="leading zeros"):
+        load_source(f"csv:{tmp_path}/t.csv.gz")
+    source = load_source(f"csv:{tmp_path}/t.csv.gz", category=["code"])
+    np.testing.assert_array_equal(rows(source)[:, -1], table["a"])
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="must name a file, which is read several times"):
+        load_source(f"csv:{tmp_path}/pipe")
 
 
 def test_names_with_an_equals_sign_are_not_mixed_up(load: Load, tmp_path: Path) -> None:
