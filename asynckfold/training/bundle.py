@@ -5,9 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,9 @@ class Bundle:
         Which models a dry run has to check for whether they can be trained as one.
     job_timeout_s : float or None
         Seconds that a job may train, see `Stopwatch`.
+    code : Mapping
+        What the live objects are by value, see `asynckfold.digests`; empty where no module of the
+        user's own is imported for them.
     """
 
     plan: Plan
@@ -62,6 +65,7 @@ class Bundle:
     deterministic: int = 0
     fuse: Fuse = False
     job_timeout_s: float | None = None
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def fold_of(self, job: Job) -> Fold:
         """Return the fold that `job` holds out."""
