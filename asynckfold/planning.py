@@ -132,7 +132,7 @@ class Planner:
         refuse(open_autocast())
         # Before any of the user's code runs, which may change what it refers to.
         digest = of_run(self.recipe, self.settings)
-        with self._pool() as pool:
+        with self._pool(digest.modules) as pool:
             self.display.doing("reading the data")
             settings, machine = self.settings, self.machine
             given = cast("pools.WorkerPool", pool)
@@ -146,6 +146,7 @@ class Planner:
                     draft = replace(draft, dataset=data.fingerprint_before)
                 used = software(draft)
                 bundle = self._bundle(draft, folds, data, self._asked_to_fuse(draft, stored))
+                bundle = replace(bundle, code=digest.parts if digest.modules else {})
                 make = Engines(
                     pool,
                     data,
@@ -188,11 +189,11 @@ class Planner:
                 yield Planned(data, used, bundle, make, work, threads, groups, digest, stored)
 
     @contextmanager
-    def _pool(self) -> Iterator[pools.WorkerPool | None]:
+    def _pool(self, modules: Sequence[str]) -> Iterator[pools.WorkerPool | None]:
         if not self.settings.parallelize:
             yield None
             return
-        with warm_pool(self.settings.sharing.nice) as pool:
+        with warm_pool(self.settings.sharing.nice, modules) as pool:
             yield pool
 
     def _asked_to_fuse(self, plan: Plan, stored: Plan | None) -> Fuse:

@@ -270,9 +270,9 @@ def _problem(found: _ReaderDiedError) -> Problem:
 
 
 @contextmanager
-def warm_pool(nice: int) -> Iterator[pools.WorkerPool]:
+def warm_pool(nice: int, modules: Sequence[str] = ()) -> Iterator[pools.WorkerPool]:
     """Take the pool of this process, and give it back where nothing was raised."""
-    pool = pools.take(nice)
+    pool = pools.take(nice, modules)
     try:
         yield pool
     except BaseException:

@@ -106,6 +106,12 @@ def digest(code: CodeType) -> str:
     return hashlib.sha256(form(code).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+def is_rewritten(code: CodeType) -> bool:
+    """Whether pytest has put other asserts into a function, as it does in modules of tests."""
+    inner = (value for value in code.co_consts if isinstance(value, CodeType))
+    return "@pytest_ar" in code.co_names or any(map(is_rewritten, inner))
+
+
 def form(code: CodeType) -> str:
     """Return the form of a code object as text."""
     count = code.co_argcount + code.co_kwonlyargcount

@@ -121,7 +121,7 @@ def _comparable(components: Mapping[str, str], code: bool) -> dict[str, str]:
     return {
         name: text
         for name, text in components.items()
-        if name != PYTHON and (code or not text.startswith("code:"))
+        if name != PYTHON and (code or not text.startswith(("code:", "asserted:")))
     }
 
 

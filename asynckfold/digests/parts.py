@@ -6,6 +6,7 @@ import enum
 import functools
 import hashlib
 import importlib.util
+import re
 import sys
 import types
 from collections import OrderedDict, deque
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from asynckfold.digests import bytecode
+from asynckfold.digests import bytecode, changes
 from asynckfold.digests.changes import PYTHON, WEIGHTS
 from asynckfold.digests.ownership import is_asynckfold, is_own, is_own_file
 from asynckfold.digests.states import (
@@ -51,10 +52,13 @@ class Digest:
         By part, such as ``"model net"``, the components by name, each as a short text.
     skipped : tuple of str
         What is compared by its type only, or not at all.
+    modules : tuple of str
+        The user's own modules that workers import by themselves, from their files.
     """
 
     parts: Mapping[str, Mapping[str, str]]
     skipped: tuple[str, ...]
+    modules: tuple[str, ...] = ()
 
 
 def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str = "") -> Digest:
@@ -78,6 +82,7 @@ def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str 
     """
     found: dict[str, dict[str, str]] = {}
     skipped: dict[str, None] = {}
+    modules: set[str] = set()
     used, tensors = set(used_here), Tensors()
     for name, value in parts.items():
         if value is None:
@@ -86,7 +91,8 @@ def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str 
         part.take(value)
         found[name] = {**dict(sorted(part.components.items())), PYTHON: bytecode.PYTHON}
         skipped.update(dict.fromkeys(f"{name}: {text}" for text in part.skipped))
-    return Digest(found, tuple(skipped))
+        modules |= part.modules
+    return Digest(found, tuple(skipped), tuple(sorted(modules)))
 
 
 def of_run(recipe: Any, settings: Any) -> Digest:
@@ -99,19 +105,53 @@ def of_run(recipe: Any, settings: Any) -> Digest:
     settings : Settings
         What else a result depends on: scores, transforms, the data set.
     """
-    own = {f"model {name}": model for name, model in recipe.models.items()}
-    for name, schedule in recipe.lr_schedules.items():
-        own[f"scheduler {name}"] = None if isinstance(schedule, str) else schedule
-    own["opt_fn"] = recipe.opt_fn
-    own["criterion"] = recipe.criterion
-    own["preprocess"] = recipe.preprocess
     here = {
         **{f"scorer {name}": item for name, item in _scorers(settings.scoring)},
         "train_transform": settings.train_transform,
         "eval_transform": settings.eval_transform,
         "dataset": None if isinstance(settings.dataset, tuple) else settings.dataset,
     }
-    return digested({**own, **here}, here, "dataset")
+    return digested({**_of_jobs(recipe), **here}, here, "dataset")
+
+
+def imported_otherwise(recipe: Any, sent: Mapping[str, Mapping[str, str]]) -> str:
+    """Say in what a recipe that was unpacked here is not what was sent, or nothing.
+
+    The code of modules is not sent: whoever unpacks it imports their files as they are now. Told
+    are differences of code and of numbers, of what is known on both sides.
+    """
+    here = digested(_of_jobs(recipe)).parts
+    mine: dict[str, dict[str, str]] = {}
+    theirs: dict[str, dict[str, str]] = {}
+    for part in here.keys() & sent.keys():
+        names = [name for name in here[part].keys() & sent[part].keys() if _is_sure(name)]
+        both = [
+            name
+            for name in names
+            if _SURE.match(here[part][name]) and _SURE.match(sent[part][name])
+        ]
+        mine[part] = {name: here[part][name] for name in (*both, PYTHON)}
+        theirs[part] = {name: sent[part][name] for name in (*both, PYTHON)}
+    return changes.difference(theirs, mine) or ""
+
+
+_SURE = re.compile(r"code:|=(?:[-(\[\d]|True$|False$|None$)")
+"""Code and numbers, which are the same in any process, whatever else it has imported."""
+
+
+def _is_sure(name: str) -> bool:
+    """Whether a name does not depend on what else was met."""
+    return not re.search(r" \(\d+\)", name)
+
+
+def _of_jobs(recipe: Any) -> dict[str, Any]:
+    own = {f"model {name}": model for name, model in recipe.models.items()}
+    for name, schedule in recipe.lr_schedules.items():
+        own[f"scheduler {name}"] = None if isinstance(schedule, str) else schedule
+    own["opt_fn"] = recipe.opt_fn
+    own["criterion"] = recipe.criterion
+    own["preprocess"] = recipe.preprocess
+    return own
 
 
 def _scorers(scoring: Any) -> Iterator[tuple[str, Any]]:
@@ -135,6 +175,7 @@ class _Part:
         self.is_used, self.is_data = is_used, is_data
         self.components: dict[str, str] = {}
         self.skipped: dict[str, None] = {}
+        self.modules: set[str] = set()
         self._values = Values(self, tensors)
         self._tensors = tensors
         self._labels: dict[int, str] = {}
@@ -305,7 +346,10 @@ class _Part:
     def _function(self, label: str, function: FunctionType) -> None:
         """Note a function of the user's."""
         code = function.__code__
-        self._put(label, f"code:{bytecode.digest(code)}")
+        kind = "asserted" if bytecode.is_rewritten(code) else "code"
+        self._put(label, f"{kind}:{bytecode.digest(code)}")
+        if function.__module__ != "__main__" and function.__module__ in sys.modules:
+            self.modules.add(function.__module__)
         of = "" if function is self._main else f"{label}: "
         given = function.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]

@@ -126,6 +126,7 @@ class WorkerPool:
         self._refused: list[tuple[Work, int]] = []
         self._preload = list(preload)
         self._names = itertools.count()
+        self._stamps: dict[str, tuple[Any, ...]] = {}
         self._lock = threading.Lock()
         self._open()
 
@@ -162,6 +163,13 @@ class WorkerPool:
         """Whether workers can be started."""
         # A server that is dying hangs up before it can be waited for.
         return not (self._closing or self._lost) and self._server.poll() is None
+
+    def knows(self, modules: Sequence[str]) -> bool:
+        """Whether no file of these modules was edited since workers may have imported it."""
+        stamps = {name: _stamp(name) for name in modules}
+        is_same = all(self._stamps.get(name, stamp) == stamp for name, stamp in stamps.items())
+        self._stamps.update(stamps)
+        return is_same
 
     def idle_worker(self, bundle: str, placement: Placement) -> Worker | None:
         """Return a worker without work, one that knows the bundle if there is one."""
@@ -512,6 +520,15 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
     return {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **given, **_ONE_THREAD}
 
 
+def _stamp(name: str) -> tuple[Any, ...]:
+    """Return what is another after the file of a module was edited."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        found = Path(file or "").stat()
+        return file, found.st_mtime_ns, found.st_size
+    return (file,)
+
+
 class _Warm:
     """The pool that waits for the next sweep of this process."""
 
@@ -524,18 +541,29 @@ class _Warm:
 _warm = _Warm()
 
 
-def take(nice: int = 0) -> WorkerPool:
-    """Return the warm pool of this process, or start one: its level can only be raised."""
+def take(nice: int = 0, modules: Sequence[str] = ()) -> WorkerPool:
+    """Return the warm pool of this process, or start one: its level can only be raised.
+
+    Parameters
+    ----------
+    nice : int
+        Least level of the workers.
+    modules : sequence of str
+        Modules of the user's own that the workers import. Where the file of one was edited since
+        workers of the pool did, new ones are started.
+    """
     with _warm.lock:
         pool, _warm.pool = _warm.pool, None
         if _warm.timer is not None:
             _warm.timer.cancel()
             _warm.timer = None
     if pool is not None and pool.owner == os.getpid() and pool.healthy:
-        if pool.nice == nice:
+        if pool.nice == nice and pool.knows(modules):
             return pool
         pool.close()
-    return WorkerPool(nice=nice)
+    pool = WorkerPool(nice=nice)
+    pool.knows(modules)
+    return pool
 
 
 def start_early(preload: Sequence[str] = (), nice: int = 0) -> None:

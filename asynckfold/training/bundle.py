@@ -52,6 +52,9 @@ class Bundle:
         Which models a dry run has to check for whether they can be trained as one.
     job_timeout_s : float or None
         Seconds that a job may train, see `Stopwatch`.
+    code : Mapping
+        What the live objects are by value, see `asynckfold.digests`; empty where no module of the
+        user's own is imported for them.
     """
 
     plan: Plan
@@ -65,6 +68,7 @@ class Bundle:
     numerics: Mapping[str, Any] = field(default_factory=dict)
     fuse: Fuse = False
     job_timeout_s: float | None = None
+    code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def fold_of(self, job: Job) -> Fold:
         """Return the fold that `job` holds out."""

@@ -36,6 +36,7 @@ import torch
 
 from asynckfold import descriptors, proc, terminal
 from asynckfold.data import Batches
+from asynckfold.digests.parts import imported_otherwise
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.messages import JobEnded, Left, News, Resized, Setback, Started, Task
 from asynckfold.placement import Placement
@@ -409,6 +410,18 @@ def main(descriptor: int, pulse: Pulse) -> None:
             return
 
 
+def _other_code(bundle: Bundle) -> str:
+    """Say where the files of modules hold other code than the process had that sent the bundle."""
+    found = imported_otherwise(bundle.recipe, bundle.code)
+    if not found:
+        return ""
+    return (
+        f"the files of modules hold something else than was imported when the call began: {found}. "
+        "Workers import these files: reload the module (importlib.reload) or start Python anew, "
+        "and put what was set in a module from outside into the file"
+    )
+
+
 class _Worker:
     """A bundle in hand, and what is wrong with it if it could not be unpacked."""
 
@@ -437,6 +450,8 @@ class _Worker:
             with mmap.mmap(received[0], 0, access=mmap.ACCESS_READ) as packed:
                 self.bundle = cloudpickle.loads(packed)
             self.data = self.bundle.data.open(received[1:])
+            if self.bundle.code:
+                self.broken = _other_code(self.bundle)
         except BaseException as error:  # noqa: BLE001
             told = traceback.TracebackException.from_exception(error)
             self.broken = "".join(told.format())
@@ -448,7 +463,7 @@ class _Worker:
     def run(self, placement: Placement, tasks: Sequence[Task]) -> tuple[Any, ...]:
         """Return ``("answer", results, peak bytes, whether it ends)``, or what went wrong."""
         self.spent = False
-        if self.bundle is None or self.data is None:
+        if self.bundle is None or self.data is None or self.broken:
             line = self.broken.strip().splitlines()[-1]
             if self.outcome != "error":
                 return ("lost", line, self.outcome)

@@ -1,0 +1,371 @@
+"""Whole runs: a call on a folder never answers for other code; `resume="never"`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import fbeta_score, make_scorer
+from sklearn.preprocessing import MinMaxScaler
+from torch import nn
+
+from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, RunStore, fit
+from asynckfold.cli import main
+from asynckfold.engines.pool import close_warm
+from asynckfold.errors import UnpackError
+from tests.toy import Tiny, adam, samples
+
+X, Y = samples()
+
+
+def run(root: Path, **changed: Any) -> CVResults:
+    models = changed.pop("models", {"net": Tiny})
+    opt_fn = changed.pop("opt_fn", adam)
+    criterion = changed.pop("criterion", nn.CrossEntropyLoss())
+    kfold = AsyncKFold(
+        3, changed.pop("dataset", (X, Y)), root, criterion, 10, parallelize=False, verbose=0,
+        baseline=None, **changed,
+    )  # fmt: skip
+    return kfold(models, ["step"], opt_fn, {"epochs": 1})
+
+
+def _edited(text: str = "", **values: Any) -> Any:
+    """A function as a notebook cell defines it."""
+    scope = {"__name__": "__main__", "torch": torch, "nn": nn, "np": np, **values}
+    exec(textwrap.dedent(text), scope)
+    return scope["it"]
+
+
+OPT = """
+def it(model):
+    return torch.optim.SGD(model.parameters(), lr=RATE)
+"""
+MODEL = """
+class it(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+    def forward(self, x):
+        return self.linear(x) * 1.0
+"""
+LOSS = """
+def it(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets) * 1.0
+"""
+SCORE = """
+def it(targets, outputs):
+    return float(np.mean(outputs.argmax(1) == targets)) * 1.0
+"""
+STEP = """
+def it(x):
+    return x * 1.0
+"""
+SCHEDULE = """
+def it(optimizer):
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 1.0)
+"""
+
+ROWS: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
+    "forward": (lambda one: {"models": {"net": _edited(MODEL.replace("1.0", one))}}, "forward()"),
+    "criterion": (lambda one: {"criterion": _edited(LOSS.replace("1.0", one))}, "criterion: it()"),
+    "scorer": (lambda one: {"scoring": {"mine": _edited(SCORE.replace("1.0", one))}}, "'mine'"),
+    "transform": (
+        lambda one: {"train_transform": _edited(STEP.replace("1.0", one))},
+        "train_transform: it()",
+    ),
+    "opt_fn": (lambda one: {"opt_fn": _edited(OPT, RATE=float(one))}, "RATE was 1.0, is 2.0"),
+    "weights": (
+        lambda one: {"models": {"net": _filled(nn.Linear(8, 3), float(one))}},
+        "the initial weights changed",
+    ),
+    "preprocess": (
+        lambda one: {"preprocess": MinMaxScaler((0, float(one)))},
+        "preprocess: feature_range was (0, 1.0), is (0, 2.0)",
+    ),
+    "make_scorer": (
+        lambda one: {"scoring": make_scorer(fbeta_score, beta=float(one), average="macro")},
+        "kwargs['beta'] was 1.0, is 2.0",
+    ),
+    "label smoothing": (
+        lambda one: {"criterion": nn.CrossEntropyLoss(label_smoothing=float(one) / 10)},
+        "criterion: label_smoothing was 0.1, is 0.2",
+    ),
+}
+
+
+def _filled(module: nn.Module, value: float) -> nn.Module:
+    with torch.no_grad():
+        for tensor in module.parameters():
+            tensor.fill_(value)
+    return module
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("row", ROWS)
+def test_a_finished_run_never_answers_for_other_code(root: Path, row: str) -> None:
+    make, text = ROWS[row]
+    first = run(root, **make("1.0"))
+    # The same again, as new objects.
+    assert run(root, **make("1.0")).fingerprint == first.fingerprint
+    with pytest.raises(PlanMismatchError) as caught:
+        run(root, **make("2.0"))
+    assert text in str(caught.value)
+    assert "resume='never'" in str(caught.value)
+    assert run(root, **make("1.0")).fingerprint == first.fingerprint
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_schedule_that_changed_is_refused(root: Path) -> None:
+    def call(gamma: str) -> CVResults:
+        kfold = AsyncKFold(
+            3, (X, Y), root, nn.CrossEntropyLoss(), 10, parallelize=False, verbose=0, baseline=None
+        )
+        schedule = {"mine": _edited(SCHEDULE.replace("1.0", gamma))}
+        return kfold({"net": Tiny}, schedule, adam, {"epochs": 2})
+
+    call("1.0")
+    with pytest.raises(PlanMismatchError, match=r"scheduler 'mine': it\(\) changed"):
+        call("0.5")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_other_settings_of_the_machine_are_no_edit(root: Path) -> None:
+    first = run(root)
+    for changed in ({"verbose": 0}, {"n_jobs": 1}, {"nice": 0}, {"max_wait": 5.0}):
+        changed.pop("verbose", None)
+        assert run(root, **changed).fingerprint == first.fingerprint
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_fit_refuses_a_module_with_other_weights(root: Path) -> None:
+    def call(value: float) -> Any:
+        model = _filled(nn.Linear(8, 3), value)
+        return fit(
+            model, (X, Y), adam, nn.CrossEntropyLoss(), root, epochs=1, verbose=0, parallelize=False
+        )
+
+    first = call(0.5)
+    assert call(0.5).results.fingerprint == first.results.fingerprint
+    with pytest.raises(PlanMismatchError, match=r"initial weights changed.*torch.manual_seed"):
+        call(0.6)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_from_before_continues_and_says_what_it_does_not_know(root: Path) -> None:
+    first = run(root)
+    _forget_code(root)
+    told = run(root)
+    assert told.fingerprint == first.fingerprint
+    with RunStore.read(root) as store:
+        assert "code" not in store.plan.recipe
+        notes = [event.text for event in store.events() if event.kind == "note"]
+    assert any("was begun before the code" in text for text in notes)
+    with pytest.raises(PlanMismatchError, match="random_state"):
+        run(root, random_state=1)
+
+
+def _forget_code(root: Path) -> None:
+    """Make the run as one is that was begun before there was a digest."""
+    from asynckfold.data import prepare
+
+    data = prepare((X, Y), criterion_wants_classes=True)
+    before = data.fingerprint_before
+    data.close()
+    with RunStore.hold(root) as store:
+        plan = store.plan
+        recipe = {name: value for name, value in plan.recipe.items() if name != "code"}
+        with store._transaction():
+            store._put("plan", dataclasses.replace(plan, recipe=recipe, dataset=before).to_json())
+
+
+# resume="never"
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_never_trains_anew_and_keeps_the_earlier_run(root: Path) -> None:
+    first = run(root, opt_fn=_edited(OPT, RATE=0.1))
+    second = run(root, opt_fn=_edited(OPT, RATE=0.2), resume="never")
+    assert second.fingerprint != first.fingerprint
+    aside = root.with_name("run.earlier-1")
+    with RunStore.read(aside) as store:
+        assert store.fingerprint() == first.fingerprint
+        assert len(store.results()) == 3
+    with RunStore.read(root) as store:
+        assert any(str(aside) in event.text for event in store.events())
+    # Both are runs like any other.
+    assert run(aside, opt_fn=_edited(OPT, RATE=0.1)).fingerprint == first.fingerprint
+    assert run(root, opt_fn=_edited(OPT, RATE=0.2)).fingerprint == second.fingerprint
+    run(root, opt_fn=_edited(OPT, RATE=0.2), resume="never")
+    assert root.with_name("run.earlier-2").is_dir()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_never_in_a_new_folder_is_an_ordinary_run(root: Path) -> None:
+    assert run(root, resume="never").counts["done"] == 3
+    assert [path.name for path in root.parent.iterdir()] == ["run"]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_never_leaves_the_run_where_it_is_when_something_is_refused(root: Path) -> None:
+    first = run(root)
+    with pytest.raises(InputError):
+        run(root, resume="never", models={"net": lambda: nn.Linear(8, 2)})
+    assert [path.name for path in root.parent.iterdir()] == ["run"]
+    assert run(root).fingerprint == first.fingerprint
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_refit_goes_with_its_run(root: Path) -> None:
+    run(root, refit=True)
+    second = run(root, opt_fn=_edited(OPT, RATE=0.2), resume="never", refit=True)
+    assert (root.with_name("run.earlier-1") / "refit").is_dir()
+    assert second.refitted is not None
+    with RunStore.read(second.refitted.root_dir) as store:
+        assert "the global RATE" in store.plan.recipe["code"]["opt_fn"]
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("where", ["set_aside", "take_lock", "connect"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_leaves_the_earlier_run_whole(root: Path, where: str, when: str) -> None:
+    first = run(root)
+    child = os.fork()
+    if child == 0:
+        from asynckfold.store import run as module
+
+        real = getattr(module, where)
+        with RunStore.hold(root) as store:
+
+            def killed(*given: Any) -> Any:
+                if when == "after":
+                    real(*given)
+                os._exit(9)
+
+            setattr(module, where, killed)
+            store.start_over()
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    places = [
+        place
+        for place in (root, root.with_name("run.earlier-1"))
+        if (place / "splits.npz").exists()
+    ]
+    assert len(places) == 1
+    assert run(places[0]).fingerprint == first.fingerprint
+    # The other one is free for the same command, which trains anew.
+    assert run(root, resume="never").fingerprint == first.fingerprint
+
+
+def test_a_link_to_the_folder_leads_to_the_new_run(tmp_path: Path) -> None:
+    real, link = tmp_path / "disk" / "run", tmp_path / "link"
+    real.mkdir(parents=True)
+    real.chmod(0o750)
+    link.symlink_to(real)
+    with RunStore.hold(link) as store:
+        earlier = store.start_over()
+    assert earlier == tmp_path / "disk" / "run.earlier-1"
+    assert link.is_symlink()
+    assert (link / "run.db").is_file()
+    assert real.stat().st_mode & 0o777 == 0o750
+
+
+def test_a_folder_that_cannot_be_renamed_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(self: Path, target: Any) -> Path:
+        raise PermissionError(13, "Permission denied")
+
+    with RunStore.hold(root) as store:
+        monkeypatch.setattr(Path, "rename", refusing)
+        with pytest.raises(InputError, match="needs a folder that can be renamed"):
+            store.start_over()
+        monkeypatch.undo()
+        assert not store.has_plan
+        assert (root / "run.db").is_file()
+
+
+# What workers import by themselves
+
+
+MODULE = """
+from torch import nn
+
+FACTOR = 1.0
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.linear(x) * 1.0 * FACTOR
+"""
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_workers_train_the_code_that_the_caller_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warm workers have imported a module that was edited and reloaded here since."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "edited_here.py"
+    file.write_text(MODULE)
+    module = importlib.import_module("edited_here")
+
+    def call(name: str, *, alone: bool = False) -> str:
+        kfold = AsyncKFold(
+            2, (X, Y), tmp_path / name, nn.CrossEntropyLoss(), 10, n_jobs=1, threads_per_job=1,
+            verbose=0, baseline=None, parallelize=not alone,
+        )  # fmt: skip
+        return kfold([module.Net], ["step"], adam, {"epochs": 1}).fingerprint
+
+    try:
+        first = call("first")
+        file.write_text(MODULE.replace("* 1.0", "* 10.0"))
+        with pytest.raises(UnpackError, match=r"model 'Net': forward\(\) changed.*reload"):
+            call("edited, and not reloaded")
+        importlib.reload(module)
+        second = call("reloaded")
+        assert second == call("in this process", alone=True)
+        assert second != first
+        module.FACTOR = 3.0
+        with pytest.raises(UnpackError, match=r"the global FACTOR was 3\.0, is 1\.0"):
+            call("set from outside")
+    finally:
+        close_warm()
+        sys.modules.pop("edited_here", None)
+
+
+# From the shell
+
+
+def test_never_from_the_shell(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", "--data", "digits", "--limit", "60", "--models", "mlp", "--epochs", "1"]
+    words += ["--folds", "2", "--baseline", "none", "--no-report", "--n-jobs", "1", "-q"]
+    words += ["--root", str(root)]
+    try:
+        assert main(words) == 0
+        assert main([*words, "--lr", "0.1"]) == 2
+        told = capsys.readouterr().err
+        assert "opt_fn: lr was 0.001, is 0.1" in told
+        assert "--resume never" in told
+        assert main([*words, "--lr", "0.1", "--resume", "never"]) == 0
+        assert root.with_name("run.earlier-1").is_dir()
+        # By its folder a run is continued, whatever the command said that began it.
+        assert main(["resume", str(root)]) == 0
+        assert not root.with_name("run.earlier-2").exists()
+    finally:
+        close_warm()
