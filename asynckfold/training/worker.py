@@ -450,7 +450,7 @@ class _Worker:
             with mmap.mmap(received[0], 0, access=mmap.ACCESS_READ) as packed:
                 self.bundle = cloudpickle.loads(packed)
             self.data = self.bundle.data.open(received[1:])
-            if self.bundle.code:
+            if isinstance(self.bundle, Bundle) and self.bundle.code:
                 self.broken = _other_code(self.bundle)
         except BaseException as error:  # noqa: BLE001
             told = traceback.TracebackException.from_exception(error)
