@@ -99,16 +99,17 @@ def as_given(
     if samples.dtype in _HALVES and not transformed:
         note = f"X was converted from {str(samples.dtype).removeprefix('torch.')} to float32"
         return Given((not_half(samples), labels), *views, (note,))
+    notes = () if preprocessed or transformed else _conversion_notes(samples)
     if pair is not dataset:
-        return Given(dataset, *views)
+        return Given(dataset, *views, notes)
     if isinstance(samples, Tensor):
-        return Given((samples, labels), *views)
+        return Given((samples, labels), *views, notes)
     if not transformed:
         refuse(_number_problems(dataset[0], samples))
     if samples.dtype == np.longdouble:
         samples = samples.astype(np.float64)
     if samples.dtype != np.float64:
-        return Given((samples, labels), *views)
+        return Given((samples, labels), *views, notes)
     if preprocessed:
         return Given(ExactArrays((samples, labels)), *views)
     lost = rounded(samples, "X", getattr(dataset[0], "columns", None))
@@ -123,6 +124,14 @@ def as_given(
         narrow = samples.astype(np.float32)
     told = ("X was converted from float64 to float32", *([f"{lost}: {remedy}"] if lost else []))
     return Given((narrow, labels), *views, told)
+
+
+def _conversion_notes(samples: Any) -> tuple[str, ...]:
+    """Say what whole numbers, which models get as they are, lose in a model that converts them."""
+    if samples.dtype not in (torch.int64, np.dtype(np.int64), np.dtype(np.uint64)):
+        return ()
+    lost = rounded(samples.numpy() if isinstance(samples, Tensor) else samples)
+    return (f"{lost}, if the model converts it",) if lost else ()
 
 
 def not_half(samples: Any) -> Any:
@@ -160,7 +169,8 @@ def plain(values: Any, name: str) -> Any:
     Raises
     ------
     InputError
-        A sparse matrix, an array with masked values, or a list whose items differ in shape.
+        A sparse matrix or tensor, an array with masked values, or a list whose items differ in
+        shape.
 
     Examples
     --------
@@ -168,6 +178,10 @@ def plain(values: Any, name: str) -> Any:
     [[1.0, 2.5], [3.0, 4.0]]
     """
     if isinstance(values, Tensor):
+        if values.layout is not torch.strided:
+            remedy = f"Pass {name}.to_dense() if it fits the memory."
+            problem = Problem(f"{name} must be a dense tensor", str(values.layout), remedy)
+            raise InputError([problem])
         return values
     if _is_table(values):
         return _of_table(values)

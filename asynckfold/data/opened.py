@@ -328,7 +328,8 @@ def _open_arrays(pair: tuple[Any, ...]) -> Opened:
     notes = []
     if samples.dtype == np.float64 and not isinstance(pair, ExactArrays):
         notes = ["X was converted from float64 to float32"]
-        samples = samples.astype(np.float32)
+        with np.errstate(over="ignore"):
+            samples = samples.astype(np.float32)
     whole = to_array(samples) if kind_of(samples).storable else None
     pairs = _Pairs(samples, labels)
     return Opened(pairs, samples=whole, labels=labels, notes=tuple(notes), known=True)

@@ -228,6 +228,14 @@ class _DryRun:
         except InputError as error:
             problem = error.problems[0]
             raise _Refused((problem.rule, problem.received, problem.remedy)) from error
+        except Exception as error:
+            raise _Refused(
+                (
+                    "preprocess must work on the training part of each fold",
+                    f"{type(error).__name__} on fold 0: {_first_line(error)}",
+                    "It gets an array of numbers, one row for each sample, without column names.",
+                )
+            ) from error
         self.inputs, self.targets = self.seen.train(rows, 0, 0)
 
     def schedule_fit(self, schedule: str) -> schedule_fit.Fit:

@@ -262,8 +262,10 @@ def test_what_comes_out_is_what_a_pipeline_of_scikit_learn_gives(step: Any) -> N
         (FunctionTransformer(lambda rows: rows[::2]), r"shape \(20, 8\) for 40 samples"),
         (FunctionTransformer(lambda rows: rows * 1j), "complex"),
         (FunctionTransformer(lambda rows: rows.astype(str)), "real numbers"),
+        (ColumnTransformer([("a", StandardScaler(), ["a"])]), "ValueError on fold 0: Specifying"),
+        (PCA(90), "ValueError on fold 0: n_components=90 must be"),
     ],
-    ids=["fewer", "complex", "texts"],
+    ids=["fewer", "complex", "texts", "names", "components"],
 )
 def test_what_comes_out_must_be_numbers_for_each_sample(
     tmp_path: Path, step: Any, received: str
@@ -563,6 +565,7 @@ def test_tables_of_several_types_become_numbers() -> None:
     [
         (sparse.csr_matrix(X), r"dense array: received csr_matrix\. Pass X\.toarray\(\)"),
         (sparse.coo_array(X), "dense array: received coo_array"),
+        (torch.from_numpy(X).to_sparse(), r"dense tensor: received torch\.sparse_coo"),
         (np.ma.masked_greater(X, 2), r"not be masked: received an array with \d+ masked values"),
         (
             pd.DataFrame({"a": X[:, 0], "town": list("xyz") * 20, "day": pd.Timestamp("2020")}),
@@ -572,7 +575,7 @@ def test_tables_of_several_types_become_numbers() -> None:
         (np.full((60, 2), "1.5"), "numbers: received an array of <U3"),
         ([[1, 2]] * 59 + [[1]], "X must be an array: received list"),
     ],
-    ids=["csr", "coo", "masked", "mixed", "category", "texts", "ragged"],
+    ids=["csr", "coo", "torch", "masked", "mixed", "category", "texts", "ragged"],
 )
 def test_what_is_no_array_of_numbers_is_refused(tmp_path: Path, x: Any, text: str) -> None:
     for settings in ({}, {"preprocess": StandardScaler()}):
