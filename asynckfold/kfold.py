@@ -89,8 +89,11 @@ class AsyncKFold:
         may take ten times as long. "auto" waits 5 minutes at least, and 20 times as long as batches
         took so far; None waits for ever.
     scoring : str, callable, list or dict of these, optional
-        scikit-learn scorer names or (targets, outputs) → float; the first ranks. Accuracy for
-        classes, R² for numbers by default.
+        scikit-learn scorer names, its scorers, or functions (labels, outputs) → float; greater is
+        better, and the first ranks. By default accuracy for classes, with ROC AUC where one output
+        is for two classes; accuracy (all labels right) and micro F1 for several labels of a sample;
+        R² for numbers. Scorers see labels as the data have them, functions of one's own raw outputs
+        beside them, in the order of ``results.classes_``.
     error_score : float or "raise"
         Score of a job that failed.
     train_transform, eval_transform : callable, optional
@@ -177,6 +180,13 @@ class AsyncKFold:
         Whether the best candidate is then trained on all samples, in a run of its own below
         ``refit`` in the run's folder: `CVResults.refitted`, and
         ``results.state_dict(fold="all")``.
+    pos_label : int, bool or str, optional
+        The label that scores such as ``"f1"`` and ``"average_precision"`` take for positive;
+        scikit-learn's 1 by default.
+    output_transform : callable, optional
+        From outputs, a tensor of shape (n, ...), to what is scored and predicted: probabilities of
+        classes, or numbers. Needed where the criterion is a function of one's own and does not
+        tell, such as for one output for two classes: ``torch.sigmoid``.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
 
@@ -244,6 +254,8 @@ class AsyncKFold:
         time_budget_s: float | None = None,
         job_timeout_s: float | None = None,
         refit: bool = False,
+        pos_label: Any = None,
+        output_transform: Callable[[Any], Any] | None = None,
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)
         self.settings = Settings(
@@ -290,6 +302,8 @@ class AsyncKFold:
             plain(time_budget_s),
             plain(job_timeout_s),
             refit,
+            pos_label,
+            output_transform,
         )
         given = {"kfolds": kfolds, "cv": cv, "n_splits": n_splits}
         refuse([*alias_problems(given), *self.settings.problems()])
@@ -521,7 +535,7 @@ def with_models(results: CVResults, settings: Settings, recipe: Recipe) -> CVRes
         return known[candidate.name]
 
     views = settings.train_transform, settings.eval_transform
-    models = RunModels(results, recipe, settings.dataset, *views, load_targets)
+    models = RunModels(results, recipe, settings.dataset, *views, load_targets, settings.transform)
     return replace(results, _models=models, _load_refit=load_refit)
 
 

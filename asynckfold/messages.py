@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from asynckfold.objective import Look
 from asynckfold.plan import Job
 from asynckfold.result import Epoch, Result
 from asynckfold.store import CheckpointRef
@@ -140,6 +141,9 @@ class Facts:
         The same of training channels last in memory.
     products : dict of str to int
         By model name, among how many products of matrices and convolutions `flops` are divided.
+    looks : dict of str to Look
+        What was seen of the outputs of each model; also of one whose outputs are too few for the
+        class indices, and which was looked at no further.
     """
 
     recipe: dict[str, Any]
@@ -152,3 +156,4 @@ class Facts:
     formats: dict[str, str] = field(default_factory=dict)
     fused: dict[str, str] = field(default_factory=dict)
     products: dict[str, int] = field(default_factory=dict)
+    looks: dict[str, Look] = field(default_factory=dict)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import queue
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from asynckfold import cache, choice, formats, fusing
+from asynckfold import cache, choice, formats, fusing, meaning
 from asynckfold.checking import Checker
 from asynckfold.choice import Choice
 from asynckfold.elastic import steps_of
@@ -26,14 +23,15 @@ from asynckfold.folds import Fold
 from asynckfold.forecast import Forecast, forecast, foreseen
 from asynckfold.fusing import Fuse, Grouping, grouped
 from asynckfold.interruption import Interruption
+from asynckfold.messages import Facts
 from asynckfold.packing import choice_of
 from asynckfold.placement import Load, Placement
 from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.probing import Prober
 from asynckfold.progress import Display
 from asynckfold.recipe import Recipe, sending_problems
-from asynckfold.scoring import Score, resolve
-from asynckfold.settings import Settings, one_line
+from asynckfold.scoring import resolve
+from asynckfold.settings import Settings
 from asynckfold.sharing import room_problems
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
@@ -55,6 +53,7 @@ class Planned:
     work: choice.Workload
     choice: Choice
     groups: Grouping
+    notes: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -129,9 +128,15 @@ class Planner:
                     ]
                 )
                 self.display.doing("checking the candidates")
-                everywhere = make.everything("preflight", 1)
-                check = Checker(make, everywhere, make.allotted, make.max_wait, self.signals)
-                facts = check(bundle)
+                facts = self._check(make, bundle)
+                if meaning.must_be_numbered(data, settings.asked, facts.looks):
+                    data = data.numbered()
+                    fresh = make_draft(settings, self.recipe, self.params, data, folds, machine)
+                    draft, make = fresh, replace(make, data=data)
+                    bundle = self._bundle(draft, folds, data, bundle.fuse)
+                    facts = self._check(make, bundle)
+                draft, notes = meaning.meant(settings, draft, data, facts.looks, folds)
+                bundle = replace(bundle, plan=draft)
                 other = None if settings.plan_from is None else _plan_of(settings.plan_from)
                 last = formats.chosen(draft, facts.formats, stored or other)
                 draft = replace(draft, channels_last=last)
@@ -143,7 +148,11 @@ class Planner:
                 threads = foreseen(work, threads, groups)
                 expected = {name: cost.memory for name, cost in threads.costs.items()}
                 refuse(room_problems(expected, machine.max_memory, groups.widths))
-                yield Planned(data, used, bundle, make, work, threads, groups)
+                yield Planned(data, used, bundle, make, work, threads, groups, notes)
+
+    def _check(self, make: Engines, bundle: Any) -> Facts:
+        everywhere = make.everything("preflight", 1)
+        return Checker(make, everywhere, make.allotted, make.max_wait, self.signals)(bundle)
 
     @contextmanager
     def _pool(self) -> Iterator[pools.WorkerPool | None]:
@@ -207,6 +216,8 @@ class Planner:
             deterministic=torch.get_deterministic_debug_mode(),
             fuse=fuse,
             job_timeout_s=self.settings.job_timeout_s,
+            highest=data.highest,
+            may_be_numbered=data.may_be_numbered,
         )
 
     def _choose(
@@ -340,7 +351,7 @@ def prepared(settings: Settings, machine: Machine) -> Iterator[Prepared]:
         train_transform=settings.train_transform,
         eval_transform=settings.eval_transform,
         targets=settings.targets,
-        criterion_wants_classes=settings.wants_classes,
+        criterion=settings.asked,
         memory_budget=machine.free_memory({}) // 2,
         folder=settings.root_dir if settings.root_dir.is_dir() else None,
     )
@@ -351,10 +362,9 @@ def prepared(settings: Settings, machine: Machine) -> Iterator[Prepared]:
 
 
 def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
-    """Divide the samples, and see whether the scores can be computed on such a fold."""
+    """Divide the samples; refuse scores that there are not."""
     folds = settings.divided(data.n_samples, data)
-    scores = resolve(settings.scoring, data.classification)
-    refuse(_score_problems(scores, settings.scoring, data, folds[0].valid))
+    meaning.refuse_early(settings, data, folds)
     return folds
 
 
@@ -374,41 +384,11 @@ def make_draft(
         settings.threads or 1,
         settings.random_state,
         "cuda" if machine.gpus().gpus else "cpu",
-        tuple(resolve(settings.scoring, data.classification)),
+        tuple(resolve(settings.scoring, data.objective)),
         data.fingerprint,
         folds_fingerprint(folds),
         data.classes,
-    )
-
-
-def _score_problems(
-    scores: Mapping[str, Score], scoring: Any, data: Prepared, valid: Any
-) -> Iterator[Problem]:
-    """Try scikit-learn's scores on perfect outputs: one that cannot be computed fails all jobs."""
-    targets = data.targets[valid]
-    perfect = np.eye(len(data.classes))[targets] if data.classification else targets
-    for name, spec in _scorer_names(scoring):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                scores[name](targets, perfect.astype(np.float32))
-        except ValueError as error:
-            yield Problem(
-                "scoring must fit the labels",
-                f"{spec!r}, which says: {one_line(error).rstrip('.')}",
-                "Choose another, such as 'accuracy', 'f1_macro' or 'neg_log_loss' for classes, "
-                "'r2' for numbers.",
-            )
-
-
-def _scorer_names(scoring: Any) -> list[tuple[str, str]]:
-    """The scores that scikit-learn has a name for; a user's own function may count its calls."""
-    if isinstance(scoring, Mapping):
-        pairs = list(scoring.items())
-    else:
-        items = scoring if isinstance(scoring, Sequence) else [scoring]
-        pairs = [(item, item) for item in ([scoring] if isinstance(scoring, str) else items)]
-    return [(name, spec) for name, spec in pairs if isinstance(spec, str)]
+    ).with_objective(data.objective)
 
 
 def _process_problems(

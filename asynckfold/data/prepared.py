@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_collate
 
+from asynckfold.criteria import Criterion
 from asynckfold.data.batches import DataHandle
 from asynckfold.data.labels import Labels, label_array, resolve_labels
 from asynckfold.data.opened import OneByOne, Opened, open_source
@@ -19,6 +20,7 @@ from asynckfold.data.reading import Reading, read_all
 from asynckfold.data.shared import ArraySpec, SharedArray
 from asynckfold.data.views import Views, make_views
 from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.objective import Objective
 from asynckfold.transforms import (
     Array,
     View,
@@ -42,11 +44,12 @@ class Prepared:
     Parameters
     ----------
     targets : ndarray
-        int64 class indices (n,), or float32 regression targets (n,) or (n, m).
+        int64 class indices (n,), or float32 numbers (n,) or (n, m): regression targets, or codes of
+        two classes each.
     classes : tuple of str
-        Class names by index; empty for regression.
+        Class names by index; empty for numbers and for several labels of a sample.
     classification : bool
-        Whether the targets are classes.
+        Whether the targets are class indices.
     n_samples : int
         Number of samples.
     fingerprint : str
@@ -70,6 +73,50 @@ class Prepared:
     _handle: DataHandle
     _shared: tuple[SharedArray, ...]
     _ordinary: tuple[OneByOne, OneByOne]
+    _labels: Labels
+    _source: Opened
+
+    @property
+    def objective(self) -> Objective:
+        """What targets ask of a model, as far as it is known before a model ran."""
+        return self._labels.objective
+
+    @property
+    def strata(self) -> Array | None:
+        """The class of each sample; None where it has none, or several."""
+        return self._labels.strata
+
+    @property
+    def highest(self) -> int:
+        """The greatest class index of a sample; -1 for numbers."""
+        return self._labels.highest
+
+    @property
+    def may_be_numbered(self) -> bool:
+        """Whether labels are class indices as they are, which would be less if numbered anew."""
+        return self._labels.may_be_numbered
+
+    def numbered(self) -> Prepared:
+        """Return the data with labels that are numbered by sorted order.
+
+        The arrays are the same, filled anew; what was opened before is not to be used any more.
+        """
+        labels = self._labels.numbered()
+        train, evaluation = self._ordinary
+
+        def view(item: OneByOne) -> OneByOne:
+            return OneByOne(item.source, item.steps, labels.targets)
+
+        self._shared[0].writable()[...] = labels.targets
+        return replace(
+            self,
+            targets=labels.targets,
+            classes=labels.classes,
+            fingerprint=_fingerprint(self._handle, self._shared, labels, self._source),
+            notes=(*self.notes, *labels.notes[len(self._labels.notes) :]),
+            _ordinary=(view(train), view(evaluation)),
+            _labels=labels,
+        )
 
     def ordinary(self) -> tuple[OneByOne, OneByOne]:
         """Return the train view and the eval view as data sets that read sample by sample."""
@@ -92,6 +139,7 @@ def prepare(
     eval_transform: Any = None,
     targets: Any = None,
     criterion_wants_classes: bool | None = None,
+    criterion: Criterion | None = None,
     memory_budget: int | None = None,
     folder: Path | None = None,
 ) -> Prepared:
@@ -109,6 +157,8 @@ def prepare(
         Labels, in place of the dataset's.
     criterion_wants_classes : bool or None
         Whether the criterion needs class indices; None: told by the labels' type.
+    criterion : Criterion or None
+        What the criterion asks for; it stands above `criterion_wants_classes`.
     memory_budget : int, optional
         Bytes that may be held in memory; beyond it the arrays go into a file in `folder`.
     folder : Path, optional
@@ -122,11 +172,12 @@ def prepare(
     source = open_source(dataset)
     views = make_views(source, train_transform, eval_transform)
     given = _given_labels(source, targets)
-    labels, problems = _resolved(given, criterion_wants_classes, source.names)
+    wanted = criterion_wants_classes, source.names, criterion
+    labels, problems = _resolved(given, *wanted)
     refuse([*views.problems, *problems])
     reading = read_all(source, views, memory_budget, folder, labels is None)
     if labels is None:
-        labels = resolve_labels(reading.labels, criterion_wants_classes, source.names)
+        labels = resolve_labels(reading.labels, *wanted)
     prepared = _assemble(source, views, labels, reading)
     if not prepared.held or _equals_single_samples(prepared, source, views):
         return prepared
@@ -154,13 +205,16 @@ def _given_labels(source: Opened, targets: Any) -> Any:
 
 
 def _resolved(
-    values: Any, wants_classes: bool | None, names: tuple[str, ...]
+    values: Any,
+    wants_classes: bool | None,
+    names: tuple[str, ...],
+    criterion: Criterion | None,
 ) -> tuple[Labels | None, tuple[Problem, ...]]:
     """Resolve labels, if there are any yet; return problems, to be told with others."""
     if values is None:
         return None, ()
     try:
-        return resolve_labels(values, wants_classes, names), ()
+        return resolve_labels(values, wants_classes, names, criterion), ()
     except InputError as error:
         return None, error.problems
 
@@ -187,6 +241,8 @@ def _assemble(source: Opened, views: Views, labels: Labels, reading: Reading) ->
         _handle=handle,
         _shared=shared,
         _ordinary=(train, evaluation),
+        _labels=labels,
+        _source=source,
     )
 
 

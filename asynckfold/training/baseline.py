@@ -21,14 +21,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+from asynckfold.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.data import Batches
 from asynckfold.folds import Fold
+from asynckfold.objective import REGRESSION, Objective
 from asynckfold.plan import Job
 from asynckfold.pulse import Pulse
 from asynckfold.result import Baseline
 from asynckfold.training import batching, lr_schedules, seeding
 from asynckfold.training.building import fitted, schedule_of
 from asynckfold.training.bundle import Bundle, NoLog
+from asynckfold.training.evaluation import right
 from asynckfold.training.isolation import isolated
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.pretraining import pretrain, wanted
@@ -62,12 +65,13 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
         by_candidate[job.candidate] += time.perf_counter() - started
         if trained is None:
             continue
-        if classes:
+        asked = bundle.plan.objective_of(job.model)
+        if asked.kind != REGRESSION and asked.scale not in (TRANSFORMED, UNKNOWN):
             by_job[job.id] = trained.accuracy
             scores[job.candidate].append(trained.accuracy)
         if several:
             epochs[job.id] = trained.epochs
-            class_counts[job.id] = trained.class_counts(classes)
+            class_counts[job.id] = trained.class_counts(classes, asked)
     return Baseline(
         "measured",
         sum(by_candidate.values()),
@@ -113,6 +117,7 @@ class _Loop:
     def __init__(self, bundle: Bundle, job: Job, data: Batches, *, pretrains: bool = False) -> None:
         plan, recipe = bundle.plan, bundle.recipe
         self.params, self.job, self.fold = plan.params, job, bundle.fold_of(job)
+        self.asked = plan.objective_of(job.model)
         self.device = torch.device(plan.device)
         seeding.seed_all(job.seed)
         self.model = recipe.models[job.model]().to(self.device)
@@ -159,13 +164,13 @@ class _Loop:
         return outputs_of(self.model, inputs, self.params.precision)
 
     def score(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, torch.Tensor]:
-        """Return the summed loss, and which classes are right."""
+        """Return the summed loss, and which samples are right."""
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         with torch.no_grad():
             outputs = self.outputs_of(inputs)
             loss = float(self.criterion(outputs, targets)) * len(targets)
-        right = outputs.argmax(1) == targets if outputs.ndim == 2 else targets != targets
-        return loss, right if right.shape == targets.shape else targets != targets
+        hits = right(self.asked, outputs, targets)
+        return loss, torch.zeros(len(targets), dtype=torch.bool) if hits is None else hits
 
     def evaluate(self, loader: DataLoader[Any]) -> tuple[float, list[Judged]]:
         """Return the mean loss, and what was judged."""
@@ -191,13 +196,15 @@ class _Trained:
         right = sum(float(right.sum()) for _, right in self.judged)
         return right / sum(len(targets) for targets, _ in self.judged)
 
-    def class_counts(self, classes: int) -> list[tuple[int, int]]:
+    def class_counts(self, classes: int, asked: Objective) -> list[tuple[int, int]]:
         """Return, of each class, how many held-out samples are right, of how many."""
-        targets, right = (
-            torch.cat([part.flatten().cpu() for part in parts])
-            for parts in zip(*self.judged, strict=True)
+        if not classes:
+            return []
+        given, right = (
+            torch.cat([part.cpu() for part in parts]) for parts in zip(*self.judged, strict=True)
         )
-        said = targets[right]
+        targets = asked.codes(given.numpy())
+        said = targets[right.numpy()]
         return [
             (int((said == number).sum()), int((targets == number).sum()))
             for number in range(classes)

@@ -50,6 +50,10 @@ class Bundle:
         Which models a dry run has to check for whether they can be trained as one.
     job_timeout_s : float or None
         Seconds that a job may train, see `Stopwatch`.
+    highest : int
+        The greatest class index of a sample; -1 where a dry run need not look at it.
+    may_be_numbered : bool
+        Whether class indices beyond a model's outputs can be numbered anew.
     """
 
     plan: Plan
@@ -62,6 +66,8 @@ class Bundle:
     deterministic: int = 0
     fuse: Fuse = False
     job_timeout_s: float | None = None
+    highest: int = -1
+    may_be_numbered: bool = False
 
     def fold_of(self, job: Job) -> Fold:
         """Return the fold that `job` holds out."""

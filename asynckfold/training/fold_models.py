@@ -24,9 +24,10 @@ from torch import nn
 
 from asynckfold.cv_results import CVResults
 from asynckfold.data import Batches, Opened, make_views, one_by_one, open_inputs, open_source
-from asynckfold.ensemble import NUMBERS, SIGMOID, SOFTMAX, Outputs
+from asynckfold.ensemble import Outputs
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.folds import Fold, Indices
+from asynckfold.objective import Transform
 from asynckfold.plan import Job
 from asynckfold.recipe import Recipe
 from asynckfold.training import building, seeding
@@ -65,6 +66,8 @@ class RunModels:
         As `AsyncKFold` got them.
     targets : callable
         Returns the run's targets.
+    transform : callable, optional
+        The user's `output_transform`, of arrays.
     """
 
     results: CVResults
@@ -73,17 +76,8 @@ class RunModels:
     train_transform: Any
     eval_transform: Any
     targets: Callable[[], Array]
+    transform: Transform | None = None
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
-
-    @property
-    def outputs_are(self) -> str:
-        """What outputs are, by the run's targets and its criterion."""
-        if self.results.plan.classes:
-            return SOFTMAX
-        criterion = self.recipe.criterion
-        name = getattr(criterion, "__name__", type(criterion).__name__)
-        by_odds = ("BCEWithLogitsLoss", "binary_cross_entropy_with_logits")
-        return SIGMOID if name in by_odds else NUMBERS
 
     def model(self, job: Job) -> nn.Module:
         """Return the module of a job that is done, in evaluation mode, on the CPU."""

@@ -22,9 +22,11 @@ import torch
 from torch import nn
 
 from asynckfold import formats, fusing
+from asynckfold.criteria import Criterion, criterion_of
 from asynckfold.data import Batches
 from asynckfold.errors import InputError
 from asynckfold.messages import Facts
+from asynckfold.objective import BINARY, Look
 from asynckfold.pulse import Pulse
 from asynckfold.training import checkpoint, lr_schedules, pretraining, seeding
 from asynckfold.training.building import fitted
@@ -68,8 +70,16 @@ AGAIN_SECONDS = 0.1
 take much less. Whether they are too short to be shared is told by them, see `processes`."""
 
 
+LOOKED_AT = 4096
+"""Most numbers of the outputs that tell what they mean."""
+
+
 class _Refused(Exception):  # noqa: N818
     """One of our rules is broken: (rule, received, remedy)."""
+
+
+class _TooFew(Exception):  # noqa: N818
+    """The model has no outputs for labels as they are, which can be numbered anew."""
 
 
 def check(
@@ -104,6 +114,7 @@ def check(
     fusible: dict[str, str] = {}
     channels_last: dict[str, str] = {}
     fused: dict[str, str] = {}
+    looks: dict[str, Look] = {}
     problems: dict[_Problem, None] = {}
     failures: dict[str, str] = {}
     for name in names:
@@ -118,7 +129,7 @@ def check(
                     settings[f"{name}/{schedule}"] = _rule(dry.lr_schedule)
                     _check_storable(f"LR schedule {schedule}", dry.lr_schedule)
                     if name not in seconds:
-                        seconds[name] = dry.step_seconds()
+                        seconds[name] = dry.step_seconds(looks)
                         memory[name] = _bytes(dry)
                         _check_storable(f"model {name}", dry.model)
                         _check_storable("optimizer", dry.optimizer)
@@ -139,6 +150,8 @@ def check(
                         _check_fusible(bundle, name, fusible[name])
             except _Refused as refused:
                 problems[refused.args[0]] = None
+            except _TooFew:
+                continue
             except (Exception, SystemExit):  # noqa: BLE001
                 failures[f"{name}/{schedule}"] = traceback.format_exc()
     facts = {
@@ -158,6 +171,7 @@ def check(
         channels_last,
         fused,
         products,
+        looks,
     )
 
 
@@ -195,20 +209,25 @@ class _DryRun:
         self.seen = fitted(data, recipe.preprocess, fold.train)
         self.inputs, self.targets = self.seen.train(rows, 0, 0)
 
-    def step_seconds(self) -> float:
-        """Seconds of the fastest of some steps; the first warms up, its operations are counted."""
+    def step_seconds(self, looks: dict[str, Look]) -> float:
+        """Seconds of the fastest of some steps; the first warms up, its operations are counted.
+
+        What it says goes into `looks`.
+        """
         with self.counter:
-            first = self._step()
+            first = self._step(looks)
         if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS:
             return first
         several = self.bundle.plan.params.processes > 1
         again = max(1, int(AGAIN_SECONDS / first)) if several else 1
         return min(first, *(self._step() for _ in range(again)))
 
-    def _step(self) -> float:
+    def _step(self, looks: dict[str, Look] | None = None) -> float:
         started = time.perf_counter()
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
         outputs = self._outputs(self.model.train())
+        if looks is not None and isinstance(outputs, torch.Tensor):
+            looks[self.name] = _look(outputs)
         _check_outputs(self.name, outputs, self.targets, self.bundle)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -473,14 +492,61 @@ def _check_outputs(name: str, outputs: Any, targets: torch.Tensor, bundle: Bundl
                 "Keep the first dimension of the input.",
             )
         )
-    if classes and (outputs.ndim != 2 or outputs.shape[1] < classes):
-        raise _Refused(
-            (
-                f"model {name} must return (samples, classes) scores for the {classes} classes",
-                f"shape {tuple(outputs.shape)}",
-                f"Give its last layer {classes} outputs.",
-            )
+    criterion = criterion_of(bundle.recipe.criterion)
+    if not classes or (bundle.plan.objective and bundle.plan.objective.kind == BINARY):
+        return
+    needed = bundle.highest + 1 if bundle.highest >= 0 else classes
+    columns = outputs.shape[1] if outputs.ndim == 2 else int(outputs.ndim == 1)
+    # One output may be for two classes, where the criterion is the user's own.
+    found = 2 if criterion is None and columns == 1 else columns
+    if outputs.ndim == 2 or found == 2:
+        if found < needed and bundle.may_be_numbered:
+            raise _TooFew
+        if found >= needed:
+            _check_weight(name, bundle.recipe.criterion, criterion, found)
+            return
+    raise _Refused(
+        (
+            f"model {name} must return (samples, classes) scores for the {needed} classes",
+            f"shape {tuple(outputs.shape)}",
+            f"Give its last layer {needed} outputs.",
         )
+    )
+
+
+def _check_weight(name: str, criterion: Any, asked: Criterion | None, columns: int) -> None:
+    weight = getattr(criterion, "weight", None)
+    if asked is None or not isinstance(weight, torch.Tensor) or weight.numel() == columns:
+        return
+    raise _Refused(
+        (
+            f"weight of {asked.name} must hold a number for each output of model {name}",
+            f"{weight.numel()} for {columns} outputs",
+            "Pass a weight for each class, by its index.",
+        )
+    )
+
+
+_SHAPING = (
+    *("Alias", "Clone", "ReshapeAlias", "Select", "Slice", "Squeeze", "T", "ToCopy", "Transpose"),
+    *("UnsafeView", "Unsqueeze", "View"),
+)
+
+
+def _look(outputs: torch.Tensor) -> Look:
+    """Return some outputs, and which of the functions that make probabilities made them."""
+    node = outputs.grad_fn
+    while node is not None and _operation(node) in _SHAPING and node.next_functions:
+        node = node.next_functions[0][0]
+    last = "" if node is None else _operation(node)
+    width = max(1, outputs[:1].numel())
+    rows = outputs[: max(2, LOOKED_AT // width)].detach().float().cpu().numpy()
+    return Look(rows, last if last in ("Sigmoid", "Softmax", "LogSoftmax") else "")
+
+
+def _operation(node: Any) -> str:
+    """Return ``"Sigmoid"`` of a ``SigmoidBackward0``."""
+    return re.sub(r"Backward\d+$", "", node.name())
 
 
 def _check_broadcast(
