@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.cv_results import CVResults
+from asynckfold.objective import BINARY, MULTICLASS, Objective, predicted
 from asynckfold.result import DONE, Result
 
 Counts = npt.NDArray[np.int64]
@@ -21,8 +23,8 @@ def count_classes(found: CVResults, targets: npt.NDArray[Any]) -> dict[str, Coun
     ----------
     found : CVResults
         Complete or not; candidates without outputs are left out.
-    targets : ndarray of shape (n_samples,)
-        The true classes; any other shape is not counted.
+    targets : ndarray of shape (n_samples,) or (n_samples, 1)
+        The true classes, as jobs trained with them; any other shape is not counted.
 
     Returns
     -------
@@ -31,12 +33,14 @@ def count_classes(found: CVResults, targets: npt.NDArray[Any]) -> dict[str, Coun
         same size: that of the classes, or of the outputs where models have more of them.
     """
     classes = len(found.plan.classes)
-    if not classes or targets.ndim != 1:
+    is_column = targets.size == len(targets) and found.plan.objective_of("").kind == BINARY
+    if not classes or not (targets.ndim == 1 or is_column):
         return {}
     valid = {fold.key: fold.valid for fold in found.folds}
     said: dict[str, list[Counts]] = {}
     for job in found.plan.jobs:
-        pairs = _said(found.results.get(job.id), targets[valid[(job.repeat, job.fold)]])
+        asked = found.plan.objective_of(job.model)
+        pairs = _said(found.results.get(job.id), targets[valid[(job.repeat, job.fold)]], asked)
         if pairs is not None:
             said.setdefault(job.candidate, []).append(pairs)
     joined = {name: np.concatenate(parts, axis=1) for name, parts in said.items()}
@@ -44,15 +48,22 @@ def count_classes(found: CVResults, targets: npt.NDArray[Any]) -> dict[str, Coun
     return {name: _count_pairs(pairs, size) for name, pairs in joined.items()}
 
 
-def _said(result: Result | None, truth: npt.NDArray[Any]) -> Counts | None:
-    """Return (true, said) class of each held-out sample, shape (2, n), or None without outputs."""
+def _said(result: Result | None, targets: npt.NDArray[Any], asked: Objective) -> Counts | None:
+    """Return (true, said) class of each held-out sample, shape (2, n).
+
+    None without outputs, and where only the user's `output_transform` tells what they say.
+    """
     if result is None or result.status != DONE or result.outputs is None:
         return None
     outputs = result.outputs
-    if outputs.ndim != 2 or outputs.shape[1] < 2 or len(outputs) != len(truth):
+    columns = outputs[:1].size
+    fits = outputs.ndim == 2 and columns > 1 if asked.kind == MULTICLASS else columns == 1
+    if not fits or len(outputs) != len(targets):
         return None
-    known = np.isfinite(outputs).all(axis=1)
-    return np.stack([truth[known].astype(np.int64), outputs[known].argmax(axis=1)])
+    if asked.scale == TRANSFORMED or (asked.kind == BINARY and asked.scale == UNKNOWN):
+        return None
+    known = np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1)
+    return np.stack([asked.codes(targets[known]), predicted(asked, outputs[known])])
 
 
 def _count_pairs(pairs: Counts, size: int) -> Counts:

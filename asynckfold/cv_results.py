@@ -184,13 +184,27 @@ class CVResults:
         return fingerprint({name: item.digest for name, item in self.results.items()})
 
     @property
+    def classes_(self) -> npt.NDArray[Any] | None:
+        """Labels of the classes, as the data have them, in the order of outputs' columns.
+
+        Of one output for two classes, the label at 0 and the label at 1. None where targets are
+        numbers, or a sample may have several labels.
+        """
+        asked = self.plan.objective_of("")
+        if not asked.is_classes:
+            return None
+        outputs = (item.outputs for item in self.results.values() if item.outputs is not None)
+        columns = max((found.shape[1] for found in outputs if found.ndim == 2), default=0)
+        return asked.all_labels(max(columns, len(self.plan.classes)))
+
+    @property
     def oof(self) -> dict[str, npt.NDArray[np.float32]]:
         """Out-of-fold outputs by candidate, those that the scores are of.
 
-        Each of shape (n_samples, ...), in the order of the dataset. With repeats, or with any folds
-        that hold samples out more than once, of shape (n_repeats, n_samples, ...): what each
-        model said alone, since the scores are those of single models. Rows of samples that no
-        finished fold held out are NaN. See `oof_mean`.
+        Each of shape (n_samples, ...), in the order of the dataset; columns are those of
+        `classes_`. With repeats, or with any folds that hold samples out more than once, of shape
+        (n_repeats, n_samples, ...): what each model said alone, since the scores are those of
+        single models. Rows of samples that no finished fold held out are NaN. See `oof_mean`.
         """
         return out_of_fold(self.plan, self.folds, self.results, self.n_samples)
 
@@ -331,8 +345,9 @@ class CVResults:
             rule = f"an ensemble of {name} needs all of its {len(jobs)} folds"
             remedy = "The same call continues the run; or take another candidate."
             refuse([Problem(rule, "; ".join(missing), remedy)])
-        ask, outputs_are = models.asked(jobs), models.outputs_are
-        return FoldEnsemble(name, self.plan.classes, len(jobs), outputs_are, ask)
+        asked = self.plan.objective_of(jobs[0].model)
+        ask = models.asked(jobs)
+        return FoldEnsemble(name, self.plan.classes, len(jobs), asked, ask, models.transform)
 
     def _named(self, candidate: str | None) -> str:
         return self.candidates[self.best_index_].name if candidate is None else candidate

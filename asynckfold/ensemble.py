@@ -9,23 +9,29 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.criteria import MARGINS, UNKNOWN
 from asynckfold.errors import Problem, refuse
+from asynckfold.objective import (
+    MULTILABEL,
+    REGRESSION,
+    Objective,
+    Transform,
+    predicted,
+    probabilities,
+)
 from asynckfold.plan import Job
 
 Outputs = npt.NDArray[np.float32]
 Ask = Callable[[Any], Iterator[Outputs]]
 """From samples to batches of what each model says: shapes (models, batch, ...)."""
 
-SOFTMAX, SIGMOID, NUMBERS = "softmax", "sigmoid", "numbers"
-"""What outputs are: scores of classes, the log-odds of one class, or numbers."""
-
 
 class FoldModels(Protocol):
     """Makes the trained models of a run again, from the objects that it was started with."""
 
     @property
-    def outputs_are(self) -> str:
-        """`SOFTMAX`, `SIGMOID` or `NUMBERS`."""
+    def transform(self) -> Transform | None:
+        """The user's `output_transform`, of arrays."""
 
     def model(self, job: Job) -> Any:
         """Return the module of a job that is done, with its trained weights."""
@@ -55,8 +61,8 @@ class FoldEnsemble:
         Class names by index; empty for numbers.
     size : int
         How many models answer.
-    outputs_are : {"softmax", "sigmoid", "numbers"}
-        What makes probabilities of outputs; numbers have none.
+    objective : Objective
+        What outputs mean.
 
     Examples
     --------
@@ -80,8 +86,9 @@ class FoldEnsemble:
     candidate: str
     classes: tuple[str, ...] = field(repr=False)
     size: int
-    outputs_are: str = field(repr=False)
+    objective: Objective = field(repr=False)
     _ask: Ask = field(repr=False)
+    _transform: Transform | None = field(default=None, repr=False)
 
     def outputs(self, inputs: Any) -> Outputs:
         """Return the mean of what the models say.
@@ -113,50 +120,62 @@ class FoldEnsemble:
     def predict_proba(self, inputs: Any) -> npt.NDArray[np.float64]:
         """Return the mean of the models' probabilities of each class.
 
-        These are the softmax of outputs; where one output is trained by ``BCEWithLogitsLoss``,
-        those of 0 and 1 by its sigmoid. What `inputs` are and what is raised is as in `outputs`.
+        These are the softmax of outputs; the sigmoid of one output, for two classes, or of each,
+        for several labels of a sample; outputs that are probabilities; or what the run's
+        `output_transform` makes of them. What `inputs` are and what is raised is as in `outputs`.
 
         Returns
         -------
-        ndarray of shape (n, n_classes)
-            Rows add up to 1.
+        ndarray of shape (n, n_classes), or (n, n_labels)
+            Rows add up to 1, but for several labels of a sample. Columns are in the order of
+            ``results.classes_``.
 
         Raises
         ------
         InputError
-            The run's targets are numbers, which have no probabilities.
+            The run's targets are numbers, or its outputs margins, which are no probabilities.
         """
-        if self.outputs_are == NUMBERS:
+        if self.objective.kind == REGRESSION:
             rule = "predict_proba needs targets that are classes"
             refuse([Problem(rule, "a run whose targets are numbers", "Use predict or outputs.")])
+        if self.objective.scale in (MARGINS, UNKNOWN):
+            rule = "predict_proba needs outputs whose probabilities are known"
+            remedy = "Use outputs, or make the run with output_transform=."
+            refuse([Problem(rule, f"outputs that are {self.objective.scale}", remedy)])
         means = [self._probabilities(said).mean(axis=0) for said in self._ask(inputs)]
         return np.concatenate(means)
 
     def predict(self, inputs: Any) -> npt.NDArray[Any]:
-        """Return the most probable class of each sample, or its number.
+        """Return the most probable label of each sample, or its number.
 
         What `inputs` are and what is raised is as in `outputs`.
 
         Returns
         -------
         ndarray
-            Class indices, int64 of shape (n,), whose names are in `classes`; or the mean outputs,
-            of shape (n,) where there is one for each sample.
+            Labels as the run's data have them, of shape (n,), as in ``results.classes_``; rows of 0
+            and 1, where a sample may have several labels; or mean predictions, of shape (n,) where
+            there is one for each sample.
         """
-        if self.outputs_are != NUMBERS:
-            return np.asarray(self.predict_proba(inputs).argmax(axis=1), np.int64)
-        found = self.outputs(inputs)
-        return found[:, 0] if found.shape[1:] == (1,) else found
+        asked = self.objective
+        if asked.kind == REGRESSION:
+            parts = [
+                np.mean(
+                    [predicted(asked, one, self._transform) for one in said],
+                    axis=0,
+                    dtype=np.float64,
+                )
+                for said in self._ask(inputs)
+            ]
+            return np.concatenate(parts).astype(np.float32)
+        if asked.scale in (MARGINS, UNKNOWN):
+            found = predicted(asked, self.outputs(inputs), self._transform)
+            return asked.labels_of(found, found.max(initial=1) + 1)
+        shares = self.predict_proba(inputs)
+        if asked.kind == MULTILABEL:
+            return (shares > 0.5).astype(np.int64)
+        return asked.labels_of(np.asarray(shares.argmax(axis=1), np.int64), shares.shape[1])
 
     def _probabilities(self, said: Outputs) -> npt.NDArray[np.float64]:
-        from scipy.special import expit, softmax
-
-        if self.outputs_are == SOFTMAX:
-            return np.asarray(softmax(said.astype(np.float64), axis=2))
-        flat = said.reshape(*said.shape[:2], -1).astype(np.float64)
-        if flat.shape[2] != 1:
-            rule = "predict_proba needs one output of each sample, or classes"
-            remedy = "Take the sigmoid of outputs."
-            refuse([Problem(rule, f"{flat.shape[2]} outputs of BCEWithLogitsLoss", remedy)])
-        odds = expit(flat)
-        return np.concatenate([1 - odds, odds], axis=2)
+        each = [probabilities(self.objective, one, self._transform) for one in said]
+        return np.stack(each)

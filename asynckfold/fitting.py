@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from asynckfold.cv_results import CVResults
 from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
@@ -52,6 +53,11 @@ class Fitted:
     def result(self) -> Result:
         """The job's result: scores, times, where it ran."""
         return next(iter(self.results.results.values()))
+
+    @property
+    def classes_(self) -> npt.NDArray[Any] | None:
+        """Labels of the classes, in the order of the model's outputs; see `CVResults.classes_`."""
+        return self.results.classes_
 
     @property
     def epochs(self) -> tuple[Epoch, ...]:
@@ -414,7 +420,16 @@ def _mask_problems(mask: Any, count: int) -> Iterator[Problem]:
 
 def _target_problems(outputs: Any, targets: Any) -> list[Problem]:
     if targets.ndim == 1 and not targets.is_floating_point() and outputs.ndim == 2:
-        return []
+        outside = targets[(targets < 0) | (targets >= outputs.shape[1])]
+        if not len(outside):
+            return []
+        return [
+            Problem(
+                f"class indices must be those of the {outputs.shape[1]} outputs, from 0",
+                f"{int(outside[0])}",
+                "Pass indices into classes_ of what was fitted.",
+            )
+        ]
     return [
         Problem(
             "a tester needs class indices, and one output a class",

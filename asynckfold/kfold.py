@@ -93,8 +93,11 @@ class AsyncKFold:
         may take ten times as long. "auto" waits 5 minutes at least, and 20 times as long as batches
         took so far; None waits for ever.
     scoring : str, callable, list or dict of these, optional
-        scikit-learn scorer names or (targets, outputs) → float; the first ranks. Accuracy for
-        classes, R² for numbers by default.
+        scikit-learn scorer names, its scorers, or functions (labels, outputs) → float; greater is
+        better, and the first ranks. By default accuracy for classes, with ROC AUC where one output
+        is for two classes; accuracy (all labels right) and micro F1 for several labels of a sample;
+        R² for numbers. Scorers see labels as the data have them, functions of one's own raw outputs
+        beside them, in the order of ``results.classes_``.
     error_score : float or "raise"
         Score of a job that failed.
     train_transform, eval_transform : callable, optional
@@ -193,6 +196,13 @@ class AsyncKFold:
         draws from the global generators of torch, NumPy or random; say it where it draws elsewhere.
         Input and target are then always of one read, seeded by job, epoch and sample in training,
         and by sample in evaluation; folds are made of the targets of evaluation.
+    pos_label : int, bool or str, optional
+        The label that scores such as ``"f1"`` and ``"average_precision"`` take for positive;
+        scikit-learn's 1 by default.
+    output_transform : callable, optional
+        From outputs, a tensor of shape (n, ...), to what is scored and predicted: probabilities of
+        classes, or numbers. Needed where the criterion is a function of one's own and does not
+        tell, such as for one output for two classes: ``torch.sigmoid``.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
 
@@ -261,6 +271,8 @@ class AsyncKFold:
         job_timeout_s: float | None = None,
         refit: bool = False,
         random_samples: bool = False,
+        pos_label: Any = None,
+        output_transform: Callable[[Any], Any] | None = None,
     ) -> None:
         folds = next((value for value in (kfolds, cv, n_splits) if value is not None), 5)
         self.settings = Settings(
@@ -308,6 +320,8 @@ class AsyncKFold:
             plain(job_timeout_s),
             refit,
             random_samples,
+            pos_label,
+            output_transform,
         )
         given = {"kfolds": kfolds, "cv": cv, "n_splits": n_splits}
         refuse([*alias_problems(given), *self.settings.problems()])
@@ -555,7 +569,9 @@ def with_models(
 
     views = settings.train_transform, settings.eval_transform
     facts = next((item.looked for item in seen), None)
-    models = RunModels(results, recipe, settings.dataset, *views, load_targets, facts)
+    models = RunModels(
+        results, recipe, settings.dataset, *views, load_targets, facts, settings.transform
+    )
     return replace(results, _models=models, _load_refit=load_refit)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from asynckfold.objective import Look
 from asynckfold.plan import Job
 from asynckfold.result import Epoch, Result
 from asynckfold.store import CheckpointRef
@@ -164,6 +165,9 @@ class Facts:
         By model name, among how many products of matrices and convolutions `flops` are divided.
     notes : tuple of str
         What the log must say of LR schedules and scores; it forbids nothing.
+    looks : dict of str to Look
+        What was seen of the outputs of each model; also of one whose outputs are too few for the
+        class indices, and which was looked at no further.
     """
 
     recipe: dict[str, Any]
@@ -177,3 +181,4 @@ class Facts:
     fused: dict[str, str] = field(default_factory=dict)
     products: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    looks: dict[str, Look] = field(default_factory=dict)

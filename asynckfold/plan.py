@@ -19,6 +19,7 @@ import numpy as np
 from asynckfold.decoding import decoded, parsed, within
 from asynckfold.digests import changes
 from asynckfold.folds import Fold
+from asynckfold.objective import Objective, ordinary
 from asynckfold.trainer_params import TrainerParams
 
 
@@ -79,7 +80,7 @@ class Plan:
     folds : str
         Fingerprint of the folds.
     classes : tuple of str
-        Class names by index; empty for regression.
+        Class names by index; empty for regression, and for several labels of a sample.
     recipe : Mapping
         What is known about the live objects: architecture of each model, optimizer settings, and
         under ``code`` what they are by value, see `asynckfold.digests`.
@@ -93,6 +94,8 @@ class Plan:
     last_threads : Mapping of str to int
         Threads by job, of those jobs only that have more than their model: the last ones, for which
         cores would be idle.
+    objective : Objective or None
+        What targets and outputs mean; None: classes by logits, or numbers, with labels as they are.
     """
 
     jobs: tuple[Job, ...]
@@ -110,6 +113,16 @@ class Plan:
     groups: tuple[tuple[str, ...], ...] = ()
     channels_last: tuple[str, ...] = ()
     last_threads: Mapping[str, int] = field(default_factory=dict)
+    objective: Objective | None = None
+
+    def objective_of(self, model: str) -> Objective:
+        """Return what targets, and outputs of a model, mean."""
+        return (self.objective or ordinary(bool(self.classes))).of(model)
+
+    def with_objective(self, objective: Objective | None) -> Plan:
+        """Return this plan with what targets and outputs mean. One form for the ordinary."""
+        is_ordinary = objective == ordinary(bool(self.classes))
+        return replace(self, objective=None if is_ordinary else objective)
 
     def group_of(self, job_id: str) -> tuple[str, ...]:
         """Return the ids of all jobs that are trained as one with a job, itself included."""
@@ -171,7 +184,7 @@ class Plan:
     def to_json(self) -> str:
         """Return the plan as canonical JSON."""
         found = {**asdict(self), "params": self.params.named}
-        for name in ("channels_last", "last_threads"):
+        for name in ("channels_last", "last_threads", "objective"):
             if not found[name]:
                 # Runs that were begun before there was a choice keep their fingerprint.
                 del found[name]
@@ -261,6 +274,9 @@ class Plan:
             {job.model: other.threads_of(job.model) for job in self.jobs},
             {name: count for name, count in other.last_threads.items() if name in mine},
         )
+        if common.objective is not None:
+            known = {job.model for job in self.jobs}
+            common = common.with_objective(common.objective.of_models(known))
         return self.first_difference(
             replace(common, **{name: getattr(self, name) for name in free})
         )

@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 import queue
 import signal
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from asynckfold import cache, choice, formats, fusing
+from asynckfold import cache, choice, formats, fusing, meaning
 from asynckfold.checking import Checker
 from asynckfold.choice import Choice
 from asynckfold.digests import changes
@@ -30,6 +27,7 @@ from asynckfold.folds import Fold
 from asynckfold.forecast import Forecast, forecast, foreseen
 from asynckfold.fusing import Fuse, Grouping, grouped
 from asynckfold.interruption import Interruption, listening
+from asynckfold.messages import Facts
 from asynckfold.packing import decided_of
 from asynckfold.placement import Load, Placement
 from asynckfold.plan import Plan, folds_fingerprint, make_jobs
@@ -37,8 +35,8 @@ from asynckfold.probing import Prober
 from asynckfold.progress import Display
 from asynckfold.reading import WorkerReaders, warm_pool
 from asynckfold.recipe import Recipe, sending_problems
-from asynckfold.scoring import Score, resolve
-from asynckfold.settings import Settings, one_line
+from asynckfold.scoring import resolve
+from asynckfold.settings import Settings
 from asynckfold.sharing import room_problems
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
@@ -62,6 +60,7 @@ class Planned:
     groups: Grouping
     digest: Digest
     stored: Plan | None
+    told: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -79,7 +78,8 @@ class Planned:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What of the live objects cannot be compared with those of other sessions."""
+        """What outputs mean, and what cannot be compared with other sessions."""
+        yield from self.told
         if self.digest.skipped:
             told = "; ".join(self.digest.skipped)
             yield f"by its type only, or not at all, a later call will compare: {told}"
@@ -141,12 +141,8 @@ class Planner:
                 folds = folds_of(settings, data)
                 data = with_copies_noted(settings, data, folds)
                 inbox: Inbox = queue.SimpleQueue()
-                draft = make_draft(settings, self.recipe, self.params, data, folds, machine)
-                if stored is not None and "code" not in stored.recipe:
-                    draft = replace(draft, dataset=data.fingerprint_before)
+                draft, bundle = self._drafted(data, folds, digest, stored)
                 used = software(draft)
-                bundle = self._bundle(draft, folds, data, self._asked_to_fuse(draft, stored))
-                bundle = replace(bundle, code=digest.parts if digest.modules else {})
                 make = Engines(
                     pool,
                     data,
@@ -172,9 +168,14 @@ class Planner:
                     ]
                 )
                 self.display.doing("checking the candidates")
-                everywhere = make.everything("preflight", 1)
-                check = Checker(make, everywhere, make.allotted, make.max_wait, self.signals)
-                facts = check(bundle)
+                facts = self._check(make, bundle)
+                if meaning.must_be_numbered(data, settings.asked, facts.looks):
+                    data = data.numbered()
+                    make = replace(make, data=data)
+                    draft, bundle = self._drafted(data, folds, digest, stored)
+                    facts = self._check(make, bundle)
+                draft, notes = meaning.meant(settings, draft, data, facts.looks, folds)
+                bundle = replace(bundle, plan=draft)
                 other = None if settings.plan_from is None else _plan_of(settings.plan_from)
                 last = formats.chosen(draft, facts.formats, stored or other)
                 draft = replace(draft, channels_last=last)
@@ -186,7 +187,23 @@ class Planner:
                 threads = foreseen(work, threads, groups)
                 expected = {name: cost.memory for name, cost in threads.costs.items()}
                 refuse(room_problems(expected, machine.max_memory, groups.widths))
-                yield Planned(data, used, bundle, make, work, threads, groups, digest, stored)
+                yield Planned(
+                    data, used, bundle, make, work, threads, groups, digest, stored, notes
+                )
+
+    def _drafted(
+        self, data: Prepared, folds: tuple[Fold, ...], digest: Digest, stored: Plan | None
+    ) -> tuple[Plan, Any]:
+        """Return a plan that knows nothing yet of the live objects, and what workers need."""
+        draft = make_draft(self.settings, self.recipe, self.params, data, folds, self.machine)
+        if stored is not None and "code" not in stored.recipe:
+            draft = replace(draft, dataset=data.fingerprint_before)
+        bundle = self._bundle(draft, folds, data, self._asked_to_fuse(draft, stored))
+        return draft, replace(bundle, code=digest.parts if digest.modules else {})
+
+    def _check(self, make: Engines, bundle: Any) -> Facts:
+        everywhere = make.everything("preflight", 1)
+        return Checker(make, everywhere, make.allotted, make.max_wait, self.signals)(bundle)
 
     @contextmanager
     def _pool(self, modules: Sequence[str]) -> Iterator[pools.WorkerPool | None]:
@@ -247,6 +264,8 @@ class Planner:
             numerics=numerics.current(),
             fuse=fuse,
             job_timeout_s=self.settings.job_timeout_s,
+            highest=data.highest,
+            may_be_numbered=data.may_be_numbered,
         )
 
     def _choose(
@@ -406,7 +425,7 @@ def prepared(
         train_transform=given.train_transform,
         eval_transform=given.eval_transform,
         targets=by_position(settings.targets, "targets"),
-        criterion_wants_classes=settings.wants_classes,
+        criterion=settings.asked,
         memory_budget=machine.free_memory({}) // 2,
         folder=settings.root_dir if settings.root_dir.is_dir() else None,
         random_samples=settings.random_samples,
@@ -432,10 +451,9 @@ def read_alone(settings: Settings, machine: Machine) -> Iterator[Prepared]:
 
 
 def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
-    """Divide the samples, and see whether the scores can be computed on such a fold."""
+    """Divide the samples; refuse scores that there are not."""
     folds = settings.divided(data.n_samples, data)
-    scores = resolve(settings.scoring, data.classification)
-    refuse(_score_problems(scores, settings.scoring, data, folds[0].valid))
+    meaning.refuse_early(settings, data, folds)
     return folds
 
 
@@ -467,41 +485,11 @@ def make_draft(
         settings.threads or 1,
         settings.random_state,
         "cuda" if machine.gpus().gpus else "cpu",
-        tuple(resolve(settings.scoring, data.classification)),
+        tuple(resolve(settings.scoring, data.objective)),
         data.fingerprint,
         folds_fingerprint(folds),
         data.classes,
-    )
-
-
-def _score_problems(
-    scores: Mapping[str, Score], scoring: Any, data: Prepared, valid: Any
-) -> Iterator[Problem]:
-    """Try scikit-learn's scores on perfect outputs: one that cannot be computed fails all jobs."""
-    targets = data.targets[valid]
-    perfect = np.eye(len(data.classes))[targets] if data.classification else targets
-    for name, spec in _scorer_names(scoring):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                scores[name](targets, perfect.astype(np.float32))
-        except ValueError as error:
-            yield Problem(
-                "scoring must fit the labels",
-                f"{spec!r}, which says: {one_line(error).rstrip('.')}",
-                "Choose another, such as 'accuracy', 'f1_macro' or 'neg_log_loss' for classes, "
-                "'r2' for numbers.",
-            )
-
-
-def _scorer_names(scoring: Any) -> list[tuple[str, str]]:
-    """The scores that scikit-learn has a name for; a user's own function may count its calls."""
-    if isinstance(scoring, Mapping):
-        pairs = list(scoring.items())
-    else:
-        items = scoring if isinstance(scoring, Sequence) else [scoring]
-        pairs = [(item, item) for item in ([scoring] if isinstance(scoring, str) else items)]
-    return [(name, spec) for name, spec in pairs if isinstance(spec, str)]
+    ).with_objective(data.objective)
 
 
 def _process_problems(

@@ -1,52 +1,98 @@
-"""From outputs to scores: scikit-learn's scorers on what a network said of a held-out fold."""
+"""From outputs to scores: scikit-learn's scorers on what a network said of a held-out fold.
+
+Outputs are dressed up as a fitted estimator of scikit-learn, whose ``classes_`` are the labels of
+the user's data, so that each scorer means what it means there: which class is positive, which of
+``predict``, ``predict_proba`` and ``decision_function`` it asks for, what it refuses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.criteria import LOG_PROBABILITIES, LOGITS, MARGINS, PROBABILITIES, UNKNOWN
+from asynckfold.direction import direction_problems
 from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.objective import (
+    BINARY,
+    MULTICLASS,
+    MULTILABEL,
+    REGRESSION,
+    Objective,
+    Transform,
+    predicted,
+    probabilities,
+)
 
 Outputs = npt.NDArray[np.float32]
 Score = Callable[[npt.NDArray[Any], Outputs], float]
 
+DEFAULTS: Mapping[str, tuple[str, ...]] = {
+    MULTICLASS: ("accuracy",),
+    BINARY: ("accuracy", "roc_auc"),
+    MULTILABEL: ("accuracy", "f1_micro"),
+    REGRESSION: ("r2",),
+}
+"""Scores where the user names none; the first ranks. Accuracy of several labels is the share of
+samples of which all are right, as scikit-learn's."""
 
-def resolve(scoring: Any, classification: bool) -> dict[str, Score]:
+
+def resolve(
+    scoring: Any, objective: Objective, transform: Transform | None = None
+) -> dict[str, Score]:
     """Return scores by name; the first ranks.
 
     Parameters
     ----------
     scoring : None, str, callable, sequence of these, or mapping of name to these
         scikit-learn's names (``"accuracy"``, ``"f1_macro"``, ``"neg_log_loss"``), its scorers
-        (``make_scorer(fbeta_score, beta=2, average="macro")``), or functions (targets, outputs) →
-        float; greater is better. None means ``"accuracy"`` for classes and ``"r2"`` for numbers.
-    classification : bool
-        Whether the targets are classes.
+        (``make_scorer(fbeta_score, beta=2, average="macro")``), or functions (labels, outputs) →
+        float; greater is better. None means those of `DEFAULTS`.
+    objective : Objective
+        What is asked of the model.
+    transform : callable, optional
+        The user's `output_transform`.
+
+    Returns
+    -------
+    dict of str to callable
+        Of targets, as jobs train with them, and outputs.
 
     Raises
     ------
     InputError
-        A name that scikit-learn does not know, or two scores of one name.
+        A name that scikit-learn does not know, two scores of one name, or an error in place of a
+        score.
 
     Examples
     --------
-    >>> scores = resolve(["accuracy", "f1_macro"], classification=True)
+    >>> scores = resolve(["accuracy", "f1_macro"], Objective("multiclass", "logits"))
     >>> scores["accuracy"](np.array([0, 1]), np.array([[2.0, 1.0], [3.0, 0.0]], np.float32))
     0.5
     """
-    if scoring is None:
-        scoring = "accuracy" if classification else "r2"
-    if isinstance(scoring, Mapping):
-        pairs = list(scoring.items())
-    else:
-        many = isinstance(scoring, Sequence) and not isinstance(scoring, str)
-        pairs = [(_name_of(item), item) for item in (scoring if many else [scoring])]
+    pairs = named(scoring, objective.kind)
     refuse(_problems(pairs))
-    return {str(name): _score(item, classification) for name, item in pairs}
+    return {str(name): _score(item, objective, transform) for name, item in pairs}
+
+
+def named(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
+    """Return (name, score) pairs of what the user passed."""
+    if scoring is None:
+        scoring = DEFAULTS[kind]
+    if isinstance(scoring, Mapping):
+        return list(scoring.items())
+    many = isinstance(scoring, Sequence) and not isinstance(scoring, str)
+    return [(_name_of(item), item) for item in (scoring if many else [scoring])]
+
+
+def is_own(item: Any) -> bool:
+    """Whether a score is a function of the user's own, which gets labels and outputs."""
+    return not isinstance(item, str) and not _is_scorer(item)
 
 
 def _name_of(item: Any) -> str:
@@ -91,21 +137,24 @@ def _problems(pairs: Sequence[tuple[Any, Any]]) -> list[Problem]:
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    return problems
+    return [*problems, *direction_problems(pairs)]
 
 
-def _score(item: Any, classification: bool) -> Score:
-    if not isinstance(item, str) and not _is_scorer(item):
-        own: Score = item
-        return own
-    if item == "accuracy" and classification:
+def _score(item: Any, objective: Objective, transform: Transform | None) -> Score:
+    if is_own(item):
+        if not objective.labels:
+            own: Score = item
+            return own
+        return lambda targets, outputs: item(objective.originals(targets), outputs)
+    if item == "accuracy" and objective.kind == MULTICLASS and transform is None:
         return _accuracy
-    from sklearn.metrics import get_scorer
-
-    scorer = get_scorer(item)
+    scorer = _scorer_for(item, objective)
 
     def score(targets: npt.NDArray[Any], outputs: Outputs) -> float:
-        return float(scorer(_trained(outputs, classification), np.arange(len(targets)), targets))
+        said = _said(objective, outputs, transform)
+        truth = _truth(objective, targets, said)
+        wanted = _with_labels(scorer, said, truth)
+        return float(wanted(said, np.arange(len(targets)), truth))
 
     return score
 
@@ -118,41 +167,199 @@ def _accuracy(targets: npt.NDArray[Any], outputs: Outputs) -> float:
     return float(np.mean(outputs.argmax(axis=1) == targets))
 
 
-def _trained(outputs: Outputs, classification: bool) -> Any:
+def _truth(objective: Objective, targets: npt.NDArray[Any], said: Any) -> npt.NDArray[Any]:
+    """Return the labels as scikit-learn compares them."""
+    if objective.kind == REGRESSION:
+        return targets.squeeze(-1) if targets.shape[1:] == (1,) else targets
+    codes = objective.codes(targets)
+    return codes if objective.kind == MULTILABEL else np.asarray(said.classes_)[codes]
+
+
+def _scorer_for(item: Any, objective: Objective) -> Any:
+    """Return a scorer of scikit-learn, which takes the user's `pos_label` where it has one."""
+    from sklearn.metrics import get_scorer
+
+    scorer = get_scorer(item)
+    if objective.pos_label is None or not takes_pos_label(scorer):
+        return scorer
+    return _with_words(scorer, pos_label=objective.pos_label)
+
+
+def takes_pos_label(item: Any) -> bool:
+    """Whether a scorer is of one class that is positive."""
+    from sklearn.metrics import get_scorer
+
+    scorer = get_scorer(item)
+    words = getattr(scorer, "_kwargs", {})
+    one = words.get("average", "binary") in ("binary", None)
+    return one and _takes(scorer, "pos_label") and "pos_label" not in words
+
+
+def one_class_scorers(names: Sequence[str]) -> list[str]:
+    """Return those of scikit-learn's names that are scores of one class."""
+    from sklearn.metrics import get_scorer_names
+
+    return [name for name in names if name in get_scorer_names() and takes_pos_label(name)]
+
+
+def _takes(scorer: Any, word: str) -> bool:
+    function = getattr(scorer, "_score_func", None)
+    return function is not None and word in inspect.signature(function).parameters
+
+
+def _with_words(scorer: Any, **words: Any) -> Any:
+    from sklearn.metrics import make_scorer
+
+    return make_scorer(
+        scorer._score_func,
+        response_method=scorer._response_method,
+        greater_is_better=scorer._sign > 0,
+        **{**scorer._kwargs, **words},
+    )
+
+
+def _with_labels(scorer: Any, said: Any, truth: npt.NDArray[Any]) -> Any:
+    """Return the scorer, told of classes that a fold may lack: probabilities have their columns.
+
+    Without, scikit-learn refuses such a fold. ``"roc_auc_ovr"`` and its like stay: they are not
+    defined there.
+    """
+    asked = getattr(scorer, "_response_method", "predict")
+    if asked == "predict" or not hasattr(said, "classes_") or truth.ndim != 1:
+        return scorer
+    lacking = len(np.unique(truth)) < len(said.classes_)
+    name = getattr(getattr(scorer, "_score_func", None), "__name__", "")
+    if not lacking or name.startswith("roc_auc") or "labels" in scorer._kwargs:
+        return scorer
+    return _with_words(scorer, labels=said.classes_) if _takes(scorer, "labels") else scorer
+
+
+def _said(objective: Objective, outputs: Outputs, transform: Transform | None) -> Any:
     """Dress outputs up as a fitted scikit-learn estimator, whose X is row numbers."""
-    return _estimators()[classification](outputs)
+    return _estimators()[objective.kind != REGRESSION](objective, outputs, transform)
 
 
 @cache
 def _estimators() -> tuple[type, type]:
     """Return a regressor and a classifier: made once, as scikit-learn looks long at a new class."""
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils.metaestimators import available_if
 
-    class Regressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-        def __init__(self, outputs: Outputs) -> None:
+    class Said(BaseEstimator):  # type: ignore[misc]
+        def __init__(self, objective: Any, outputs: Any, transform: Any = None) -> None:
+            self.objective = objective
             self.outputs = outputs
-
-        def predict(self, rows: npt.NDArray[np.int64]) -> Outputs:
-            found = self.outputs[rows]
-            return found.squeeze(-1) if found.shape[1:] == (1,) else found
+            self.transform = transform
 
         def __sklearn_is_fitted__(self) -> bool:
             return True
 
-    class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-        def __init__(self, outputs: Outputs) -> None:
-            self.outputs = outputs
-            self.classes_ = np.arange(outputs.shape[1] if outputs.ndim > 1 else 0)
+    class Regressor(RegressorMixin, Said):  # type: ignore[misc]
+        def predict(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+            return predicted(self.objective, self.outputs[rows], self.transform)
 
-        def predict(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-            return np.asarray(self.outputs[rows].argmax(axis=1), np.int64)
+    class Classifier(ClassifierMixin, Said):  # type: ignore[misc]
+        @property
+        def classes_(self) -> Any:
+            if self.objective.kind == MULTILABEL:
+                return [np.arange(2)] * self.outputs.shape[1]
+            columns = 2 if self.objective.kind == BINARY else self.outputs.shape[1]
+            return self.objective.all_labels(columns)
 
+        def predict(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+            codes = predicted(self.objective, self.outputs[rows], self.transform)
+            return codes if self.objective.kind == MULTILABEL else np.asarray(self.classes_)[codes]
+
+        @available_if(lambda self: self.objective.scale not in (MARGINS, UNKNOWN))  # type: ignore[untyped-decorator]
         def predict_proba(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-            from scipy.special import softmax
+            return probabilities(self.objective, self.outputs[rows], self.transform)
 
-            return np.asarray(softmax(self.outputs[rows].astype(np.float64), axis=1))
-
-        def __sklearn_is_fitted__(self) -> bool:
-            return True
+        @available_if(lambda self: _is_ranking(self.objective))  # type: ignore[untyped-decorator]
+        def decision_function(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+            found = self.outputs[rows].astype(np.float64)
+            if self.objective.kind == BINARY:
+                return np.asarray(found.reshape(len(found)))
+            two = self.objective.kind == MULTICLASS and found.shape[1] == 2
+            return np.asarray(found[:, 1] - found[:, 0] if two else found)
 
     return Regressor, Classifier
+
+
+def _is_ranking(objective: Objective) -> bool:
+    """Whether a greater output ranks its class higher, probabilities apart."""
+    return objective.scale in (LOGITS, LOG_PROBABILITIES, MARGINS) or (
+        objective.kind != MULTICLASS and objective.scale == PROBABILITIES
+    )
+
+
+# Whether scores fit what is asked
+
+
+def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> Iterator[Problem]:
+    """Yield what keeps scikit-learn's scores from being computed of models' outputs."""
+    pairs = [(name, item) for name, item in named(scoring, objective.kind) if not is_own(item)]
+    if not pairs:
+        return
+    asks = {model: objective.of(model) for model in models} or {"": objective}
+    unknown = [model for model, asked in asks.items() if asked.scale == UNKNOWN]
+    if unknown:
+        shown = "one number for two classes" if objective.kind == BINARY else "outputs"
+        yield Problem(
+            "scores must know what outputs mean, and this criterion does not tell",
+            f"{', '.join(map(str, (name for name, _ in pairs)))} of {shown} of an unknown scale",
+            "Pass output_transform= with a function that makes probabilities of outputs, such as "
+            "torch.sigmoid; or scoring= with a function (labels, outputs) → float.",
+        )
+    margins = [model for model, asked in asks.items() if asked.scale == MARGINS]
+    for name, item in pairs if margins else []:
+        if _asks_probabilities(item):
+            yield Problem(
+                "scores of probabilities need outputs that are some",
+                f"{name!r} of margins, the outputs of {', '.join(margins)}",
+                "Pass output_transform= with a function that makes probabilities of outputs, such "
+                "as lambda outputs: outputs.softmax(1), or another scoring=.",
+            )
+    if objective.kind == BINARY or _is_two(objective):
+        yield from _positive_problems(pairs, objective)
+
+
+def _is_two(objective: Objective) -> bool:
+    return objective.kind == MULTICLASS and len(objective.labels) == 2
+
+
+def _asks_probabilities(item: Any) -> bool:
+    from sklearn.metrics import get_scorer
+
+    return bool(getattr(get_scorer(item), "_response_method", "predict") == "predict_proba")
+
+
+def _positive_problems(pairs: Sequence[tuple[Any, Any]], objective: Objective) -> Iterator[Problem]:
+    """Yield that a score asks for a positive class where there is no class 1."""
+    labels = objective.all_labels(2).tolist()
+    if objective.pos_label is not None or 1 in labels:
+        return
+    asking = [name for name, item in pairs if takes_pos_label(item)]
+    if asking:
+        shown = " and ".join(map(repr, labels))
+        yield Problem(
+            f"{', '.join(map(str, asking))} needs to know which class is positive: scikit-learn "
+            "takes 1",
+            f"labels {shown}",
+            f"Pass pos_label={labels[-1]!r}, or a score such as 'f1_macro'.",
+        )
+
+
+def told(scoring: Any, objective: Objective, models: Sequence[str]) -> Iterator[str]:
+    """Yield what should be said of scores that the user did not name, or of outputs' meaning."""
+    if scoring is not None:
+        return
+    names = " and ".join(DEFAULTS[objective.kind])
+    scales = dict.fromkeys(objective.of(model).scale for model in models or [""])
+    shown = " or ".join(scales)
+    what = {
+        MULTICLASS: "the class with the greatest output",
+        BINARY: f"one output for two classes ({shown})",
+        MULTILABEL: f"several labels of a sample ({shown})",
+        REGRESSION: f"numbers ({shown})",
+    }[objective.kind]
+    yield f"scored by {names} of {what}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,9 +168,7 @@ class Session:
     def _sweep(self, found: Planned, bundle: Any, software: Mapping[str, str]) -> None:
         make, data, plan = found.make, found.data, bundle.plan
         requests = choice.requests(found.choice, found.work, found.groups.groups)
-        finish = _Finish(
-            job_by_id(plan), bundle, data, resolve(self.settings.scoring, data.classification)
-        )
+        finish = _Finish(job_by_id(plan), bundle, data, self.settings, self.store.event)
         finished = self.store.results()
         self.display.doing("")
         self.display.begin(plan, requests, list(finished.values()))
@@ -290,22 +290,46 @@ class _Finish:
     jobs: Mapping[str, Job]
     bundle: Any
     data: Prepared
-    scores: Mapping[str, Score]
+    settings: Settings
+    say: Callable[[str, str, str], None]
 
     def __call__(self, result: Result) -> Result:
         if result.status != DONE or result.outputs is None:
             return result
-        fold = self.bundle.fold_of(self.jobs[result.job_id])
-        targets = self.data.targets[fold.valid]
+        job = self.jobs[result.job_id]
+        targets = self.data.targets[self.bundle.fold_of(job).valid]
+        found = {}
         try:
-            found = {
-                name: float(score(targets, result.outputs)) for name, score in self.scores.items()
-            }
+            for name, score in self.scores[job.model].items():
+                with warnings.catch_warnings(record=True) as told:
+                    warnings.simplefilter("always")
+                    found[name] = float(score(targets, result.outputs))
+                for text in _told_of(name, found[name], told):
+                    self.say("score", text, result.job_id)
         except Exception as error:  # noqa: BLE001
             # A score may be the user's own function: its failure is the job's.
             line = f"scoring raised {type(error).__name__}: {error}"
             return replace(result, status=FAILED, error=line, traceback=line)
         return replace(result, scores=found)
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, Score]]:
+        """Scores by model, whose outputs may be of another scale than those of others."""
+        plan, settings = self.bundle.plan, self.settings
+        return {
+            model: resolve(settings.scoring, plan.objective_of(model), settings.transform)
+            for model in dict.fromkeys(job.model for job in plan.jobs)
+        }
+
+
+def _told_of(name: str, value: float, told: Sequence[warnings.WarningMessage]) -> Iterator[str]:
+    """Yield what the log must say of a score: that it is undefined, and what was warned of."""
+    texts = dict.fromkeys(" ".join(str(item.message).split()) for item in told)
+    if np.isnan(value):
+        texts = texts or {"no reason was given": None}
+        yield f"{name} is undefined: {'; '.join(texts)}"
+    else:
+        yield from (f"{name}: {text}" for text in texts)
 
 
 @contextmanager

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asynckfold import fusing
+from asynckfold.criteria import Criterion, criterion_of, why_not_of_pairs
 from asynckfold.engines.limits import allowed_cores
 from asynckfold.engines.machine import resolve_n_jobs
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.folds import Fold, make_folds
 from asynckfold.fusing import Fuse
+from asynckfold.objective import Transform
 from asynckfold.recipe import Recipe, named_lr_schedules, named_models, sending_problems
 from asynckfold.sharing import Sharing
 from asynckfold.store.layout import path_problems
@@ -27,18 +29,6 @@ from asynckfold.trainer_params import TrainerParams
 if TYPE_CHECKING:
     from asynckfold.data import Labels, Prepared
 
-CLASS_CRITERIA = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "cross_entropy", "nll_loss")
-NUMBER_CRITERIA = (
-    "MSELoss",
-    "L1Loss",
-    "SmoothL1Loss",
-    "HuberLoss",
-    "PoissonNLLLoss",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-)
 BASELINES = ("measure", "estimate", None)
 RESUMES = ("auto", "never", "must")
 DEVICES = ("auto", "cpu", "cuda")
@@ -85,11 +75,18 @@ class Settings:
     job_timeout_s: float | None = None
     refit: bool = False
     random_samples: bool = False
+    pos_label: Any = None
+    output_transform: Callable[[Any], Any] | None = None
 
     @property
-    def wants_classes(self) -> bool | None:
-        """Whether the criterion needs class labels; None when it does not say."""
-        return _wants_classes(self.criterion)
+    def asked(self) -> Criterion | None:
+        """What the criterion asks for; None where it is the user's own."""
+        return criterion_of(self.criterion)
+
+    @property
+    def transform(self) -> Transform | None:
+        """The user's `output_transform`, of arrays."""
+        return None if self.output_transform is None else of_arrays(self.output_transform)
 
     @property
     def threads(self) -> int | None:
@@ -134,6 +131,13 @@ class Settings:
         yield from _random_problems(self.random_samples)
         yield from _limit_problems("job_timeout_s", self.job_timeout_s)
         yield from _refit_problems(self.refit)
+        transform: object = self.output_transform
+        if transform is not None and not callable(transform):
+            yield Problem(
+                "output_transform must be a function of outputs",
+                one_line(transform),
+                "Pass for instance torch.sigmoid.",
+            )
         yield from self._plan_from_problems()
         yield from (Problem(*problem) for problem in fusing.problems(self.fuse))
         yield from self._elastic_problems()
@@ -321,7 +325,7 @@ class Settings:
                 given = by_position(self.targets, "targets")
             if given is None or (self.targets is None and source.rows is not None):
                 return ()
-            labels = resolve_labels(given, self.wants_classes, source.names)
+            labels = resolve_labels(given, None, source.names, self.asked)
             self.divided(len(source), labels)
         except InputError as error:
             return error.problems
@@ -329,11 +333,12 @@ class Settings:
 
     def divided(self, n_samples: int, labels: Labels | Prepared) -> tuple[Fold, ...]:
         """Return the folds."""
+        strata = labels.strata
         return make_folds(
             n_samples,
-            labels.targets,
+            labels.targets if strata is None else strata,
             self.kfolds,
-            classification=labels.classification,
+            classification=strata is not None,
             stratify=self.stratify,
             n_repeats=self.n_repeats,
             groups=self.groups,
@@ -424,6 +429,8 @@ def _criterion_problems(criterion: Any) -> Iterator[Problem]:
             criterion.__name__,
             f"Write {criterion.__name__}().",
         )
+    elif found := why_not_of_pairs(criterion):
+        yield Problem("criterion must be a function of outputs and targets", *found)
 
 
 def _preprocess_problems(preprocess: Any) -> Iterator[Problem]:
@@ -492,8 +499,15 @@ def one_line(value: Any, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _wants_classes(criterion: Any) -> bool | None:
-    name = getattr(criterion, "__name__", type(criterion).__name__)
-    if name in CLASS_CRITERIA:
-        return True
-    return False if name in NUMBER_CRITERIA else None
+def of_arrays(transform: Callable[[Any], Any]) -> Transform:
+    """Return a function of tensors as one of arrays."""
+    import torch
+
+    def apply(outputs: Any) -> Any:
+        with torch.no_grad():
+            found = transform(torch.from_numpy(np.array(outputs)))
+        if isinstance(found, torch.Tensor):
+            return found.detach().cpu().numpy()
+        return np.asarray(found)
+
+    return apply

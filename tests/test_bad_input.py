@@ -30,6 +30,7 @@ from tests.leftovers import descendants, shared_memory
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples()
+IGNORED = np.where(Y == 0, -100, Y)
 CE = nn.CrossEntropyLoss()
 
 
@@ -96,9 +97,9 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"dataset": (X, Y + 0.5)},
         ["must be integers", "0.5 at index 0", "MSELoss"],
     ),
-    "negative labels": (
-        {"dataset": (X, Y - 1)},
-        ["must not be negative", "-1 at index 0", "Count the classes from 0"],
+    "ignored labels": (
+        {"dataset": (X, IGNORED)},
+        ["must not be those that the criterion ignores", "-100 at index 0, 20 in all", "Subset"],
     ),
     "NaN labels": (
         {"dataset": (X, np.where(Y == 1, np.nan, Y))},
@@ -351,7 +352,7 @@ def test_several_problems_are_told_at_once(root: Path) -> None:
             schedulers=["cosin"],
             opt_fn=None,
             trainer_params={"epoch": 1},
-            dataset=(X, Y - 1),
+            dataset=(X, IGNORED),
         )
     lines = str(caught.value).splitlines()
     assert lines[0] == "5 problems, nothing was started:"
@@ -365,7 +366,7 @@ def test_several_problems_are_told_at_once(root: Path) -> None:
 def test_a_run_that_is_there_stays_as_it_was(root: Path) -> None:
     root.mkdir()
     (root / "notes.txt").write_text("mine")
-    for given in ({"dataset": (X, Y - 1)}, {"kfolds": 1}, {"resume": "must"}):
+    for given in ({"dataset": (X, IGNORED)}, {"kfolds": 1}, {"resume": "must"}):
         with pytest.raises(InputError):
             call(root, **given)
         assert [item.name for item in root.iterdir()] == ["notes.txt"]
@@ -626,7 +627,7 @@ def test_a_folder_without_a_run_ends_with_2(
 
 def test_what_was_refused_lets_go_of_the_folder(root: Path) -> None:
     with pytest.raises(InputError):
-        call(root, dataset=(X, Y - 1), resume="auto")
+        call(root, dataset=(X, IGNORED), resume="auto")
     root.mkdir()
     lock = os.open(root / "run.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -414,10 +414,11 @@ def test_one_output_of_log_odds_gives_probabilities_of_two_classes(tmp_path: Pat
     np.testing.assert_array_equal(ensemble.predict(X), (odds[:, 0] > 0.5).astype(np.int64))
     several = (X[:, :2] > 0).astype(np.float32)
     ensemble = trained(
-        tmp_path / "two", lambda: Numbers(2), (X, several), nn.BCEWithLogitsLoss(), scoring="r2"
+        tmp_path / "two", lambda: Numbers(2), (X, several), nn.BCEWithLogitsLoss()
     ).ensemble()
-    with pytest.raises(InputError, match="received 2 outputs of BCEWithLogitsLoss"):
-        ensemble.predict_proba(X)
+    shares = expit(said_by_each(ensemble, X).astype(np.float64)).mean(axis=0)
+    np.testing.assert_allclose(ensemble.predict_proba(X), shares)
+    np.testing.assert_array_equal(ensemble.predict(X), shares > 0.5)
 
 
 def test_a_model_that_was_trained_alone_is_an_ensemble_of_one(root: Path) -> None:

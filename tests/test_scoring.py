@@ -15,9 +15,11 @@ from sklearn.metrics import get_scorer, make_scorer
 from sklearn.preprocessing import StandardScaler
 
 from asynckfold.errors import InputError
+from asynckfold.objective import Objective, ordinary
 from asynckfold.scoring import resolve
 
 Array = npt.NDArray[Any]
+CLASSES, NUMBERS = ordinary(True), ordinary(False)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,7 @@ def test_many_classes_score_as_in_scikit_learn(
     digits: tuple[Array, Array, Any, Array], name: str
 ) -> None:
     targets, outputs, model, inputs = digits
-    found = resolve(name, classification=True)[name](targets, outputs)
+    found = resolve(name, CLASSES)[name](targets, outputs)
     assert found == pytest.approx(get_scorer(name)(model, inputs, targets), abs=1e-5)
     assert type(found) is float
     assert found not in (0.0, 1.0)
@@ -77,7 +79,7 @@ def test_two_classes_score_as_in_scikit_learn(
     two: tuple[Array, Array, Any, Array], name: str
 ) -> None:
     targets, outputs, model, inputs = two
-    found = resolve([name], classification=True)[name](targets, outputs)
+    found = resolve([name], CLASSES)[name](targets, outputs)
     assert found == pytest.approx(get_scorer(name)(model, inputs, targets), abs=1e-5)
 
 
@@ -90,9 +92,7 @@ def test_numbers_score_as_in_scikit_learn(name: str, column: bool) -> None:
     inputs, targets = load_diabetes(return_X_y=True)
     model = Ridge().fit(inputs, targets)
     outputs = model.predict(inputs).astype(np.float32)
-    found = resolve(name, classification=False)[name](
-        targets, outputs[:, None] if column else outputs
-    )
+    found = resolve(name, NUMBERS)[name](targets, outputs[:, None] if column else outputs)
     assert found == pytest.approx(get_scorer(name)(model, inputs, targets), rel=1e-5)
 
 
@@ -100,25 +100,25 @@ def test_several_numbers_at_once() -> None:
     rng = np.random.default_rng(0)
     targets = rng.normal(size=(50, 3))
     outputs = (targets + rng.normal(scale=0.1, size=targets.shape)).astype(np.float32)
-    found = resolve(None, classification=False)["r2"](targets, outputs)
+    found = resolve(None, NUMBERS)["r2"](targets, outputs)
     assert found == pytest.approx(metrics.r2_score(targets, outputs), rel=1e-6)
 
 
-@pytest.mark.parametrize(("classification", "name"), [(True, "accuracy"), (False, "r2")])
-def test_the_default_fits_the_targets(classification: bool, name: str) -> None:
-    assert list(resolve(None, classification)) == [name]
+@pytest.mark.parametrize(("objective", "name"), [(CLASSES, "accuracy"), (NUMBERS, "r2")])
+def test_the_default_fits_the_targets(objective: Objective, name: str) -> None:
+    assert list(resolve(None, objective)) == [name]
 
 
 def test_large_outputs_are_probabilities_all_the_same() -> None:
     outputs = np.array([[1000.0, -1000.0], [-1000.0, 1000.0], [0.0, 0.5]], np.float32)
     targets = np.array([0, 1, 0])
-    found = resolve("neg_log_loss", classification=True)["neg_log_loss"](targets, outputs)
+    found = resolve("neg_log_loss", CLASSES)["neg_log_loss"](targets, outputs)
     assert found == pytest.approx(np.log(softmax([0.0, 0.5])[0]) / 3, rel=1e-5)
 
 
 def test_outputs_may_be_more_than_the_classes() -> None:
     outputs = np.eye(5, dtype=np.float32)[[0, 1, 2, 2]]
-    assert resolve("accuracy", True)["accuracy"](np.array([0, 1, 2, 1]), outputs) == 0.75
+    assert resolve("accuracy", CLASSES)["accuracy"](np.array([0, 1, 2, 1]), outputs) == 0.75
 
 
 # ---- own scores ----
@@ -132,7 +132,7 @@ def test_own_functions_are_called_with_targets_and_outputs(
     digits: tuple[Array, Array, Any, Array],
 ) -> None:
     targets, outputs, *_ = digits
-    scores = resolve([agreement, "accuracy"], classification=True)
+    scores = resolve([agreement, "accuracy"], CLASSES)
     assert list(scores) == ["agreement", "accuracy"]
     assert scores["agreement"] is agreement
     assert agreement(targets, outputs) == scores["accuracy"](targets, outputs)
@@ -140,7 +140,7 @@ def test_own_functions_are_called_with_targets_and_outputs(
 
 def test_scores_may_be_named(digits: tuple[Array, Array, Any, Array]) -> None:
     targets, outputs, *_ = digits
-    scores = resolve({"mine": lambda y, o: 0.5, "f1": "f1_macro"}, classification=True)
+    scores = resolve({"mine": lambda y, o: 0.5, "f1": "f1_macro"}, CLASSES)
     assert list(scores) == ["mine", "f1"]
     assert scores["mine"](targets, outputs) == 0.5
     assert scores["f1"](targets, outputs) == pytest.approx(
@@ -156,7 +156,7 @@ def test_scorers_of_scikit_learn_are_understood(digits: tuple[Array, Array, Any,
             metrics.log_loss, response_method="predict_proba", greater_is_better=False
         ),
     }
-    scores = resolve(list(given.values()), classification=True)
+    scores = resolve(list(given.values()), CLASSES)
     assert list(scores) == list(given)
     for name, scorer in given.items():
         assert scores[name](targets, outputs) == pytest.approx(
@@ -183,12 +183,12 @@ def test_scorers_of_scikit_learn_are_understood(digits: tuple[Array, Array, Any,
 )
 def test_odd_scores_are_refused(scoring: Any, text: str) -> None:
     with pytest.raises(InputError) as raised:
-        resolve(scoring, classification=True)
+        resolve(scoring, CLASSES)
     assert text in str(raised.value)
     assert len(raised.value.problems) == 1
 
 
 def test_all_odd_scores_are_named_at_once() -> None:
     with pytest.raises(InputError) as raised:
-        resolve(["acuracy", "f1_makro", 3], classification=True)
+        resolve(["acuracy", "f1_makro", 3], CLASSES)
     assert len(raised.value.problems) == 3

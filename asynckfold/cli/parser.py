@@ -447,6 +447,11 @@ def _add_training_flags(verb: argparse.ArgumentParser, alone: bool) -> None:
         metavar="A,B",
         help="scikit-learn scorers, such as accuracy,f1_macro; the first ranks (default accuracy)",
     )
+    group.add_argument(
+        "--pos-label",
+        metavar="CLASS",
+        help="the class that scores such as f1 take for positive (default: class 1)",
+    )
 
 
 def _add_fold_flags(group: argparse._ActionsContainer) -> None:

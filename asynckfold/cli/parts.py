@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,6 +68,7 @@ _SETTINGS = {
     "devices": "devices",
     "stall_timeout": "stall_timeout",
     "scoring": "scoring",
+    "pos_label": "pos_label",
     "baseline": "baseline",
     "resume": "resume",
     "allow_different_software": "allow_different_software",
@@ -189,6 +191,7 @@ def _from_flags(parsed: argparse.Namespace) -> SweepParts:
     _check_settings(parsed, schedulers, problems)
     refuse(problems)
     models, settings = _models_and_views(names, imported, source, parsed.augment)
+    settings |= _positive_class(_words(parsed.scoring or ""), parsed.pos_label, source)
     notes = [*source.notes, *([_AUGMENTED] if parsed.augment else [])]
     if notes:
         settings["about"] = {"data": notes}
@@ -282,6 +285,24 @@ def _models_and_views(
 
         settings["preprocess"] = StandardScaler()
     return models, settings
+
+
+def _positive_class(scoring: Sequence[str], given: str | None, source: Source) -> dict[str, str]:
+    """Return the class that scikit-learn takes for positive, which is called 1.
+
+    Labels of a file are what stands there, and not the indices that became of them.
+    """
+    from asynckfold.scoring import one_class_scorers
+
+    asking = one_class_scorers(scoring)
+    if given is not None or len(source.classes) != 2 or not asking or source.classes[1] == "1":
+        return {}
+    if "1" not in source.classes:
+        shown = " and ".join(source.classes)
+        rule = f"{', '.join(asking)} needs to know which class is positive: scikit-learn takes 1"
+        remedy = f"Pass --pos-label {shlex.quote(source.classes[1])}, or a score such as f1_macro."
+        refuse([Problem(rule, f"classes {shown}", remedy)])
+    return {"pos_label": "1"}
 
 
 def _flag_problems(
@@ -524,7 +545,8 @@ def live_parts(parsed: argparse.Namespace) -> tuple[Settings, Recipe, Source | N
     given = sweep.settings
     preprocess = given.get("preprocess")
     recipe = Recipe(named_models(sweep.models)[0], {}, sweep.opt_fn, sweep.criterion, preprocess)
-    views = {name: given.get(name) for name in ("train_transform", "eval_transform")}
+    words = ("train_transform", "eval_transform", "output_transform")
+    views = {name: given.get(name) for name in words}
     settings = Settings(None, sweep.dataset, Path(parsed.root), sweep.criterion, 1, **views)
     return settings, recipe, source
 

@@ -16,11 +16,12 @@ from asynckfold.cli.export import best, new_file_problems
 from asynckfold.cli.parser import make_parser, stored_command
 from asynckfold.cli.parts import DEFAULTS, live_parts, names_code
 from asynckfold.cli.tell import Output
+from asynckfold.criteria import MARGINS, PROBABILITIES, VALUES
 from asynckfold.cv_results import CVResults
-from asynckfold.ensemble import NUMBERS
 from asynckfold.errors import Problem, refuse
 from asynckfold.files import write_whole
 from asynckfold.kfold import load_results, with_models
+from asynckfold.objective import MULTICLASS, REGRESSION, Objective
 from asynckfold.report.findings import plural
 from asynckfold.scoring import resolve
 from asynckfold.store import RunStore
@@ -52,7 +53,8 @@ def predict(parsed: argparse.Namespace, store: RunStore, out: Output) -> int:
     )
     for note in samples.notes:
         out.error(note)
-    if ensemble.outputs_are == NUMBERS:
+    asked = ensemble.objective
+    if not asked.is_classes or asked.scale == MARGINS:
         classes: tuple[str, ...] = ()
         found: npt.NDArray[Any] = ensemble.predict(samples.dataset)
     else:
@@ -60,7 +62,7 @@ def predict(parsed: argparse.Namespace, store: RunStore, out: Output) -> int:
         extra = range(len(ensemble.classes), found.shape[1])
         classes = (*ensemble.classes, *map(str, extra))
     write_whole(path, _content(path, samples, found, classes))
-    score, why = _score(samples, found, classes)
+    score, why = _score(samples, found, classes, asked)
     told = {"candidate": name, "models": ensemble.size, "samples": len(found), "to": str(path)}
     out.data({**told, "score": score})
     out.say(f"{name}, {plural(ensemble.size, 'model')}: {plural(len(found), 'sample')} in {path}")
@@ -142,17 +144,20 @@ def _rows(
 ) -> Iterator[list[Any]]:
     for name, values in zip(names, found, strict=True):
         chosen = [classes[values.argmax()], float(values.max())] if classes else []
-        yield [name, *chosen, *np.ravel(values).astype(float).tolist()]
+        numbers = values if found.dtype.kind in "iU" else np.asarray(values).astype(float)
+        yield [name, *chosen, *np.ravel(numbers).tolist()]
 
 
 def _score(
-    samples: Samples, found: npt.NDArray[Any], classes: Sequence[str]
+    samples: Samples, found: npt.NDArray[Any], classes: Sequence[str], asked: Objective
 ) -> tuple[dict[str, float], str]:
     """Return the score where the samples have labels; or why there is none."""
     from asynckfold.sources.labels import indices_in, number
 
     if samples.labels is None:
         return {}, ""
+    if not classes and asked.kind != REGRESSION:
+        return {}, "no score: it takes one probability of each class"
     if classes:
         targets: npt.NDArray[Any] = indices_in(classes, samples.labels)
         unknown = sorted({samples.labels[at] for at in np.flatnonzero(targets < 0)})
@@ -163,7 +168,8 @@ def _score(
         return {}, f"no score: labels that the run does not know: {', '.join(unknown[:5])}"
     if not classes and found.ndim > 1:
         return {}, "no score: the models say several numbers of each sample"
-    scores = resolve(None, bool(classes))
+    told = Objective(MULTICLASS, PROBABILITIES) if classes else Objective(REGRESSION, VALUES)
+    scores = resolve(None, told)
     return {name: float(score(targets, found)) for name, score in scores.items()}, ""
 
 

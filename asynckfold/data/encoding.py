@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,29 +20,41 @@ class Encoding:
     Parameters
     ----------
     indices : Mapping or None
-        Class index by raw label; None: labels are numbers.
+        Class index, or what stands for the class, by raw label; None: labels are numbers.
     shape : tuple of int
         Of one target.
+    dtype : str
+        Of targets.
     """
 
-    indices: Mapping[Hashable, int] | None
+    indices: Mapping[Hashable, float] | None
     shape: tuple[int, ...]
+    dtype: str = "float32"
 
     @classmethod
     def of(cls, values: Any, labels: Labels) -> Encoding:
         """Learn from raw labels and what became of them."""
-        shape = labels.targets.shape[1:]
-        if not labels.classification:
-            return cls(None, shape)
+        shape, dtype = labels.targets.shape[1:], str(labels.targets.dtype)
+        if labels.strata is None:
+            return cls(None, shape, dtype)
         array = label_array(values).reshape(len(labels.targets))
-        indices = dict(zip(array.tolist(), labels.targets.tolist(), strict=True))
-        if all(raw == index for raw, index in indices.items()):
+        targets = labels.targets.reshape(len(array)).tolist()
+        indices = dict(zip(array.tolist(), targets, strict=True))
+        if labels.classification and all(raw == index for raw, index in indices.items()):
             # Names of classes that no sample had this time.
             indices |= {index: index for index in range(len(labels.classes))}
-        return cls(indices, shape)
+        return cls(indices, shape, dtype)
+
+    def numbered(self, before: Array, after: Array) -> Encoding:
+        """Return this encoding with other class indices: those of all samples are given."""
+        if self.indices is None:
+            return self
+        other = dict(zip(before.tolist(), after.tolist(), strict=True))
+        kept = {raw: other[index] for raw, index in self.indices.items() if index in other}
+        return replace(self, indices=kept)
 
     def __call__(self, label: Any, index: int) -> Array:
-        """Return the target, int64 or float32.
+        """Return the target.
 
         Raises
         ------
@@ -51,7 +63,7 @@ class Encoding:
         """
         array = label_array([label])[0]
         if self.indices is None:
-            return np.asarray(array, np.float32).reshape(self.shape)
+            return np.asarray(array, self.dtype).reshape(self.shape)
         raw = np.reshape(array, ()).item()
         if raw not in self.indices:
             problem = Problem(
@@ -61,4 +73,4 @@ class Encoding:
                 "Name all classes in the dataset's attribute `classes`.",
             )
             raise InputError([problem])
-        return np.asarray(self.indices[raw], np.int64)
+        return np.asarray(self.indices[raw], self.dtype).reshape(self.shape)

@@ -1,16 +1,29 @@
-"""Labels: class indices or regression targets, checked, in one form."""
+"""Labels: class indices, 0 and 1, or numbers, checked, in one form, and what they were."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from asynckfold.criteria import CLASSES, NUMBERS, ODDS, SIGNS, Criterion
 from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.objective import (
+    BINARY,
+    MULTICLASS,
+    MULTILABEL,
+    REGRESSION,
+    Objective,
+    natural_scale,
+    ordinary,
+)
 from asynckfold.transforms import Array
+
+MOST_CLASSES = 1 << 20
+"""Whole numbers from here on are names of classes, and no numbers of outputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,25 +33,72 @@ class Labels:
     Parameters
     ----------
     targets : ndarray
-        int64 class indices (n,), or float32 regression targets (n,) or (n, m).
+        int64 class indices (n,), or float32 numbers (n,) or (n, m): regression targets, or codes of
+        two classes each.
     classes : tuple of str
-        Class names by index; empty for regression.
+        Class names by index, from the least to the greatest index there may be; empty for numbers
+        and for several labels of a sample.
     classification : bool
-        Whether the targets are classes.
+        Whether the targets are class indices.
     notes : tuple of str
         What was done to them.
+    objective : Objective
+        What they ask of a model, as far as it is known before a model ran.
+    ignore_index : int
+        The class that the criterion leaves out.
     """
 
     targets: Array
     classes: tuple[str, ...]
     classification: bool
     notes: tuple[str, ...] = ()
+    objective: Objective = field(default_factory=lambda: ordinary(True))
+    ignore_index: int = -100
+
+    @property
+    def strata(self) -> Array | None:
+        """The class of each sample; None where it has none, or several."""
+        return self.objective.codes(self.targets) if self.objective.is_classes else None
+
+    @property
+    def highest(self) -> int:
+        """The greatest class index of a sample; -1 for numbers."""
+        return int(self.targets.max()) if self.classification else -1
+
+    @property
+    def may_be_numbered(self) -> bool:
+        """Whether they are class indices as they are, which would be less if numbered anew."""
+        if not self.classification or self.objective.labels:
+            return False
+        return len(np.unique(self.targets)) <= self.highest
+
+    def numbered(self) -> Labels:
+        """Return whole numbers, which were class indices as they are, numbered by sorted order."""
+        found = np.unique(self.targets)
+        codes = np.searchsorted(found, self.targets).astype(np.int64)
+        names = tuple(self.classes[label] for label in found.tolist())
+        labels = found.tolist()
+        refuse(_ignored_problems(np.arange(len(found)), self.ignore_index, "numbered labels"))
+        return replace(
+            self,
+            targets=codes,
+            classes=names,
+            notes=(*self.notes, _numbering(labels)),
+            objective=replace(self.objective, labels=tuple(labels)),
+        )
 
 
 def resolve_labels(
-    values: Any, wants_classes: bool | None = None, names: Sequence[str] = ()
+    values: Any,
+    wants_classes: bool | None = None,
+    names: Sequence[str] = (),
+    criterion: Criterion | None = None,
 ) -> Labels:
     """Check labels and bring them into one form.
+
+    Whole numbers that are not negative are class indices as they are, so that pretrained heads,
+    weights of a criterion and `ignore_index` mean what they mean in a loop of one's own. Strings
+    and negative numbers are numbered by sorted order.
 
     Parameters
     ----------
@@ -49,6 +109,8 @@ def resolve_labels(
         Whether the criterion needs class indices; None: told by the labels' type.
     names : sequence of str
         The dataset's class names, if it has any.
+    criterion : Criterion or None
+        What the criterion asks for; it stands above `wants_classes`.
 
     Raises
     ------
@@ -60,18 +122,27 @@ def resolve_labels(
     >>> labels = resolve_labels(["dog", "cat", "dog"])
     >>> labels.targets.tolist(), labels.classes
     ([1, 0, 1], ('cat', 'dog'))
+    >>> resolve_labels([0, 3, 1]).targets.tolist()
+    [0, 3, 1]
     """
     array = label_array(values)
-    if wants_classes is None:
-        wants_classes = array.dtype.kind in "biuU"
-    if not wants_classes:
-        return _regression(array)
+    wanted = {True: CLASSES, False: NUMBERS, None: None}[wants_classes]
+    wanted = wanted if criterion is None else criterion.targets
+    if wanted in (ODDS, SIGNS):
+        assert criterion is not None
+        return _two_valued(array, criterion, tuple(names))
+    if wanted is None:
+        wanted = CLASSES if array.dtype.kind in "biuU" else NUMBERS
+    if wanted == NUMBERS:
+        return _regression(array, criterion)
     notes = []
     if array.ndim == 2 and array.shape[1] == 1:
         notes.append(f"labels of shape {array.shape} were squeezed to ({len(array)},)")
         array = array[:, 0]
-    refuse(_class_problems(array))
-    return _classes(array, tuple(names), notes)
+    ignored = -100 if criterion is None else criterion.ignore_index
+    refuse(_class_problems(array, ignored))
+    objective = Objective(MULTICLASS, natural_scale(MULTICLASS, criterion))
+    return _classes(array, tuple(names), notes, objective, ignored)
 
 
 def label_array(values: Any) -> Array:
@@ -102,7 +173,7 @@ def _stacked(values: Any) -> Array:
     return np.empty(len(items), object) if ragged else np.array(items)
 
 
-def _regression(array: Array) -> Labels:
+def _regression(array: Array, criterion: Criterion | None) -> Labels:
     if array.dtype.kind == "U" or array.ndim not in (1, 2):
         raise InputError(
             [
@@ -113,19 +184,28 @@ def _regression(array: Array) -> Labels:
                 )
             ]
         )
+    _refuse_not_finite(array, "regression targets must be finite")
+    objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion))
+    return Labels(_floats(array), (), False, objective=objective)
+
+
+def _refuse_not_finite(array: Array, rule: str) -> None:
     finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
     if not finite.all():
         at = int(np.flatnonzero(~finite)[0])
         raise InputError(
             [
                 Problem(
-                    "regression targets must be finite",
+                    rule,
                     f"{array[at]} at index {at}, {int((~finite).sum())} in all",
                     "Remove these samples or fill in their targets.",
                 )
             ]
         )
-    return Labels(np.ascontiguousarray(array, dtype=np.float32), (), False)
+
+
+def _floats(array: Array) -> Array:
+    return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def _first(array: Array) -> str:
@@ -133,7 +213,82 @@ def _first(array: Array) -> str:
     return f"{array.dtype} such as {flat[0]!s}" if flat.size else f"{array.dtype}"
 
 
-def _class_problems(array: Array) -> list[Problem]:
+# Two classes, or several labels of a sample, as 0 and 1 or as -1 and 1
+
+
+def _two_valued(array: Array, criterion: Criterion, names: tuple[str, ...]) -> Labels:
+    """Resolve labels for a criterion that compares outputs with codes of two classes."""
+    if array.dtype.kind != "U":
+        _refuse_not_finite(array, "labels must not be NaN or infinite")
+    found = np.unique(array)
+    codes = (-1, 1) if criterion.targets == SIGNS else (0, 1)
+    is_codes = array.dtype.kind != "U" and set(found.tolist()) <= set(codes)
+    several = array.ndim == 2 and array.shape[1] > 1
+    scale = natural_scale(BINARY, criterion)
+    shares = array.dtype.kind == "f" and codes == (0, 1) and not is_codes
+    if array.ndim in (1, 2) and shares and found[0] >= 0 and found[-1] <= 1:
+        # Targets that are probabilities themselves: numbers, of outputs on the same scale.
+        return Labels(_floats(array), (), False, objective=Objective(REGRESSION, scale))
+    refuse(_two_valued_problems(array, found, codes, is_codes, several, criterion.name))
+    signs = codes == (-1, 1)
+    if several:
+        if is_codes:
+            return Labels(_floats(array), (), False, (), Objective(MULTILABEL, scale, signs=signs))
+        array = np.where(array == found[-1], codes[1], codes[0])
+        return Labels(_floats(array), (), False, (), Objective(MULTILABEL, scale, signs=signs))
+    notes: tuple[str, ...] = ()
+    if len(found) == 1:
+        notes = (f"all labels are of one class, {found[0]}",)
+    if is_codes:
+        labels: tuple[Any, ...] = codes if signs else ()
+        labels = (False, True) if array.dtype.kind == "b" else labels
+        targets = array
+    else:
+        labels = tuple(_plain(value) for value in found.tolist())
+        targets = np.where(array == found[-1], codes[1], codes[0])
+        notes = (*notes, _numbering(labels, codes))
+    shown = tuple(map(str, labels or codes))
+    classes = names if len(names) == 2 and not labels else shown
+    objective = Objective(BINARY, scale, labels, signs)
+    return Labels(_floats(targets), classes, False, notes, objective)
+
+
+def _plain(value: Any) -> Any:
+    """A whole number as int, so that labels 1.0 and 2.0 are 1 and 2."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _two_valued_problems(
+    array: Array,
+    found: Array,
+    codes: tuple[int, int],
+    is_codes: bool,
+    several: bool,
+    name: str,
+) -> list[Problem]:
+    if array.ndim not in (1, 2):
+        rule = f"{name} needs labels of shape (n,), (n, 1) or (n, n_labels)"
+        return [Problem(rule, f"shape {array.shape}", "Pass targets= of such a shape.")]
+    # One label that is no code tells not which of the two classes it is.
+    if is_codes or (len(found) == 2 and (not several or array.dtype.kind == "b")):
+        return []
+    shown = ", ".join(map(str, found[:5].tolist())) + (", …" if len(found) > 5 else "")
+    what = f"rows of {codes[0]} and {codes[1]}" if several else "two classes"
+    return [
+        Problem(
+            f"{name} needs labels of {what}",
+            f"{len(found)} values: {shown}",
+            "Use CrossEntropyLoss for classes, or a criterion such as MSELoss for numbers."
+            if not several
+            else f"Pass targets= of {codes[0]} and {codes[1]}.",
+        )
+    ]
+
+
+# Class indices
+
+
+def _class_problems(array: Array, ignored: int) -> list[Problem]:
     if array.ndim != 1:
         received, remedy = f"shape {array.shape}", "Pass targets= of shape (n,)."
         if array.ndim == 2 and array.dtype.kind != "U":
@@ -142,15 +297,27 @@ def _class_problems(array: Array) -> list[Problem]:
         return [Problem("class labels must be one index per sample", received, remedy)]
     if array.dtype.kind == "f":
         return _float_problems(array)
-    if array.dtype.kind == "i" and (array < 0).any():
-        at = int(np.flatnonzero(array < 0)[0])
-        hint = (
-            "Samples to be ignored (-100) cannot be scored: leave them out with Subset."
-            if array[at] == -100
-            else "Count the classes from 0."
+    if array.dtype.kind == "i":
+        return [
+            problem
+            for index in dict.fromkeys((-100, ignored))
+            for problem in _ignored_problems(array, index, "class labels")
+        ]
+    return _ignored_problems(array, ignored, "class labels") if array.dtype.kind == "u" else []
+
+
+def _ignored_problems(array: Array, ignored: int, what: str) -> list[Problem]:
+    at = np.flatnonzero(array == ignored)
+    if not at.size:
+        return []
+    return [
+        Problem(
+            f"{what} must not be those that the criterion ignores",
+            f"{ignored} at index {at[0]}, {at.size} in all",
+            f"Samples to be ignored ({ignored}) cannot be scored: leave them out with Subset, or "
+            "pass another ignore_index where they are a class.",
         )
-        return [Problem("class labels must not be negative", f"{array[at]} at index {at}", hint)]
-    return []
+    ]
 
 
 def _float_problems(array: Array) -> list[Problem]:
@@ -176,17 +343,33 @@ def _float_problems(array: Array) -> list[Problem]:
     return [*problems, Problem("labels for a class criterion must be integers", received, remedy)]
 
 
-def _classes(array: Array, names: tuple[str, ...], notes: list[str]) -> Labels:
+def _classes(
+    array: Array, names: tuple[str, ...], notes: list[str], objective: Objective, ignored: int
+) -> Labels:
     found = np.unique(array)
-    numeric = array.dtype.kind in "biu"
-    if numeric and int(found[-1]) < len(names):
-        return Labels(array.astype(np.int64), names, True, tuple(notes))
-    labels = tuple(str(value) for value in found.tolist())
-    if not numeric or not np.array_equal(found, np.arange(len(found))):
-        shown = ", ".join(f"{name} = {index}" for index, name in enumerate(labels[:20]))
-        more = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
-        notes = [*notes, f"labels were numbered by sorted order: {shown}{more}"]
-    targets = np.searchsorted(found, array).astype(np.int64)
     if len(found) == 1:
-        notes = [*notes, f"all labels are of one class, {labels[0]}"]
-    return Labels(targets, labels, True, tuple(notes))
+        notes = [*notes, f"all labels are of one class, {found[0]}"]
+    kind, classes = array.dtype.kind, names
+    if kind == "b":
+        targets = array.astype(np.int64)
+        classes = names if len(names) == 2 else ("False", "True")
+        objective = replace(objective, labels=(False, True))
+        return Labels(targets, classes, True, tuple(notes), objective, ignored)
+    if kind in "iu" and found[0] >= 0 and int(found[-1]) < MOST_CLASSES:
+        highest = int(found[-1])
+        classes = names if highest < len(names) else tuple(map(str, range(highest + 1)))
+        return Labels(array.astype(np.int64), classes, True, tuple(notes), objective, ignored)
+    labels = found.tolist()
+    if kind in "iu":
+        refuse(_ignored_problems(np.arange(len(found)), ignored, "numbered labels"))
+    objective = replace(objective, labels=tuple(labels))
+    targets = np.searchsorted(found, array).astype(np.int64)
+    notes = [*notes, _numbering(labels)]
+    return Labels(targets, tuple(map(str, labels)), True, tuple(notes), objective, ignored)
+
+
+def _numbering(labels: Sequence[Any], codes: Sequence[int] | None = None) -> str:
+    pairs = list(zip(labels, codes or range(len(labels)), strict=True))
+    shown = ", ".join(f"{label} = {code}" for label, code in pairs[:20])
+    more = f" and {len(pairs) - 20} more" if len(pairs) > 20 else ""
+    return f"labels were numbered by sorted order: {shown}{more}"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_collate
 
+from asynckfold.criteria import Criterion
 from asynckfold.data.batches import DataHandle
 from asynckfold.data.encoding import Encoding
 from asynckfold.data.labels import Labels, label_array, resolve_labels
@@ -29,6 +30,7 @@ from asynckfold.data.reading import (
 )
 from asynckfold.data.shared import ArraySpec, SharedArray
 from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.objective import Objective
 from asynckfold.transforms import Array, View, apply, describe, seeded
 
 _PATIENCE_SECONDS = 5.0
@@ -42,11 +44,12 @@ class Prepared:
     Parameters
     ----------
     targets : ndarray
-        int64 class indices (n,), or float32 regression targets (n,) or (n, m).
+        int64 class indices (n,), or float32 numbers (n,) or (n, m): regression targets, or codes of
+        two classes each.
     classes : tuple of str
-        Class names by index; empty for regression.
+        Class names by index; empty for numbers and for several labels of a sample.
     classification : bool
-        Whether the targets are classes.
+        Whether the targets are class indices.
     n_samples : int
         Number of samples.
     fingerprint : str
@@ -76,6 +79,56 @@ class Prepared:
     _handle: DataHandle
     _shared: tuple[SharedArray, ...]
     _ordinary: tuple[OneByOne, OneByOne]
+    _labels: Labels
+    _digest: bytes
+
+    @property
+    def objective(self) -> Objective:
+        """What targets ask of a model, as far as it is known before a model ran."""
+        return self._labels.objective
+
+    @property
+    def strata(self) -> Array | None:
+        """The class of each sample; None where it has none, or several."""
+        return self._labels.strata
+
+    @property
+    def highest(self) -> int:
+        """The greatest class index of a sample; -1 for numbers."""
+        return self._labels.highest
+
+    @property
+    def may_be_numbered(self) -> bool:
+        """Whether labels are class indices as they are, which would be less if numbered anew."""
+        return self._labels.may_be_numbered
+
+    def numbered(self) -> Prepared:
+        """Return the data with labels that are numbered by sorted order.
+
+        The arrays are the same, filled anew; what was opened before is not to be used any more.
+        """
+        labels = self._labels.numbered()
+        train, evaluation = self._ordinary
+        encoding = self._handle.encoding
+        if encoding is not None:
+            encoding = encoding.numbered(self.targets, labels.targets)
+
+        def view(item: OneByOne) -> OneByOne:
+            return OneByOne(item.source, item.steps, labels.targets, encoding)
+
+        self._shared[0].writable()[...] = labels.targets
+        fingerprint, before = _fingerprints(self._handle, self._shared, labels, self._digest)
+        return replace(
+            self,
+            targets=labels.targets,
+            classes=labels.classes,
+            fingerprint=fingerprint,
+            fingerprint_before=before,
+            _handle=replace(self._handle, encoding=encoding),
+            notes=(*self.notes, *labels.notes[len(self._labels.notes) :]),
+            _ordinary=(view(train), view(evaluation)),
+            _labels=labels,
+        )
 
     def ordinary(self) -> tuple[OneByOne, OneByOne]:
         """Return the train view and the eval view as data sets that read sample by sample."""
@@ -98,6 +151,7 @@ def prepare(
     eval_transform: Any = None,
     targets: Any = None,
     criterion_wants_classes: bool | None = None,
+    criterion: Criterion | None = None,
     random_samples: bool = False,
     memory_budget: int | None = None,
     folder: Path | None = None,
@@ -117,6 +171,8 @@ def prepare(
         Labels, in place of the dataset's.
     criterion_wants_classes : bool or None
         Whether the criterion needs class indices; None: told by the labels' type.
+    criterion : Criterion or None
+        What the criterion asks for; it stands above `criterion_wants_classes`.
     random_samples : bool
         Whether another read of a sample may give another pair, though this does not show.
     memory_budget : int, optional
@@ -134,21 +190,21 @@ def prepare(
     look = Look(dataset, train_transform, eval_transform, random_samples)
     source = open_source(dataset)
     given = _given_labels(source, targets)
-    labels, problems = _resolved(given, criterion_wants_classes, source.names)
+    wanted = criterion_wants_classes, source.names, criterion
+    labels, problems = _resolved(given, *wanted)
     readers = readers if readers is not None and runs_user_code(look) else Here()
     found: Seen | Reading
     seen = found = look_at(look, readers)
     while isinstance(found, Seen):
         seen = found
         if seen.views.problems and labels is None and not problems and _is_quick(seen):
-            values = labels_of(seen, readers)
-            _, problems = _resolved(values, criterion_wants_classes, source.names)
+            _, problems = _resolved(labels_of(seen, readers), *wanted)
         refuse([*seen.views.problems, *problems])
         found = read_all(seen, readers, memory_budget, folder)
     encoding = None
     if labels is None:
         try:
-            labels = resolve_labels(found.labels, criterion_wants_classes, source.names)
+            labels = resolve_labels(found.labels, *wanted)
         except InputError:
             found.close()
             raise
@@ -165,6 +221,7 @@ def prepare(
         eval_transform=eval_transform,
         targets=targets,
         criterion_wants_classes=criterion_wants_classes,
+        criterion=criterion,
         random_samples=random_samples,
         memory_budget=memory_budget,
         folder=folder,
@@ -215,13 +272,16 @@ def _given_labels(source: Opened, targets: Any) -> Any:
 
 
 def _resolved(
-    values: Any, wants_classes: bool | None, names: tuple[str, ...]
+    values: Any,
+    wants_classes: bool | None,
+    names: tuple[str, ...],
+    criterion: Criterion | None,
 ) -> tuple[Labels | None, tuple[Problem, ...]]:
     """Resolve labels, if there are any yet; return problems, to be told with others."""
     if values is None:
         return None, ()
     try:
-        return resolve_labels(values, wants_classes, names), ()
+        return resolve_labels(values, wants_classes, names, criterion), ()
     except InputError as error:
         return None, error.problems
 
@@ -251,6 +311,8 @@ def _assemble(seen: Seen, labels: Labels, reading: Reading, encoding: Encoding |
         _handle=handle,
         _shared=shared,
         _ordinary=(train, evaluation),
+        _labels=labels,
+        _digest=reading.digest,
     )
 
 

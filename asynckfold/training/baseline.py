@@ -21,14 +21,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
+from asynckfold.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.data import Batches, exact
 from asynckfold.folds import Fold
+from asynckfold.objective import REGRESSION, Objective
 from asynckfold.plan import Job
 from asynckfold.pulse import Pulse
 from asynckfold.result import Baseline
 from asynckfold.training import batching, lr_schedules, seeding
 from asynckfold.training.building import schedule_of
 from asynckfold.training.bundle import Bundle, NoLog
+from asynckfold.training.evaluation import right
 from asynckfold.training.isolation import isolated
 from asynckfold.training.losses import factor_and_count
 from asynckfold.training.precision import outputs_of
@@ -66,12 +69,13 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
             continue
         seconds[job.id] = time.perf_counter() - started
         by_candidate[job.candidate] += seconds[job.id]
-        if classes:
+        asked = bundle.plan.objective_of(job.model)
+        if asked.kind != REGRESSION and asked.scale not in (TRANSFORMED, UNKNOWN):
             by_job[job.id] = trained.accuracy
             scores[job.candidate].append(trained.accuracy)
         if several:
             epochs[job.id] = trained.epochs
-            class_counts[job.id] = trained.class_counts(classes)
+            class_counts[job.id] = trained.class_counts(classes, asked)
     return Baseline(
         "measured",
         sum(by_candidate.values()),
@@ -130,6 +134,7 @@ class _Loop:
         plan, recipe = bundle.plan, bundle.recipe
         self.plan, self.params = plan, plan.params
         self.job, self.fold = job, bundle.fold_of(job)
+        self.asked = plan.objective_of(job.model)
         self.device = torch.device(plan.device)
         seeding.seed_all(job.seed)
         self.model = recipe.models[job.model]().to(self.device)
@@ -178,15 +183,14 @@ class _Loop:
     def score(
         self, inputs: torch.Tensor, targets: torch.Tensor
     ) -> tuple[float, float, torch.Tensor]:
-        """Return the summed loss, by what it counts, and which classes are right."""
+        """Return the summed loss, by what it counts, and which samples are right."""
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         factor, count = self.counted(targets)
         with torch.no_grad():
             outputs = self.outputs_of(inputs)
             loss = float(self.criterion(outputs, targets)) * factor
-        right = outputs.argmax(1) == targets if outputs.ndim == 2 else targets != targets
-        right = right if right.shape == targets.shape else targets != targets
-        return loss, count, right
+        hits = right(self.asked, outputs, targets)
+        return loss, count, torch.zeros(len(targets), dtype=torch.bool) if hits is None else hits
 
     def counted(self, targets: torch.Tensor) -> tuple[float, float]:
         """Return `factor_and_count` of a batch."""
@@ -217,13 +221,15 @@ class _Trained:
         right = sum(float(right.sum()) for _, right in self.judged)
         return right / sum(len(targets) for targets, _ in self.judged)
 
-    def class_counts(self, classes: int) -> list[tuple[int, int]]:
+    def class_counts(self, classes: int, asked: Objective) -> list[tuple[int, int]]:
         """Return, of each class, how many held-out samples are right, of how many."""
-        targets, right = (
-            torch.cat([part.flatten().cpu() for part in parts])
-            for parts in zip(*self.judged, strict=True)
+        if not classes:
+            return []
+        given, right = (
+            torch.cat([part.cpu() for part in parts]) for parts in zip(*self.judged, strict=True)
         )
-        said = targets[right]
+        targets = asked.codes(given.numpy())
+        said = targets[right.numpy()]
         return [
             (int((said == number).sum()), int((targets == number).sum()))
             for number in range(classes)

@@ -55,6 +55,10 @@ class Bundle:
     code : Mapping
         What the live objects are by value, see `asynckfold.digests`; empty where no module of the
         user's own is imported for them.
+    highest : int
+        The greatest class index of a sample; -1 where a dry run need not look at it.
+    may_be_numbered : bool
+        Whether class indices beyond a model's outputs can be numbered anew.
     """
 
     plan: Plan
@@ -69,6 +73,8 @@ class Bundle:
     fuse: Fuse = False
     job_timeout_s: float | None = None
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    highest: int = -1
+    may_be_numbered: bool = False
 
     def fold_of(self, job: Job) -> Fold:
         """Return the fold that `job` holds out."""

@@ -17,7 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from asynckfold.criteria import PROBABILITIES, TRANSFORMED, UNKNOWN
 from asynckfold.folds import Indices
+from asynckfold.objective import MULTICLASS, REGRESSION, Objective
 from asynckfold.training.losses import adds_up
 from asynckfold.training.precision import outputs_of
 
@@ -44,7 +46,8 @@ def evaluate(
     loss : float
         The criterion of all outputs at once; their mean, where it sums.
     accuracy : float or None
-        Share of the samples whose greatest output is their class; None for regression.
+        Share of the samples whose class, or whose labels all, the outputs say; None for
+        regression, and where only the user's `output_transform` tells.
     """
     set_mode(training, train=False)
     # Not inference_mode: what a model keeps of such a pass could not be trained with afterwards.
@@ -54,10 +57,26 @@ def evaluate(
         loss = float(training.criterion(found, wanted))
         if adds_up(training.criterion, training.bundle.plan):
             loss /= len(indices)
-        accuracy = None
-        if training.bundle.plan.classes:
-            accuracy = float((found.argmax(1) == wanted).double().mean())
+        asked = training.bundle.plan.objective_of(training.task.job.model)
+        hits = right(asked, found, wanted)
+        accuracy = None if hits is None else float(hits.double().mean())
     return found.float().cpu().numpy(), loss, accuracy
+
+
+def right(asked: Objective, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+    """Return of which samples (n,) the outputs say the class, or all labels, right.
+
+    None where there are no classes, or where only the user's `output_transform` tells.
+    """
+    if asked.kind == REGRESSION or asked.scale == TRANSFORMED:
+        return None
+    if asked.kind == MULTICLASS:
+        return outputs.argmax(1) == targets
+    if asked.scale == UNKNOWN:
+        return None
+    said = outputs > (0.5 if asked.scale == PROBABILITIES else 0)
+    wanted = targets > (0 if asked.signs else 0.5)
+    return (said.reshape(wanted.shape) == wanted).reshape(len(wanted), -1).all(dim=1)
 
 
 def outputs_on(training: Training, indices: Indices, beat: Callable[[], None]) -> torch.Tensor:

@@ -37,9 +37,10 @@ from asynckfold.data import (
     open_inputs,
     seen_by,
 )
-from asynckfold.ensemble import NUMBERS, SIGMOID, SOFTMAX, Outputs
+from asynckfold.ensemble import Outputs
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.folds import Fold, Indices
+from asynckfold.objective import Transform
 from asynckfold.plan import Job
 from asynckfold.recipe import Recipe
 from asynckfold.training import building, preprocessing, seeding
@@ -80,6 +81,8 @@ class RunModels:
         Returns the run's targets.
     looked : Looked or None
         What the run found of its samples; None: some are read again.
+    transform : callable, optional
+        The user's `output_transform`, of arrays.
     """
 
     results: CVResults
@@ -89,17 +92,8 @@ class RunModels:
     eval_transform: Any
     targets: Callable[[], Array]
     looked: Looked | None = None
+    transform: Transform | None = None
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
-
-    @property
-    def outputs_are(self) -> str:
-        """What outputs are, by the run's targets and its criterion."""
-        if self.results.plan.classes:
-            return SOFTMAX
-        criterion = self.recipe.criterion
-        name = getattr(criterion, "__name__", type(criterion).__name__)
-        by_odds = ("BCEWithLogitsLoss", "binary_cross_entropy_with_logits")
-        return SIGMOID if name in by_odds else NUMBERS
 
     def model(self, job: Job) -> nn.Module:
         """Return the module of a job that is done, in evaluation mode, on the CPU."""

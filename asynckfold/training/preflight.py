@@ -22,9 +22,11 @@ import torch
 from torch import nn
 
 from asynckfold import formats, fusing
+from asynckfold.criteria import Criterion, criterion_of
 from asynckfold.data import Batches
 from asynckfold.errors import InputError
 from asynckfold.messages import Facts
+from asynckfold.objective import BINARY, Look
 from asynckfold.pulse import Pulse
 from asynckfold.training import (
     building,
@@ -79,6 +81,10 @@ AGAIN_SECONDS = 0.1
 take much less. Whether they are too short to be shared is told by them, see `processes`."""
 
 
+LOOKED_AT = 4096
+"""Most numbers of the outputs that tell what they mean."""
+
+
 class _Refused(Exception):  # noqa: N818
     """One of our rules is broken: (rule, received, remedy)."""
 
@@ -86,6 +92,10 @@ class _Refused(Exception):  # noqa: N818
 def _refuse(problem: _Problem | None) -> None:
     if problem is not None:
         raise _Refused(problem)
+
+
+class _TooFew(Exception):  # noqa: N818
+    """The model has no outputs for labels as they are, which can be numbered anew."""
 
 
 def check(
@@ -120,6 +130,7 @@ def check(
     fusible: dict[str, str] = {}
     channels_last: dict[str, str] = {}
     fused: dict[str, str] = {}
+    looks: dict[str, Look] = {}
     problems: dict[_Problem, None] = {}
     failures: dict[str, str] = {}
     notes: dict[str, None] = {}
@@ -140,7 +151,7 @@ def check(
                     notes |= dict.fromkeys(fit.notes)
                     if name not in seconds:
                         dry.check_model()
-                        seconds[name] = dry.step_seconds()
+                        seconds[name] = dry.step_seconds(looks)
                         notes |= dict.fromkeys(dry.check_learning())
                         dry.check_criterion()
                         sums = sums or dry.criterion_sums()
@@ -165,6 +176,8 @@ def check(
                         _check_fusible(bundle, name, fusible[name])
             except _Refused as refused:
                 problems[refused.args[0]] = None
+            except _TooFew:
+                continue
             except (Exception, SystemExit):  # noqa: BLE001
                 failures[f"{name}/{schedule}"] = traceback.format_exc()
     facts = {
@@ -187,6 +200,7 @@ def check(
         fused,
         products,
         tuple(notes),
+        looks,
     )
 
 
@@ -273,20 +287,25 @@ class _DryRun:
         _refuse(found if isinstance(found, tuple) else None)
         return [found] if isinstance(found, str) else []
 
-    def step_seconds(self) -> float:
-        """Seconds of the fastest of some steps; the first warms up, its operations are counted."""
+    def step_seconds(self, looks: dict[str, Look]) -> float:
+        """Seconds of the fastest of some steps; the first warms up, its operations are counted.
+
+        What it says goes into `looks`.
+        """
         with self.counter:
-            first = self._step()
+            first = self._step(looks)
         if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS:
             return first
         several = self.bundle.plan.params.processes > 1
         again = max(1, int(AGAIN_SECONDS / first)) if several else 1
         return min(first, *(self._step() for _ in range(again)))
 
-    def _step(self) -> float:
+    def _step(self, looks: dict[str, Look] | None = None) -> float:
         started = time.perf_counter()
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
         outputs = self._outputs(self.model.train())
+        if looks is not None and isinstance(outputs, torch.Tensor):
+            looks[self.name] = _look(outputs)
         _check_outputs(self.name, outputs, self.targets, self.bundle)
         self.outputs = outputs.detach()
         with warnings.catch_warnings(record=True) as told:
@@ -588,14 +607,61 @@ def _check_outputs(name: str, outputs: Any, targets: torch.Tensor, bundle: Bundl
                 "Keep the first dimension of the input.",
             )
         )
-    if classes and (outputs.ndim != 2 or outputs.shape[1] < classes):
-        raise _Refused(
-            (
-                f"model {name} must return (samples, classes) scores for the {classes} classes",
-                f"shape {tuple(outputs.shape)}",
-                f"Give its last layer {classes} outputs.",
-            )
+    criterion = criterion_of(bundle.recipe.criterion)
+    if not classes or (bundle.plan.objective and bundle.plan.objective.kind == BINARY):
+        return
+    needed = bundle.highest + 1 if bundle.highest >= 0 else classes
+    columns = outputs.shape[1] if outputs.ndim == 2 else int(outputs.ndim == 1)
+    # One output may be for two classes, where the criterion is the user's own.
+    found = 2 if criterion is None and columns == 1 else columns
+    if outputs.ndim == 2 or found == 2:
+        if found < needed and bundle.may_be_numbered:
+            raise _TooFew
+        if found >= needed:
+            _check_weight(name, bundle.recipe.criterion, criterion, found)
+            return
+    raise _Refused(
+        (
+            f"model {name} must return (samples, classes) scores for the {needed} classes",
+            f"shape {tuple(outputs.shape)}",
+            f"Give its last layer {needed} outputs.",
         )
+    )
+
+
+def _check_weight(name: str, criterion: Any, asked: Criterion | None, columns: int) -> None:
+    weight = getattr(criterion, "weight", None)
+    if asked is None or not isinstance(weight, torch.Tensor) or weight.numel() == columns:
+        return
+    raise _Refused(
+        (
+            f"weight of {asked.name} must hold a number for each output of model {name}",
+            f"{weight.numel()} for {columns} outputs",
+            "Pass a weight for each class, by its index.",
+        )
+    )
+
+
+_SHAPING = (
+    *("Alias", "Clone", "ReshapeAlias", "Select", "Slice", "Squeeze", "T", "ToCopy", "Transpose"),
+    *("UnsafeView", "Unsqueeze", "View"),
+)
+
+
+def _look(outputs: torch.Tensor) -> Look:
+    """Return some outputs, and which of the functions that make probabilities made them."""
+    node = outputs.grad_fn
+    while node is not None and _operation(node) in _SHAPING and node.next_functions:
+        node = node.next_functions[0][0]
+    last = "" if node is None else _operation(node)
+    width = max(1, outputs[:1].numel())
+    rows = outputs[: max(2, LOOKED_AT // width)].detach().float().cpu().numpy()
+    return Look(rows, last if last in ("Sigmoid", "Softmax", "LogSoftmax") else "")
+
+
+def _operation(node: Any) -> str:
+    """Return ``"Sigmoid"`` of a ``SigmoidBackward0``."""
+    return re.sub(r"Backward\d+$", "", node.name())
 
 
 def _check_broadcast(

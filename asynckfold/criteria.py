@@ -1,0 +1,170 @@
+"""What each criterion asks of targets, and what it makes of outputs: one table.
+
+A model trained with ``BCEWithLogitsLoss`` gives log-odds, one trained with ``PoissonNLLLoss`` the
+logarithm of a rate. Labels, scores, predictions and reports all read it here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+CLASSES, ODDS, SIGNS, NUMBERS = "classes", "odds", "signs", "numbers"
+"""Targets: class indices; 0 and 1; -1 and 1; numbers. 0 and 1, or -1 and 1, of one class for each
+sample (n,), or of several labels (n, L)."""
+
+LOGITS, LOG_PROBABILITIES, PROBABILITIES = "logits", "log-probabilities", "probabilities"
+MARGINS, LOG_RATE, VALUES = "margins", "log-rate", "values"
+TRANSFORMED, UNKNOWN = "transformed", "unknown"
+"""Scales of outputs. Margins rank and choose a class, but are no probabilities; of an unknown scale
+is not even known where one class ends; the user's `output_transform` gives what is to be scored."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What a criterion asks for.
+
+    Parameters
+    ----------
+    name : str
+        Its class in ``torch.nn``.
+    targets : {"classes", "odds", "signs", "numbers"}
+        What it compares outputs with.
+    outputs : str
+        Their scale.
+    ignore_index : int
+        The class that it leaves out.
+    """
+
+    name: str
+    targets: str
+    outputs: str
+    ignore_index: int = -100
+
+
+TABLE: Mapping[str, Criterion] = {
+    row.name: row
+    for row in (
+        Criterion("CrossEntropyLoss", CLASSES, LOGITS),
+        Criterion("NLLLoss", CLASSES, LOG_PROBABILITIES),
+        Criterion("MultiMarginLoss", CLASSES, MARGINS),
+        Criterion("BCEWithLogitsLoss", ODDS, LOGITS),
+        Criterion("MultiLabelSoftMarginLoss", ODDS, LOGITS),
+        Criterion("BCELoss", ODDS, PROBABILITIES),
+        # log(1 + exp(-y x)) is the loss of log-odds x.
+        Criterion("SoftMarginLoss", SIGNS, LOGITS),
+        # x of class 1 and margin - x of class -1: a distance, whose bound nothing tells.
+        Criterion("HingeEmbeddingLoss", SIGNS, UNKNOWN),
+        Criterion("MSELoss", NUMBERS, VALUES),
+        Criterion("L1Loss", NUMBERS, VALUES),
+        Criterion("SmoothL1Loss", NUMBERS, VALUES),
+        Criterion("HuberLoss", NUMBERS, VALUES),
+        Criterion("PoissonNLLLoss", NUMBERS, LOG_RATE),
+        # Of distributions (n, m): what is scored is probabilities against probabilities.
+        Criterion("KLDivLoss", NUMBERS, LOG_RATE),
+        # Lists of classes, filled up with -1: no score of scikit-learn takes such targets.
+        Criterion("MultiLabelMarginLoss", NUMBERS, UNKNOWN),
+    )
+}
+"""Criteria of (outputs, targets) in ``torch.nn``."""
+
+NOT_OF_PAIRS: Mapping[str, str] = {
+    "GaussianNLLLoss": "Write a function of outputs (n, 2), such as lambda outputs, targets: "
+    "torch.nn.functional.gaussian_nll_loss(outputs[:, 0], targets, outputs[:, 1].exp()), and pass "
+    "output_transform=lambda outputs: outputs[:, 0].",
+    "AdaptiveLogSoftmaxWithLoss": "Use CrossEntropyLoss, or a function that returns one number.",
+    "LinearCrossEntropyLoss": "Give the model a last linear layer, and use CrossEntropyLoss.",
+    **dict.fromkeys(
+        (
+            "CosineEmbeddingLoss",
+            "CTCLoss",
+            "MarginRankingLoss",
+            "TripletMarginLoss",
+            "TripletMarginWithDistanceLoss",
+        ),
+        "Write a function (outputs, targets) → loss that divides the outputs into what it needs.",
+    ),
+}
+"""Those that take something else, and what to do instead."""
+
+_FUNCTIONS: Mapping[str, str] = {
+    "binary_cross_entropy": "BCELoss",
+    "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
+    "cosine_embedding_loss": "CosineEmbeddingLoss",
+    "cross_entropy": "CrossEntropyLoss",
+    "ctc_loss": "CTCLoss",
+    "gaussian_nll_loss": "GaussianNLLLoss",
+    "hinge_embedding_loss": "HingeEmbeddingLoss",
+    "huber_loss": "HuberLoss",
+    "kl_div": "KLDivLoss",
+    "l1_loss": "L1Loss",
+    "margin_ranking_loss": "MarginRankingLoss",
+    "mse_loss": "MSELoss",
+    "multi_margin_loss": "MultiMarginLoss",
+    "multilabel_margin_loss": "MultiLabelMarginLoss",
+    "multilabel_soft_margin_loss": "MultiLabelSoftMarginLoss",
+    "nll_loss": "NLLLoss",
+    "poisson_nll_loss": "PoissonNLLLoss",
+    "smooth_l1_loss": "SmoothL1Loss",
+    "soft_margin_loss": "SoftMarginLoss",
+    "triplet_margin_loss": "TripletMarginLoss",
+    "triplet_margin_with_distance_loss": "TripletMarginWithDistanceLoss",
+}
+
+
+def criterion_of(criterion: Any) -> Criterion | None:
+    """Return what a criterion asks for; None where it is the user's own.
+
+    A class of the user's own that is derived from one of ``torch.nn`` asks for what that asks for.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> criterion_of(nn.PoissonNLLLoss(log_input=False)).outputs
+    'values'
+    >>> criterion_of(functools.partial(nn.functional.cross_entropy, label_smoothing=0.1)).name
+    'CrossEntropyLoss'
+    >>> criterion_of(lambda outputs, targets: outputs.mean())
+    """
+    name, words = _name_and_words(criterion)
+    row = TABLE.get(name)
+    if row is None:
+        return None
+    if name == "PoissonNLLLoss" and not words.get("log_input", True):
+        return replace(row, outputs=VALUES)
+    if name == "KLDivLoss" and words.get("log_target", False):
+        return replace(row, outputs=VALUES)
+    return replace(row, ignore_index=words.get("ignore_index", -100)) if _ignores(row) else row
+
+
+def why_not_of_pairs(criterion: Any) -> tuple[str, str] | None:
+    """Return the name of a criterion that does not take (outputs, targets), and a remedy."""
+    name, words = _name_and_words(criterion)
+    # Whoever has bound the rest of its arguments has made one of pairs of it.
+    if name not in NOT_OF_PAIRS or (words and isinstance(criterion, functools.partial)):
+        return None
+    return name, NOT_OF_PAIRS[name]
+
+
+def _ignores(row: Criterion) -> bool:
+    return row.name in ("CrossEntropyLoss", "NLLLoss")
+
+
+def _name_and_words(criterion: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the name in ``torch.nn``, ``""`` for others, and what the criterion was given."""
+    words: dict[str, Any] = {}
+    while isinstance(criterion, functools.partial):
+        words = {**criterion.keywords, **words}
+        criterion = criterion.func
+    module = getattr(criterion, "__module__", "") or ""
+    if module.startswith("torch.nn.functional"):
+        return _FUNCTIONS.get(getattr(criterion, "__name__", ""), ""), words
+    own = next((kind for kind in type(criterion).__mro__ if _is_torch(kind)), None)
+    return ("", words) if own is None else (own.__name__, vars(criterion))
+
+
+def _is_torch(kind: type) -> bool:
+    known = kind.__name__ in TABLE or kind.__name__ in NOT_OF_PAIRS
+    return known and kind.__module__.startswith("torch.nn.")

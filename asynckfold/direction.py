@@ -1,0 +1,160 @@
+"""Greater is better: errors and losses that are passed as scores are refused before they rank."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FunctionType
+from typing import Any
+
+from asynckfold.errors import Problem
+
+ERRORS = {
+    "brier_score_loss": "neg_brier_score",
+    "coverage_error": "",
+    "hamming_loss": "accuracy",
+    "hinge_loss": "",
+    "label_ranking_loss": "",
+    "log_loss": "neg_log_loss",
+    "max_error": "neg_max_error",
+    "mean_absolute_error": "neg_mean_absolute_error",
+    "mean_absolute_percentage_error": "neg_mean_absolute_percentage_error",
+    "mean_gamma_deviance": "neg_mean_gamma_deviance",
+    "mean_pinball_loss": "",
+    "mean_poisson_deviance": "neg_mean_poisson_deviance",
+    "mean_squared_error": "neg_mean_squared_error",
+    "mean_squared_log_error": "neg_mean_squared_log_error",
+    "mean_tweedie_deviance": "",
+    "median_absolute_error": "neg_median_absolute_error",
+    "root_mean_squared_error": "neg_root_mean_squared_error",
+    "root_mean_squared_log_error": "neg_root_mean_squared_log_error",
+    "zero_one_loss": "accuracy",
+    **dict.fromkeys(
+        (
+            "binary_cross_entropy",
+            "binary_cross_entropy_with_logits",
+            "cross_entropy",
+            "huber_loss",
+            "kl_div",
+            "l1_loss",
+            "mse_loss",
+            "nll_loss",
+            "poisson_nll_loss",
+            "smooth_l1_loss",
+        ),
+        "",
+    ),
+}
+"""Functions of scikit-learn and torch of which less is better, and the scorer in their place."""
+
+_WORDS = frozenset(
+    (
+        *("bce", "brier", "cer", "cost", "deviance", "distance", "divergence", "entropy", "err"),
+        *("error", "errors", "hamming", "hinge", "loss", "losses", "mad", "mae", "mape", "mse"),
+        *("msle", "nll", "perplexity", "regret", "risk", "rmse", "rmsle", "smape", "wer"),
+    )
+)
+"""Words in the name of what is an error."""
+
+_NEGATED = frozenset(
+    (
+        *("accuracy", "auc", "correlation", "gain", "improvement", "inverse", "inverted", "minus"),
+        *("neg", "negative", "precision", "recall", "reciprocal", "reduction", "score"),
+        *("similarity", "skill", "utility"),
+    )
+)
+"""Words in the name of what was turned round, or was no error."""
+
+
+def direction_problems(pairs: Sequence[tuple[Any, Any]]) -> Iterator[Problem]:
+    """Yield scores of which less is better, as far as names tell.
+
+    Parameters
+    ----------
+    pairs : sequence of (name, score)
+        As the user named them.
+    """
+    for name, item in pairs:
+        if isinstance(item, str) or not callable(item):
+            continue
+        if hasattr(item, "_score_func") and hasattr(item, "_sign"):
+            function = _name(item._score_func)
+            if item._sign > 0 and _is_error(function):
+                yield _problem(
+                    function,
+                    f"make_scorer({function})",
+                    f"Write make_scorer({function}, greater_is_better=False).",
+                )
+            continue
+        function = _name(item)
+        called = _called(item)
+        # A lambda's name tells nothing, and the name that the user gave it does.
+        if _is_error(function) or (function == "<lambda>" and _is_error(str(name))):
+            shown = function if function != "<lambda>" else str(name)
+            yield _problem(shown, repr(name), _remedy(shown))
+        elif called:
+            yield _problem(called, f"{name!r}, which returns it as it is", _remedy(called))
+
+
+def _problem(function: str, received: str, remedy: str) -> Problem:
+    return Problem(
+        f"scores must be such that greater is better, and {function} is an error by its name",
+        received,
+        remedy,
+    )
+
+
+def _remedy(function: str) -> str:
+    scorer = ERRORS.get(function, "")
+    if scorer:
+        return f"Pass scoring={scorer!r}."
+    return (
+        f"Return its negative, and call it so: scoring={{'neg_{function}': lambda labels, outputs: "
+        f"-{function}(labels, outputs)}}; or, for a function of labels and predictions, "
+        f"make_scorer({function}, greater_is_better=False)."
+    )
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _is_error(name: str) -> bool:
+    """Whether a name tells of an error.
+
+    Examples
+    --------
+    >>> [_is_error(name) for name in ("my_loss", "RMSE", "MSELoss", "neg_mse", "lossless")]
+    [True, True, True, False, False]
+    """
+    if name in ERRORS:
+        return True
+    parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    words = set(re.split(r"[^a-z]+", parted))
+    return bool(words & _WORDS) and not words & _NEGATED
+
+
+_TURNING = ("UNARY_NEGATIVE", "BINARY_SUBTRACT", "BINARY_TRUE_DIVIDE")
+
+
+def _called(function: Callable[..., Any]) -> str:
+    """Return the known error that a function calls and does not turn round; ``""`` if none."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not isinstance(function, FunctionType):
+        return ""
+    code: CodeType = function.__code__
+    found = next((name for name in code.co_names if name in ERRORS), "")
+    if found and not any(_turns(step) for step in dis.get_instructions(code)):
+        return found
+    return ""
+
+
+def _turns(step: dis.Instruction) -> bool:
+    """Whether a step may turn an error round: a minus or a division."""
+    binary = step.opname == "BINARY_OP" and step.argrepr in ("-", "/", "-=", "/=")
+    return binary or step.opname in _TURNING

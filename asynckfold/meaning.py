@@ -1,0 +1,329 @@
+"""What the outputs of a sweep's models mean, and whether its scores can be computed of them.
+
+Decided after the dry run, which has seen outputs, and before a plan is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asynckfold import objective as objectives
+from asynckfold import scoring as scores
+from asynckfold.criteria import (
+    LOG_PROBABILITIES,
+    LOG_RATE,
+    LOGITS,
+    MARGINS,
+    PROBABILITIES,
+    TRANSFORMED,
+    UNKNOWN,
+    VALUES,
+    Criterion,
+)
+from asynckfold.errors import Problem, refuse
+from asynckfold.folds import Fold
+from asynckfold.objective import (
+    BINARY,
+    MULTICLASS,
+    MULTILABEL,
+    REGRESSION,
+    Array,
+    Look,
+    Objective,
+)
+from asynckfold.plan import Plan
+from asynckfold.settings import Settings, one_line
+
+if TYPE_CHECKING:
+    from asynckfold.data import Prepared
+
+MOST_TRIED = 20_000_000
+"""Outputs of a fold with which scores are tried before a run; of more, none are."""
+
+
+def must_be_numbered(
+    data: Prepared, criterion: Criterion | None, looks: Mapping[str, Look]
+) -> bool:
+    """Whether models have no outputs for labels as they are, so that these must be numbered.
+
+    Raises
+    ------
+    InputError
+        Some models have outputs for them, and some have not.
+    """
+    if not data.may_be_numbered:
+        return False
+    refuse(objectives.output_problems(data.highest, criterion, looks))
+    return objectives.must_be_numbered(data.highest, criterion, looks)
+
+
+def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> None:
+    """Refuse scores that fit the labels in no case, before a process is started for a dry run.
+
+    Raises
+    ------
+    InputError
+        There is no such score, or it cannot be computed.
+    """
+    scores.resolve(settings.scoring, data.objective)
+    given = data.objective
+    asked = settings.asked is not None
+    known = given.kind in (BINARY, MULTILABEL) or (
+        not _may_be_classes(settings, data)
+        if given.kind == REGRESSION
+        else not data.may_be_numbered and (asked or len(data.classes) > 2)
+    )
+    if not known:
+        return
+    label, problems = objectives.pos_label_of(settings.pos_label, given, data.classes)
+    told = given.scale != UNKNOWN and settings.output_transform is None
+    scale = given.scale if told else VALUES if given.kind == REGRESSION else LOGITS
+    given = replace(given, pos_label=label, scale=scale)
+    if not problems:
+        problems += scores.fit_problems(settings.scoring, given, [])
+    if not problems:
+        problems += _trial_problems(settings, given, data, folds[0].valid, {})
+    refuse(problems)
+
+
+def meant(
+    settings: Settings,
+    draft: Plan,
+    data: Prepared,
+    looks: Mapping[str, Look],
+    folds: Sequence[Fold],
+) -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan with what its models are asked, and what should be said of it.
+
+    Parameters
+    ----------
+    settings : Settings
+        What the user says: criterion, scores, `pos_label`, `output_transform`.
+    draft : Plan
+        What is known without outputs.
+    data : Prepared
+        Labels.
+    looks : Mapping of str to Look
+        What was seen of the outputs of each model that ran.
+    folds : sequence of Fold
+        Scores are tried on the first.
+
+    Raises
+    ------
+    InputError
+        Scores do not fit labels or outputs, or it takes the user to tell what outputs mean.
+    """
+    label, problems = objectives.pos_label_of(settings.pos_label, data.objective, data.classes)
+    given = data.objective
+    if _may_be_classes(settings, data):
+        refuse([*problems, *_ask_for_words(settings)])
+        given = replace(given, kind=BINARY)
+    found, notes = objectives.decided(
+        given, settings.asked, looks, label, _digest(settings.output_transform)
+    )
+    classes = data.classes or (("0", "1") if found.kind == BINARY else ())
+    models = list(dict.fromkeys(job.model for job in draft.jobs))
+    known = [model for model in models if model in looks] or models
+    problems += _shape_problems(found, looks)
+    problems += scores.fit_problems(settings.scoring, found, known)
+    problems += _transform_problems(settings, found, looks)
+    if not problems:
+        problems += _trial_problems(settings, found, data, folds[0].valid, looks)
+    refuse(problems)
+    names = tuple(scores.resolve(settings.scoring, found))
+    plan = replace(draft, scoring=names, classes=classes).with_objective(found)
+    told = (*notes, *scores.told(settings.scoring, found, known), *_own_notes(settings, found))
+    return plan, tuple(dict.fromkeys(told))
+
+
+def _digest(transform: Any) -> str:
+    if transform is None:
+        return ""
+    from asynckfold.transforms import describe
+
+    text = describe(transform).encode("utf-8", "backslashreplace")
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+# Floats that are 0 and 1 only, of a criterion of the user's own
+
+
+def _may_be_classes(settings: Settings, data: Prepared) -> bool:
+    """Whether targets are classes as well as numbers, and no score says that they are numbers."""
+    if settings.asked is not None or data.objective.kind != REGRESSION:
+        return False
+    one = data.targets.ndim == 1 or data.targets.shape[1] == 1
+    if not one or not np.isin(data.targets, (0, 1)).all() or len(np.unique(data.targets)) < 2:
+        return False
+    if settings.scoring is None:
+        return True
+    pairs = scores.named(settings.scoring, REGRESSION)
+    return any(not scores.is_own(item) and not _is_of_numbers(item) for _, item in pairs)
+
+
+def _is_of_numbers(item: Any) -> bool:
+    name = item if isinstance(item, str) else getattr(item._score_func, "__name__", "")
+    ofs = ("r2", "explained_variance", "d2_absolute", "neg_m", "neg_root", "max_error", "mean_")
+    return str(name).startswith((*ofs, "median_", "root_", "d2_pinball", "d2_tweedie"))
+
+
+def _ask_for_words(settings: Settings) -> Iterator[Problem]:
+    if settings.scoring is None and settings.output_transform is None:
+        yield Problem(
+            "it must be said whether targets that are 0 and 1 are classes or numbers, since this "
+            "criterion does not tell",
+            one_line(settings.criterion),
+            "Pass scoring='r2' for numbers, or output_transform=torch.sigmoid (or what makes "
+            "probabilities of outputs) for classes.",
+        )
+
+
+# Whether outputs fit
+
+
+def _shape_problems(found: Objective, looks: Mapping[str, Look]) -> Iterator[Problem]:
+    if found.kind == MULTICLASS and not found.transform:
+        for model, look in looks.items():
+            if look.columns == 1:
+                yield Problem(
+                    f"model {model} must have an output for each class, as other models have",
+                    f"shape {look.rows.shape}",
+                    "Give its last layer an output for each class.",
+                )
+
+
+def _transform_problems(
+    settings: Settings, found: Objective, looks: Mapping[str, Look]
+) -> Iterator[Problem]:
+    """Yield what is wrong with what `output_transform` makes of outputs that were seen."""
+    if settings.transform is None or found.scale != TRANSFORMED:
+        return
+    for model, look in looks.items():
+        try:
+            if found.kind == REGRESSION:
+                made = objectives.predicted(found, look.rows, settings.transform)
+            else:
+                made = objectives.probabilities(found, look.rows, settings.transform)
+        except Exception as error:  # noqa: BLE001
+            # The user's own function may raise anything.
+            received = f"{type(error).__name__} on outputs of {model}: {one_line(error)}"
+        else:
+            if len(made) == len(look.rows):
+                continue
+            received = f"{len(made)} rows of {len(look.rows)} samples of {model}"
+        what = "predictions" if found.kind == REGRESSION else "probabilities"
+        yield Problem(
+            f"output_transform must make {what} of outputs, a row for each sample",
+            received,
+            "Pass a function of one tensor of shape (n, ...), such as torch.sigmoid.",
+        )
+
+
+def _trial_problems(
+    settings: Settings,
+    found: Objective,
+    data: Prepared,
+    valid: Array,
+    looks: Mapping[str, Look],
+) -> Iterator[Problem]:
+    """Try scikit-learn's scores on good outputs: one that cannot be computed fails all jobs."""
+    targets = data.targets[valid]
+    # Of the user's own transform only its results are known.
+    tried = replace(found, scale=_tried_scale(found), apart=(), transform="")
+    columns = max([len(data.classes), *(look.columns for look in looks.values())])
+    if columns * len(targets) > MOST_TRIED:
+        return
+    outputs = _good_outputs(tried, targets, columns)
+    pairs = scores.named(settings.scoring, found.kind)
+    for name, item in pairs:
+        if scores.is_own(item):
+            yield from _own_problems(str(name), item, found, targets, outputs)
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                scores.resolve({name: item}, tried)[str(name)](targets, outputs)
+        except (ValueError, TypeError, AttributeError) as error:
+            yield Problem(
+                "scoring must fit the labels",
+                f"{item if not isinstance(item, str) else repr(item)}, which says: "
+                f"{one_line(error).rstrip('.')}",
+                "Choose another, such as 'accuracy', 'f1_macro' or 'neg_log_loss' for classes, "
+                "'r2' for numbers.",
+            )
+
+
+def _tried_scale(found: Objective) -> str:
+    if found.scale not in (TRANSFORMED, UNKNOWN):
+        return found.scale
+    return VALUES if found.kind == REGRESSION else LOGITS
+
+
+def _good_outputs(found: Objective, targets: Array, columns: int) -> Array:
+    """Return outputs, on the scale of a model's, that say the right thing."""
+    if found.kind == REGRESSION:
+        # A little off: numbers that are whole would pass for classes.
+        near = np.asarray(targets, np.float64) + 0.125
+        with np.errstate(invalid="ignore", divide="ignore"):
+            near = np.log(near) if found.scale == LOG_RATE else near
+        return np.nan_to_num(near).astype(np.float32)
+    codes = found.codes(targets)
+    if found.kind == MULTICLASS:
+        shares = np.full((len(codes), max(2, columns)), 0.1 / max(2, columns))
+        shares[np.arange(len(codes)), codes] += 0.9
+        logs = found.scale in (LOGITS, LOG_PROBABILITIES, MARGINS)
+        return (np.log(shares) if logs else shares).astype(np.float32)
+    shares = np.where(codes == 1, 0.9, 0.1)
+    signed = found.scale not in (PROBABILITIES, TRANSFORMED)
+    return (np.log(shares / (1 - shares)) if signed else shares).astype(np.float32)
+
+
+# Functions of the user's own, which get labels as the data have them
+
+
+def _own_problems(
+    name: str, item: Any, found: Objective, targets: Array, outputs: Array
+) -> Iterator[Problem]:
+    """Yield that a function takes labels for the numbers of outputs, which they are not.
+
+    It is called here only where labels were numbered: with outputs that are all right.
+    """
+    codes = found.codes(targets) if found.is_classes else targets
+    originals = found.originals(targets)
+    if not found.labels or (originals.dtype.kind in "biu" and np.array_equal(originals, codes)):
+        return
+    of_labels, of_numbers = (_tried(item, truth, outputs) for truth in (originals, codes))
+    if of_numbers > of_labels:
+        yield Problem(
+            f"scores must compare outputs with labels as the data have them, and {name} does not",
+            f"{of_labels:.4g} of outputs that are all right, {of_numbers:.4g} if labels were "
+            "the numbers of outputs",
+            "Find the label of an output in sorted order, labels = numpy.unique(all_labels); or "
+            "number the labels from 0 in the data; or use make_scorer, which gets labels and "
+            "predicted labels.",
+        )
+
+
+def _tried(item: Any, truth: Array, outputs: Array) -> float:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return float(item(truth, outputs))
+    except Exception:  # noqa: BLE001
+        # The user's own function may raise anything; its jobs tell it again.
+        return float("-inf")
+
+
+def _own_notes(settings: Settings, found: Objective) -> Iterator[str]:
+    if not found.labels or found.kind not in (MULTICLASS, BINARY, MULTILABEL):
+        return
+    pairs = scores.named(settings.scoring, found.kind)
+    own = [str(name) for name, item in pairs if scores.is_own(item)]
+    if own:
+        yield f"{', '.join(own)} gets labels as the data have them, not the numbers of outputs"

@@ -1,0 +1,399 @@
+"""What is asked of a model, and what its outputs mean: decided once, and part of the plan.
+
+::
+
+    criterion ─┐
+    labels ────┼─► Objective ─► scores, confusion, predictions, epochs' accuracy, report
+    outputs ───┤     kind, scale of the outputs, original labels, positive label
+    the user ──┘
+
+Targets that jobs train with are codes: class indices, 0 and 1, or numbers. Labels are what the
+user's data holds: scores and predictions are of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.criteria import (
+    LOG_PROBABILITIES,
+    LOG_RATE,
+    LOGITS,
+    MARGINS,
+    PROBABILITIES,
+    TRANSFORMED,
+    UNKNOWN,
+    VALUES,
+    Criterion,
+)
+from asynckfold.errors import Problem
+
+Array = npt.NDArray[Any]
+Transform = Callable[[Array], Array]
+"""The user's `output_transform`, of arrays."""
+
+MULTICLASS, BINARY, MULTILABEL, REGRESSION = "multiclass", "binary", "multilabel", "regression"
+"""A column for each class; one output for two classes; a column for each of several labels that a
+sample may have at once; numbers."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is asked of a model.
+
+    Parameters
+    ----------
+    kind : {"multiclass", "binary", "multilabel", "regression"}
+        What targets are.
+    scale : str
+        What outputs are, see `criteria`.
+    labels : tuple of int, bool or str
+        Original labels, by code; empty where they are the codes.
+    signs : bool
+        Whether the codes of two classes are -1 and 1, not 0 and 1.
+    pos_label : int, bool, str or None
+        The class that scores such as ``"f1"`` take for positive; None: scikit-learn's rule, 1.
+    transform : str
+        Digest of the user's `output_transform`; ``""`` without one.
+    apart : tuple of (model, scale)
+        Models whose outputs have another scale.
+    """
+
+    kind: str
+    scale: str
+    labels: tuple[Any, ...] = ()
+    signs: bool = False
+    pos_label: Any = None
+    transform: str = ""
+    apart: tuple[tuple[str, str], ...] = ()
+
+    def of(self, model: str) -> Objective:
+        """Return what is asked of one model."""
+        return replace(self, scale=dict(self.apart).get(model, self.scale), apart=())
+
+    def of_models(self, models: Collection[str]) -> Objective:
+        """Return what is asked of some models."""
+        return replace(self, apart=tuple(pair for pair in self.apart if pair[0] in models))
+
+    @property
+    def is_classes(self) -> bool:
+        """Whether each sample has one class."""
+        return self.kind in (MULTICLASS, BINARY)
+
+    def codes(self, targets: Array) -> npt.NDArray[np.int64]:
+        """Return class indices (n,), or rows of 0 and 1 (n, n_labels), of targets."""
+        if self.kind == MULTICLASS:
+            return np.asarray(targets, np.int64)
+        found = (np.asarray(targets) > (0 if self.signs else 0.5)).astype(np.int64)
+        return found.reshape(len(found)) if self.kind == BINARY else found
+
+    def labels_of(self, codes: Array, columns: int) -> Array:
+        """Return the original labels of class indices, of `columns` outputs."""
+        return self.all_labels(columns)[codes] if self.labels else codes
+
+    def all_labels(self, columns: int) -> Array:
+        """Return the original label of each output; those beyond the classes have one that no
+        sample has.
+        """
+        if not self.labels:
+            return np.arange(max(2, columns))
+        more = range(columns - len(self.labels))
+        if isinstance(self.labels[0], str):
+            return np.array([*self.labels, *(f"output {len(self.labels) + at}" for at in more)])
+        beyond = [int(max(self.labels)) + 1 + at for at in more]
+        return np.array([*self.labels, *beyond] if beyond else list(self.labels))
+
+    def originals(self, targets: Array) -> Array:
+        """Return targets as the user's data has them: labels in place of class indices."""
+        if not self.is_classes or not self.labels:
+            return targets
+        return self.labels_of(self.codes(targets), len(self.labels))
+
+
+def ordinary(is_classes: bool) -> Objective:
+    """Return what most runs ask: a class of each sample by logits, or numbers."""
+    return Objective(MULTICLASS, LOGITS) if is_classes else Objective(REGRESSION, VALUES)
+
+
+def predicted(objective: Objective, outputs: Array, transform: Transform | None = None) -> Array:
+    """Return what outputs say: class indices (n,), rows of 0 and 1, or numbers.
+
+    Raises
+    ------
+    ValueError
+        It takes `output_transform` to know.
+    """
+    kind, scale = objective.kind, objective.scale
+    if kind == REGRESSION:
+        return _numbers(objective, outputs, transform)
+    if kind == MULTICLASS and scale != TRANSFORMED:
+        return np.asarray(outputs.argmax(axis=1), np.int64)
+    if scale == LOGITS:
+        said = outputs > 0
+        return (said.reshape(len(said)) if kind == BINARY else said).astype(np.int64)
+    found = probabilities(objective, outputs, transform)
+    if kind == MULTILABEL:
+        return (found > 0.5).astype(np.int64)
+    return np.asarray(found.argmax(axis=1), np.int64)
+
+
+def probabilities(
+    objective: Objective, outputs: Array, transform: Transform | None = None
+) -> npt.NDArray[np.float64]:
+    """Return probabilities of outputs (..., n, columns), in float64.
+
+    Returns
+    -------
+    ndarray of shape (n, n_classes), or (n, n_labels)
+        Of one class for each sample, or of each label that it may have.
+
+    Raises
+    ------
+    ValueError
+        Outputs are margins, or `output_transform` gives no probabilities.
+    """
+    from scipy.special import expit, softmax
+
+    kind, scale = objective.kind, objective.scale
+    if scale == TRANSFORMED and transform is not None:
+        found = _of_two(transform(outputs).astype(np.float64), kind)
+        return _checked(found, len(outputs), kind)
+    exact = np.asarray(outputs, np.float64)
+    if scale == LOGITS:
+        exact = softmax(exact, axis=-1) if kind == MULTICLASS else expit(exact)
+    elif scale == LOG_PROBABILITIES:
+        exact = np.exp(exact)
+    elif scale != PROBABILITIES:
+        raise ValueError(
+            f"outputs are {'of an unknown scale' if scale == UNKNOWN else scale}, which are no "
+            "probabilities: pass output_transform= with a function that makes them of outputs"
+        )
+    if kind == MULTICLASS and scale != LOGITS:
+        # float32 sums up to 1 with 7 digits, bfloat16 with 3; scikit-learn warns below that.
+        exact = exact / exact.sum(axis=-1, keepdims=True)
+    return _of_two(exact, kind)
+
+
+def _of_two(found: Array, kind: str) -> npt.NDArray[np.float64]:
+    if kind != BINARY:
+        return found
+    if found.ndim == 1 or found.shape[1] == 1:
+        positive = found.reshape(len(found))
+        return np.stack([1 - positive, positive], axis=1)
+    return found
+
+
+def _checked(found: Array, count: int, kind: str) -> npt.NDArray[np.float64]:
+    """Return what `output_transform` gave, adding up to 1 exactly."""
+    if found.ndim != 2 or len(found) != count:
+        raise ValueError(f"output_transform gave shape {found.shape} of {count} samples")
+    if np.nanmin(found, initial=0) < 0 or np.nanmax(found, initial=0) > 1 + 1e-6:
+        raise ValueError("output_transform must give probabilities, from 0 to 1")
+    if kind == MULTILABEL:
+        return found
+    total = found.sum(axis=1, keepdims=True)
+    if np.abs(total - 1).max(initial=0) > 1e-2:
+        raise ValueError("output_transform must give probabilities that add up to 1")
+    return np.asarray(found / total)
+
+
+def _numbers(objective: Objective, outputs: Array, transform: Transform | None) -> Array:
+    from scipy.special import expit
+
+    if objective.scale == TRANSFORMED and transform is not None:
+        outputs = transform(outputs)
+    elif objective.scale == LOG_RATE:
+        outputs = np.exp(outputs.astype(np.float64))
+    elif objective.scale == LOGITS:
+        outputs = expit(outputs.astype(np.float64))
+    elif objective.scale == UNKNOWN:
+        raise ValueError("pass output_transform= with a function that makes predictions of outputs")
+    return outputs.squeeze(-1) if outputs.shape[1:] == (1,) else outputs
+
+
+# What the dry run saw
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """Outputs of one model, as the dry run saw them.
+
+    Parameters
+    ----------
+    rows : ndarray of float32, shape (k, ...)
+        Outputs of some samples.
+    last : str
+        ``"Sigmoid"``, ``"Softmax"`` or ``"LogSoftmax"`` where that made them.
+    """
+
+    rows: Array
+    last: str = ""
+
+    @property
+    def columns(self) -> int:
+        """Outputs of a sample."""
+        return int(np.prod(self.rows.shape[1:]))
+
+    @property
+    def is_distribution(self) -> bool:
+        """Whether rows are not negative and add up to 1."""
+        rows = self.rows
+        if rows.ndim != 2 or rows.shape[1] < 2 or not np.isfinite(rows).all():
+            return False
+        return bool(rows.min() >= 0 and np.abs(rows.sum(axis=1) - 1).max() < 1e-2)
+
+    @property
+    def is_log_distribution(self) -> bool:
+        """Whether they are the logarithms of such rows."""
+        return bool(self.rows.max(initial=0) <= 1e-2) and Look(np.exp(self.rows)).is_distribution
+
+    @property
+    def is_share(self) -> bool:
+        """Whether a sigmoid or a softmax made them, each from 0 to 1."""
+        return self.last in ("Sigmoid", "Softmax") or (self.rows.ndim == 2 and self.is_distribution)
+
+
+def scale_of(kind: str, criterion: Criterion | None, look: Look) -> str:
+    """Return the scale of a model's outputs, by its criterion and by what was seen of them."""
+    given = natural_scale(kind, criterion)
+    if kind == REGRESSION:
+        return PROBABILITIES if given == LOGITS and look.last == "Sigmoid" else given
+    if kind == MULTICLASS:
+        if look.is_distribution:
+            return PROBABILITIES
+        if look.is_log_distribution and given != LOGITS:
+            return LOG_PROBABILITIES
+        return MARGINS if given == LOG_PROBABILITIES else given
+    if given in (LOGITS, UNKNOWN) and look.is_share and (kind == MULTILABEL or look.columns == 1):
+        return PROBABILITIES
+    return given
+
+
+def natural_scale(kind: str, criterion: Criterion | None) -> str:
+    """Return the scale that a criterion asks for."""
+    if criterion is not None:
+        return criterion.outputs
+    return {MULTICLASS: LOGITS, REGRESSION: VALUES}.get(kind, UNKNOWN)
+
+
+def scale_note(model: str, kind: str, criterion: Criterion | None, scale: str) -> str:
+    """Return that a model gives its criterion what that does not ask for; ``""`` where it does."""
+    if criterion is None or scale == natural_scale(kind, criterion):
+        return ""
+    name, wanted = criterion.name, natural_scale(kind, criterion)
+    if wanted == LOGITS:
+        last = "softmax" if kind == MULTICLASS else "sigmoid"
+        return (
+            f"model {model} ends in a {last} or the like, and {name} applies another one to its "
+            f"outputs; they are scored as the probabilities that they are. Drop the model's own"
+        )
+    if scale == MARGINS:
+        return (
+            f"model {model} gives {name} outputs that are no log-probabilities: end it in "
+            "LogSoftmax, or use CrossEntropyLoss"
+        )
+    if wanted == LOG_PROBABILITIES and scale == PROBABILITIES:
+        return (
+            f"model {model} gives {name} probabilities in place of log-probabilities: end it in "
+            "LogSoftmax; they are scored as the probabilities that they are"
+        )
+    return ""
+
+
+def decided(
+    given: Objective,
+    criterion: Criterion | None,
+    looks: Mapping[str, Look],
+    pos_label: Any,
+    transform: str,
+) -> tuple[Objective, tuple[str, ...]]:
+    """Decide what is asked of the models of a sweep.
+
+    Parameters
+    ----------
+    given : Objective
+        What labels and criterion tell by themselves.
+    criterion : Criterion or None
+        What the criterion asks for.
+    looks : Mapping of str to Look
+        What was seen of the outputs of each model that ran.
+    pos_label : int, bool, str or None
+        What the user says.
+    transform : str
+        Digest of the user's `output_transform`; ``""`` without one.
+
+    Returns
+    -------
+    Objective
+        What is asked, with the scale of each model's outputs.
+    tuple of str
+        What should be said of it.
+    """
+    kind = given.kind
+    if kind == MULTICLASS and criterion is None and _one_output(looks):
+        kind = BINARY
+    base = TRANSFORMED if transform else natural_scale(kind, criterion)
+    found = replace(given, kind=kind, scale=base, pos_label=pos_label, transform=transform)
+    if transform:
+        return found, ()
+    scales = {model: scale_of(kind, criterion, look) for model, look in looks.items()}
+    notes = [scale_note(model, kind, criterion, scale) for model, scale in scales.items()]
+    apart = tuple(sorted((model, scale) for model, scale in scales.items() if scale != base))
+    return replace(found, apart=apart), tuple(filter(None, notes))
+
+
+def _one_output(looks: Mapping[str, Look]) -> bool:
+    return bool(looks) and all(look.columns == 1 for look in looks.values())
+
+
+def output_problems(
+    highest: int, criterion: Criterion | None, looks: Mapping[str, Look]
+) -> Iterator[Problem]:
+    """Yield that some models have outputs for the labels as they are, and some have not."""
+    widths = {model: width(criterion, look) for model, look in looks.items()}
+    few = [model for model, count in widths.items() if count <= highest]
+    if few and len(few) < len(widths):
+        shown = ", ".join(f"{model} has {count}" for model, count in widths.items())
+        yield Problem(
+            f"all models must have outputs for labels up to {highest}, or none of them, so that "
+            "a label means the same for all",
+            shown,
+            f"Give the last layer of {', '.join(few)} {highest + 1} outputs.",
+        )
+
+
+def must_be_numbered(highest: int, criterion: Criterion | None, looks: Mapping[str, Look]) -> bool:
+    """Whether labels, which are whole numbers up to `highest`, are beyond what models have."""
+    return any(width(criterion, look) <= highest for look in looks.values())
+
+
+def width(criterion: Criterion | None, look: Look) -> int:
+    """Return how many classes the outputs of a model stand for."""
+    return 2 if criterion is None and look.columns == 1 else look.columns
+
+
+def pos_label_of(
+    value: Any, objective: Objective, names: Sequence[str]
+) -> tuple[Any, list[Problem]]:
+    """Return the user's `pos_label` as one of the labels, which may be named by its class."""
+    if value is None:
+        return None, []
+    value = value.item() if isinstance(value, np.generic) else value
+    labels = objective.all_labels(len(objective.labels or names)).tolist()
+    if objective.kind not in (MULTICLASS, BINARY):
+        rule, received = "pos_label needs targets that are classes", repr(value)
+        return None, [Problem(rule, received, "Leave pos_label out.")]
+    # True is no 1 here: labels are compared with their type, but for names of classes.
+    for label in labels:
+        if label == value and isinstance(label, str) == isinstance(value, str):
+            return label, []
+    if isinstance(value, str) and value in names:
+        return labels[names.index(value)], []
+    shown = ", ".join(map(repr, labels[:20]))
+    rule = "pos_label must be one of the labels"
+    return None, [Problem(rule, repr(value), f"Pass one of {shown}.")]

@@ -1,0 +1,483 @@
+"""Scores mean what scikit-learn means by them: of the labels of the data, on the scale of outputs.
+
+References are scikit-learn's scorers on an estimator that is written here, and its metrics.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import expit, log_softmax, softmax
+from sklearn import metrics
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import get_scorer, make_scorer
+from torch import nn
+
+from asynckfold import criteria
+from asynckfold.criteria import NOT_OF_PAIRS, TABLE, criterion_of, why_not_of_pairs
+from asynckfold.data import resolve_labels
+from asynckfold.direction import ERRORS
+from asynckfold.errors import InputError
+from asynckfold.objective import Look, Objective, pos_label_of, probabilities, scale_of
+from asynckfold.scoring import fit_problems, resolve
+
+Array = npt.NDArray[Any]
+
+
+class Fixed(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Probabilities by row number, of classes in sorted order: the reference."""
+
+    def __init__(self, shares: Any, classes: Any) -> None:
+        self.shares = shares
+        self.classes = classes
+        self.classes_ = np.array(classes)
+
+    def predict_proba(self, rows: Array) -> Array:
+        return np.asarray(self.shares[rows])
+
+    def predict(self, rows: Array) -> Array:
+        return np.asarray(self.classes_[self.shares[rows].argmax(axis=1)])
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+
+def reference(name: Any, shares: Array, classes: Any, labels: Array) -> float:
+    scorer = get_scorer(name)
+    return float(scorer(Fixed(shares, classes), np.arange(len(labels)), labels))
+
+
+# Any names of the classes
+
+NAMES = st.one_of(
+    st.lists(st.integers(-50, 50), min_size=5, max_size=5, unique=True),
+    st.lists(st.text("abcxyz", min_size=1), min_size=5, max_size=5, unique=True),
+)
+MANY = (
+    *("accuracy", "balanced_accuracy", "f1_macro", "f1_micro", "f1_weighted", "jaccard_macro"),
+    *("precision_macro", "recall_macro", "matthews_corrcoef", "neg_log_loss", "roc_auc_ovr"),
+    *("roc_auc_ovo", "top_k_accuracy", "adjusted_rand_score"),
+)
+TWO = (*MANY[:-4], "roc_auc", "f1", "precision", "recall", "jaccard", "average_precision")
+
+
+def judged(names: list[Any], count: int, seed: int) -> tuple[Array, Array, Array]:
+    """Return labels under such names, outputs in float32, and the sorted names."""
+    random = np.random.default_rng(seed)
+    classes = np.array(sorted(names[:count]))
+    codes = np.concatenate([np.arange(count), random.integers(0, count, 40)])
+    outputs = random.normal(size=(len(codes), count)).astype(np.float32)
+    outputs[np.arange(len(codes)), codes] += 1
+    return classes[codes], outputs, classes
+
+
+@pytest.mark.parametrize(("scorers", "count"), [(MANY, 4), (TWO, 2)])
+@settings(max_examples=12, deadline=None)
+@given(names=NAMES, seed=st.integers(0, 99))
+def test_no_renaming_of_classes_changes_what_scikit_learn_says_of_the_names(
+    scorers: tuple[str, ...], count: int, names: list[Any], seed: int
+) -> None:
+    truth, outputs, classes = judged(names, count, seed)
+    labels = resolve_labels(truth, True)
+    labels = labels if labels.objective.labels else labels.numbered()
+    shares = softmax(outputs.astype(np.float64), axis=1)
+    for name in scorers:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                wanted = reference(name, shares, classes, truth)
+            except ValueError:
+                # Mostly: pos_label=1 is not a valid label. So it is here.
+                with pytest.raises(ValueError):
+                    resolve(name, labels.objective)[name](labels.targets, outputs)
+                continue
+            found = resolve(name, labels.objective)[name](labels.targets, outputs)
+        assert found == pytest.approx(wanted, abs=1e-9), name
+
+
+@pytest.mark.parametrize(
+    ("values", "columns"), [([0, 1, 3], 4), ([0, 2, 5], 7), ([1, 2, 3], 5), ([2, 3, 9], 10)]
+)
+def test_labels_with_gaps_are_scored_as_they_are(values: list[int], columns: int) -> None:
+    random = np.random.default_rng(0)
+    truth = np.array(values)[random.integers(0, 3, 60)]
+    labels = resolve_labels(truth, True)
+    outputs = random.normal(size=(60, columns)).astype(np.float32)
+    outputs[np.arange(60), truth] += 2
+    scores = resolve(["accuracy", "f1_macro", "neg_log_loss"], labels.objective)
+    found = {name: score(labels.targets, outputs) for name, score in scores.items()}
+    said, shares = outputs.argmax(axis=1), softmax(outputs.astype(np.float64), axis=1)
+    assert found["accuracy"] == np.mean(said == truth)
+    assert found["f1_macro"] == metrics.f1_score(truth, said, average="macro")
+    own = -np.log(shares[np.arange(60), truth]).mean()
+    assert found["neg_log_loss"] == pytest.approx(-own)
+
+
+# The class that is positive
+
+
+@pytest.mark.parametrize("name", ["f1", "precision", "recall", "jaccard", "average_precision"])
+def test_the_positive_class_is_scikit_learns_or_the_users(name: str) -> None:
+    truth, outputs, classes = judged([1, 2, 3, 4, 5], 2, 3)
+    shares = softmax(outputs.astype(np.float64), axis=1)
+    labels = resolve_labels(truth, True).numbered()
+    found = resolve(name, labels.objective)[name](labels.targets, outputs)
+    assert found == pytest.approx(reference(name, shares, classes, truth))
+    label, problems = pos_label_of(2, labels.objective, labels.classes)
+    assert not problems
+    asked = Objective("multiclass", "logits", (1, 2), pos_label=label)
+    other = resolve(name, asked)[name](labels.targets, outputs)
+    assert other != pytest.approx(found)
+    swapped = np.where(truth == 2, 1, 0)
+    assert other == pytest.approx(reference(name, shares, [0, 1], swapped))
+
+
+def test_a_positive_class_is_asked_for_where_there_is_no_class_1() -> None:
+    asked = Objective("multiclass", "logits", ("no", "yes"))
+    (problem,) = fit_problems("f1", asked, ["m"])
+    assert "pos_label='yes'" in problem.remedy
+    assert not list(fit_problems(["accuracy", "f1_macro", "roc_auc"], asked, ["m"]))
+    told = Objective("multiclass", "logits", ("no", "yes"), pos_label="no")
+    assert not list(fit_problems("f1", told, ["m"]))
+    assert not list(fit_problems("f1", Objective("binary", "logits", (-1, 1), True), ["m"]))
+
+
+@pytest.mark.parametrize(
+    ("value", "labels", "names", "found"),
+    [
+        (2, (1, 2), ("1", "2"), 2),
+        (np.int64(1), (1, 2), ("1", "2"), 1),
+        ("2", (1, 2), ("1", "2"), 2),
+        ("dog", (), ("cat", "dog"), 1),
+        ("yes", ("no", "yes"), ("no", "yes"), "yes"),
+        (True, (False, True), ("False", "True"), True),
+        (None, (), (), None),
+    ],
+)
+def test_a_positive_class_may_be_named(value: Any, labels: Any, names: Any, found: Any) -> None:
+    assert pos_label_of(value, Objective("multiclass", "logits", labels), names) == (found, [])
+
+
+@pytest.mark.parametrize("value", [3, "maybe"])
+def test_a_positive_class_that_is_none_is_refused(value: Any) -> None:
+    _, (problem,) = pos_label_of(value, Objective("binary", "logits"), ("0", "1"))
+    assert problem.remedy == "Pass one of 0, 1."
+    _, (problem,) = pos_label_of(1, Objective("regression", "values"), ())
+    assert problem.remedy == "Leave pos_label out."
+
+
+# One output for two classes, several labels of a sample, numbers
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+@pytest.mark.parametrize("signs", [False, True])
+def test_one_output_is_cut_at_even_odds(shape: tuple[int, ...], signs: bool) -> None:
+    random = np.random.default_rng(1)
+    truth = random.integers(0, 2, 80)
+    odds = (2 * truth - 1.7 + random.normal(size=80)).astype(np.float32)
+    asked = Objective("binary", "logits", (-1, 1) if signs else (), signs)
+    targets = (2 * truth - 1 if signs else truth).astype(np.float32).reshape(shape)
+    names = ["accuracy", "roc_auc", "f1", "average_precision", "neg_log_loss", "balanced_accuracy"]
+    found = {
+        name: score(targets, odds.reshape(shape)) for name, score in resolve(names, asked).items()
+    }
+    shares = np.stack([1 - expit(odds.astype(float)), expit(odds.astype(float))], axis=1)
+    for name in names:
+        assert found[name] == pytest.approx(reference(name, shares, [0, 1], truth)), name
+    assert found["accuracy"] == np.mean((odds > 0) == truth)
+    sigmoids = resolve("accuracy", Objective("binary", "probabilities"))["accuracy"]
+    share = expit(odds)
+    assert sigmoids(truth.astype(np.float32), share) == found["accuracy"]
+    assert list(resolve(None, asked)) == ["accuracy", "roc_auc"]
+
+
+def test_several_labels_of_a_sample_are_indicator_rows() -> None:
+    random = np.random.default_rng(2)
+    truth = random.integers(0, 2, (70, 3))
+    odds = (2 * truth - 1 + random.normal(size=truth.shape)).astype(np.float32)
+    said, shares = (odds > 0).astype(int), expit(odds.astype(float))
+    wanted = {
+        "accuracy": metrics.accuracy_score(truth, said),
+        "f1_micro": metrics.f1_score(truth, said, average="micro"),
+        "f1_macro": metrics.f1_score(truth, said, average="macro"),
+        "f1_samples": metrics.f1_score(truth, said, average="samples", zero_division=0),
+        "average_precision": metrics.average_precision_score(truth, shares),
+        "roc_auc": metrics.roc_auc_score(truth, shares),
+    }
+    scores = resolve(list(wanted), Objective("multilabel", "logits"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = {name: score(truth.astype(np.float32), odds) for name, score in scores.items()}
+    assert found == pytest.approx(wanted)
+    assert list(resolve(None, Objective("multilabel", "logits"))) == ["accuracy", "f1_micro"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "outputs_of"),
+    [
+        ("logits", lambda shares: np.log(shares) + 3),
+        ("log-probabilities", np.log),
+        ("probabilities", lambda shares: shares),
+    ],
+)
+def test_probabilities_are_the_same_on_every_scale(scale: str, outputs_of: Any) -> None:
+    truth, outputs, classes = judged([0, 1, 2, 3, 4], 4, 5)
+    shares = softmax(outputs.astype(np.float64), axis=1)
+    asked = Objective("multiclass", scale)
+    for name in ("neg_log_loss", "roc_auc_ovr", "accuracy", "top_k_accuracy"):
+        found = resolve(name, asked)[name](truth, outputs_of(shares))
+        assert found == pytest.approx(reference(name, shares, classes, truth), rel=1e-6), name
+
+
+def test_logarithms_of_rates_are_scored_as_rates() -> None:
+    random = np.random.default_rng(3)
+    logs = random.normal(size=(50, 1)).astype(np.float32)
+    counts = random.poisson(np.exp(logs)).astype(np.float32)
+    found = resolve(["r2", "neg_mean_poisson_deviance"], Objective("regression", "log-rate"))
+    rates = np.exp(logs.astype(float))
+    assert found["r2"](counts, logs) == pytest.approx(metrics.r2_score(counts, rates))
+    assert found["neg_mean_poisson_deviance"](counts, logs) == pytest.approx(
+        -metrics.mean_poisson_deviance(counts[:, 0], rates[:, 0])
+    )
+
+
+def test_the_users_transform_makes_what_is_scored() -> None:
+    truth, outputs, classes = judged([0, 1, 2, 3, 4], 3, 7)
+    # Distances: the least is the class.
+    asked = Objective("multiclass", "transformed", transform="d")
+    scores = resolve(["accuracy", "neg_log_loss"], asked, lambda found: softmax(-found, axis=1))
+    shares = softmax(outputs.astype(np.float64), axis=1)
+    for name, score in scores.items():
+        assert score(truth, -outputs) == pytest.approx(
+            reference(name, shares, classes, truth), rel=1e-5
+        )
+    with pytest.raises(ValueError, match="must give probabilities, from 0 to 1"):
+        probabilities(asked, outputs, lambda found: 7 * found)
+
+
+# Folds without some class
+
+
+def test_a_fold_without_a_class_has_a_loss_and_no_area() -> None:
+    truth, outputs, _ = judged([0, 1, 2, 3, 4], 4, 9)
+    kept = truth != 2
+    truth, outputs = truth[kept], outputs[kept]
+    shares = softmax(outputs.astype(np.float64), axis=1)
+    asked = Objective("multiclass", "logits")
+    found = resolve("neg_log_loss", asked)["neg_log_loss"](truth, outputs)
+    assert found == pytest.approx(-metrics.log_loss(truth, shares, labels=[0, 1, 2, 3]))
+    with pytest.raises(ValueError, match=r"[Nn]umber of"):
+        resolve("roc_auc_ovr", asked)["roc_auc_ovr"](truth, outputs)
+
+
+def test_the_area_of_one_class_is_no_number() -> None:
+    asked = Objective("binary", "logits")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = resolve("roc_auc", asked)["roc_auc"](
+            np.ones(5, np.float32), np.arange(5, dtype=np.float32)
+        )
+    assert np.isnan(found)
+
+
+# Losses in place of scores
+
+
+def my_loss(targets: Array, outputs: Array) -> float:
+    return 0.5
+
+
+def rmse(targets: Array, outputs: Array) -> float:
+    return 0.5
+
+
+def judge(targets: Array, outputs: Array) -> float:
+    return float(metrics.mean_squared_error(targets, outputs) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "remedy"),
+    [
+        (metrics.mean_squared_error, "scoring='neg_mean_squared_error'"),
+        (metrics.log_loss, "scoring='neg_log_loss'"),
+        (metrics.max_error, "scoring='neg_max_error'"),
+        (metrics.hamming_loss, "scoring='accuracy'"),
+        (metrics.mean_tweedie_deviance, "greater_is_better=False"),
+        (functools.partial(metrics.mean_pinball_loss, alpha=0.1), "greater_is_better=False"),
+        (my_loss, "'neg_my_loss': lambda labels, outputs: -my_loss"),
+        ([rmse], "-rmse(labels, outputs)"),
+        ({"score": my_loss}, "-my_loss"),
+        ({"error": lambda y, o: 1.0}, "-error"),
+        (judge, "scoring='neg_mean_squared_error'"),
+        (lambda y, o: metrics.log_loss(y, o), "scoring='neg_log_loss'"),
+        (lambda y, o: float(nn.functional.mse_loss(o, y)), "-mse_loss"),
+        (make_scorer(metrics.mean_absolute_error), "greater_is_better=False"),
+        (make_scorer(my_loss), "greater_is_better=False"),
+        (nn.MSELoss(), "-MSELoss"),
+    ],
+)
+def test_errors_are_no_scores(scoring: Any, remedy: str) -> None:
+    with pytest.raises(InputError, match="greater is better") as raised:
+        resolve(scoring, Objective("regression", "values"))
+    (problem,) = raised.value.problems
+    assert remedy in problem.remedy
+
+
+def kappa(targets: Array, outputs: Array) -> float:
+    return 0.5
+
+
+def cost_sensitive_accuracy(targets: Array, outputs: Array) -> float:
+    return 0.5
+
+
+def checked(targets: Array, outputs: Array) -> float:
+    if len(targets) == 0:
+        raise ValueError("no error is a score")
+    with np.errstate(all="ignore"):
+        return 0.5
+
+
+@pytest.mark.parametrize(
+    "scoring",
+    [
+        "neg_mean_squared_error",
+        "r2",
+        kappa,
+        cost_sensitive_accuracy,
+        checked,
+        metrics.r2_score,
+        metrics.d2_pinball_score,
+        make_scorer(metrics.mean_squared_error, greater_is_better=False),
+        {"my_loss": make_scorer(my_loss, greater_is_better=False)},
+        {"neg_mse": lambda y, o: -metrics.mean_squared_error(y, o)},
+        {"neg_loss": lambda y, o: -my_loss(y, o)},
+        lambda y, o: 1 - metrics.hamming_loss(y, o > 0),
+        lambda y, o: 1 / (1 + metrics.mean_squared_error(y, o)),
+        lambda y, o: float((o > 0).mean()),
+    ],
+)
+def test_scores_are_no_errors(scoring: Any) -> None:
+    assert len(resolve(scoring, Objective("regression", "values"))) == 1
+
+
+def test_every_error_of_scikit_learn_is_known() -> None:
+    less = {
+        name
+        for name in metrics.__all__
+        if name.endswith(("_error", "_loss", "_deviance")) and callable(getattr(metrics, name))
+    }
+    assert less <= set(ERRORS)
+    for scorer in filter(None, ERRORS.values()):
+        get_scorer(scorer)
+
+
+# The table of criteria
+
+
+def test_every_loss_of_torch_is_in_the_table() -> None:
+    losses = {*torch.nn.modules.loss.__all__, "AdaptiveLogSoftmaxWithLoss"} - {"NLLLoss2d"}
+    assert losses - {"LinearCrossEntropyLoss"} <= set(TABLE) | set(NOT_OF_PAIRS)
+    assert losses <= set(TABLE) | set(NOT_OF_PAIRS)
+    assert not set(TABLE) & set(NOT_OF_PAIRS)
+    named = set(criteria._FUNCTIONS.values())
+    assert named <= set(TABLE) | set(NOT_OF_PAIRS)
+    functions = {name for name in dir(nn.functional) if name.endswith(("_loss", "entropy"))}
+    known = {name for name in functions if callable(getattr(nn.functional, name))}
+    assert {name for name in known if not name.startswith("linear")} <= set(criteria._FUNCTIONS)
+
+
+class Focal(nn.BCEWithLogitsLoss):
+    """A loss of one's own that asks for what its base asks for."""
+
+
+class MSELoss(nn.Module):
+    """Another of that name."""
+
+
+@pytest.mark.parametrize(
+    ("criterion", "name", "outputs"),
+    [
+        (nn.CrossEntropyLoss(label_smoothing=0.1), "CrossEntropyLoss", "logits"),
+        (functools.partial(nn.functional.cross_entropy, label_smoothing=0.1), None, "logits"),
+        (nn.functional.binary_cross_entropy, "BCELoss", "probabilities"),
+        (nn.PoissonNLLLoss(), "PoissonNLLLoss", "log-rate"),
+        (nn.PoissonNLLLoss(log_input=False), "PoissonNLLLoss", "values"),
+        (functools.partial(nn.functional.poisson_nll_loss, log_input=False), None, "values"),
+        (nn.KLDivLoss(reduction="batchmean", log_target=True), "KLDivLoss", "values"),
+        (Focal(), "BCEWithLogitsLoss", "logits"),
+    ],
+)
+def test_a_criterion_is_known_in_every_form(criterion: Any, name: Any, outputs: str) -> None:
+    row = criterion_of(criterion)
+    assert row is not None
+    assert row.outputs == outputs
+    assert name in (None, row.name)
+    assert why_not_of_pairs(criterion) is None
+
+
+def test_what_is_not_torchs_is_not_known() -> None:
+    assert criterion_of(MSELoss()) is None
+    assert criterion_of(lambda outputs, targets: outputs.mean()) is None
+    ignoring = criterion_of(nn.CrossEntropyLoss(ignore_index=7))
+    assert ignoring is not None
+    assert ignoring.ignore_index == 7
+
+
+def test_losses_of_three_arguments_are_refused_unless_one_is_bound() -> None:
+    name, remedy = why_not_of_pairs(nn.GaussianNLLLoss()) or ("", "")
+    assert name == "GaussianNLLLoss"
+    assert "output_transform=lambda outputs: outputs[:, 0]" in remedy
+    assert why_not_of_pairs(functools.partial(nn.functional.gaussian_nll_loss, var=1)) is None
+
+
+# What outputs mean, by the criterion and by what was seen of them
+
+random = np.random.default_rng(0)
+LOGITS = random.normal(size=(20, 3)).astype(np.float32)
+SHARES, LOGS = softmax(LOGITS, axis=1), log_softmax(LOGITS, axis=1)
+ODDS = LOGITS[:, :1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "criterion", "look", "scale"),
+    [
+        ("multiclass", nn.CrossEntropyLoss(), Look(LOGITS), "logits"),
+        ("multiclass", nn.CrossEntropyLoss(), Look(SHARES), "probabilities"),
+        # The softmax of logarithms of probabilities is these.
+        ("multiclass", nn.CrossEntropyLoss(), Look(LOGS), "logits"),
+        ("multiclass", nn.NLLLoss(), Look(LOGS), "log-probabilities"),
+        ("multiclass", nn.NLLLoss(), Look(SHARES), "probabilities"),
+        ("multiclass", nn.NLLLoss(), Look(LOGITS), "margins"),
+        ("multiclass", nn.MultiMarginLoss(), Look(LOGITS), "margins"),
+        ("multiclass", None, Look(LOGITS), "logits"),
+        ("multiclass", None, Look(SHARES), "probabilities"),
+        ("binary", nn.BCEWithLogitsLoss(), Look(ODDS), "logits"),
+        # All between 0 and 1 by chance, or by a sigmoid.
+        ("binary", nn.BCEWithLogitsLoss(), Look(expit(ODDS)), "logits"),
+        ("binary", nn.BCEWithLogitsLoss(), Look(expit(ODDS), "Sigmoid"), "probabilities"),
+        ("binary", nn.BCELoss(), Look(expit(ODDS), "Sigmoid"), "probabilities"),
+        ("binary", nn.SoftMarginLoss(), Look(ODDS), "logits"),
+        ("binary", nn.HingeEmbeddingLoss(), Look(ODDS), "unknown"),
+        ("binary", None, Look(ODDS), "unknown"),
+        ("binary", None, Look(expit(ODDS), "Sigmoid"), "probabilities"),
+        ("multilabel", nn.BCEWithLogitsLoss(), Look(LOGITS), "logits"),
+        ("multilabel", nn.BCEWithLogitsLoss(), Look(SHARES), "probabilities"),
+        ("multilabel", nn.MultiLabelSoftMarginLoss(), Look(LOGITS), "logits"),
+        ("regression", nn.MSELoss(), Look(SHARES), "values"),
+        ("regression", nn.PoissonNLLLoss(), Look(ODDS), "log-rate"),
+    ],
+)
+def test_the_scale_follows_from_criterion_and_outputs(
+    kind: str, criterion: Any, look: Look, scale: str
+) -> None:
+    row = None if criterion is None else criterion_of(criterion)
+    assert scale_of(kind, row, look) == scale
