@@ -119,6 +119,8 @@ def check_folds(folds: Sequence[Fold], targets: Any, plan: Plan) -> None:
                 raise ValueError(f"fold {fold.index} has rows that are no samples")
     if plan.classes and targets.ndim == 1:
         sound = targets.dtype.kind in "biu" or bool(np.isfinite(targets).all())
+        if plan.objective is not None and plan.objective.signs:
+            targets = (targets + 1) / 2
         if not sound or not 0 <= targets.min() <= targets.max() < max(len(plan.classes), 1 << 12):
             raise ValueError("its targets are no classes")
 
