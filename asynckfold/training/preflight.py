@@ -29,8 +29,8 @@ from asynckfold.pulse import Pulse
 from asynckfold.training import (
     building,
     checkpoint,
-    criteria,
     learning,
+    loss_trial,
     lr_schedules,
     pretraining,
     schedule_fit,
@@ -287,7 +287,9 @@ class _DryRun:
     def check_criterion(self) -> None:
         """Refuse a criterion that compares outputs with the targets of other samples."""
         with seeding.preserved():
-            mixed = criteria.mixes_samples(self.bundle.recipe.criterion, self.outputs, self.targets)
+            mixed = loss_trial.mixes_samples(
+                self.bundle.recipe.criterion, self.outputs, self.targets
+            )
         if mixed:
             (first, second), count = map(tuple, mixed), len(self.targets)
             raise _Refused(
@@ -305,7 +307,7 @@ class _DryRun:
     def criterion_sums(self) -> bool:
         """Whether the criterion sums over the samples of a batch."""
         with seeding.preserved():
-            return criteria.adds_up(self.bundle.recipe.criterion, self.outputs, self.targets)
+            return loss_trial.adds_up(self.bundle.recipe.criterion, self.outputs, self.targets)
 
     def why_not_channels_last(self) -> str:
         """Return why the model is not to be trained channels last, or nothing where it is."""
