@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.paired import tied
+from asynckfold.paired import bounds_of, confidence_interval, tied
 from asynckfold.plan import Plan
 from asynckfold.result import CANCELLED, DIVERGED, DONE, FAILED, Result
 
@@ -51,6 +51,15 @@ class Candidate:
     def complete(self) -> bool:
         """Whether every fold has a score; only then is the candidate ranked."""
         return self.done == self.planned
+
+    def interval(self, metric: str, train_valid_ratio: float) -> tuple[float, float]:
+        """Return the `confidence_interval` of the mean; NaN where a fold has no score of its own.
+
+        What stands for the score of a job that failed is no sample of it.
+        """
+        if not self.complete:
+            return math.nan, math.nan
+        return confidence_interval(self.scores[metric], train_valid_ratio, bounds=bounds_of(metric))
 
     def ranks_by(self, metric: str) -> bool:
         """Whether it can be ranked: complete, and its mean a number."""

@@ -17,13 +17,7 @@ from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.folds import Fold
 from asynckfold.identity import Claim
 from asynckfold.out_of_fold import layers_of, mean_of_layers, out_of_fold
-from asynckfold.paired import (
-    Lead,
-    bounds_of,
-    confidence_interval,
-    paired_difference,
-    train_valid_ratio,
-)
+from asynckfold.paired import Lead, paired_difference, train_valid_ratio
 from asynckfold.plan import Job, Plan
 from asynckfold.result import DONE, ENDED, Baseline, Epoch, Result, fingerprint
 from asynckfold.speedup import Speedup, speedup_of
@@ -470,7 +464,7 @@ class CVResults:
         ratio = train_valid_ratio(self.folds)
         table = []
         for position, row in zip(rank(rows, first), rows, strict=True):
-            low, high = confidence_interval(row.scores[first], ratio, bounds=bounds_of(first))
+            low, high = row.interval(first, ratio)
             entry: dict[str, Any] = {
                 "rank": position if row.ranks_by(first) else float("nan"),
                 "model": row.model,

@@ -307,6 +307,7 @@ class Training:
             "random": self.random_state(),
             # A second evaluation need not give the same: a model may draw random numbers in it.
             "outputs": self.outputs if self.ended else None,
+            "score_seconds": self.score_seconds,
             **self._stages(),
         }
 
@@ -345,7 +346,8 @@ class Training:
         losses = tree["losses"]
         self.losses = [] if losses is None else list(losses.to(self.device).unbind())
         self.random, self.outputs = tree["random"], tree["outputs"]
-        # Earlier checkpoints do not tell it.
+        # Earlier checkpoints tell neither.
+        self.score_seconds = tree.get("score_seconds", 0.0)
         self.stopwatch.go_on_from(tree.get("seconds", 0.0))
         self.pretraining = tuple(StageEpoch(**item) for item in tree.get("pretraining", ()))
 

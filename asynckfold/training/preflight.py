@@ -31,8 +31,8 @@ from asynckfold.pulse import Pulse
 from asynckfold.training import (
     building,
     checkpoint,
-    criteria,
     learning,
+    loss_trial,
     lr_schedules,
     pretraining,
     schedule_fit,
@@ -321,7 +321,9 @@ class _DryRun:
     def check_criterion(self) -> None:
         """Refuse a criterion that compares outputs with the targets of other samples."""
         with seeding.preserved():
-            mixed = criteria.mixes_samples(self.bundle.recipe.criterion, self.outputs, self.targets)
+            mixed = loss_trial.mixes_samples(
+                self.bundle.recipe.criterion, self.outputs, self.targets
+            )
         if mixed:
             (first, second), count = map(tuple, mixed), len(self.targets)
             raise _Refused(
@@ -339,7 +341,7 @@ class _DryRun:
     def criterion_sums(self) -> bool:
         """Whether the criterion sums over the samples of a batch."""
         with seeding.preserved():
-            return criteria.adds_up(self.bundle.recipe.criterion, self.outputs, self.targets)
+            return loss_trial.adds_up(self.bundle.recipe.criterion, self.outputs, self.targets)
 
     def notes(self) -> Iterator[str]:
         """Yield what is lost in preprocessing, and on what scores depend besides the samples."""

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from asynckfold.messages import Facts
 from asynckfold.result import DONE, Result
 from asynckfold.trainer_params import TrainerParams
-from asynckfold.training import baseline, batching, criteria, losses, preflight, seeding
+from asynckfold.training import baseline, batching, loss_trial, losses, preflight, seeding
 from tests.training import teams
 from tests.training.test_fused import Grouped
 from tests.training.tiny import CLASSES, FEATURES, Plain, Tiny, never, samples
@@ -239,7 +239,7 @@ ORDINARY: dict[str, tuple[Loss, torch.Tensor, torch.Tensor]] = {
 @pytest.mark.parametrize("name", MIXING)
 def test_a_loss_that_mixes_samples_is_seen(name: str) -> None:
     loss, outputs, targets = MIXING[name]
-    found = criteria.mixes_samples(loss, outputs, targets)
+    found = loss_trial.mixes_samples(loss, outputs, targets)
     assert found is not None
     # Its mark: whose target is whose does not matter to the term that was found.
     assert torch.broadcast_shapes(*found).numel() >= COUNT**2
@@ -249,11 +249,11 @@ def test_a_loss_that_mixes_samples_is_seen(name: str) -> None:
 def test_ordinary_losses_are_left_alone(name: str) -> None:
     loss, outputs, targets = ORDINARY[name]
     loss(outputs, targets)
-    assert criteria.mixes_samples(loss, outputs, targets) is None
+    assert loss_trial.mixes_samples(loss, outputs, targets) is None
     # With as many samples as outputs, too, where sizes agree by chance.
     if outputs.dim() > 1 and outputs.shape[1] > 1 and outputs.shape[1] <= COUNT:
         few = outputs.shape[1]
-        assert criteria.mixes_samples(loss, outputs[:few], targets[:few]) is None
+        assert loss_trial.mixes_samples(loss, outputs[:few], targets[:few]) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -273,7 +273,7 @@ def test_squares_mix_samples_exactly_where_the_pairs_are_more(
         return (outputs - targets).abs().pow(power).mean()
 
     pairs = (outputs - targets).numel()
-    found = criteria.mixes_samples(loss, outputs, targets)
+    found = loss_trial.mixes_samples(loss, outputs, targets)
     assert (found is not None) == (pairs > count)
 
 

@@ -33,7 +33,7 @@ from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import building, fused
 from asynckfold.training.stopwatch import Stopwatch
 from tests.training.test_fused import grouped
-from tests.training.tiny import Plain, Tiny
+from tests.training.tiny import Plain, Tiny, checkpoints
 
 SAMPLES = 12
 
@@ -129,6 +129,8 @@ def test_what_failed_is_never_best_whatever_its_score(error_score: float) -> Non
     frame = found.to_frame()
     assert list(frame["model"]) == ["m1", "m0"]
     assert np.isnan(frame["rank"][1])
+    # What stands for its score is no sample of it.
+    assert frame[["ci_low", "ci_high"]].isna().all(axis=1).tolist() == [False, True]
 
 
 def test_what_is_pending_or_no_number_is_never_best() -> None:
@@ -280,6 +282,19 @@ def test_the_seconds_of_a_job_count_all_its_attempts(tmp_path: Path, clock: Cloc
     result, attempts = tiny.train_with_stops()
     assert attempts > 2
     assert result.fit_seconds == pytest.approx(8.0)
+
+
+def test_a_job_that_was_through_before_its_result_keeps_its_seconds(
+    tmp_path: Path, clock: Clock
+) -> None:
+    tiny = Tiny(tmp_path, {"m": stepping(clock, 99, None)})
+    first, news = tiny.attempt()
+    again, _ = tiny.attempt(attempt=2, refs=checkpoints(news))
+    assert first is not None
+    assert again is not None
+    assert again.fit_seconds == pytest.approx(first.fit_seconds)
+    assert again.score_seconds == pytest.approx(first.score_seconds)
+    assert first.score_seconds > 0
 
 
 def test_a_job_that_raises_before_its_training_has_taken_time(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from asynckfold.candidates import Candidate, rank
 from asynckfold.confusion import class_accuracy
 from asynckfold.cv_results import CVResults
-from asynckfold.paired import Lead, bounds_of, confidence_interval, train_valid_ratio
+from asynckfold.paired import Lead, train_valid_ratio
 from asynckfold.plan import Job, Plan
 from asynckfold.report.text import clean
 from asynckfold.result import Epoch, Result
@@ -124,7 +124,7 @@ def _row(
     n_classes: int,
 ) -> CandidateRow:
     scores = candidate.scores
-    low, high = confidence_interval(scores[metric], ratio, bounds=bounds_of(metric))
+    low, high = candidate.interval(metric, ratio)
     mean = {clean(name): _over_known(values, np.mean) for name, values in scores.items()}
     return CandidateRow(
         name=f"{clean(candidate.model)}/{clean(candidate.lr_schedule)}",
