@@ -69,39 +69,15 @@ def why_not_new(name: str, model: nn.Module, again: Any) -> Problem | None:
     )
 
 
-def misread_outputs(name: str, criterion: Any, outputs: torch.Tensor) -> Problem | str | None:
-    """Return what is wrong with outputs that a criterion of torch reads as something else.
-
-    Parameters
-    ----------
-    name : str
-        Of the model.
-    criterion : object
-        The user's.
-    outputs : Tensor
-        Of a batch.
-
-    Returns
-    -------
-    (str, str, str), str or None
-        A problem, or a note.
-    """
-    if outputs.dim() != 2 or outputs.shape[1] < 2 or not outputs.is_floating_point():
+def why_not_logarithms(name: str, criterion: Any, outputs: torch.Tensor) -> Problem | None:
+    """Return what is wrong with outputs that `NLLLoss` reads as logarithms, or None."""
+    if type(criterion) is not nn.NLLLoss or not float(outputs.max()) > 0:
         return None
-    if type(criterion) is nn.NLLLoss and float(outputs.max()) > 0:
-        return (
-            f"model {name} must return logarithms of probabilities for NLLLoss",
-            f"outputs up to {float(outputs.max()):.3g}, where none can exceed 0",
-            "End it with log_softmax(1), or use CrossEntropyLoss.",
-        )
-    if type(criterion) is nn.CrossEntropyLoss and len(outputs) > 1:
-        sums = outputs.sum(1)
-        if float(outputs.min()) >= 0 and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
-            return (
-                f"model {name} returns probabilities, and CrossEntropyLoss applies a softmax to "
-                "them again, which learns slowly: return what comes before softmax"
-            )
-    return None
+    return (
+        f"model {name} must return logarithms of probabilities for NLLLoss",
+        f"outputs up to {float(outputs.max()):.3g}, where none can exceed 0",
+        "End it with log_softmax(1), or use CrossEntropyLoss.",
+    )
 
 
 def _held(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -152,7 +152,7 @@ def check(
                     if name not in seconds:
                         dry.check_model()
                         seconds[name] = dry.step_seconds(looks)
-                        notes |= dict.fromkeys(dry.check_learning())
+                        dry.check_learning()
                         dry.check_criterion()
                         sums = sums or dry.criterion_sums()
                         memory[name] = _bytes(dry)
@@ -279,13 +279,11 @@ class _DryRun:
         _refuse(learning.why_not_its_own(self.name, self.model, self.optimizer))
         _refuse(learning.why_not_new(self.name, self.model, again))
 
-    def check_learning(self) -> list[str]:
-        """Refuse a step that cannot teach anything; return what may be wrong with it."""
+    def check_learning(self) -> None:
+        """Refuse a step that cannot teach anything."""
         _refuse(learning.why_not_learning(self.name, self.model, self.optimizer))
         criterion = self.bundle.recipe.criterion
-        found = learning.misread_outputs(self.name, criterion, self.outputs)
-        _refuse(found if isinstance(found, tuple) else None)
-        return [found] if isinstance(found, str) else []
+        _refuse(learning.why_not_logarithms(self.name, criterion, self.outputs))
 
     def step_seconds(self, looks: dict[str, Look]) -> float:
         """Seconds of the fastest of some steps; the first warms up, its operations are counted.

@@ -9,12 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import Dataset
 
 from asynckfold import AsyncKFold
-from tests.truth.grid import EPOCHS, SAMPLES, Brought, Cell, affine, brought, cells, expected
-from tests.truth.grid import make_optimizer
+from tests.truth.grid import (
+    EPOCHS,
+    SAMPLES,
+    Cell,
+    affine,
+    brought,
+    cells,
+    expected,
+    make_optimizer,
+)
 
 EVERY = 1 if os.environ.get("ASYNCKFOLD_EXHAUSTIVE") else 5
 """Of the cells, one in so many is computed in `make test`; all of them are 1,600 scores."""

@@ -586,11 +586,6 @@ class Detached(Plain):
         return super().forward(inputs).detach().requires_grad_()
 
 
-class Softmax(Plain):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs).softmax(1)
-
-
 class LogSoftmax(Plain):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return super().forward(inputs).log_softmax(1)
@@ -686,10 +681,3 @@ def test_what_learns_is_left_alone(tmp_path: Path, name: str) -> None:
     assert facts.problems == ()
     assert facts.failures == {}
     assert facts.notes == ()
-
-
-def test_a_second_softmax_is_told(tmp_path: Path) -> None:
-    facts = checked(tmp_path, models={"m": Softmax})
-    assert facts.problems == ()
-    (note,) = facts.notes
-    assert "applies a softmax to them again" in note
