@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -199,9 +199,7 @@ class Plan:
         ValueError
             It is no such text: names what is wrong.
         """
-        plan = decoded(cls, parsed(text), "plan")
-        _check(plan)
-        return plan
+        return _read(text)
 
     def first_difference(self, other: Plan) -> str | None:
         """Name the first thing in which `other` differs, or None when the plans are equal.
@@ -280,6 +278,14 @@ class Plan:
         return self.first_difference(
             replace(common, **{name: getattr(self, name) for name in free})
         )
+
+
+@lru_cache(maxsize=4)
+def _read(text: str) -> Plan:
+    """Read a plan; it is asked for several times by whoever looks at a run."""
+    plan = decoded(Plan, parsed(text), "plan")
+    _check(plan)
+    return plan
 
 
 def _check(plan: Plan) -> None:

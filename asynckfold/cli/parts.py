@@ -276,7 +276,7 @@ def _models_and_views(
         else ARCHITECTURES[name].build(shape, len(source.classes))
         for name in names
     }
-    settings: dict[str, Any] = {"targets": source.targets}
+    settings: dict[str, Any] = {"targets": source.targets, "about": {"data": data_named(source)}}
     if source.kind == "image":
         settings["train_transform"] = image_transform(source, shape, augment=augment)
         settings["eval_transform"] = image_transform(source, shape, augment=False)
@@ -303,6 +303,16 @@ def _positive_class(scoring: Sequence[str], given: str | None, source: Source) -
         remedy = f"Pass --pos-label {shlex.quote(source.classes[1])}, or a score such as f1_macro."
         refuse([Problem(rule, f"classes {shown}", remedy)])
     return {"pos_label": "1"}
+
+
+def data_named(source: Source) -> str:
+    """Say what the samples are: ``"digits (scikit-learn), 1,797 samples of 8×8"``."""
+    # Its 8×8 pixels are no MNIST, for which a picture of results might be taken.
+    origin = " (scikit-learn)" if source.name == "digits" else ""
+    shape = source.sample_shape[1:] if source.sample_shape[:1] == (1,) else source.sample_shape
+    sizes = "×".join(map(str, shape))
+    unit = " numbers" if len(shape) == 1 else ""
+    return f"{source.name}{origin}, {len(source.targets):,} samples of {sizes}{unit}"
 
 
 def _flag_problems(

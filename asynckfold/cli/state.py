@@ -24,7 +24,8 @@ def state_of(store: RunStore) -> dict[str, Any]:
         and last progress); ``idle``, the cores and GPUs that nobody holds, the cores that are left
         to ``neighbours``, and how many jobs wait for what, or None where no sweep is at work;
         ``ended``, what became of the run where nobody holds it;
-        ``continue_with``, the command that does, where there is something to do.
+        ``continue_with``, the command that does, where there is something to do; and ``refits``,
+        empty here, see `with_refits`.
     """
     counts, holder, attempts = store.counts(), store.holder(), store.attempts()
     claimed = claim(store.plan, store.software())
@@ -38,6 +39,7 @@ def state_of(store: RunStore) -> dict[str, Any]:
         "idle": _idle(store.waiting, at_work) if holder else None,
         "ended": None if holder else _ended(store, counts, attempts),
         "continue_with": None if holder or not counts["pending"] else continuation(store.about),
+        "refits": [],
     }
 
 
@@ -53,7 +55,7 @@ def _refits(store: RunStore) -> Iterator[dict[str, Any]]:
                 found = state_of(alone)
                 again = found["continue_with"] and continuation(store.about)
                 candidate = alone.plan.jobs[0].candidate
-                yield {**found, "refits": [], "candidate": candidate, "continue_with": again}
+                yield {**found, "candidate": candidate, "continue_with": again}
 
 
 def _in_hand(attempts: Sequence[Attempt]) -> list[Attempt]:

@@ -69,6 +69,7 @@ def tell_results(root: Path, out: Output, with_report: bool) -> int:
 
     with RunStore.read(root) as store:
         results, packing, refit = load_results(store), packing_of(store), told_refit(store)
+        data = store.about.get("data")
     page = results.report() if with_report else None
     out.data(
         {
@@ -79,6 +80,8 @@ def tell_results(root: Path, out: Output, with_report: bool) -> int:
         }
     )
     out.say(_results_table(results))
+    if data:
+        out.say(f"data: {data}")
     for line in result_lines(results):
         out.say(line)
     if refit:

@@ -64,12 +64,17 @@ def check_pages(db: sqlite3.Connection, path: Path) -> None:
 def _check_rows(db: sqlite3.Connection, path: Path, table: str) -> None:
     """Check the seal of each row, and that its values can be what we write."""
     columns, changed, wrong = cell_checks(table), [], ""
+    checks = [check for _, check in columns]
     # Row by row here, since SQLite would drop a Ctrl-C that came while it called `checksum`.
     for *values, seal in db.execute(f"SELECT {COLUMNS[table]}, seal FROM {table}"):
         if seal != checksum(*values):
             changed.append(values[0])
-        for (column, check), value in zip(columns, values, strict=True):
-            wrong = wrong or ((found := check(value)) and f"{column} of {table} {found}")
+        elif not wrong and any(check(value) for check, value in zip(checks, values, strict=True)):
+            wrong = next(
+                f"{name} of {table} {found}"
+                for (name, check), value in zip(columns, values, strict=True)
+                if (found := check(value))
+            )
     if changed:
         raise StoreCorruptError(
             f"{path} is damaged: {len(changed)} rows of {table} are not what was written, the "

@@ -49,8 +49,6 @@ class RunReader:
     def __init__(self, root: Path, connection: sqlite3.Connection) -> None:
         self.root = root
         self._db = connection
-        self._known: tuple[str, Plan] | None = None
-        """The plan as it was read last, and its text: reading it takes a while."""
 
     @property
     def plan(self) -> Plan:
@@ -64,10 +62,8 @@ class RunReader:
         text = self._meta("plan")
         if text is None:
             raise StoreCorruptError(f"{self.root} holds no plan yet; run the same command again")
-        if self._known is None or text != self._known[0]:
-            with decoding(self.root):
-                self._known = (text, Plan.from_json(text))
-        return self._known[1]
+        with decoding(self.root):
+            return Plan.from_json(text)
 
     @property
     def has_plan(self) -> bool:

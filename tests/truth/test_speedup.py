@@ -241,3 +241,15 @@ def test_the_serial_loop_trains_only_what_the_packed_run_finished(root: Path) ->
     assert again.baseline is not None
     assert {name.split("/")[0] for name in again.baseline.seconds_by_job} == {"Even", "Later"}
     assert again.baseline.seconds == pytest.approx(sum(again.baseline.seconds_by_job.values()))
+
+
+def test_a_run_of_digits_says_which(root: Path) -> None:
+    from asynckfold.cli.parts import data_named
+    from asynckfold.sources import load_source
+
+    named = data_named(load_source("digits"))
+    assert named == "digits (scikit-learn), 1,797 samples of 8×8"
+    with RunStore.read(write_run(root, Synthetic(epochs=1, about={"data": named}))) as store:
+        page = write_report(store, root / "report")
+    header = page.read_text().partition("</header>")[0]
+    assert f"{named}, 1 epoch" in header
