@@ -52,8 +52,10 @@ def counts(values: npt.NDArray[Any]) -> bool:
     if len(np.unique(first)) < _LEAST * len(first):
         return False
     found = np.unique(values)
+    if len(found) < 2:
+        return False
     offsets = _whole_steps(found)
-    if offsets is None or len(found) < 2:
+    if offsets is None:
         return False
     from scipy.special import gammaln, pdtr
 
@@ -75,6 +77,7 @@ def _whole_steps(found: npt.NDArray[Any]) -> npt.NDArray[np.uint64] | None:
         return offsets
     if (found == np.rint(found)).all():
         return (found - low).astype(np.uint64) if high - low < _EXACT else None
-    steps = (found - low) / ((high - low) / (len(found) - 1))
-    even = bool(np.abs(steps - np.rint(steps)).max() < _UNEVEN)
+    with np.errstate(over="ignore", invalid="ignore"):
+        steps = (found - low) / ((high - low) / (len(found) - 1))
+        even = bool(np.abs(steps - np.rint(steps)).max() < _UNEVEN)
     return np.arange(len(found), dtype=np.uint64) if even else None

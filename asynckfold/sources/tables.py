@@ -43,7 +43,7 @@ from asynckfold.sources.text_files import Head, read_cells, read_head, zeros_bef
 
 # Not y, which stands beside x as often.
 _TARGET_NAMES = frozenset({"class", "label", "labels", "target"})
-_SHOWN_COLUMNS = 20
+_SHOWN_COLUMNS, _SHOWN_CLASSES, _SHOWN_LETTERS = 20, 8, 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Ta
     problems += feature_problems(str(path), judged)
     first = "the first row is the header" if head.has_header else "no header"
     notes = [
-        f"{first}; the class is {label}",
+        f"{first}; the class is {label}: {_shown(classes)}",
         *class_note(label, classes),
         *column_notes(judged, None if problems else targets),
     ]
@@ -134,6 +134,11 @@ def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Ta
         tuple(problems),
         tuple(notes),
     )
+
+
+def _shown(classes: Sequence[str]) -> str:
+    more = f" … {len(classes)} in all" if len(classes) > _SHOWN_CLASSES else ""
+    return ", ".join(name[:_SHOWN_LETTERS] for name in classes[:_SHOWN_CLASSES]) + more
 
 
 def _repeats(cells: Any, columns: Sequence[Column]) -> int:

@@ -32,7 +32,7 @@ _LEADING_ZERO = re.compile(rb"""(?:^|[,;\t"' +-])0[0-9]""", re.MULTILINE)
 # Read by pandas as they are.
 _COMPRESSED = frozenset({".bz2", ".gz", ".tar", ".xz", ".zip", ".zst"})
 # A column of labels has few, each in several rows: a tenth of the rows is far above both.
-_FEW_NAMES, _ENOUGH_ROWS, _LONG_SERIES = 0.1, 10, 3
+_FEW_NAMES, _ENOUGH_ROWS, _LONG_SERIES, _GREAT = 0.1, 10, 3, 1e12
 
 
 @dataclass(frozen=True)
@@ -290,8 +290,10 @@ def _is_odd_label(cell: str, column: Sequence[str]) -> bool:
 
 
 def _is_series(numbers: Sequence[float]) -> bool:
+    if len(numbers) < _LONG_SERIES or max(map(abs, numbers)) > _GREAT:
+        return False
     gaps = np.diff(np.array(numbers))
-    if len(numbers) < _LONG_SERIES or gaps.min() <= 0:
+    if gaps.min() <= 0:
         return False
     return bool(np.allclose(gaps, gaps[0], rtol=1e-6))
 

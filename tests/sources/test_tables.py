@@ -44,7 +44,7 @@ def test_a_table_without_a_header(load: Load) -> None:
     assert source.sample_shape == (2,)
     assert source.features == ("column 0", "column 1")
     assert (source.kind, source.standardize) == ("table", True)
-    assert source.notes == ("no header; the class is column 2",)
+    assert source.notes == ("no header; the class is column 2: a, b",)
 
 
 def test_samples_are_float64_and_classes_int64(load: Load) -> None:
@@ -57,7 +57,7 @@ def test_a_table_with_a_header(load: Load) -> None:
     source = load("width,length,kind\n" + PLAIN)
     assert rows(source) == rows(load(PLAIN))
     assert source.features == ("width", "length")
-    assert source.notes == ("the first row is the header; the class is column 'kind'",)
+    assert source.notes == ("the first row is the header; the class is column 'kind': a, b",)
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])

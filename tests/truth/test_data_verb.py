@@ -52,7 +52,7 @@ def test_a_table_is_told(table: Path, capsys: Capture) -> None:
     lines = [line.rstrip() for line in out.splitlines()]
     assert err == ""
     assert lines[0] == f"csv:{table}: 60 rows, 4 features, 3 classes"
-    assert lines[1] == "the first row is the header; the class is column 'kind'"
+    assert lines[1] == "the first row is the header; the class is column 'kind': x, y, z"
     assert any(line.split()[:4] == ["nr", "left", "out", "int64"] for line in lines)
     assert "column 'nr' is left out: it counts the samples (--keep nr uses it)" in lines
     assert any(line.split()[:3] == ["colour", "feature", "names"] for line in lines)

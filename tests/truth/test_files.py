@@ -437,6 +437,39 @@ def test_tables_come_back_as_pandas_wrote_them(
     assert [source.classes[at] for at in source.targets] == frame["kind"].tolist()
 
 
+CELLS = ["0", "1", "2", "2.5", "-3", "1e5", "inf", "007", "1,5", "5%", "NA", "?", ".", "None"]
+CELLS += ["True", "a", "b", "é", "#c", "2020-01-01", "-1e400", "", " 3 ", '"q,r"', '"q\nr"', '"']
+CELLS += ["12345678901234567890", "9007199254740993", "x\0"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(CELLS), min_size=1, max_size=4), max_size=14),
+    st.sampled_from(",;\t"),
+    st.sampled_from(["", "x,y,kind\n", "\ufeffid,x,y,z\n", "0,1,2,3\n"]),
+    st.sampled_from(["auto", "yes", "no"]),
+)
+def test_any_text_is_refused_or_read_twice_alike(
+    tmp_path_factory: pytest.TempPathFactory,
+    table: list[list[str]],
+    delimiter: str,
+    head: str,
+    header: str,
+) -> None:
+    path = tmp_path_factory.mktemp("table") / "table.csv"
+    body = "\n".join(delimiter.join(row) for row in table)
+    path.write_text(head.replace(",", delimiter) + body)
+    try:
+        source = load_source(f"csv:{path}", header=header)
+    except InputError:
+        return
+    assert np.isfinite(rows(source)).all()
+    assert rows(source).shape == (len(source.targets), len(source.features))
+    again = load_samples(f"csv:{path}", source, header=header)
+    np.testing.assert_array_equal(again.dataset.tensors[0], rows(source))  # type: ignore[attr-defined]
+    assert again.labels == tuple(source.classes[at] for at in source.targets)
+
+
 def test_numbers_keep_their_digits(load: Load) -> None:
     """Seconds since 1970 differ in digits that float32 does not have."""
     seconds = 1_700_000_000 + np.random.default_rng(0).integers(0, 60, 90)
