@@ -75,10 +75,9 @@ def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str 
 
     Examples
     --------
-    >>> def rate(lr):
-    ...     return lambda model: lr
-    >>> digested({"opt_fn": rate(0.1)}).parts["opt_fn"]["the closure variable lr"]
-    '=0.1'
+    >>> found = digested({"scheduler steps": functools.partial(range, 3)})
+    >>> found.parts["scheduler steps"]["argument 1"]
+    '=3'
     """
     found: dict[str, dict[str, str]] = {}
     skipped: dict[str, None] = {}
@@ -235,7 +234,7 @@ class _Part:
                 continue
             self._put(f"{colon}its class", self._values.text(type(inner), path))
             self._put(f"{colon}training", f"={inner.training}")
-            for key, value in module_settings(inner):
+            for key, value in module_settings(inner, is_used=self.is_used):
                 self._expand(f"{colon}{key}", value, 2)
         if has_weights:
             self._put(f"{colon}{WEIGHTS}", "#" + weights.hexdigest()[:16])
@@ -244,7 +243,7 @@ class _Part:
         kind = self._values.text(type(module), name)
         content = [
             (key, self._values.text(value, f"{colon}{name}.{key}"))
-            for key, value in module_settings(module)
+            for key, value in module_settings(module, is_used=self.is_used)
         ]
         here = f"{colon}{name} ({type(module).__name__})"
         self._put(here, "#" + sha(f"{kind} {module.training} {content}"))
@@ -282,7 +281,13 @@ class _Part:
         """Note a value by its components, so that the one that changed can be named."""
         self._kept.append(value)
         known = id(value) in self._labels or id(value) in self._within
-        inside = None if known or depth > DEEPEST_NAMED else self._inside(path, value)
+        inside = None
+        if not known and depth <= DEEPEST_NAMED:
+            try:
+                inside = self._inside(path, value)
+            except Exception:  # noqa: BLE001 - properties and the like are the user's code
+                self._put(path or "it", self.skip(path, value))
+                return
         if inside is None:
             self._put(path or "it", self._values.text(value, path))
             return

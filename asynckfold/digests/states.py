@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Iterator
@@ -42,14 +43,8 @@ def settings_of(value: Any, *, is_used: bool = False) -> tuple[Settings, list[st
 
     Examples
     --------
-    >>> class Noise:
-    ...     def __init__(self, sigma):
-    ...         self.sigma, self.calls = sigma, 0
-    ...     def __call__(self, x):
-    ...         self.calls += 1
-    ...         return x + self.sigma
-    >>> settings_of(Noise(0.5), is_used=True)
-    ([('sigma', 0.5)], ['calls'])
+    >>> settings_of(types.SimpleNamespace(sigma=0.5))
+    ([('sigma', 0.5)], [])
     """
     kind = type(value)
     if isinstance(value, (*PLAIN, *_CONTAINERS, *_NAMED)):
@@ -98,32 +93,42 @@ def _own_state(value: Any) -> Any:
 
 
 def changed_by_use(kind: type) -> frozenset[str]:
-    """Return the attributes that an object's own working methods assign."""
-    found: set[str] = set()
+    """Return the attributes that an object's own working methods assign.
+
+    What a property keeps once it was computed is among them.
+    """
+    found = {
+        name
+        for base in kind.__mro__
+        for name, item in vars(base).items()
+        if isinstance(item, functools.cached_property)
+    }
     seen: set[str] = set()
-    wanted = [name for name in sorted(_ENTRIES) if hasattr(kind, name)]
+    wanted = sorted(_ENTRIES | found)
     while wanted:
         name = wanted.pop()
-        method = getattr(kind, name, None)
-        if name in seen or not isinstance(method, FunctionType) or not is_own(method):
+        if name in seen:
             continue
         seen.add(name)
-        used = bytecode.use(method.__code__)
-        found |= used.attributes
-        wanted += used.methods
+        for method in functions_of(inspect.getattr_static(kind, name, None)):
+            if isinstance(method, FunctionType) and is_own(method):
+                used = bytecode.use(method.__code__)
+                found |= used.attributes
+                wanted += used.methods
     return frozenset(found)
 
 
-def module_settings(module: Any) -> Iterator[tuple[str, Any]]:
+def module_settings(module: Any, *, is_used: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield what a module of torch has besides tensors and modules."""
     usual = _bare_module()
     library = not is_own(type(module))
+    changed = changed_by_use(type(module)) if is_used and not library else frozenset()
     for name in sorted(vars(module)):
         value = vars(module)[name]
         if name in usual:
             if name.endswith("_hooks") and value:
                 yield name.strip("_"), list(value.values())
-        elif not (library and name.startswith("_")):
+        elif name not in changed and not (library and name.startswith("_")):
             yield name, value
 
 

@@ -91,6 +91,8 @@ class Values:
         self._within.add(id(value))
         try:
             return self._text(value, path, depth + 1)
+        except Exception:  # noqa: BLE001 - properties and the like are the user's code
+            return self.named.skip(path, value)
         finally:
             self._within.discard(id(value))
 
@@ -254,10 +256,7 @@ class Values:
 
     def _pickled(self, value: Any, kind: str, path: str, depth: int) -> str:
         """Return the text of an object that has no attributes: by what it is pickled as."""
-        try:
-            found = value.__reduce_ex__(4)
-        except Exception:  # noqa: BLE001 - an object may refuse to be pickled in any way
-            return self.named.skip(path, value)
+        found = value.__reduce_ex__(4)
         if isinstance(found, str):
             return f"={full_name(value)}"
         content = [self.text(item, path, depth) for item in found[1:3]]
@@ -284,11 +283,14 @@ def _at(path: str, key: Any) -> str:
 
 def _tensor(tensor: Any) -> str:
     torch: Any = sys.modules["torch"]
-    held = tensor.detach()
-    head = f"{held.dtype} {tuple(held.shape)} {tensor.requires_grad}"
     try:
-        held = held.cpu().contiguous()
-        data = held.reshape(-1).view(torch.uint8).numpy() if held.numel() else b""
+        held = tensor.detach()
+        head = f"{held.dtype} {tuple(held.shape)} {tensor.requires_grad}"
+    except (RuntimeError, ValueError, AttributeError):
+        return "=not yet initialized"  # of a lazy module
+    try:
+        plain = held.cpu().contiguous()
+        data = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else b""
     except (RuntimeError, TypeError, NotImplementedError):
         # Sparse and quantized ones.
         return "#" + sha(f"{head} {held.to_dense().tolist() if held.is_sparse else held}")

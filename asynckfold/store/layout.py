@@ -16,6 +16,8 @@ LOCK = "run.lock"
 SPLITS = "splits.npz"
 REFIT = "refit"
 """Below it are runs of their own, of one candidate on all samples each."""
+INITIAL = "initial"
+"""Below it are the weights that models had at first which were given as instances."""
 CHECKPOINT = re.compile(r"checkpoint-.+\.safetensors")
 
 
@@ -66,6 +68,11 @@ def job_folder(root: Path, job: Job) -> Path:
 def refit_folder(root: Path, model: str, lr_schedule: str) -> Path:
     """Return the folder of the run that trains a candidate on all samples."""
     return root / REFIT / slug(model) / slug(lr_schedule)
+
+
+def initial_weights(root: Path, model: str) -> Path:
+    """Return the file of the weights that a model had at first, where it was given as one."""
+    return root / INITIAL / f"{slug(model)}.safetensors"
 
 
 def refit_folders(root: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from asynckfold.digests.changes import WEIGHTS
 from asynckfold.errors import PlanMismatchError, Problem
 from asynckfold.plan import Plan
+from asynckfold.store.layout import initial_weights
 
 _ANEW = (
     "resume='never' to train all anew: what the folder holds is kept, under another name beside it"
@@ -33,15 +34,22 @@ def refuse_other(root: Path, stored: Plan, plan: Plan, free: Collection[str] = (
                 Problem(
                     f"{root} holds a run of another plan, and a run keeps its plan",
                     difference,
-                    _remedy(stored, plan, difference),
+                    _remedy(root, stored, plan, difference),
                 )
             ]
         )
 
 
-def _remedy(stored: Plan, plan: Plan, difference: str) -> str:
+def _remedy(root: Path, stored: Plan, plan: Plan, difference: str) -> str:
     changed = stored.changed_parts(plan)
     if not any(difference.startswith(text) for text in changed.values()):
         return f"Use another folder, the same arguments to continue that run, or {_ANEW}."
-    seed = _SEED if any(WEIGHTS in text for text in changed.values()) else ""
-    return f"Undo the change to continue that run, use another folder, or {_ANEW}.{seed}"
+    told = f"Undo the change to continue that run, use another folder, or {_ANEW}."
+    models = [part.removeprefix("model ") for part, text in changed.items() if WEIGHTS in text]
+    kept = [path for model in models if (path := initial_weights(root, model)).is_file()]
+    if kept:
+        told += (
+            " The weights that it was begun with: "
+            f"model.load_state_dict(safetensors.torch.load_file({str(kept[0])!r}))."
+        )
+    return told + _SEED * bool(models)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import importlib
 import inspect
 import json
@@ -681,6 +682,77 @@ def test_a_container_that_the_code_fills_is_state() -> None:
     opt_fn(Tiny())
     assert digested({"opt_fn": opt_fn}).parts == before.parts
     assert len(before.skipped) == 3
+
+
+class Lazy(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Opens its file when the first sample is read, and knows its classes when asked."""
+
+    def __init__(self, noise: float = 0.1) -> None:
+        self.noise = noise
+        self.file: Any = None
+
+    @functools.cached_property
+    def classes(self) -> list[str]:
+        return ["a", "b"]
+
+    @property
+    def opened(self) -> Any:
+        if self.file is None:
+            self.file = [1.0, 2.0]
+        return self.file
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def __getitem__(self, index: int) -> tuple[float, int]:
+        return self.opened[index] + self.noise, index
+
+
+class Counted(nn.Module):
+    """A step that counts its calls, as a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.sigma = 0.5
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return x
+
+
+def test_what_is_opened_or_computed_when_needed_is_state() -> None:
+    data, step = Lazy(), Counted()
+
+    def parts() -> Any:
+        given = {"dataset": data, "train_transform": step}
+        return digested(given, given, "dataset").parts
+
+    before = parts()
+    assert data[1] == (2.1, 1)
+    assert len(data) == 2
+    step(0)
+    assert parts() == before
+    data.noise = step.sigma = 0.25
+    told = changes.changes(before, parts())
+    assert told["dataset"] == "dataset: noise was 0.1, is 0.25"
+    assert told["train_transform"] == "train_transform: sigma was 0.5, is 0.25"
+
+
+def test_objects_that_refuse_to_be_looked_at_stop_nothing() -> None:
+    class Rude:
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    def opt_fn(model: Any, rude: Any = Rude(), lazy: Any = nn.LazyLinear(3)) -> Any:  # noqa: B008
+        return [rude, lazy]
+
+    found = digested({"opt_fn": opt_fn, "model lazy": InitialState(nn.LazyLinear(3))})
+    assert (
+        found.parts
+        == digested({"opt_fn": opt_fn, "model lazy": InitialState(nn.LazyLinear(3))}).parts
+    )
+    assert "Rude" in str(found.skipped)
 
 
 def test_generators_go_by_their_seed() -> None:

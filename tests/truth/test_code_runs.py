@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from sklearn.metrics import fbeta_score, make_scorer
 from sklearn.preprocessing import MinMaxScaler
@@ -157,6 +158,19 @@ def test_fit_refuses_a_module_with_other_weights(root: Path) -> None:
     assert call(0.5).results.fingerprint == first.results.fingerprint
     with pytest.raises(PlanMismatchError, match=r"initial weights changed.*torch.manual_seed"):
         call(0.6)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_first_weights_of_an_instance_are_kept_to_continue_with(root: Path) -> None:
+    """A script that seeds nothing has other weights when it is started again."""
+    first = run(root, models={"net": nn.Linear(8, 3)})
+    with pytest.raises(PlanMismatchError, match=r"initial weights changed") as caught:
+        run(root, models={"net": nn.Linear(8, 3)})
+    kept = root / "initial" / "net.safetensors"
+    assert f"load_file({str(kept)!r})" in str(caught.value)
+    model = nn.Linear(8, 3)
+    model.load_state_dict(safetensors.torch.load_file(kept))
+    assert run(root, models={"net": model}).fingerprint == first.fingerprint
 
 
 @pytest.mark.usefixtures("one_thread")
