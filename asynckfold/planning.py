@@ -99,6 +99,7 @@ class Planner:
             Of the run so far, whose groups stay.
         """
         with self._pool() as pool:
+            fresh = pool is not None and not pool.workers
             self.display.doing("reading the data")
             settings, machine = self.settings, self.machine
             given = cast("pools.WorkerPool", pool)
@@ -124,7 +125,7 @@ class Planner:
                     if not data.held:
                         refuse(sending_problems({"dataset": bundle.data}))
                     # Workers that are there already import what they lack by themselves.
-                    if not pool.workers:
+                    if fresh:
                         pool.preload(preloads(bundle, streams=not data.held))
                 why_no_gpu = machine.gpus().reason
                 refuse(
