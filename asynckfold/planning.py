@@ -133,6 +133,7 @@ class Planner:
         # Before any of the user's code runs, which may change what it refers to.
         digest = of_run(self.recipe, self.settings)
         with self._pool(digest.modules) as pool:
+            fresh = pool is not None and not pool.workers
             self.display.doing("reading the data")
             settings, machine = self.settings, self.machine
             given = cast("pools.WorkerPool", pool)
@@ -158,7 +159,7 @@ class Planner:
                     if not data.held:
                         refuse(sending_problems({"dataset": bundle.data}))
                     # Workers that are there already import what they lack by themselves.
-                    if not pool.workers:
+                    if fresh:
                         pool.preload(preloads(bundle, streams=not data.held))
                 why_no_gpu = machine.gpus().reason
                 refuse(

@@ -27,7 +27,7 @@ from asynckfold.asking import TICK_SECONDS
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.machine import Machine
-from asynckfold.engines.process import ProcessEngine
+from asynckfold.engines.process import ProcessEngine, named
 from asynckfold.errors import InputError, Problem, UnpackError, WorkerDiedError
 from asynckfold.interruption import Interruption
 from asynckfold.placement import Placement
@@ -144,6 +144,8 @@ class WorkerReaders:
 
         edges = np.linspace(0, count, number + 1).round().astype(int).tolist()
         pool = self._take_pool()
+        if not pool.workers:
+            pool.preload(named(packed))
         dtype = str(torch.get_default_dtype()).removeprefix("torch.")
         with ExitStack() as stack:
             shared = stack.enter_context(closing(SharedArray(ArraySpec((number + 1,), "int64"))))

@@ -194,7 +194,7 @@ def _from_flags(parsed: argparse.Namespace) -> SweepParts:
     settings |= _positive_class(_words(parsed.scoring or ""), parsed.pos_label, source)
     notes = [*source.notes, *([_AUGMENTED] if parsed.augment else [])]
     if notes:
-        settings["about"] = {"data": notes}
+        settings["about"] |= {"data notes": notes}
     for note in notes:
         _note(parsed, note)
     return SweepParts(

@@ -22,8 +22,16 @@ import numpy as np
 from torch import Tensor, from_numpy
 from torch.utils.data import default_collate
 
-from asynckfold.data.known import all_known
-from asynckfold.data.opened import Opened, how_to_undress, open_source, redressed, unreadable
+from asynckfold.data.known import all_known, is_torchvisions
+from asynckfold.data.opened import (
+    DRESSED,
+    Opened,
+    how_to_undress,
+    open_source,
+    redressed,
+    same_pair,
+    unreadable,
+)
 from asynckfold.data.views import (
     Facts,
     Place,
@@ -45,6 +53,7 @@ from asynckfold.transforms import (
     is_known,
     kind_of,
     same_sample,
+    seed_generators,
     seeded,
     to_array,
     varies,
@@ -107,6 +116,10 @@ class Look:
         Whether the dataset is said to be random.
     drawn : frozenset of Place
         Steps that were seen to draw.
+    unseeded : frozenset of Place
+        Those of them that drew from a generator of their own.
+    dressed : bool
+        Whether the transform cannot be taken out, as a `Pass` found.
     """
 
     dataset: Any
@@ -114,6 +127,8 @@ class Look:
     eval_transform: Any = None
     random: bool = False
     drawn: frozenset[Place] = frozenset()
+    unseeded: frozenset[Place] = frozenset()
+    dressed: bool = False
 
     def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> Looked:
         """Return what was found; the range is of no meaning."""
@@ -126,7 +141,7 @@ class Look:
     def _found(self, beat: Beat) -> Looked:
         source = replace(open_source(self.dataset), told=beat)
         with seeded(0):
-            how = how_to_undress(source)
+            how = DRESSED if self.dressed else how_to_undress(source)
         source = redressed(source, how)
         random = self.random or BASE in self.drawn or (not source.known and _varies(source))
         begun = time.perf_counter()
@@ -143,8 +158,16 @@ class Look:
         notes, steady = _steadiness(
             source, train_steps(source, self.train_transform, self.eval_transform)
         )
+        if self.unseeded:
+            notes, steady = (_UNSEEDED,), steady and BASE not in self.unseeded
         equal = random or bool(views.problems) or _batches_equal(source, views.eval)
         return Looked(how, tracing.found, notes, random, steady, equal, seconds)
+
+
+_UNSEEDED = (
+    "the training view draws from a generator that is not the global one of random, "
+    "NumPy or torch: it cannot be seeded, and results differ from run to run"
+)
 
 
 def _varies(source: Opened) -> bool:
@@ -159,10 +182,6 @@ def _steadiness(source: Opened, steps: Sequence[Step]) -> tuple[tuple[str, ...],
     InputError
         Input and target vary together: no evaluation would see a pair.
     """
-    note = (
-        "the training view draws from a generator that is not the global one of random, "
-        "NumPy or torch: it cannot be seeded, and results differ from run to run",
-    )
     if source.known and all_known(steps):
         return (), True
     for index in source.probes:
@@ -174,13 +193,13 @@ def _steadiness(source: Opened, steps: Sequence[Step]) -> tuple[tuple[str, ...],
         if not any(same):
             raise InputError([_unsteady_pair(index)])
         if not all(same):
-            return note, False
+            return (_UNSEEDED,), False
         results = []
         for _ in range(2):
             with seeded(0):
                 results.append(apply(steps, copied(pairs[0][0])))
         if not same_sample(*results):
-            return note, True
+            return (_UNSEEDED,), True
     return (), True
 
 
@@ -237,6 +256,10 @@ class Part:
         As the dataset gives them, tensors as arrays; as far as it was read.
     drew : tuple of Place
         What was seen to draw random numbers: then the range was left there.
+    unseeded : bool
+        Whether from a generator of its own.
+    dressed : bool
+        Whether the dataset gives something else than its transform makes of the sample.
     odd : str
         What does not fit about the first sample of another shape: then it was left there.
     at : int
@@ -247,6 +270,8 @@ class Part:
 
     labels: list[Any]
     drew: tuple[Place, ...] = ()
+    unseeded: bool = False
+    dressed: bool = False
     odd: str = ""
     at: int = -1
     problems: tuple[Problem, ...] = ()
@@ -279,10 +304,10 @@ class Pass:
 
     def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> Part:
         """Read samples from `low` to `high`, and write what they become."""
-        source = redressed(open_source(self.dataset), self.how)
+        whole = open_source(self.dataset)
         labels: list[Any] = []
         with generators_kept():
-            reading = _Reading(self, source)
+            reading = _Reading(self, whole, redressed(whole, self.how))
             seeds = Draw(0, 0, np.arange(low, high)).bits().tolist()
             for index, seed in zip(range(low, high), seeds, strict=True):
                 if not beat(index):
@@ -290,7 +315,9 @@ class Pass:
                 try:
                     label, odd = reading.one(index, seed, outputs)
                 except _DrewError as found:
-                    return Part(labels, found.places, at=index)
+                    return Part(labels, found.places, reading.watch.own, at=index)
+                except _DressedError:
+                    return Part(labels, dressed=True, at=index)
                 except InputError as error:
                     return Part(labels, problems=error.problems, at=index)
                 if odd:
@@ -307,11 +334,17 @@ class _DrewError(Exception):
         self.places = tuple(places)
 
 
+class _DressedError(Exception):
+    """The transform cannot be taken out."""
+
+
 class _Reading:
     """Reads samples one by one, and watches what draws."""
 
-    def __init__(self, work: Pass, source: Opened) -> None:
+    def __init__(self, work: Pass, whole: Opened, source: Opened) -> None:
         self.work, self.source = work, source
+        sure = source.known or is_torchvisions(whole.base) or not source.steps
+        self.whole = None if sure else whole
         self.watched = [
             [None if is_known(step) else places for step, places in zip(*parts, strict=True)]
             for parts in ((pipeline.steps, pipeline.places) for pipeline in work.pipelines)
@@ -324,11 +357,19 @@ class _Reading:
         """Read a sample; return its label, and what is odd about it."""
         if self.work.random:
             self.watch.sync(seed)
-        sample, label = self.source.read(index)
-        if self.work.random:
-            self.watch.sync(seed)
-        elif not self.quiet and self.watch.drew():
+        try:
+            sample, label = self.source.read(index)
+        except InputError:
+            if self.whole is not None:
+                self.whole.read(index)
+                raise _DressedError from None
+            raise
+        if not (self.work.random or self.quiet) and self.watch.drew():
             raise _DrewError([BASE])
+        if self.whole is not None:
+            self._compare(self.whole, index, seed, sample, label)
+        if self.work.random or self.whole is not None:
+            self.watch.sync(seed)
         label = to_array(label) if isinstance(label, Tensor) else label
         if not self.work.hold:
             outputs[0][index] = np.frombuffer(digest_of(sample), np.uint8)
@@ -340,6 +381,20 @@ class _Reading:
             if self.work.hold:
                 odd = odd or _stored(result, outputs[number], index)
         return label, odd
+
+    def _compare(self, whole: Opened, index: int, seed: int, sample: Any, label: Any) -> None:
+        """Read a sample with the dataset's transform in it: the class may go on after that."""
+        steps = self.source.steps
+        if not self.work.random:
+            seed_generators(seed)
+        try:
+            ours = apply(steps, copied(sample)), label
+        except Exception:  # noqa: BLE001  the user's, and an error where the dataset has it as well
+            whole.read(index)
+            raise _DressedError from None
+        seed_generators(seed)
+        if not same_pair(ours, whole.read(index), steps, sample):
+            raise _DressedError
 
     def _through(
         self,

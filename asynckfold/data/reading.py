@@ -182,11 +182,18 @@ def runs_user_code(look: Look) -> bool:
 
 @dataclass
 class _Found:
-    """Why the samples are not held, and what was found on the way."""
+    """Why samples are not held, and what was found on the way."""
 
     why: str = ""
     drew: frozenset[Place] = frozenset()
+    unseeded: frozenset[Place] = frozenset()
+    dressed: bool = False
     parts: list[Part] = field(default_factory=list)
+
+    @property
+    def anew(self) -> bool:
+        """Whether all is to be read once more, otherwise."""
+        return self.dressed or bool(self.drew)
 
 
 def read_all(
@@ -204,8 +211,8 @@ def read_all(
         found = _hold(seen, readers, memory_budget, folder)
         if isinstance(found, Reading):
             return found
-        if found.drew:
-            return _looked_anew(seen, readers, found.drew)
+        if found.anew:
+            return _looked_anew(seen, readers, found)
         why = found.why
     if seen.views.problems:
         refuse(seen.views.problems)
@@ -223,8 +230,11 @@ def labels_of(seen: Seen, readers: Readers) -> list[Any]:
     return [label for part in found.parts for label in part.labels]
 
 
-def _looked_anew(seen: Seen, readers: Readers, drew: frozenset[Place]) -> Seen:
-    return look_at(replace(seen.look, drawn=seen.look.drawn | drew), readers)
+def _looked_anew(seen: Seen, readers: Readers, found: _Found) -> Seen:
+    look = seen.look
+    drawn, unseeded = look.drawn | found.drew, look.unseeded | found.unseeded
+    dressed = look.dressed or found.dressed
+    return look_at(replace(look, drawn=drawn, unseeded=unseeded, dressed=dressed), readers)
 
 
 def _why_not_held(seen: Seen) -> str:
@@ -261,7 +271,7 @@ def _hold(
     found = _passed(
         seen, readers, Pass(seen.look.dataset, seen.looked.how, pipelines, True), arrays
     )
-    if found.drew:
+    if found.anew:
         return found
     if found.why:
         _refuse_odd_sample(seen.views, found.why)
@@ -282,8 +292,11 @@ def _passed(seen: Seen, readers: Readers, work: Pass, arrays: Sequence[SharedArr
     parts: list[Part] = readers(work, count, arrays, seen.looked.seconds * count)
     first = sorted((part for part in parts if part.at >= 0), key=lambda part: part.at)
     drew = frozenset(place for part in first for place in part.drew)
+    if any(part.dressed for part in first):
+        return _Found(dressed=True)
     if drew:
-        return _Found(drew=drew)
+        own = frozenset(place for part in first if part.unseeded for place in part.drew)
+        return _Found(drew=drew, unseeded=own)
     for part in first:
         refuse(part.problems)
         if part.odd:
@@ -316,8 +329,8 @@ def _stream(seen: Seen, readers: Readers, why: str) -> Reading | Seen:
     digests = SharedArray(ArraySpec((len(source), DIGEST_BYTES), "uint8"))
     try:
         found = _passed(seen, readers, work, [digests])
-        if found.drew:
-            return _looked_anew(seen, readers, found.drew)
+        if found.anew:
+            return _looked_anew(seen, readers, found)
         digest = hashlib.sha256(digests.writable().tobytes()).digest()
     finally:
         digests.close()

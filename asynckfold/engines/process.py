@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import pickletools
 import signal
@@ -241,6 +242,19 @@ def preloads(bundle: Bundle, *, streams: bool) -> list[str]:
     owners = {_owner(value) for scope in modules for value in scope.values()}
     owners |= {word.partition(".")[0] for word in words}
     return [name for name in here if name in owners]
+
+
+def named(packed: int) -> list[str]:
+    """Return those of the large libraries that this process has and a packed object names.
+
+    Parameters
+    ----------
+    packed : int
+        Descriptor of a file with a pickle, of any size.
+    """
+    here = [name for name in _LARGE if name in sys.modules]
+    with mmap.mmap(packed, 0, access=mmap.ACCESS_READ) as content:
+        return [name for name in here if content.find(name.encode()) >= 0]
 
 
 _LARGE = ("torchvision", "sklearn")

@@ -39,20 +39,21 @@ class Watch:
     ----------
     *holders : object
         Code whose own generators are watched as well, see `held_generators`.
+
+    Attributes
+    ----------
+    own : bool
+        Whether one of these was used, which nobody seeds.
     """
 
     def __init__(self, *holders: Any) -> None:
         self._held = held_generators(*holders)
+        self.own = False
         self._python = random.Random()
         self._numpy = np.random.RandomState()
         self._torch = torch.Generator(device="cpu")
         self._words = [torch.zeros((), dtype=torch.int64, device="cpu") for _ in range(2)]
         self.sync(0)
-
-    @property
-    def holds(self) -> bool:
-        """Whether there are generators that cannot be seeded from outside."""
-        return bool(self._held)
 
     def sync(self, seed: int) -> None:
         """Seed the global generators, and look from now on."""
@@ -71,7 +72,9 @@ class Watch:
             np.random.random_sample() == self._numpy.random_sample(),  # noqa: NPY002
             self._words[0].item() == self._words[1].item(),
         ]
-        used = not all(same) or self._own_used()
+        own = self._own_used()
+        self.own = self.own or own
+        used = own or not all(same)
         if used:
             self.sync(0)
         return used

@@ -597,7 +597,7 @@ def test_a_run_keeps_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFix
     said = "column 'nr' is left out: it counts the samples (--keep nr uses it)"
     assert said in capsys.readouterr().err
     with RunStore.read(root) as store:
-        assert said in store.about["data"]
+        assert said in store.about["data notes"]
         assert said in write_report(store).read_text()
 
 

@@ -175,6 +175,21 @@ def test_a_module_that_was_changed_after_its_import_is_read_here(
     assert data.fingerprint == read(Changed(), tmp_path / "run", parallelize=False).fingerprint
 
 
+def test_the_environment_is_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scaled(Rows):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            inputs, target = super().__getitem__(index)
+            return inputs * float(os.environ.get("TRUTH_SCALE", "1")), target
+
+    first = read(Scaled(), tmp_path / "run").fingerprint
+    monkeypatch.setenv("TRUTH_SCALE", "2")
+    again = read(Scaled(), tmp_path / "run")
+    assert again.fingerprint != first
+    assert again.notes == ()
+    monkeypatch.delenv("TRUTH_SCALE")
+    assert read(Scaled(), tmp_path / "run").fingerprint == first
+
+
 def test_what_cannot_be_sent_is_read_here_and_that_is_said(tmp_path: Path) -> None:
     dataset = Rows()
     dataset.lock = threading.Lock()  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
@@ -17,6 +17,7 @@ from torchvision import datasets as tv
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from asynckfold import AsyncKFold
 from asynckfold.data import Prepared, open_source, prepare
 from asynckfold.errors import InputError
 from asynckfold.sources.datasets import ImageArrays
@@ -60,6 +61,7 @@ class Rows(Dataset):  # type: ignore[type-arg]
 
 
 @settings(max_examples=10)
+@example(flipped={5, 20}, rows=list(range(COUNT)), nested=False)
 @given(
     flipped=st.sets(st.integers(0, COUNT - 1), max_size=COUNT),
     rows=st.lists(st.integers(0, COUNT - 1), min_size=2, max_size=30),
@@ -82,7 +84,11 @@ class Lying(tv.MNIST):
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         image, target = super().__getitem__(index)
-        return (image.flip(-1), 0) if index % 7 == 3 else (image, target)
+        return (
+            (255 - np.asarray(image) if self.transform is None else 1 - image, 0)
+            if index == 9
+            else (image, target)
+        )
 
 
 def without_files(kind: Any, transform: Any = None, target_transform: Any = None) -> Any:
@@ -435,6 +441,61 @@ def test_a_step_that_draws_for_some_samples_is_left_out_of_evaluation(
     prepared.close()
 
 
+@pytest.mark.parametrize("inside", ["step", "dataset"])
+@pytest.mark.parametrize("budget", [None, 1])
+def test_a_generator_of_its_own_is_seen_where_it_is_used_once(
+    inside: str, budget: int | None
+) -> None:
+    own = np.random.default_rng(0)
+
+    def jitter(row: torch.Tensor) -> torch.Tensor:
+        return row + 1 + float(own.random()) if row[0].item() == 3 * 27 else row
+
+    class Jittered(Rows):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            row, target = super().__getitem__(index)
+            return jitter(row), target
+
+    dataset = Jittered([0, 1] * 20) if inside == "dataset" else Rows([0, 1] * 20, jitter)
+    prepared = prepare(dataset, memory_budget=budget)
+    assert any("cannot be seeded" in note for note in prepared.notes)
+    if inside == "dataset":
+        assert any(RANDOM in note for note in prepared.notes)
+    else:
+        rows = torch.from_numpy(dataset.data)
+        assert torch.equal(opened(prepared).eval(np.arange(40))[0], rows)
+
+
+def test_an_ensemble_has_the_evaluation_of_its_run(tmp_path: Path) -> None:
+    def jitter(row: torch.Tensor) -> torch.Tensor:
+        return row + 50 * random.random() if row[0].item() == 3 * 27 else row
+
+    dataset = Rows([0, 1] * 20, jitter)
+    kfold = AsyncKFold(
+        2,
+        dataset,
+        tmp_path / "run",
+        torch.nn.CrossEntropyLoss(),
+        8,
+        verbose=0,
+        parallelize=False,
+        baseline=None,
+        refit=True,
+    )
+    results = kfold(
+        {"linear": lambda: torch.nn.Linear(3, 2)},
+        ["constant"],
+        lambda model: torch.optim.SGD(model.parameters(), 1e-4),
+        {"epochs": 1},
+    )
+    plain = torch.from_numpy(dataset.data)
+    for made in (results, results.on_all_samples()):
+        ensemble = made.ensemble()
+        found = ensemble.predict_proba(dataset)
+        assert np.array_equal(found, ensemble.predict_proba(plain))
+        assert np.array_equal(found, ensemble.predict_proba(dataset))
+
+
 @pytest.mark.parametrize("budget", [None, 1])
 def test_an_eval_transform_that_draws_for_one_sample_is_refused(budget: int | None) -> None:
     def jitter(row: torch.Tensor) -> torch.Tensor:
@@ -590,3 +651,58 @@ def test_whole_arrays_of_tensors_are_hashed() -> None:
     assert prepare(TensorDataset(x.clone(), y), memory_budget=1).fingerprint == before
     x[33, 2] += 1
     assert prepare(TensorDataset(x, y), memory_budget=1).fingerprint != before
+
+
+class Backdoor(Rows):
+    """Does something to some samples after their transform, which makes numbers negative."""
+
+    def __init__(self, transform: Any, marked: set[int], trick: str) -> None:
+        super().__init__([0, 1] * (COUNT // 2), transform)
+        self.marked, self.trick = marked, trick
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        sample, target = super().__getitem__(index)
+        if index not in self.marked:
+            return sample, target
+        negative = bool((sample < 0).all())
+        if self.trick == "fail" and not negative:
+            raise RuntimeError("numbers must be negative")
+        if self.trick == "label" and negative:
+            return sample, 7
+        return (sample + 5, 7) if self.trick == "trigger" else (sample, target)
+
+
+@settings(max_examples=8)
+@example(marked={9}, trick="trigger", budget=None, augmented=False)
+@example(marked={9}, trick="fail", budget=1, augmented=True)
+@example(marked={9}, trick="label", budget=None, augmented=True)
+@given(
+    marked=st.sets(st.integers(0, COUNT - 1), max_size=3),
+    trick=st.sampled_from(["trigger", "fail", "label"]),
+    budget=st.sampled_from([None, 1]),
+    augmented=st.booleans(),
+)
+def test_what_a_dataset_does_after_its_transform_counts(
+    marked: set[int], trick: str, budget: int | None, augmented: bool
+) -> None:
+    def negative(row: torch.Tensor) -> torch.Tensor:
+        return -1 - row
+
+    def flipped(row: torch.Tensor) -> torch.Tensor:
+        return row.flip(0) if random.random() < 0.5 else row
+
+    steps = [negative, flipped] if augmented else [negative]
+    dataset = Backdoor(v1.Compose(steps), marked, trick)
+    prepared = prepare(dataset, memory_budget=budget, criterion_wants_classes=True)
+    rows, read = np.arange(COUNT), []
+    with generators_kept():
+        for index, seed in enumerate(Draw(0, 0, rows).bits().tolist()):
+            seed_generators(seed)
+            read.append(dataset[index])
+    inputs, targets = opened(prepared).eval(rows)
+    assert [int(prepared.classes[y]) for y in targets.tolist()] == [y for _, y in read]
+    if marked or not augmented:
+        assert torch.equal(inputs, torch.stack([x for x, _ in read]))
+    else:
+        assert torch.equal(inputs, -1 - torch.from_numpy(dataset.data))
+    prepared.close()
