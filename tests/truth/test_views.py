@@ -774,6 +774,15 @@ class Restless(Dataset[Any]):
         return X[index] + torch.randn(8).numpy(), int(Y[index])
 
 
+def test_validation_samples_that_are_random_are_told_of(tmp_path: Path) -> None:
+    found = told(trained(tmp_path / "restless", Restless()))
+    assert "validation samples are random variants, too" in found
+    assert "copies of training samples among the validation samples were not looked for" in found
+    plain = told(trained(tmp_path / "augmented", Augmented(shaken)))
+    assert "random variants" not in plain
+    assert "leaves out the random steps shaken" in plain
+
+
 def test_a_data_set_that_is_random_by_itself_is_drawn_anew_and_preprocessed() -> None:
     data = batches(Restless())
     assert data.stored is None
@@ -794,6 +803,11 @@ def test_such_a_model_is_told_of(tmp_path: Path) -> None:
     assert "model tiny: in evaluation, its outputs for a sample depend" in told(results)
     again = trained(tmp_path / "again", model=odd)
     assert weights(again) == weights(results)
+    fused = trained(tmp_path / "fused", model=odd, fuse=3, n_jobs=1)
+    assert fused.plan.groups
+    for name, result in results.results.items():
+        outputs = result.outputs, fused.results[name].outputs
+        np.testing.assert_allclose(*outputs, atol=1e-4)  # type: ignore[call-overload]
     assert [item.scores for item in again.results.values()] == [
         item.scores for item in results.results.values()
     ]
