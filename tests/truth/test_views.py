@@ -160,7 +160,7 @@ def test_preprocess_comes_after_the_transforms_of_both_views(tmp_path: Path) -> 
     [((X, Y), (shaken, np.array)), (Augmented(shaken), (None, None))],
     ids=["train_transform", "of the data set"],
 )
-@pytest.mark.parametrize("scaler", [StandardScaler(), PCA(3)], ids=["scaler", "pca"])
+@pytest.mark.parametrize("scaler", [StandardScaler(), PCA(3), PCA(8)])
 def test_random_transforms_are_drawn_anew_and_then_preprocessed(
     dataset: Any, transforms: Any, scaler: Any
 ) -> None:
@@ -215,12 +215,13 @@ def test_a_transformer_that_would_see_other_training_samples_later_is_refused(
     tmp_path: Path,
 ) -> None:
     encoder = TargetEncoder(target_type="multiclass")
-    with pytest.raises(InputError, match=r"train_transform.*TargetEncoder"):
+    rest = FunctionTransformer(lambda rows: rows * 1e4)
+    with pytest.raises(InputError, match=r"train_transform.*ColumnTransformer"):
         trained(
             tmp_path,
             (np.round(X[:, :2]), Y),
-            lambda: nn.Linear(6, 3),
-            preprocess=encoder,
+            lambda: nn.Linear(4, 3),
+            preprocess=ColumnTransformer([("codes", encoder, [0]), ("rest", rest, [1])]),
             train_transform=lambda sample: sample,
             eval_transform=lambda sample: sample + 0,
         )
