@@ -140,7 +140,7 @@ class Planner:
             readers = readers_of(settings, machine, lambda: given, self.signals, self.display)
             with prepared(settings, machine, readers) as data, self.signals.noted():
                 folds = folds_of(settings, data)
-                data = with_copies_noted(settings, data, folds)
+                data = with_leaks_noted(settings, data, folds)
                 inbox: Inbox = queue.SimpleQueue()
                 draft, bundle = self._drafted(data, folds, digest, stored)
                 used = software(draft)
@@ -458,16 +458,16 @@ def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
     return folds
 
 
-def with_copies_noted(settings: Settings, data: Prepared, folds: tuple[Fold, ...]) -> Prepared:
-    """Return the data with a note of training samples that are validated on, if there are any."""
-    from asynckfold.data import copies_note
+def with_leaks_noted(settings: Settings, data: Prepared, folds: tuple[Fold, ...]) -> Prepared:
+    """Return the data with notes of validation samples that are copies, or random variants."""
+    from asynckfold.data import copies_note, random_note
 
-    if settings.about.get("scored"):
-        # They are validated on by intent, and the report says so.
-        return data
-    handle = data.handle()
-    note = copies_note(handle.open(handle.fds).stored, folds)
-    return replace(data, notes=(*data.notes, note)) if note else data
+    notes = [random_note(data.notes)]
+    # Samples that are trained on are validated on by intent, and the report says so.
+    if not settings.about.get("scored"):
+        handle = data.handle()
+        notes.append(copies_note(handle.open(handle.fds).stored, folds))
+    return replace(data, notes=(*data.notes, *filter(None, notes)))
 
 
 def make_draft(

@@ -40,7 +40,7 @@ from asynckfold.data.arrays import (
     rounded,
 )
 from asynckfold.data.batches import Batches, DataHandle, one_by_one
-from asynckfold.data.duplicates import copies_note
+from asynckfold.data.duplicates import copies_note, random_note
 from asynckfold.data.joined import evenly, joined, repeated
 from asynckfold.data.labels import Labels, resolve_labels
 from asynckfold.data.opened import OneByOne, Opened, open_inputs, open_source
@@ -82,6 +82,7 @@ __all__ = [
     "open_source",
     "plain",
     "prepare",
+    "random_note",
     "repeated",
     "resolve_labels",
     "rounded",

@@ -1,4 +1,4 @@
-"""Copies of training samples among those that are validated on: scores that are too high."""
+"""Validation samples that are copies of training samples, or random: scores of something else."""
 
 from __future__ import annotations
 
@@ -111,6 +111,21 @@ def copies_note(samples: Array | None, folds: Sequence[Fold]) -> str:
         f"validation samples that {alike}: {', '.join(shown)}{more}. "
         "If they are copies, such as augmented or oversampled ones, the scores are too high: pass "
         "groups= with one group for a sample and its copies, or leave the copies out"
+    )
+
+
+def random_note(notes: Iterable[str]) -> str:
+    """Say that validation samples are random, where the notes on a data set say that it is.
+
+    >>> bool(random_note(["the dataset is random by itself"])), random_note([])
+    (True, '')
+    """
+    if not any("random by itself" in note for note in notes):
+        return ""
+    return (
+        "validation samples are random variants, too, as the data set draws them, so scores are "
+        "those of augmented samples: pass the random steps as train_transform to leave them out "
+        "of evaluation"
     )
 
 

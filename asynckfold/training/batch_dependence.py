@@ -45,7 +45,7 @@ def evaluation_depends_on(model: nn.Module, inputs: torch.Tensor, precision: str
     >>> samples = torch.randn(8, 3)
     >>> evaluation_depends_on(nn.BatchNorm1d(3), samples)
     ''
-    >>> evaluation_depends_on(nn.BatchNorm1d(3, track_running_stats=False), samples)[:66]
+    >>> evaluation_depends_on(nn.BatchNorm1d(3, track_running_stats=False), samples)[:67]
     'in evaluation, its outputs for a sample depend on the other samples'
     """
     half = len(inputs) // 2

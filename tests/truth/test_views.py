@@ -160,7 +160,7 @@ def test_preprocess_comes_after_the_transforms_of_both_views(tmp_path: Path) -> 
     [((X, Y), (shaken, np.array)), (Augmented(shaken), (None, None))],
     ids=["train_transform", "of the data set"],
 )
-@pytest.mark.parametrize("scaler", [StandardScaler(), PCA(3)], ids=["scaler", "pca"])
+@pytest.mark.parametrize("scaler", [StandardScaler(), PCA(3), PCA(8)])
 def test_random_transforms_are_drawn_anew_and_then_preprocessed(
     dataset: Any, transforms: Any, scaler: Any
 ) -> None:
@@ -215,12 +215,13 @@ def test_a_transformer_that_would_see_other_training_samples_later_is_refused(
     tmp_path: Path,
 ) -> None:
     encoder = TargetEncoder(target_type="multiclass")
-    with pytest.raises(InputError, match=r"train_transform.*TargetEncoder"):
+    rest = FunctionTransformer(lambda rows: rows * 1e4)
+    with pytest.raises(InputError, match=r"train_transform.*ColumnTransformer"):
         trained(
             tmp_path,
             (np.round(X[:, :2]), Y),
-            lambda: nn.Linear(6, 3),
-            preprocess=encoder,
+            lambda: nn.Linear(4, 3),
+            preprocess=ColumnTransformer([("codes", encoder, [0]), ("rest", rest, [1])]),
             train_transform=lambda sample: sample,
             eval_transform=lambda sample: sample + 0,
         )
@@ -774,6 +775,15 @@ class Restless(Dataset[Any]):
         return X[index] + torch.randn(8).numpy(), int(Y[index])
 
 
+def test_validation_samples_that_are_random_are_told_of(tmp_path: Path) -> None:
+    found = told(trained(tmp_path / "restless", Restless()))
+    assert "validation samples are random variants, too" in found
+    assert "copies of training samples among the validation samples were not looked for" in found
+    plain = told(trained(tmp_path / "augmented", Augmented(shaken)))
+    assert "random variants" not in plain
+    assert "leaves out the random steps shaken" in plain
+
+
 def test_a_data_set_that_is_random_by_itself_is_drawn_anew_and_preprocessed() -> None:
     data = batches(Restless())
     assert data.stored is None
@@ -794,6 +804,11 @@ def test_such_a_model_is_told_of(tmp_path: Path) -> None:
     assert "model tiny: in evaluation, its outputs for a sample depend" in told(results)
     again = trained(tmp_path / "again", model=odd)
     assert weights(again) == weights(results)
+    fused = trained(tmp_path / "fused", model=odd, fuse=3, n_jobs=1)
+    assert fused.plan.groups
+    for name, result in results.results.items():
+        outputs = result.outputs, fused.results[name].outputs
+        np.testing.assert_allclose(*outputs, atol=1e-4)  # type: ignore[call-overload]
     assert [item.scores for item in again.results.values()] == [
         item.scores for item in results.results.values()
     ]
