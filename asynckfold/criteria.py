@@ -64,13 +64,13 @@ TABLE: Mapping[str, Criterion] = {
         Criterion("PoissonNLLLoss", NUMBERS, LOG_RATE),
         # Of distributions (n, m): what is scored is probabilities against probabilities.
         Criterion("KLDivLoss", NUMBERS, LOG_RATE),
-        # Lists of classes, filled up with -1: no score of scikit-learn takes such targets.
-        Criterion("MultiLabelMarginLoss", NUMBERS, UNKNOWN),
     )
 }
 """Criteria of (outputs, targets) in ``torch.nn``."""
 
 NOT_OF_PAIRS: Mapping[str, str] = {
+    # Its targets are lists of classes, filled up with -1, which no score takes.
+    "MultiLabelMarginLoss": "Use MultiLabelSoftMarginLoss, with a row of 0 and 1 for each sample.",
     "GaussianNLLLoss": "Write a function of outputs (n, 2), such as lambda outputs, targets: "
     "torch.nn.functional.gaussian_nll_loss(outputs[:, 0], targets, outputs[:, 1].exp()), and pass "
     "output_transform=lambda outputs: outputs[:, 0].",
@@ -87,7 +87,7 @@ NOT_OF_PAIRS: Mapping[str, str] = {
         "Write a function (outputs, targets) → loss that divides the outputs into what it needs.",
     ),
 }
-"""Those that take something else, and what to do instead."""
+"""Those that take something else than outputs and labels or numbers, and what to do instead."""
 
 _FUNCTIONS: Mapping[str, str] = {
     "binary_cross_entropy": "BCELoss",

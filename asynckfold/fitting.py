@@ -419,7 +419,8 @@ def _mask_problems(mask: Any, count: int) -> Iterator[Problem]:
 
 
 def _target_problems(outputs: Any, targets: Any) -> list[Problem]:
-    if targets.ndim == 1 and not targets.is_floating_point() and outputs.ndim == 2:
+    classes = outputs.ndim == 2 and outputs.shape[1] > 1
+    if targets.ndim == 1 and not targets.is_floating_point() and classes:
         outside = targets[(targets < 0) | (targets >= outputs.shape[1])]
         if not len(outside):
             return []

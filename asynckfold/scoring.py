@@ -349,9 +349,28 @@ def _positive_problems(pairs: Sequence[tuple[Any, Any]], objective: Objective) -
         )
 
 
-def told(scoring: Any, objective: Objective, models: Sequence[str]) -> Iterator[str]:
-    """Yield what should be said of scores that the user did not name, or of outputs' meaning."""
+def _assumed(objective: Objective, models: Sequence[str]) -> Iterator[str]:
+    logits = [model for model in models if objective.of(model).scale == LOGITS]
+    if objective.kind == MULTICLASS and logits:
+        yield (
+            f"probabilities are taken to be the softmax of outputs of {', '.join(logits)}, since "
+            "this criterion does not tell; output_transform= tells otherwise"
+        )
+
+
+def asks_probabilities(scoring: Any, kind: str) -> bool:
+    """Whether a score of scikit-learn asks for probabilities."""
+    pairs = named(scoring, kind)
+    return any(_asks_probabilities(item) for _, item in pairs if not is_own(item))
+
+
+def told(
+    scoring: Any, objective: Objective, models: Sequence[str], is_told: bool = True
+) -> Iterator[str]:
+    """Yield what scores are of, where the user did not say it."""
     if scoring is not None:
+        if asks_probabilities(scoring, objective.kind) and not is_told:
+            yield from _assumed(objective, models)
         return
     names = " and ".join(DEFAULTS[objective.kind])
     scales = dict.fromkeys(objective.of(model).scale for model in models or [""])

@@ -430,7 +430,8 @@ def _criterion_problems(criterion: Any) -> Iterator[Problem]:
             f"Write {criterion.__name__}().",
         )
     elif found := why_not_of_pairs(criterion):
-        yield Problem("criterion must be a function of outputs and targets", *found)
+        rule = "criterion must be a function of outputs, and of labels or numbers"
+        yield Problem(rule, *found)
 
 
 def _preprocess_problems(preprocess: Any) -> Iterator[Problem]:

@@ -56,6 +56,7 @@ from asynckfold.training.fusion.arms import why_not_on_views, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.isolation import isolated
 from asynckfold.training.kernels import with_fused_kernel
+from asynckfold.training.looks import look_at
 from asynckfold.training.losses import SUMS
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fitted
@@ -79,10 +80,6 @@ is little. Where others compute, the first step of a small model was seen to las
 AGAIN_SECONDS = 0.1
 """Where several processes are to share such steps, the first one's seconds so often; the others
 take much less. Whether they are too short to be shared is told by them, see `processes`."""
-
-
-LOOKED_AT = 4096
-"""Most numbers of the outputs that tell what they mean."""
 
 
 class _Refused(Exception):  # noqa: N818
@@ -303,7 +300,7 @@ class _DryRun:
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
         outputs = self._outputs(self.model.train())
         if looks is not None and isinstance(outputs, torch.Tensor):
-            looks[self.name] = _look(outputs)
+            looks[self.name] = look_at(outputs)
         _check_outputs(self.name, outputs, self.targets, self.bundle)
         self.outputs = outputs.detach()
         with warnings.catch_warnings(record=True) as told:
@@ -640,28 +637,6 @@ def _check_weight(name: str, criterion: Any, asked: Criterion | None, columns: i
             "Pass a weight for each class, by its index.",
         )
     )
-
-
-_SHAPING = (
-    *("Alias", "Clone", "ReshapeAlias", "Select", "Slice", "Squeeze", "T", "ToCopy", "Transpose"),
-    *("UnsafeView", "Unsqueeze", "View"),
-)
-
-
-def _look(outputs: torch.Tensor) -> Look:
-    """Return some outputs, and which of the functions that make probabilities made them."""
-    node = outputs.grad_fn
-    while node is not None and _operation(node) in _SHAPING and node.next_functions:
-        node = node.next_functions[0][0]
-    last = "" if node is None else _operation(node)
-    width = max(1, outputs[:1].numel())
-    rows = outputs[: max(2, LOOKED_AT // width)].detach().float().cpu().numpy()
-    return Look(rows, last if last in ("Sigmoid", "Softmax", "LogSoftmax") else "")
-
-
-def _operation(node: Any) -> str:
-    """Return ``"Sigmoid"`` of a ``SigmoidBackward0``."""
-    return re.sub(r"Backward\d+$", "", node.name())
 
 
 def _check_broadcast(

@@ -21,8 +21,10 @@ from asynckfold import (
     PlanMismatchError,
     fit,
 )
+from asynckfold.cli import main
 from asynckfold.confusion import count_classes
 from asynckfold.data import resolve_labels
+from asynckfold.kfold import load_results
 from asynckfold.report.summary import summarize
 from asynckfold.store import RunStore
 from tests.toy import samples
@@ -166,6 +168,9 @@ def test_a_tester_refuses_labels_that_are_no_outputs(root: Path) -> None:
         tester = DistributedTester([(torch.eye(3), torch.tensor([0, 1, label]))], root)
         with pytest.raises(InputError, match=f"of the 3 outputs, from 0: received {label}"):
             tester(nn.Identity())
+    one = DistributedTester([(torch.ones(2, 1), torch.tensor([0, 0]))], root)
+    with pytest.raises(InputError, match="one output a class"):
+        one(nn.Identity())
 
 
 # Strings, negative numbers and labels beyond the outputs are numbered, and say so
@@ -457,6 +462,50 @@ def test_rates_of_PoissonNLLLoss_are_scored_as_rates(root: Path) -> None:
     np.testing.assert_allclose(found.predict(X), np.mean(each, axis=0)[:, 0], rtol=1e-4)
 
 
+def test_soft_labels_are_numbers_on_the_scale_of_probabilities(root: Path) -> None:
+    shares = (0.1 + 0.8 * BITS)[:, None].astype(np.float32)
+    results = crossed(root / "bce", shares, linear(1), nn.BCEWithLogitsLoss(), epochs=6)
+    wanted = by_fold(results, lambda y, o: metrics.r2_score(y, 1 / (1 + np.exp(-o))), shares)
+    assert scores_of(results, "r2") == pytest.approx(wanted, rel=1e-4)
+    rows = np.hstack([shares, 1 - shares])
+    results = crossed(
+        root / "kl", rows, linear(2, nn.LogSoftmax(dim=1)), nn.KLDivLoss(reduction="batchmean")
+    )
+    wanted = by_fold(results, lambda y, o: metrics.r2_score(y, np.exp(o)), rows)
+    assert scores_of(results, "r2") == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "labels"),
+    [
+        (nn.HingeEmbeddingLoss(), np.where(BITS > 0, 1, -1)),
+        (nn.MultiLabelMarginLoss(), CODES[:, None]),
+        (nn.TripletMarginLoss(), CODES),
+    ],
+)
+def test_criteria_that_do_not_tell_what_outputs_mean_are_asked(
+    root: Path, criterion: Any, labels: Any
+) -> None:
+    with pytest.raises(InputError, match=r"Use|output_transform|Write a function"):
+        crossed(root, labels, linear(1, nn.Flatten(0)), criterion)
+
+
+@pytest.mark.parametrize("bits", [False, True])
+def test_jobs_trained_as_one_mean_the_same(root: Path, bits: bool) -> None:
+    labels = BITS[:, None] if bits else np.array([0, 1, 3])[CODES]
+    criterion = nn.BCEWithLogitsLoss() if bits else nn.CrossEntropyLoss()
+    results = crossed(root, labels, linear(1 if bits else 4), criterion, fuse=3)
+    assert len(results.plan.groups) == 1
+    right = (lambda y, o: float(np.mean((o > 0) == y))) if bits else (
+        lambda y, o: float(np.mean(o.argmax(1) == y))
+    )  # fmt: skip
+    hits = by_fold(results, right, labels)
+    assert scores_of(results, "accuracy") == pytest.approx(hits)
+    assert [results.results[job.id].epochs[-1].accuracy for job in results.plan.jobs] == (
+        pytest.approx(hits)
+    )
+
+
 def test_margins_have_no_probabilities(root: Path) -> None:
     with pytest.raises(InputError, match=r"lambda outputs: outputs.softmax\(1\)"):
         crossed(root, CODES, linear(3), nn.MultiMarginLoss(), scoring="neg_log_loss")
@@ -521,3 +570,59 @@ def test_a_refitted_model_means_the_same(root: Path) -> None:
     assert alone.classes_.tolist() == ["ant", "cat", "dog"]
     said = results.best_estimator_(torch.from_numpy(X)).argmax(1).numpy()
     assert np.mean(alone.classes_[said] == labels) > 0.6
+
+
+def test_probabilities_of_an_own_criterion_are_said_to_be_assumed(root: Path) -> None:
+    def own(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+    results = crossed(root, CODES, linear(3), own, scoring=["neg_log_loss", "accuracy"])
+    (note,) = notes(root)
+    assert "taken to be the softmax of outputs of net" in note
+
+    def loss(labels: Array, outputs: Array) -> float:
+        shares = torch.from_numpy(outputs.astype(float)).softmax(1).numpy()
+        return float(np.log(shares[np.arange(len(labels)), labels]).mean())
+
+    assert scores_of(results, "neg_log_loss") == pytest.approx(by_fold(results, loss, CODES))
+
+
+# The command line
+
+
+def table(path: Path, labels: Any) -> Path:
+    head = ",".join([*(f"x{at}" for at in range(8)), "class"])
+    rows = [
+        ",".join([*(f"{value:.4f}" for value in row), str(label)])
+        for row, label in zip(X, labels, strict=True)
+    ]
+    path.write_text("\n".join([head, *rows]))
+    return path
+
+
+def ran(tmp_path: Path, labels: Any, name: str, *more: str) -> CVResults:
+    path = table(tmp_path / f"{name}.csv", labels)
+    words = ["run", "--data", f"csv:{path}", "--root", str(tmp_path / name), "--models", "mlp"]
+    words += ["--epochs", "2", "--folds", "3", "--n-jobs", "1", "--baseline", "none", "--quiet"]
+    assert main([*words, *more]) == 0
+    with RunStore.read(tmp_path / name) as store:
+        return load_results(store)
+
+
+def test_the_command_takes_scikit_learns_positive_class_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = BITS.astype(int) + 1
+    for name, more, positive in (("one", [], 1), ("two", ["--pos-label", "2"], 2)):
+        results = ran(tmp_path, labels, name, "--scoring", "f1,accuracy", *more)
+        wanted = by_fold(
+            results,
+            lambda y, o, one=positive: metrics.f1_score(y, o.argmax(1) + 1, pos_label=one),
+            labels,
+        )
+        assert scores_of(results, "f1") == pytest.approx(wanted)
+    words = np.array(["no", "yes"])[BITS.astype(int)]
+    path = table(tmp_path / "words.csv", words)
+    flags = ["run", "--data", f"csv:{path}", "--root", str(tmp_path / "words"), "--models", "mlp"]
+    assert main([*flags, "--scoring", "f1"]) == 2
+    assert "Pass --pos-label yes" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from asynckfold.cv_results import CVResults
+from asynckfold.objective import BINARY, MULTICLASS, MULTILABEL, REGRESSION
 from asynckfold.plan import Plan
 from asynckfold.report.text import clean, flat
 
@@ -22,6 +23,8 @@ class Facts:
     repeats: int
     samples: int
     classes: tuple[str, ...]
+    targets: str
+    outputs: str
     batch_size: int
     epochs: int
     random_state: int
@@ -44,6 +47,8 @@ def facts(plan: Plan, found: CVResults) -> Facts:
         repeats=len({repeat for repeat, _ in keys}),
         samples=found.n_samples,
         classes=tuple(clean(name) for name in plan.classes),
+        targets=_targets(plan),
+        outputs=_outputs(plan),
         batch_size=plan.batch_size,
         epochs=plan.params.epochs,
         random_state=plan.random_state,
@@ -58,6 +63,30 @@ def facts(plan: Plan, found: CVResults) -> Facts:
         folds_fingerprint=clean(plan.folds),
         plan_fingerprint=plan.fingerprint,
     )
+
+
+_KINDS = {
+    MULTICLASS: "one class for each sample",
+    BINARY: "one of two classes for each sample, by one output",
+    MULTILABEL: "several labels for each sample",
+    REGRESSION: "numbers",
+}
+
+
+def _targets(plan: Plan) -> str:
+    asked = plan.objective_of("")
+    positive = "" if asked.pos_label is None else f"; positive is {asked.pos_label}"
+    return clean(f"{_KINDS[asked.kind]}{positive}")
+
+
+def _outputs(plan: Plan) -> str:
+    """Return the scale of outputs; the models of each, where there are several."""
+    models: dict[str, list[str]] = {}
+    for name in dict.fromkeys(job.model for job in plan.jobs):
+        models.setdefault(plan.objective_of(name).scale, []).append(name)
+    if len(models) < 2:
+        return clean("".join(models))
+    return clean("; ".join(f"{scale}: {', '.join(names)}" for scale, names in models.items()))
 
 
 def command(about: Mapping[str, Any]) -> str:

@@ -1,0 +1,34 @@
+"""A look at the outputs of a dry run: what they are, and what made them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from asynckfold.objective import Look
+
+LOOKED_AT = 4096
+"""Most numbers of the outputs that tell what they mean."""
+
+_SHAPING = (
+    *("Alias", "Clone", "ReshapeAlias", "Select", "Slice", "Squeeze", "T", "ToCopy", "Transpose"),
+    *("UnsafeView", "Unsqueeze", "View"),
+)
+
+
+def look_at(outputs: torch.Tensor) -> Look:
+    """Return some outputs, and which of the functions that make probabilities made them."""
+    node = outputs.grad_fn
+    while node is not None and _operation(node) in _SHAPING and node.next_functions:
+        node = node.next_functions[0][0]
+    last = "" if node is None else _operation(node)
+    width = max(1, outputs[:1].numel())
+    rows = outputs[: max(2, LOOKED_AT // width)].detach().float().cpu().numpy()
+    return Look(rows, last if last in ("Sigmoid", "Softmax", "LogSoftmax") else "")
+
+
+def _operation(node: Any) -> str:
+    """Return ``"Sigmoid"`` of a ``SigmoidBackward0``."""
+    return re.sub(r"Backward\d+$", "", node.name())
