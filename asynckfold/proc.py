@@ -5,6 +5,7 @@ Everything here goes through ``/proc`` and works inside a worker, where psutil i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 
-_PDEATHSIG = 1
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 
 
 def has_gpu(*, dev: Path = Path("/dev")) -> bool:
@@ -50,6 +51,35 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Let what is started below this process be its child once its own parents are gone.
+
+    Whatever group or session it has made for itself, it is found among the `children` then.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children(*, proc: Path = PROC) -> set[int]:
+    """Return the children of this process, adopted ones too; none where that cannot be known."""
+    found: set[int] = set()
+    for thread in _threads(os.getpid(), proc):
+        with contextlib.suppress(OSError):
+            words = (proc / "self" / "task" / str(thread) / "children").read_text().split()
+            found.update(map(int, words))
+    return found
+
+
+def runaways() -> set[int]:
+    """Return the children of this process that have left its session, as daemons do."""
+    found, own = set(), os.getsid(0)
+    for pid in children():
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) != own:
+                found.add(pid)
+    return found
 
 
 def pin(pid: int, cores: Sequence[int], *, proc: Path = PROC) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -62,8 +63,15 @@ def read_process(pid: int) -> tuple[float, int]:
 
 
 def read_age(pid: int) -> float:
-    """Return for how many seconds a process has been there."""
-    return time.time() - psutil.Process(pid).create_time()
+    """Return for how many seconds a process has been there, whatever the wall clock does.
+
+    Without Linux's process file system it is asked of the wall clock.
+    """
+    try:
+        started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, IndexError, ValueError):
+        return time.time() - psutil.Process(pid).create_time()
 
 
 def read_descendants() -> dict[int, int]:

@@ -162,12 +162,15 @@ class JobLog:
                     self.shorten()
 
         watcher = threading.Thread(target=watch, name="asynckfold-log", daemon=True)
-        watcher.start()
+        # Where no thread can be started, it is shortened in the end.
+        with suppress(RuntimeError):
+            watcher.start()
         try:
             yield
         finally:
             done.set()
-            watcher.join()
+            if watcher.ident is not None:
+                watcher.join()
             with _disk(self.path):
                 self.shorten()
 

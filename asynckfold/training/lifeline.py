@@ -10,7 +10,7 @@ import os
 import select
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
@@ -31,10 +31,13 @@ def lifeline(descriptor: int) -> Iterator[None]:
             os._exit(0)
 
     thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
     try:
+        with suppress(RuntimeError):
+            # Where no thread can be started, whoever comes after looks at the socket itself.
+            thread.start()
         yield
     finally:
         os.close(leave)
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
         os.close(left)

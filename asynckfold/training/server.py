@@ -14,9 +14,11 @@ import importlib
 import os
 import selectors
 import signal
+import sys
+import time
 import traceback
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TextIO
 
 from asynckfold import descriptors, proc, terminal
 from asynckfold.pulse import Pulses
@@ -52,6 +54,7 @@ def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> No
     # A terminal or a batch system may send these to every process; the sweep decides what follows.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    proc.adopt_orphans()
     with lifeline(descriptor):
         # What is imported stays: looking for garbage in it took a tenth of the start.
         gc.disable()
@@ -78,6 +81,13 @@ def _warm_up() -> None:
     torch.optim.SGD([torch.nn.Parameter(torch.empty(1))])
 
 
+END_SECONDS, LOOK_SECONDS = 1.0, 0.002
+"""How long the server waits for its workers to end that it killed, and between two looks."""
+
+GENERATIONS = 100
+"""How often it looks for what a worker has left: one that forks for ever is not waited for."""
+
+
 class _Server:
     def __init__(self, control: Connection[Any, Any], pulses: Pulses) -> None:
         self.control = control
@@ -102,8 +112,33 @@ class _Server:
                     elif not self.obey():
                         return
         finally:
-            for pid in self.workers:
-                _kill(pid)
+            self.end_all()
+
+    def end_all(self) -> None:
+        """Kill the workers, and what of them is left once they are gone."""
+        for pid in self.workers:
+            _kill(pid)
+        end = time.monotonic() + END_SECONDS
+        while self.workers and time.monotonic() < end:
+            for pid in list(self.workers):
+                if _reaped(pid):
+                    del self.workers[pid]
+            time.sleep(LOOK_SECONDS)
+        self.end_orphans()
+
+    def end_orphans(self) -> None:
+        """Kill the children that no worker has any more; they are in sessions of their own."""
+        for _ in range(GENERATIONS):
+            # Killed, each leaves its own children here.
+            orphans = proc.children() - {*self.workers}
+            alive = [pid for pid in orphans if not _reaped(pid)]
+            if not alive:
+                return
+            for pid in alive:
+                _kill_group(pid)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(LOOK_SECONDS)
 
     def obey(self) -> bool:
         """Carry out one command; False when the other side is gone."""
@@ -162,12 +197,13 @@ class _Server:
 
     def become_worker(self, name: int, pipe: int) -> None:
         """In the child: forget the server, and never come back."""
-        status = 1
+        status, own = 1, sys.stderr
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for descriptor in (self.wake_read, self.wake_write, self.control.fileno()):
                 os.close(descriptor)
+            own = _let_go_of_output()
             from asynckfold.training import worker
 
             worker.main(pipe, self.pulses[name])
@@ -176,7 +212,8 @@ class _Server:
             # User code called sys.exit: no answer was sent, so the sweep sees a death.
             status = request.code if isinstance(request.code, int) else 1
         except BaseException:  # noqa: BLE001
-            traceback.print_exc()
+            with contextlib.suppress(OSError, ValueError):
+                traceback.print_exc(file=own)
         finally:
             terminal.flush()
             os._exit(status)
@@ -195,6 +232,29 @@ class _Server:
                 # What the worker started, such as DataLoader processes, goes with it.
                 _kill_group(pid)
                 self.tell("exited", name, (os.waitstatus_to_exitcode(status), peak))
+        self.end_orphans()
+
+
+def _let_go_of_output() -> TextIO:
+    """Keep the caller's output from what a worker starts, which may outlive everybody.
+
+    Whoever reads it to its end would wait for that. What user code prints goes to the log of its
+    job. Returned is a way to the standard error that is closed in what user code forks.
+    """
+    own = os.fdopen(os.dup(2), "w", buffering=1)
+    os.register_at_fork(after_in_child=lambda: os.close(own.fileno()))
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+        for number in (1, 2):
+            os.dup2(nowhere.fileno(), number)
+    return own
+
+
+def _reaped(pid: int) -> bool:
+    """Reap a child that has ended; whether it is gone."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
 
 
 def _kill_group(pid: int) -> None:

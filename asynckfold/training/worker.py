@@ -360,6 +360,7 @@ def main(descriptor: int, pulse: Pulse) -> None:
     server = os.getppid()
     os.setsid()
     proc.die_with_parent(server)
+    proc.adopt_orphans()
     proc.renice_session()
     stopping = False
 
@@ -503,8 +504,11 @@ class _Worker:
 
     @property
     def ends(self) -> bool:
-        """Whether no further job is for this process: of what it changed, or left open."""
-        return self.spent or proc.open_files() > self.files + FEW_FILES
+        """Whether no further job is for this process: by what it changed, or left behind.
+
+        With it ends what it started in sessions of their own: its server sees to that.
+        """
+        return self.spent or proc.open_files() > self.files + FEW_FILES or bool(proc.runaways())
 
     def resize(self) -> None:
         """Take up another number of threads, between two batches, where the sweep asks for it."""

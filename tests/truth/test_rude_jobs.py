@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +18,115 @@ from torch import nn
 
 from asynckfold import AsyncKFold
 from asynckfold.engines import pool as pools
+from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import StorageError, WorkerDiedError
+from asynckfold.placement import Placement
 from asynckfold.result import DONE, FAILED
 from asynckfold.store import RunStore
 from asynckfold.training.worker import FEW_FILES, refuse_own_fault
+from tests.engines.test_pool import look
+from tests.leftovers import gone
 from tests.nursery import fresh_server
+from tests.toy import task, toy_bundle
 from tests.training.tiny import Noisy, Plain, samples, sgd
+
+
+def run(root: Path, models: dict[str, Callable[[], Any]], **settings: Any) -> dict[str, Any]:
+    call = AsyncKFold(
+        2, samples(), root, nn.CrossEntropyLoss(), 10, verbose=0, baseline=None, **settings
+    )
+    call(models, ["constant"], sgd, {"epochs": 1})
+    with RunStore.read(root) as store:
+        return dict(store.results())
+
+
+# What a job starts
+
+
+class Daemon(Plain):
+    """Starts a process that leaves its worker's session, and notes what it has open."""
+
+    def __init__(self, way: str, notes: Path) -> None:
+        super().__init__()
+        if way == "popen":
+            subprocess.Popen([sys.executable, "-c", NOTE, str(notes)], start_new_session=True)
+            return
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                exec(NOTE, {"sys": sys, "folder": str(notes)})
+            os._exit(0)
+
+
+NOTE = """
+import os, sys, time
+folder = globals().get("folder") or sys.argv[1]
+with open(os.path.join(folder, str(os.getpid())), "w") as file:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            file.write(os.readlink("/proc/self/fd/" + name) + chr(10))
+        except OSError:
+            pass
+time.sleep(100)
+os._exit(0)
+"""
+
+
+def notes_in(folder: Path, count: int) -> dict[int, list[str]]:
+    deadline = time.monotonic() + 30
+    while len(found := [item for item in folder.iterdir() if item.stat().st_size]) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return {int(item.name): item.read_text().splitlines() for item in found}
+
+
+@pytest.mark.parametrize("way", ["popen", "fork"])
+def test_a_daemon_ends_with_its_worker_and_holds_no_output(tmp_path: Path, way: str) -> None:
+    """Whoever reads the output of the command to its end waits for all who could write there."""
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    outputs = {str(Path(f"/proc/self/fd/{number}").readlink()) for number in (1, 2)} - {os.devnull}
+    results = run(
+        tmp_path / "run",
+        {"daemon": lambda: Daemon(way, notes), "good": Plain},
+        threads_per_job=1,
+        fuse=False,
+    )
+    assert {result.status for result in results.values()} == {DONE}
+    # One a job, and one of the dry run; some may not have come to note anything.
+    found = notes_in(notes, 1)
+    assert gone({int(item.name) for item in notes.iterdir()})
+    assert all(outputs.isdisjoint(targets) for targets in found.values())
+
+
+def test_a_daemon_of_a_killed_worker_ends_too(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+
+    class Killed(Daemon):
+        def __init__(self) -> None:
+            super().__init__("fork", notes)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            notes_in(notes, 1)
+            os.kill(os.getpid(), signal.SIGKILL)
+            return inputs
+
+    with toy_bundle(tmp_path / "run", models={"model": Killed}) as (bundle, data):
+        pool = pools.WorkerPool()
+        try:
+            made = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
+            placement = Placement((bundle.plan.jobs[0].id,), ())
+            with pytest.raises(WorkerDiedError, match="SIGKILL"):
+                made.submit(placement, [task(bundle.plan.jobs[0])]).result(60)
+            # While the pool stays.
+            assert gone(set(notes_in(notes, 1)))
+            made.close()
+        finally:
+            pool.close()
+
+
+# What a job takes from its process
 
 kept: list[int] = []
 
@@ -39,7 +146,7 @@ RUDE: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def _few_files() -> Iterator[None]:
     """Let workers have few open files, so that they are soon used up."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -68,15 +175,7 @@ class Rude(Plain):
         return super().forward(inputs)
 
 
-def run(root: Path, models: dict[str, Callable[[], Any]], **settings: Any) -> dict[str, Any]:
-    call = AsyncKFold(
-        2, samples(), root, nn.CrossEntropyLoss(), 10, verbose=0, baseline=None, **settings
-    )
-    call(models, ["constant"], sgd, {"epochs": 1})
-    with RunStore.read(root) as store:
-        return dict(store.results())
-
-
+@pytest.mark.usefixtures("_few_files")
 @pytest.mark.parametrize("what", RUDE)
 @pytest.mark.filterwarnings("ignore::asynckfold.kfold.JobsFailedWarning")
 def test_a_job_that_takes_its_process_its_files_fails_alone(
@@ -100,6 +199,7 @@ def test_a_job_that_takes_its_process_its_files_fails_alone(
         assert "limits" in result.error or "files" in result.error
 
 
+@pytest.mark.usefixtures("_few_files")
 def test_files_that_come_few_at_a_time_end_a_worker_in_time(tmp_path: Path) -> None:
     """The job that finds none left is not the one that took them."""
 

@@ -1,0 +1,62 @@
+"""Machines that refuse, and clocks that jump: no number changes, nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynckfold.engines import readers
+from asynckfold.training.bundle import JobLog, log_path
+from asynckfold.training.lifeline import lifeline
+from tests.training.tiny import Tiny
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with ``ulimit -u 4``."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_a_server_starts_where_no_thread_can_be_started() -> None:
+    here, there = os.pipe()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with lifeline(here):
+        entered = True
+    assert entered
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    os.close(here)
+    os.close(there)
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_a_log_is_kept_short_where_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asynckfold.training.bundle.LOG_BYTES", 1000)
+    monkeypatch.setattr("asynckfold.training.bundle._HEAD", 500)
+    monkeypatch.setattr("asynckfold.training.bundle._TAIL", 250)
+    tiny = Tiny(tmp_path)
+    with JobLog(tiny.bundle.root, tiny.jobs[0]) as log, log.kept_short():
+        os.write(log.fileno(), b"x" * 5000)
+    assert log_path(tmp_path, tiny.jobs[0]).stat().st_size < 1000
+
+
+@pytest.mark.parametrize("jump", [-1e9, 1e9])
+def test_the_age_of_a_process_is_not_the_wall_clocks(
+    monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    """What is subtracted as one's own load depends on it."""
+    now: Any = time.time
+    before = readers.read_age(os.getpid())
+    monkeypatch.setattr(time, "time", lambda: now() + jump)
+    assert before <= readers.read_age(os.getpid()) < before + 60
