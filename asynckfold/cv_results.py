@@ -18,6 +18,7 @@ from asynckfold.folds import Fold
 from asynckfold.identity import Claim
 from asynckfold.out_of_fold import layers_of, mean_of_layers, out_of_fold
 from asynckfold.paired import Lead, paired_difference, train_valid_ratio
+from asynckfold.plaintext import one_line
 from asynckfold.plan import Job, Plan
 from asynckfold.result import DONE, ENDED, Baseline, Epoch, Result, fingerprint
 from asynckfold.speedup import Speedup, speedup_of
@@ -553,15 +554,17 @@ class CVResults:
 
     def _lines(self) -> list[tuple[str, ...]]:
         first = self.plan.scoring[0]
-        lines: list[tuple[str, ...]] = [("", "model", "scheduler", first, "folds", "seconds")]
+        lines: list[tuple[str, ...]] = [
+            ("", "model", "scheduler", one_line(first), "folds", "seconds")
+        ]
         for entry in self._candidate_rows():
             mark = "" if np.isnan(entry["rank"]) else str(entry["rank"])
             mean, std = entry[f"mean_{first}"], entry[f"std_{first}"]
             lines.append(
                 (
                     mark or "-",
-                    entry["model"],
-                    entry["scheduler"],
+                    one_line(entry["model"]),
+                    one_line(entry["scheduler"]),
                     "n/a" if np.isnan(mean) else f"{mean:.4f} ± {std:.4f}",
                     folds_note(entry["folds_done"], entry["folds"]),
                     f"{entry['fit_seconds']:.1f}",
@@ -573,7 +576,7 @@ class CVResults:
         text = f"{self._account()}; {self.seconds:.1f} s"
         if self.baseline is not None:
             text += f"; {self.speedup_note}"
-        return f"{text}; fingerprint {self.fingerprint[:12]}, {self.bit_identity}"
+        return one_line(f"{text}; fingerprint {self.fingerprint[:12]}, {self.bit_identity}")
 
     def __repr__(self) -> str:
         lines = self._lines()

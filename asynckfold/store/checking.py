@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 
 from asynckfold.errors import StoreCorruptError
+from asynckfold.plaintext import one_line
 from asynckfold.plan import Plan
 from asynckfold.store.schema import COLUMNS, FORMAT, STATEMENTS
 from asynckfold.store.soundness import cell_checks, strangers
@@ -30,14 +31,14 @@ def verify(db: sqlite3.Connection, path: Path) -> None:
         _check_rows(db, path, table)
     row = db.execute(_LACKING).fetchone()
     if row:
-        raise StoreCorruptError(f"{path} is damaged: the result of {row[0]} is gone")
+        raise StoreCorruptError(f"{path} is damaged: the result of {one_line(row[0])} is gone")
     plan = db.execute("SELECT value FROM meta WHERE key = 'plan'").fetchone()
     try:
         stranger = next(strangers(db, Plan.from_json(plan[0])), "") if plan else ""
     except ValueError as error:
         stranger = str(error)
     if stranger:
-        raise StoreCorruptError(f"{path} is damaged: {stranger}")
+        raise StoreCorruptError(f"{path} is damaged: {one_line(stranger)}")
 
 
 def check_schema(db: sqlite3.Connection, path: Path) -> None:
@@ -48,7 +49,8 @@ def check_schema(db: sqlite3.Connection, path: Path) -> None:
     written = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
     if written and written[0] != str(FORMAT):
         raise StoreCorruptError(
-            f"{path} has format {written[0]}, this asynckfold reads format {FORMAT}"
+            f"{path} has format {one_line(str(written[0])[:60])}, this asynckfold reads format "
+            f"{FORMAT}"
         )
     if found != set(STATEMENTS):
         raise StoreCorruptError(f"{path} is not a run of asynckfold: its tables differ")

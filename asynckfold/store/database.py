@@ -16,6 +16,7 @@ from pathlib import Path
 from asynckfold.decoding import FAULTS
 from asynckfold.errors import StorageError, StoreCorruptError, refuse
 from asynckfold.files import open_plain, reading_error, storage_error
+from asynckfold.plaintext import one_line
 from asynckfold.proc import free_memory
 from asynckfold.store.checking import check_pages, check_schema, checksum, verify
 from asynckfold.store.layout import DATABASE, SPLITS, path_problems
@@ -265,7 +266,7 @@ def from_sqlite(
         return disk_error(OSError(number, os.strerror(number)), path)
     told = (sqlite3.OperationalError, UnicodeDecodeError)
     if isinstance(error, told) or type(error) is sqlite3.DatabaseError:
-        return StoreCorruptError(f"{path} is damaged or not a run: {error}")
+        return StoreCorruptError(f"{path} is damaged or not a run: {one_line(str(error))}")
     return error
 
 
@@ -275,4 +276,4 @@ def decoding(root: Path) -> Iterator[None]:
     try:
         yield
     except FAULTS as error:
-        raise StoreCorruptError(f"{root / 'run.db'} is damaged: {error}") from error
+        raise StoreCorruptError(f"{root / 'run.db'} is damaged: {one_line(str(error))}") from error

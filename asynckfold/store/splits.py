@@ -17,6 +17,7 @@ from asynckfold.decoding import FAULTS
 from asynckfold.errors import StoreCorruptError
 from asynckfold.files import read_plain, write_whole
 from asynckfold.folds import Fold
+from asynckfold.plaintext import one_line
 from asynckfold.plan import Plan, folds_fingerprint
 from asynckfold.proc import free_memory
 from asynckfold.store.layout import SPLITS
@@ -49,7 +50,7 @@ def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], 
         folds, targets = _unpacked(data, plan)
         check_folds(folds, targets, plan)
     except (*FAULTS, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise StoreCorruptError(f"{path} is damaged: {error}") from error
+        raise StoreCorruptError(f"{path} is damaged: {one_line(str(error))}") from error
     if folds_fingerprint(folds) != plan.folds:
         raise StoreCorruptError(f"{path} holds folds of another plan")
     return folds, targets

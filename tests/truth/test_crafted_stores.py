@@ -29,6 +29,7 @@ from asynckfold.cli import main
 from asynckfold.decoding import decoded, parsed
 from asynckfold.errors import AsyncKFoldError, StoreCorruptError
 from asynckfold.folds import Fold
+from asynckfold.kfold import load_results
 from asynckfold.plan import folds_fingerprint
 from asynckfold.report import page
 from asynckfold.result import Baseline, Epoch
@@ -48,7 +49,7 @@ pytestmark = pytest.mark.damages("every test here writes a run that was made to 
 
 CODES = {0, 1, 2, 4, 5}
 SEED = 18
-EVIL = "\x1b[31mred\x1b]0;title\x07\u202egnp.exe\x9b\r"
+EVIL = "\x1b[31mred\x1b]0;title\x07\u202egnp.exe\x9b\r\ndone"
 NAMES = ("Modèle 漢字 😀", f"B{EVIL}")
 RUN = Synthetic(
     models=NAMES,
@@ -195,6 +196,10 @@ def test_the_honest_run_is_read_and_shown_clean(
     _, text = told("status", copy)
     assert "run" in text
     assert "\\u001b" in told("status", copy, "--json")[1]
+    with RunStore.read(copy) as store:
+        results = load_results(store)
+    assert is_clean(repr(results))
+    assert len(repr(results).splitlines()) == 4
 
 
 # Values
