@@ -51,10 +51,11 @@ _FEW_ROWS = 9
 _EXACT = 2**53
 _FEW_BITS = frozenset({NAMES, "bool", "int8", "uint8", "int16", "uint16", "float16", "float32"})
 _IDENTIFIER = re.compile(
-    r"^(unnamed: \d+|row|rownames?|row_?num(ber)?)$|(^|[^a-z])(id|idx|index|uid|uuid)$",
+    # Not price_index, which is a number of its own.
+    r"^(unnamed: \d+|row|rownames?|row_?num(ber)?|idx|index)$|(^|[^a-z])(id|uid|uuid)$",
     re.IGNORECASE,
 )
-_CAMEL_IDENTIFIER = re.compile(r"[a-z](Id|ID|Index|Idx)$")
+_CAMEL_IDENTIFIER = re.compile(r"[a-z](Id|ID)$")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}(:\d{2}.*)?")
 _WITH_UNIT = re.compile(r"[<>~]?\s*[$€£]?\s*[+-]?\d[\d.,'\s]*\s*[%$€£]?")

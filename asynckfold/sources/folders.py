@@ -141,7 +141,7 @@ def _class_problems(path: Path, folders: Sequence[Path], beside: int) -> Iterato
     if len(folders) < 2:
         received = ", ".join(item.name for item in folders) or "none"
         if beside:
-            received += f", and {beside} images in no folder"
+            received += f", and {beside} image{'s' * (beside > 1)} in no folder"
         yield Problem(
             f"{path} must hold two folders or more, one per class",
             received,

@@ -401,8 +401,10 @@ def _as_columns(
         refuse([Problem(rule, str(len(here)), f"They are: {', '.join(there)}.")])
     names = dict(zip(here, there, strict=True))
     given = tuple(names.get(at, target or "") for at in range(head.n_columns))
+    # Where neither has names, there is no other way.
+    one_named = named or bool(head.names)
     without = path if named else like.name
-    note = f"columns are taken by their order, since {without} has no header"
+    note = f"columns are taken by their order, since {without} has no header" if one_named else ""
     return replace(head, names=given), position, note
 
 

@@ -132,7 +132,7 @@ def test_classes_that_differ_in_case_only_are_refused(photos: Path) -> None:
 
 def test_images_beside_no_class_are_told(tmp_path: Path) -> None:
     image(tmp_path / "0.png")
-    with pytest.raises(InputError, match="one per class: received none, and 1 images in no folder"):
+    with pytest.raises(InputError, match="one per class: received none, and 1 image in no folder"):
         load(tmp_path)
 
 
