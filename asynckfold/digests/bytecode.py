@@ -75,6 +75,8 @@ class Use:
         Attributes of its first argument that it assigns, or whose content it changes.
     methods : frozenset of str
         Attributes of its first argument that it takes.
+    passes : bool
+        Whether it does anything else with its first argument, so that others may take more of it.
     """
 
     reads: tuple[tuple[str, tuple[str, ...]], ...]
@@ -83,6 +85,7 @@ class Use:
     changes: frozenset[str]
     attributes: frozenset[str]
     methods: frozenset[str]
+    passes: bool
 
     def chains(self, name: str) -> list[tuple[str, ...]]:
         """Return what is taken of a variable, each time that it is read."""
@@ -290,6 +293,7 @@ def use(code: CodeType) -> Use:
     changes: set[str] = set()
     attributes: set[str] = set()
     methods: set[str] = set()
+    passes = False
     free = set(code.co_freevars)
     first = code.co_varnames[0] if code.co_argcount else None
     steps = [step for step in dis.get_instructions(code) if step.opname not in _IDLE]
@@ -320,10 +324,13 @@ def use(code: CodeType) -> Use:
                 attributes.add(after.argval)
             elif after.opname in ("COPY", "DUP_TOP") and later[0].opname == "LOAD_ATTR":
                 attributes.add(later[0].argval)  # self.seen += 1
+                methods.add(later[0].argval)
             elif after.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 methods.add(after.argval)
                 if _is_changed(steps, place + 2):
                     attributes.add(after.argval)
+            else:
+                passes = True
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             found = use(inner)
@@ -331,6 +338,13 @@ def use(code: CodeType) -> Use:
             inner_reads.update(found.free)
             imports.update(found.imports)
             changes.update(found.changes - set(inner.co_cellvars))
+    for name, chain in inner_reads:
+        # Where a comprehension or an inner function uses it, too.
+        if name == first and chain and chain[0].startswith("."):
+            methods.add(chain[0][1:])
+        elif name == first:
+            passes = True
+    passes = passes or any(name == "super" for name, _ in reads)
     return Use(
         tuple(sorted(reads)),
         tuple(sorted(inner_reads)),
@@ -338,6 +352,7 @@ def use(code: CodeType) -> Use:
         frozenset(changes),
         frozenset(attributes),
         frozenset(methods),
+        passes,
     )
 
 

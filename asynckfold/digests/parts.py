@@ -6,6 +6,7 @@ import enum
 import functools
 import hashlib
 import importlib.util
+import inspect
 import re
 import sys
 import types
@@ -20,10 +21,12 @@ from asynckfold.digests import bytecode, changes
 from asynckfold.digests.changes import PYTHON, WEIGHTS
 from asynckfold.digests.ownership import is_asynckfold, is_own, is_own_file
 from asynckfold.digests.states import (
+    changed_by_use,
     closure_of,
     functions_of,
     is_module,
     module_settings,
+    reached,
     settings_of,
     steps_of,
 )
@@ -309,6 +312,10 @@ class _Part:
                 (f"{colon}{key}", value.keywords[key]) for key in sorted(value.keywords)
             ]
         if isinstance(value, MethodType):
+            name = value.__func__.__name__
+            if self._partly(f"{colon}self", value.__self__, [name]):
+                self._put(f"{colon}its method", f"={name}()")
+                return []
             self._put(f"{colon}its method", self._values.text(value.__func__, path))
             return [(f"{colon}self", value.__self__)]
         steps = steps_of(value)
@@ -409,8 +416,29 @@ class _Part:
         if taken and taken <= settings.keys():
             for step in sorted(taken):
                 self._expand(f"{word}{step}", settings[step], 2)
-        else:
+        elif "" in taken or not self._partly(word, value, [step[1:] for step in sorted(taken)]):
             self._expand(word, value, 1)
+
+    def _partly(self, word: str, value: Any, names: Sequence[str]) -> bool:
+        """Note what some methods of an object use of it, where that is known: whether it was."""
+        kind = type(value)
+        if not names or is_module(value) or not is_own(kind) or not hasattr(value, "__dict__"):
+            return False
+        found = reached(kind, names)
+        if found is None:
+            return False
+        methods, attributes = found
+        if not attributes <= {*vars(value), *dir(kind)}:
+            return False
+        for name in sorted(methods):
+            self._method(f"{kind.__name__}.{name}", methods[name])
+        changed = changed_by_use(kind) if self.is_used else ()
+        for name in sorted(attributes):
+            if name in vars(value) and name not in changed:
+                self._expand(f"{word}.{name}", vars(value)[name], 2)
+            elif name not in changed:
+                self._expand(f"{kind.__name__}.{name}", inspect.getattr_static(kind, name), 2)
+        return True
 
     def _whole(self, path: str, module: ModuleType) -> None:
         """Note all that a module of the user's defines: what is used of it is not known."""

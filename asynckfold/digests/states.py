@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from types import FunctionType, ModuleType
 from typing import Any
@@ -116,6 +116,35 @@ def changed_by_use(kind: type) -> frozenset[str]:
                 found |= used.attributes
                 wanted += used.methods
     return frozenset(found)
+
+
+def reached(kind: type, names: Iterable[str]) -> tuple[dict[str, FunctionType], set[str]] | None:
+    """Return what calls of some methods of a user's class use of an object.
+
+    Returns
+    -------
+    (dict of str to function, set of str) or None
+        Methods and attributes by name; None where it is not known.
+    """
+    methods: dict[str, FunctionType] = {}
+    attributes: set[str] = set()
+    wanted = list(names)
+    while wanted:
+        name = wanted.pop()
+        if name in methods or name in attributes:
+            continue
+        functions = functions_of(inspect.getattr_static(kind, name, None))
+        if len(functions) != 1:
+            attributes.add(name)
+            continue
+        (methods[name],) = functions
+        if not isinstance(functions[0], FunctionType) or not is_own(functions[0]):
+            return None
+        used = bytecode.use(functions[0].__code__)
+        if used.passes:
+            return None
+        wanted += sorted(used.methods)
+    return methods, attributes
 
 
 def module_settings(module: Any, *, is_used: bool = False) -> Iterator[tuple[str, Any]]:

@@ -755,6 +755,51 @@ def test_objects_that_refuse_to_be_looked_at_stop_nothing() -> None:
     assert "Rude" in str(found.skipped)
 
 
+class Experiment:
+    """As many write it: one object that makes everything."""
+
+    depth = 2
+
+    def __init__(self, width: int = 4, folder: str = "runs/a") -> None:
+        self.width = width
+        self.folder = folder
+        self.started = random.random()
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(*[self.layer() for _ in range(self.depth)])
+
+    def layer(self) -> nn.Module:
+        return nn.Linear(8, self.width)
+
+    def save(self) -> str:
+        return self.folder
+
+
+def test_of_an_object_with_many_methods_counts_what_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def parts(made: Any) -> Any:
+        return digested({"model A": made.model, "model B": lambda: made.model()}).parts
+
+    before = parts(Experiment())
+    assert parts(Experiment(folder="runs/b")) == before
+    told = changes.changes(before, parts(Experiment(5)))
+    assert told["model A"] == "model 'A': self.width was 4, is 5"
+    assert told["model B"] == "model 'B': the closure variable made.width was 4, is 5"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "depth", 3)
+        told = changes.changes(before, parts(Experiment()))
+        assert told["model A"] == "model 'A': Experiment.depth was 2, is 3"
+        patch.undo()
+        patch.setattr(Experiment, "layer", lambda self: nn.Linear(8, self.width + 1))
+        told = changes.changes(before, parts(Experiment()))
+        assert told["model A"] == "model 'A': Experiment.layer() changed"
+        patch.undo()
+        patch.setattr(Experiment, "save", lambda self: "elsewhere")
+        assert parts(Experiment()) == before
+
+
 def test_generators_go_by_their_seed() -> None:
     def of(generator: Any) -> Any:
         return _of(generator)
