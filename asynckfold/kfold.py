@@ -65,7 +65,8 @@ class AsyncKFold:
     batch_size : int
         Samples per step.
     parallelize : bool
-        False trains one job after another in this process: the debugger.
+        False trains one job after another in this process, which then reads the samples, too: the
+        debugger.
     cv, n_splits : optional
         Other names of `kfolds`, as in scikit-learn.
     n_repeats : int

@@ -51,16 +51,7 @@ def _is_exactly(dataset: Any, known: Any) -> bool:
     if place not in known or getattr(sys.modules.get(place[0]), place[1], None) is not kind:
         return False
     methods = (getattr(kind, name, None) for name in ("__getitem__", "__len__"))
-    written = (str(getattr(method, "__module__", "")) for method in methods)
-    return all(module.startswith(place[0].rpartition(".")[0]) for module in written)
-
-
-def is_torchvisions(dataset: Any) -> bool:
-    """Tell whether a dataset is torchvision's own: it treats all of its samples alike."""
-    kind = type(dataset)
-    return kind.__module__.startswith("torchvision.datasets.") and _is_exactly(
-        dataset, [(kind.__module__, kind.__qualname__)]
-    )
+    return all(getattr(method, "__module__", None) == place[0] for method in methods)
 
 
 def subset_of(dataset: Any) -> bool:

@@ -50,10 +50,6 @@ class _Pairs:
         return copied(self.samples[index]), self.labels[index]
 
 
-def _identity(sample: Any) -> Any:
-    return sample
-
-
 @dataclass(frozen=True, eq=False)
 class Opened:
     """A dataset, opened: its samples before their transform, and the transform's steps.
@@ -78,6 +74,8 @@ class Opened:
         Whether its samples are rows of `samples`: to read them runs no code of the user's.
     told : callable or None
         Told of each sample before it is read.
+    recorder : Recorder or None
+        Stands for the transform of `base`.
     """
 
     base: Any
@@ -89,6 +87,7 @@ class Opened:
     notes: tuple[str, ...] = ()
     known: bool = False
     told: Callable[[int], object] | None = field(default=None, repr=False)
+    recorder: Recorder | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.base) if self.rows is None else len(self.rows)
@@ -108,12 +107,21 @@ class Opened:
         if self.told is not None:
             self.told(index)
         try:
-            pair = self.base[self.row(index)]
+            item = self.base[self.row(index)]
         except (Exception, SystemExit) as error:
             raise InputError([unreadable(index, error)]) from error
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise InputError([_not_a_pair(index, pair)])
-        return pair[0], pair[1]
+        sample, label = self._pair(index, item)
+        if self.recorder is None:
+            return sample, label
+        given = self.recorder.taken(sample)
+        if not given:
+            raise InputError([_not_its_transforms(index)])
+        return given[0], label
+
+    def _pair(self, index: int, item: Any) -> tuple[Any, Any]:
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise InputError([_not_a_pair(index, item)])
+        return item[0], item[1]
 
     def without_arrays(self) -> Opened:
         """Return what reads the same, sample by sample, and is less to keep and to send."""
@@ -134,6 +142,14 @@ def unreadable(index: int, error: BaseException) -> Problem:
         f"dataset[{index}] must be readable",
         f"{type(error).__name__}: {error}{place}",
         "Repair the dataset, or leave the sample out with torch.utils.data.Subset.",
+    )
+
+
+def _not_its_transforms(index: int) -> Problem:
+    return Problem(
+        f"dataset[{index}] must be what the dataset's transform gives of one sample, as before",
+        "something else",
+        "Leave the transform to train_transform and eval_transform.",
     )
 
 
@@ -232,11 +248,7 @@ def _below_subsets(dataset: Any) -> tuple[Any, Indices | None]:
 class _Unlabelled(Opened):
     """Samples whose targets, where they have any, do not matter."""
 
-    def read(self, index: int) -> tuple[Any, Any]:
-        try:
-            item = self.base[self.row(index)]
-        except (Exception, SystemExit) as error:
-            raise InputError([unreadable(index, error)]) from error
+    def _pair(self, index: int, item: Any) -> tuple[Any, Any]:
         return (item[0] if isinstance(item, (tuple, list)) and len(item) in (1, 2) else item), 0
 
 
@@ -337,25 +349,39 @@ def _is_sized(part: Any) -> bool:
     return hasattr(part, "__len__") and getattr(part, "ndim", 1) > 0
 
 
-PLAIN, IDENTITY, DRESSED = "without a transform", "with one that changes nothing", "as it is"
+PLAIN, RECORDED, DRESSED = "without a transform", "as its transform gets them", "as they come"
 """How the samples of a dataset before its transform can be had."""
 
-_REPLACEMENTS = {PLAIN: None, IDENTITY: _identity}
+
+class Recorder:
+    """Stands for a dataset's transform: keeps what it gets, and returns itself.
+
+    A dataset that returns it as the sample has sent a sample through its transform once, and done
+    nothing to the result. Anything else is seen at each sample that is read.
+    """
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    def __call__(self, sample: Any) -> Recorder:
+        """Take the place of the transform."""
+        # The file of a picture may be closed, and a buffer used again, when it is asked for.
+        self.given.append(copied(sample))
+        return self
+
+    def taken(self, result: Any) -> list[Any]:
+        """Return the sample that the transform got, or nothing where the result is another's."""
+        given, self.given = self.given, []
+        return given if result is self and len(given) == 1 else []
 
 
 def how_to_undress(source: Opened) -> str:
-    """Return how a dataset's transform can be taken out so that it gives the same samples.
-
-    Some samples are read in both ways.
-    """
+    """Return how samples before the dataset's transform can be had; some are read in both ways."""
     transform = getattr(source.base, "transform", None)
     if transform is None or source.known:
         return PLAIN
-    for how in _REPLACEMENTS:
-        bare = redressed(source, how)
-        if bare.steps and _reads_alike(source, bare, bare.steps):
-            return how
-    return DRESSED
+    bare = redressed(source, RECORDED)
+    return RECORDED if bare.recorder is not None and _reads_alike(source, bare) else DRESSED
 
 
 def redressed(source: Opened, how: str) -> Opened:
@@ -363,9 +389,10 @@ def redressed(source: Opened, how: str) -> Opened:
     transform = getattr(source.base, "transform", None)
     if transform is None:
         return source
-    base = None if how == DRESSED else _redressed(source.base, transform, _REPLACEMENTS[how])
+    recorder = Recorder() if how == RECORDED else None
+    base = None if how == DRESSED else _redressed(source.base, transform, recorder)
     if base is not None:
-        return replace(source, base=base, steps=flatten(transform))
+        return replace(source, base=base, steps=flatten(transform), recorder=recorder)
     note = (
         "the dataset's transform could not be taken out of it; its samples are taken as they come"
     )
@@ -386,20 +413,24 @@ def _redressed(dataset: Any, transform: Any, replacement: Any) -> Any:
     return dressed
 
 
-def _reads_alike(source: Opened, bare: Opened, steps: Sequence[Step]) -> bool:
+def _reads_alike(source: Opened, bare: Opened) -> bool:
     with generators_kept():
-        return all(_reads_alike_at(index, source, bare, steps) for index in source.probes)
+        return all(_reads_alike_at(index, source, bare) for index in source.probes)
 
 
-def _reads_alike_at(index: int, source: Opened, bare: Opened, steps: Sequence[Step]) -> bool:
+def _reads_alike_at(index: int, source: Opened, bare: Opened) -> bool:
     try:
         seed_generators(0)
         sample, label = bare.read(index)
-        ours = apply(steps, sample)
+        ours = apply(bare.steps, copied(sample))
     except (TypeError, AttributeError, ValueError, RuntimeError, InputError):
         return False
     seed_generators(0)
-    return same_pair((ours, label), source.read(index), steps, sample)
+    theirs, their_label = source.read(index)
+    alike = same_sample(ours, theirs) or (
+        kind_of(ours) == kind_of(theirs) and not _repeats(bare.steps, sample)
+    )
+    return alike and np.array_equal(np.asarray(label), np.asarray(their_label))
 
 
 def _repeats(steps: Sequence[Step], sample: Any) -> bool:
@@ -409,13 +440,3 @@ def _repeats(steps: Sequence[Step], sample: Any) -> bool:
         seed_generators(0)
         results.append(apply(steps, copied(sample)))
     return same_sample(*results)
-
-
-def same_pair(
-    ours: tuple[Any, Any], theirs: tuple[Any, Any], steps: Sequence[Step], sample: Any
-) -> bool:
-    """Tell whether a dataset gives the pair that its transform, taken out, makes of a sample."""
-    alike = same_sample(ours[0], theirs[0]) or (
-        kind_of(ours[0]) == kind_of(theirs[0]) and not _repeats(steps, sample)
-    )
-    return alike and np.array_equal(np.asarray(ours[1]), np.asarray(theirs[1]))

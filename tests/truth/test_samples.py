@@ -706,3 +706,50 @@ def test_what_a_dataset_does_after_its_transform_counts(
     else:
         assert torch.equal(inputs, -1 - torch.from_numpy(dataset.data))
     prepared.close()
+
+
+def test_each_sample_is_read_once_and_transformed_by_nobody_else() -> None:
+    calls: list[Any] = []
+
+    class Counted(Rows):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            calls.append(index)
+            return super().__getitem__(index)
+
+    prepare(Counted([0, 1] * 500, v1.Compose([lambda row: row * 2])))
+    # Each once, and those that are looked at first.
+    assert set(calls) == set(range(1000))
+    assert len(calls) < 1000 + 150
+
+
+def test_a_picture_whose_file_is_closed_is_taken_before(tmp_path: Path) -> None:
+    for index in range(6):
+        Image.new("RGB", (5, 5), (index, 0, 0)).save(tmp_path / f"{index}.png")
+
+    class Files(Rows):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            with Image.open(tmp_path / f"{index}.png") as picture:
+                return self.transform(picture), index % 2
+
+    dataset = Files([0, 1] * 3, v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor()]))
+    prepared = prepare(dataset, criterion_wants_classes=True)
+    expected = torch.stack([dataset[index][0] for index in range(6)])
+    assert prepared.held
+    assert torch.equal(opened(prepared).eval(np.arange(6))[0], expected)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_transform_that_is_applied_to_some_samples_stays_in_its_dataset(views: int) -> None:
+    class Minority(Rows):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            row = torch.from_numpy(self.data[index].copy())
+            if index == 27:
+                return (row, 1) if views == 1 else (self.transform(row) + self.transform(row), 1)
+            return self.transform(row), index % 2
+
+    dataset = Minority([0, 1] * 20, lambda row: row + 1)
+    prepared = prepare(dataset, criterion_wants_classes=True)
+    assert pairs(opened(prepared), range(40)) == [
+        (x.tolist(), y) for x, y in map(dataset.__getitem__, range(40))
+    ]
+    assert any("could not be taken out" in note for note in prepared.notes)
