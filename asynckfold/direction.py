@@ -149,9 +149,10 @@ def _called(function: Callable[..., Any]) -> str:
         return ""
     code: CodeType = function.__code__
     found = next((name for name in code.co_names if name in ERRORS), "")
-    if found and not any(_turns(step) for step in dis.get_instructions(code)):
-        return found
-    return ""
+    if not found or any(_turns(step) for step in dis.get_instructions(code)):
+        return ""
+    below = any(isinstance(item, (int, float)) and item < 0 for item in code.co_consts)
+    return "" if below or "negative" in code.co_names else found
 
 
 def _turns(step: dis.Instruction) -> bool:

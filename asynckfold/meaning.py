@@ -119,15 +119,14 @@ def meant(
     InputError
         Scores do not fit labels or outputs, or it takes the user to tell what outputs mean.
     """
-    label, problems = objectives.pos_label_of(settings.pos_label, data.objective, data.classes)
-    given = data.objective
+    given, classes = data.objective, data.classes
     if _may_be_classes(settings, data):
-        refuse([*problems, *_ask_for_words(settings)])
-        given = replace(given, kind=BINARY)
+        refuse(_ask_for_words(settings))
+        given, classes = replace(given, kind=BINARY), ("0", "1")
+    label, problems = objectives.pos_label_of(settings.pos_label, given, classes)
     found, notes = objectives.decided(
         given, settings.asked, looks, label, _digest(settings.output_transform)
     )
-    classes = data.classes or (("0", "1") if found.kind == BINARY else ())
     models = list(dict.fromkeys(job.model for job in draft.jobs))
     known = [model for model in models if model in looks] or models
     problems += _shape_problems(found, looks)
@@ -190,14 +189,21 @@ def _ask_for_words(settings: Settings) -> Iterator[Problem]:
 
 
 def _shape_problems(found: Objective, looks: Mapping[str, Look]) -> Iterator[Problem]:
-    if found.kind == MULTICLASS and not found.transform:
-        for model, look in looks.items():
-            if look.columns == 1:
-                yield Problem(
-                    f"model {model} must have an output for each class, as other models have",
-                    f"shape {look.rows.shape}",
-                    "Give its last layer an output for each class.",
-                )
+    if found.transform:
+        return
+    for model, look in looks.items():
+        if found.kind == BINARY and look.columns != 1:
+            yield Problem(
+                f"model {model} must have one output for two classes, as its criterion asks for",
+                f"shape {look.rows.shape}",
+                "Give its last layer one output, or use CrossEntropyLoss.",
+            )
+        if found.kind == MULTICLASS and look.columns == 1:
+            yield Problem(
+                f"model {model} must have an output for each class, as other models have",
+                f"shape {look.rows.shape}",
+                "Give its last layer an output for each class.",
+            )
 
 
 def _transform_problems(
@@ -246,6 +252,8 @@ def _trial_problems(
     for name, item in pairs:
         if scores.is_own(item):
             yield from _own_problems(str(name), item, found, targets, outputs)
+            continue
+        if not scores.is_of_scikit_learn(item):
             continue
         try:
             with warnings.catch_warnings():

@@ -95,6 +95,12 @@ def is_own(item: Any) -> bool:
     return not isinstance(item, str) and not _is_scorer(item)
 
 
+def is_of_scikit_learn(item: Any) -> bool:
+    """Whether all of a score is scikit-learn's; a function of the user's may count its calls."""
+    module = getattr(getattr(item, "_score_func", None), "__module__", "") or ""
+    return isinstance(item, str) or module.startswith("sklearn.")
+
+
 def _name_of(item: Any) -> str:
     if isinstance(item, str):
         return item

@@ -361,6 +361,8 @@ def checked(targets: Array, outputs: Array) -> float:
         {"neg_mse": lambda y, o: -metrics.mean_squared_error(y, o)},
         {"neg_loss": lambda y, o: -my_loss(y, o)},
         lambda y, o: 1 - metrics.hamming_loss(y, o > 0),
+        lambda y, o: -1 * metrics.mean_squared_error(y, o),
+        lambda y, o: np.negative(metrics.mean_squared_error(y, o)),
         lambda y, o: 1 / (1 + metrics.mean_squared_error(y, o)),
         lambda y, o: float((o > 0).mean()),
     ],
