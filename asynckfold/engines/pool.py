@@ -39,6 +39,7 @@ from asynckfold import descriptors, proc
 from asynckfold.engines.engine import Answer, Tell
 from asynckfold.engines.limits import oom_kills, was_short_of_memory
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
+from asynckfold.identity import VARIABLES
 from asynckfold.messages import Task
 from asynckfold.placement import Placement
 from asynckfold.pulse import Pulse, Pulses
@@ -132,6 +133,7 @@ class WorkerPool:
     def _open(self) -> None:
         self._closing = self._lost = False
         self.serving = False
+        self.libraries = _variables_of_libraries()
         try:
             self._wake_read, self._wake_write = multiprocessing.Pipe(duplex=False)
             file = descriptors.nameless_file(size=Pulses.SIZE)
@@ -313,7 +315,8 @@ class WorkerPool:
     def _give(self, worker: Worker, bundle: str, files: Sequence[int]) -> None:
         """Send a bundle and the shared arrays, unless the worker has them."""
         if worker.bundle != bundle:
-            message = ("bundle", sys.path, str(Path.cwd()), len(files))
+            environment = _environment(os.environ)
+            message = ("bundle", sys.path, str(Path.cwd()), environment, len(files))
             descriptors.send(worker.pipe, message, files)
             worker.bundle = bundle
 
@@ -512,6 +515,11 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
     return {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **given, **_ONE_THREAD}
 
 
+def _variables_of_libraries() -> dict[str, str]:
+    """Return what libraries read once, when they are loaded: a server has it from its start."""
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
 class _Warm:
     """The pool that waits for the next sweep of this process."""
 
@@ -532,7 +540,7 @@ def take(nice: int = 0) -> WorkerPool:
             _warm.timer.cancel()
             _warm.timer = None
     if pool is not None and pool.owner == os.getpid() and pool.healthy:
-        if pool.nice == nice:
+        if pool.nice == nice and pool.libraries == _variables_of_libraries():
             return pool
         pool.close()
     return WorkerPool(nice=nice)
