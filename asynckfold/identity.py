@@ -29,6 +29,31 @@ ELASTIC, DENORMALS = "elastic threads", "denormal numbers"
 ARITHMETIC = "asynckfold arithmetic"
 NUMERICS, LEFT = "settings of torch", "left in the process"
 
+VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "BLIS_ARCH_TYPE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_DEBUG_CPU_TYPE",
+    "MKL_DYNAMIC",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_THREADING_LAYER",
+    "NPY_DISABLE_CPU_FEATURES",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_DYNAMIC",
+    "OMP_SCHEDULE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+"""Variables that choose kernels or how work is divided among threads.
+
+Not the numbers of threads: a job has those of its plan.
+"""
+
 DECISIVE = (
     TORCH,
     BUILD,

@@ -39,6 +39,7 @@ from asynckfold import descriptors, proc
 from asynckfold.engines.engine import Answer, Tell
 from asynckfold.engines.limits import oom_kills, was_short_of_memory
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
+from asynckfold.identity import VARIABLES
 from asynckfold.messages import Task
 from asynckfold.placement import Placement
 from asynckfold.pulse import Pulse, Pulses
@@ -133,6 +134,7 @@ class WorkerPool:
     def _open(self) -> None:
         self._closing = self._lost = False
         self.serving = False
+        self.libraries = _variables_of_libraries()
         try:
             self._wake_read, self._wake_write = multiprocessing.Pipe(duplex=False)
             file = descriptors.nameless_file(size=Pulses.SIZE)
@@ -321,7 +323,8 @@ class WorkerPool:
     def _give(self, worker: Worker, bundle: str, files: Sequence[int]) -> None:
         """Send a bundle and the shared arrays, unless the worker has them."""
         if worker.bundle != bundle:
-            message = ("bundle", sys.path, str(Path.cwd()), len(files))
+            environment = _environment(os.environ)
+            message = ("bundle", sys.path, str(Path.cwd()), environment, len(files))
             descriptors.send(worker.pipe, message, files)
             worker.bundle = bundle
 
@@ -529,6 +532,11 @@ def _stamp(name: str) -> tuple[Any, ...]:
     return (file,)
 
 
+def _variables_of_libraries() -> dict[str, str]:
+    """Return what libraries read once, when they are loaded: a server has it from its start."""
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
 class _Warm:
     """The pool that waits for the next sweep of this process."""
 
@@ -558,7 +566,8 @@ def take(nice: int = 0, modules: Sequence[str] = ()) -> WorkerPool:
             _warm.timer.cancel()
             _warm.timer = None
     if pool is not None and pool.owner == os.getpid() and pool.healthy:
-        if pool.nice == nice and pool.knows(modules):
+        same = pool.nice == nice and pool.libraries == _variables_of_libraries()
+        if same and pool.knows(modules):
             return pool
         pool.close()
     pool = WorkerPool(nice=nice)

@@ -24,34 +24,10 @@ from asynckfold.identity import (
     NUMERICS,
     THREADS,
     TORCH,
+    VARIABLES,
 )
 from asynckfold.training import numerics
 from asynckfold.training.denormals import flushing
-
-VARIABLES = (
-    "ATEN_CPU_CAPABILITY",
-    "BLIS_ARCH_TYPE",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "DNNL_DEFAULT_FPMATH_MODE",
-    "DNNL_MAX_CPU_ISA",
-    "MKL_CBWR",
-    "MKL_DEBUG_CPU_TYPE",
-    "MKL_DYNAMIC",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "MKL_THREADING_LAYER",
-    "NPY_DISABLE_CPU_FEATURES",
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_DYNAMIC",
-    "OMP_SCHEDULE",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",
-    "OPENBLAS_CORETYPE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-)
-"""Variables that choose kernels or how work is divided among threads.
-
-Not the numbers of threads: a job has those of its plan.
-"""
 
 REVISION = "2"
 """Of what asynckfold itself computes: raise it with every change that gives other bits.

@@ -439,10 +439,15 @@ class _Worker:
         self.spent = False
         self.files, self.limits = proc.open_files(), limits()
 
-    def take_bundle(self, paths: list[str], folder: str, count: int) -> None:
+    def take_bundle(
+        self, paths: list[str], folder: str, environment: dict[str, str], count: int
+    ) -> None:
         """Receive descriptors: the packed bundle first, then the shared arrays."""
         received = descriptors.receive(self.pipe, count)
         sys.path[:] = paths
+        # The caller's may have changed since this process was started.
+        os.environ.clear()
+        os.environ.update(environment)
         self.bundle, self.data, self.broken, self.outcome = None, None, "", "error"
         # Unpacking runs the user's code, which may raise anything; it is told per task.
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from asynckfold import AsyncKFold
+from asynckfold.engines import pool as pools
 from asynckfold.errors import InputError
 from asynckfold.identity import NUMERICS, claim
 from asynckfold.messages import Left, Task
@@ -276,3 +278,37 @@ def test_a_sweep_within_autocast_is_refused(tmp_path: Path, parallelize: bool) -
     ):
         run(tmp_path / "run", {"plain": Plain}, parallelize=parallelize)
     assert not (tmp_path / "run").exists()
+
+
+class Reads(Plain):
+    """Has in its weights what the environment says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.tensor(float(os.environ.get("ODD_VARIABLE", -1))))
+
+
+def test_workers_that_are_warm_have_the_callers_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were started before it changed, as in a notebook."""
+    run(tmp_path / "first", {"reads": Reads})
+    monkeypatch.setenv("ODD_VARIABLE", "5")
+    found, _ = run(tmp_path / "workers", {"reads": Reads})
+    expected, _ = run(tmp_path / "here", {"reads": Reads}, parallelize=False)
+    assert found == expected
+
+
+def test_variables_that_libraries_read_when_loaded_need_a_new_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pools.give_back(pools.take())
+    first = pools.take()
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    pools.give_back(first)
+    second = pools.take()
+    try:
+        assert second is not first
+        assert second.libraries["MKL_CBWR"] == "COMPATIBLE"
+    finally:
+        second.close()
