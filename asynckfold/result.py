@@ -27,7 +27,9 @@ class Epoch:
     number : int
         From 1.
     train_loss, valid_loss : float
-        Mean over the samples of the training fold, while training; and over the held-out fold.
+        Mean over the samples of the training fold, while training; and over the held-out fold, also
+        where the criterion sums. With weights of classes or an ``ignore_index``, samples count as
+        they do in the criterion's own mean.
     accuracy : float or None
         Share of held-out samples whose class is right; None for regression.
     lr : float

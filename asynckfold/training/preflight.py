@@ -206,6 +206,7 @@ class _DryRun:
         recipe, plan = bundle.recipe, bundle.plan
         self.bundle, self.name = bundle, name
         self.counter, self.fused = FlopCounter(), ""
+        self.outputs: torch.Tensor | None = None
         seeding.seed_all(bundle.folds[0].index)
         self.model = recipe.models[name]()
         if not isinstance(self.model, nn.Module):
@@ -280,6 +281,7 @@ class _DryRun:
         """Refuse a step that cannot teach anything."""
         _refuse(learning.why_not_learning(self.name, self.model, self.optimizer))
         criterion = self.bundle.recipe.criterion
+        assert self.outputs is not None
         _refuse(learning.why_not_logarithms(self.name, criterion, self.outputs))
 
     def step_seconds(self, looks: dict[str, Look]) -> float:
@@ -302,7 +304,8 @@ class _DryRun:
         if looks is not None and isinstance(outputs, torch.Tensor):
             looks[self.name] = look_at(outputs)
         _check_outputs(self.name, outputs, self.targets, self.bundle)
-        self.outputs = outputs.detach()
+        # Those of the first step: how many follow is a matter of time.
+        self.outputs = outputs.detach() if self.outputs is None else self.outputs
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             loss = criterion(outputs, self.targets)
@@ -315,16 +318,16 @@ class _DryRun:
 
     def check_criterion(self) -> None:
         """Refuse a criterion that compares outputs with the targets of other samples."""
+        criterion, outputs = self.bundle.recipe.criterion, self.outputs
+        assert outputs is not None
         with seeding.preserved():
-            mixed = loss_trial.mixes_samples(
-                self.bundle.recipe.criterion, self.outputs, self.targets
-            )
+            mixed = loss_trial.mixes_samples(criterion, outputs, self.targets)
         if mixed:
             (first, second), count = map(tuple, mixed), len(self.targets)
             raise _Refused(
                 (
                     "the criterion must compare each output with the target of its own sample",
-                    f"model {self.name}: outputs {tuple(self.outputs.shape)} and targets "
+                    f"model {self.name}: outputs {tuple(outputs.shape)} and targets "
                     f"{tuple(self.targets.shape)}, of which it broadcasts {first} and {second} to "
                     f"all {count} × {count} pairs of a batch",
                     "Give both the same shape, as by outputs.squeeze(1) in forward; for all pairs "
@@ -335,7 +338,10 @@ class _DryRun:
 
     def criterion_sums(self) -> bool:
         """Whether the criterion sums over the samples of a batch."""
+        assert self.outputs is not None
         with seeding.preserved():
+            # The plan holds the answer, which must be the same in the next session.
+            seeding.seed_all(self.bundle.folds[0].index)
             return loss_trial.adds_up(self.bundle.recipe.criterion, self.outputs, self.targets)
 
     def notes(self) -> Iterator[str]:
