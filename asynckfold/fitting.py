@@ -398,11 +398,6 @@ def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
 def _gives_pairs(valid: Any) -> bool:
     from torch.utils.data import Dataset
 
-    # Of a dataset no sample is read here, where it may crash.
-    if isinstance(valid, Dataset):
-        return True
-    from torch.utils.data import Dataset
-
     # Of a dataset no sample is read here, where it may crash; those of pandas look for a label.
     if isinstance(valid, Dataset) or hasattr(valid, "__array__"):
         return isinstance(valid, Dataset)

@@ -137,6 +137,9 @@ def _same_view(one: _ViewBatches, other: _ViewBatches) -> bool:
     if not (isinstance(one, _Read) and isinstance(other, _Read)):
         return False
     source = one.source
+    if one.encoding is not None:
+        # Random by itself, though perhaps not at each read.
+        return False
     return same_steps(one.steps, other.steps) and not any(
         varies(partial(source.read, index)) for index in source.probes
     )
@@ -273,8 +276,12 @@ class Batches:
         return self._gathered(view, rows, Draw(seed, epoch, rows.cpu().numpy()))
 
     def _gathered(self, view: _ViewBatches, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, Tensor]:
-        if isinstance(view, _Read) and view.encoding is not None:
-            return view.pairs(draw, view.encoding)
+        inner = view.view if isinstance(view, _Changed) else view
+        if isinstance(inner, _Read) and inner.encoding is not None:
+            batch, targets = inner.pairs(draw, inner.encoding)
+            if isinstance(view, _Changed):
+                batch = view.changed(batch, draw)
+            return batch, targets.to(batch.device)
         rows = rows.to(self.targets.device)
         return view.gather(rows, draw), self.targets.index_select(0, rows)
 

@@ -236,7 +236,6 @@ class _Part:
                 self._inner_module(colon, name, inner)
                 continue
             self._put(f"{colon}its class", self._values.text(type(inner), path))
-            self._put(f"{colon}training", f"={inner.training}")
             for key, value in module_settings(inner, is_used=self.is_used):
                 self._expand(f"{colon}{key}", value, 2)
         if has_weights:
@@ -249,7 +248,7 @@ class _Part:
             for key, value in module_settings(module, is_used=self.is_used)
         ]
         here = f"{colon}{name} ({type(module).__name__})"
-        self._put(here, "#" + sha(f"{kind} {module.training} {content}"))
+        self._put(here, "#" + sha(f"{kind} {content}"))
 
     def skip(self, path: str, value: Any) -> str:
         """Note what goes by its type only."""

@@ -796,6 +796,23 @@ def test_a_data_set_that_is_random_by_itself_is_drawn_anew_and_preprocessed() ->
     assert torch.equal(seen.eval(VALID)[0], seen.eval(VALID)[0])
 
 
+class Paired(Restless):
+    """Draws which sample it gives, with its class."""
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        at = int(torch.randint(60, ()))
+        return np.append(X[at, 1:], Y[at]).astype(np.float32), int(Y[at])
+
+
+def test_pairs_of_one_read_stay_together_when_they_are_preprocessed() -> None:
+    seen = fitted(batches(Paired()), FunctionTransformer(), TRAIN)
+    for epoch in range(3):
+        inputs, targets = seen.train(np.arange(60), 1, epoch)
+        assert torch.equal(inputs[:, -1].long(), targets)
+    inputs, targets = seen.eval(np.arange(60))
+    assert torch.equal(inputs[:, -1].long(), targets)
+
+
 def test_such_a_model_is_told_of(tmp_path: Path) -> None:
     def odd() -> nn.Module:
         return normalised(track_running_stats=False)
