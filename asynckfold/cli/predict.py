@@ -18,12 +18,18 @@ from asynckfold.cli.parts import DEFAULTS, live_parts, names_code
 from asynckfold.cli.tell import Output
 from asynckfold.criteria import MARGINS, PROBABILITIES, VALUES
 from asynckfold.cv_results import CVResults
+from asynckfold.digests import changes
+from asynckfold.digests.changes import WEIGHTS
+from asynckfold.digests.parts import of_run
 from asynckfold.errors import Problem, refuse
 from asynckfold.files import write_whole
 from asynckfold.kfold import load_results, with_models
 from asynckfold.objective import MULTICLASS, REGRESSION, Objective
+from asynckfold.plan import Plan
+from asynckfold.recipe import Recipe
 from asynckfold.report.findings import plural
 from asynckfold.scoring import resolve
+from asynckfold.settings import Settings
 from asynckfold.store import RunStore
 
 if TYPE_CHECKING:
@@ -41,6 +47,7 @@ def predict(parsed: argparse.Namespace, store: RunStore, out: Output) -> int:
     command = _command_of(parsed, store)
     settings, recipe, source = live_parts(command)
     refuse(_model_problems(name, recipe.models))
+    refuse(code_problems(store.plan, name.split("/")[0], recipe, settings))
     live = with_models(stored, settings, recipe)
     ensemble = (live.on_all_samples(name) if parsed.refit else live).ensemble(name)
     samples = load_samples(
@@ -111,6 +118,31 @@ def _model_problems(name: str, models: Any) -> Iterator[Problem]:
     if model not in models:
         rule = f"the models must be those of the run, with {model}"
         yield Problem(rule, ", ".join(models), "Name them as the run does.")
+
+
+def code_problems(plan: Plan, model: str, recipe: Recipe, settings: Settings) -> Iterator[Problem]:
+    """Refuse a model or transforms that are not those that the weights were trained with."""
+    stored, here = plan.recipe.get("code"), of_run(recipe, settings).parts
+    if stored is None:
+        return  # it was not recorded yet
+    view = "train_transform" if settings.eval_transform is None else "eval_transform"
+    wanted = (f"model {model}", "preprocess", view)
+    there, now = (
+        {
+            # An instance gets the trained weights in place of its first ones.
+            part: {key: text for key, text in parts[part].items() if key != WEIGHTS}
+            for part in wanted
+            if part in parts
+        }
+        for parts in (stored, here)
+    )
+    found = changes.difference(there, now)
+    if found:
+        yield Problem(
+            "predictions need the code that the weights were trained with",
+            found,
+            "Undo the change, or run the sweep again with resume='never'.",
+        )
 
 
 def _content(

@@ -21,8 +21,11 @@ from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, RunStore, fit
 from asynckfold.cli import main
+from asynckfold.cli.predict import code_problems
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import UnpackError
+from asynckfold.recipe import InitialState, Recipe
+from asynckfold.settings import Settings
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples()
@@ -362,6 +365,28 @@ def test_workers_train_the_code_that_the_caller_has(
 
 
 # From the shell
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_predictions_are_not_made_by_edited_code(root: Path) -> None:
+    net, other = (_edited(MODEL), _edited(MODEL.replace("1.0", "2.0")))
+    step = _edited(STEP)
+    run(root, models={"net": net, "given": nn.Linear(8, 3)}, eval_transform=step)
+    with RunStore.read(root) as store:
+        plan = store.plan
+
+    def told(model: str, factory: Any, transform: Any) -> str:
+        recipe = Recipe({model: factory}, {}, adam, nn.CrossEntropyLoss())
+        settings = Settings(
+            None, (X, Y), root, nn.CrossEntropyLoss(), 1, eval_transform=transform
+        )  # fmt: skip
+        return "; ".join(map(str, code_problems(plan, model, recipe, settings)))
+
+    assert told("net", _edited(MODEL), _edited(STEP)) == ""
+    assert "model 'net': forward() changed" in told("net", other, step)
+    assert "eval_transform: it() changed" in told("net", net, _edited(STEP.replace("1.0", "2.0")))
+    # The trained weights take the place of these.
+    assert told("given", InitialState(nn.Linear(8, 3)), step) == ""
 
 
 def test_never_from_the_shell(
