@@ -123,7 +123,8 @@ class Session:
         threads = found.choice
         plan, folds = found.work.plan, found.work.folds
         slow = (*slow_notes(plan, found.software), *processes.notes(plan, folds, threads.costs))
-        for note in (*self.store.notes, *found.data.notes, *self.notes, *slow):
+        replaced = replaced_notes() if self.settings.parallelize else ()
+        for note in (*self.store.notes, *found.data.notes, *self.notes, *slow, *replaced):
             self.store.event("note", note)
             self.display.note(note)
         for candidate, trace in found.work.facts.failures.items():
@@ -339,6 +340,19 @@ def slow_notes(plan: Plan, software: Mapping[str, str]) -> Iterator[str]:
         return
     if CPU in software and "bf16" not in software[CPU]:
         yield "precision='bf16' is slow here: this processor has no instructions for bfloat16"
+
+
+def replaced_notes() -> Iterator[str]:
+    """Yield that functions of torch are others here, which workers may not have."""
+    from asynckfold.training.patches import foreign
+
+    if found := foreign():
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        yield (
+            f"functions of torch are replaced in this process: {', '.join(found[:3])}{more}. "
+            "Workers have torch's own, unless a module that the models import replaces them; "
+            "parallelize=False trains with those of this process"
+        )
 
 
 def _about(machine: Machine, words: Sequence[str]) -> dict[str, Any]:
