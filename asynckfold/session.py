@@ -149,9 +149,10 @@ class Session:
         work = found.work
         plan, folds = work.plan, work.folds
         slow = (*slow_notes(plan, found.software), *processes.notes(plan, folds, threads.costs))
+        replaced = replaced_notes() if self.settings.parallelize else ()
         told_of = (
             *(*self.store.notes, *found.data.notes, *self.notes, *found.notes),
-            *(*work.facts.notes, *slow),
+            *(*work.facts.notes, *slow, *replaced),
         )
         for note in told_of:
             self.store.event("note", note)
@@ -409,6 +410,19 @@ def slow_notes(plan: Plan, software: Mapping[str, str]) -> Iterator[str]:
         return
     if CPU in software and "bf16" not in software[CPU]:
         yield "precision='bf16' is slow here: this processor has no instructions for bfloat16"
+
+
+def replaced_notes() -> Iterator[str]:
+    """Yield that functions of torch are others here, which workers may not have."""
+    from asynckfold.training.patches import foreign
+
+    if found := foreign():
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        yield (
+            f"functions of torch are replaced in this process: {', '.join(found[:3])}{more}. "
+            "Workers have torch's own, unless a module that the models import replaces them; "
+            "parallelize=False trains with those of this process"
+        )
 
 
 def _about(machine: Machine, words: Sequence[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import inspect
 import math
 import operator
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -84,13 +85,45 @@ class Patches:
             if len(now) >= len(before) and all(map(operator.is_, now.values(), before.values())):
                 continue
             for name, value in before.items():
-                if (found := now.get(name, _GONE)) is not value and not _is_hooked(found, value):
+                if (found := now.get(name, _GONE)) is not value and not _is_wrapped(found, value):
                     yield owner, name, value
 
 
-def _is_hooked(found: Any, value: Any) -> bool:
-    """Whether torch itself did it: the first optimizer of a class wraps its ``step``."""
-    return hasattr(found, "hooked") and getattr(found, "__wrapped__", None) is value
+def foreign() -> list[str]:
+    """Name the functions of torch that code of somebody else stands in for, and whose.
+
+    A worker has them only where it imports the module that puts them there.
+    """
+    return [
+        f"{_label(owner)}.{name} (by {module})"
+        for owner in _OWNERS
+        if _label(owner).startswith("torch")
+        for name, value in vars(owner).items()
+        if (module := _module_of(value)).partition(".")[0] not in _HOME
+    ]
+
+
+_HOME = frozenset({"torch", "typing_extensions", "numpy", "", *sys.stdlib_module_names}) - {
+    "__main__"
+}
+"""Whose functions torch itself has among its own."""
+
+
+def _module_of(value: Any) -> str:
+    """Where a Python function is written; decorators that copy a name do not change that."""
+    plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+    return str(plain.__globals__.get("__name__", "")) if inspect.isfunction(plain) else ""
+
+
+def _is_wrapped(found: Any, value: Any) -> bool:
+    """Whether torch itself wrapped what was there.
+
+    It does so with the ``step`` of an optimizer class at its first use, and with
+    ``torch.manual_seed`` and ``nn.Module.__init__`` when its compiler is imported or begins.
+    """
+    module = _module_of(found)
+    wraps = module.startswith("torch.") and getattr(found, "__wrapped__", None) is value
+    return wraps or module.startswith("torch._dynamo.")
 
 
 def _label(owner: Any) -> str:

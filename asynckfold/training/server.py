@@ -243,9 +243,10 @@ def _let_go_of_output() -> TextIO:
     """
     own = os.fdopen(os.dup(2), "w", buffering=1)
     os.register_at_fork(after_in_child=lambda: os.close(own.fileno()))
-    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
-        for number in (1, 2):
-            os.dup2(nowhere.fileno(), number)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
+    os.close(nowhere)
     return own
 
 

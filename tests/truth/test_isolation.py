@@ -23,9 +23,11 @@ from asynckfold.identity import NUMERICS, claim
 from asynckfold.messages import Left, Task
 from asynckfold.placement import Placement
 from asynckfold.result import DONE
+from asynckfold.session import replaced_notes
 from asynckfold.store import RunStore
 from asynckfold.training import numerics, worker
 from asynckfold.training.isolation import isolated
+from asynckfold.training.patches import foreign
 from tests.training.tiny import Noisy, Plain, Tiny, never, samples, sgd
 from tests.truth.leaks import LEAKS, kept
 
@@ -119,7 +121,10 @@ def test_ordinary_jobs_leave_nothing(tmp_path: Path) -> None:
             with torch.autograd.graph.save_on_cpu():
                 found = super().forward(inputs)
             torch.vmap(torch.sin)(found)
-            return found
+            # The compiler of torch replaces some of torch's own functions.
+            return compiled(found)
+
+    compiled = torch.compile(torch.sin, backend="eager")
 
     def adam(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.NAdam(model.parameters(), 0.01)
@@ -133,7 +138,7 @@ def test_ordinary_jobs_leave_nothing(tmp_path: Path) -> None:
         worker.execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
     assert not [item for item in told if isinstance(item, Left)]
     facts = tiny.execute(trainer="preflight")[0]
-    assert "changes its process" not in facts.fusible["ordinary"]
+    assert "changes its process" not in facts.fusible.get("ordinary", "")
 
 
 def test_what_cannot_be_put_back_is_told(tmp_path: Path) -> None:
@@ -312,3 +317,18 @@ def test_variables_that_libraries_read_when_loaded_need_a_new_server(
         assert second.libraries["MKL_CBWR"] == "COMPATIBLE"
     finally:
         second.close()
+
+
+def odd_relu(inputs: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    return torch.sigmoid(inputs)
+
+
+def test_functions_that_workers_do_not_have_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Those of torch, torchvision and scikit-learn themselves are no news.
+    assert foreign() == []
+    assert list(replaced_notes()) == []
+    monkeypatch.setattr(F, "relu", odd_relu)
+    monkeypatch.setattr(nn.Linear, "reset_parameters", lambda self: None)
+    (note,) = replaced_notes()
+    assert f"torch.nn.functional.relu (by {__name__})" in note
+    assert "Linear.reset_parameters" in note
