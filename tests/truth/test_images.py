@@ -191,7 +191,7 @@ def test_augmentation_is_for_the_training_view_only(photos: Path) -> None:
     )
     assert train - evaluation == {"RandomCrop", "RandomHorizontalFlip"}
     assert not any(name.startswith("Random") for name in evaluation)
-    assert any("letters and digits" in note for note in sweep.settings["about"]["data"])
+    assert any("letters and digits" in note for note in sweep.settings["about"]["data notes"])
 
 
 def test_classes_that_mirror_each_other_are_not_augmented(tmp_path: Path) -> None:
