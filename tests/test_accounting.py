@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class Struck(Tiny):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         Struck.batches += self.training
-        if Struck.batches == 12:
+        if Struck.batches == 12 and "CALM" not in os.environ:
             signal.raise_signal(signal.SIGINT)
         return super().forward(inputs)
 
@@ -98,7 +99,9 @@ def test_every_job_is_somewhere_before_and_after_an_interruption(
     Struck.batches = 0
     with pytest.raises(InterruptedRunError):
         call(root)
-    Struck.batches = 99
+    # The same model again, as it stands in the plan.
+    Struck.batches = 0
+    monkeypatch.setenv("CALM", "yes")
     counts = told(root, capsys)
     assert all(item == counts[0] for item in counts)
     assert counts[0]["planned"] == sum(counts[0][name] for name in (*ENDED, "pending")) == 12

@@ -212,6 +212,8 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection, pages: int) ->
 
     def watch(status: int, left: int, total: int) -> None:
         nonlocal before, restarts, deadline
+        if not left:
+            return
         restarts += status == SQLITE_OK and left >= before
         if left != before:
             # A large run takes longer than any wait; only standing still has an end.
@@ -219,7 +221,7 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection, pages: int) ->
         before = left
         if restarts > 10 and pages > 0:
             raise _OvertakenError
-        if left and time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             # A writer that was stopped in the middle of a commit holds the file for ever.
             raise sqlite3.OperationalError(_BUSY)
 
