@@ -44,7 +44,8 @@ class Jumping(Tiny):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         jump()
-        if not self.training and not self.mark.exists():
+        # The dry run evaluates 8 samples at most; a fold has 20.
+        if not self.training and len(inputs) > 8 and not self.mark.exists():
             self.mark.touch()
             os._exit(3)
         return super().forward(inputs)
