@@ -127,6 +127,13 @@ def claimed(mark: Path) -> bool:
     return True
 
 
+def scored_on_7(model: nn.Module, inputs: torch.Tensor) -> bool:
+    """Whether this is the held-out fold with sample 7; the dry run evaluates 8 samples at most."""
+    if model.training or len(inputs) <= 8:
+        return False
+    return bool((inputs == torch.from_numpy(X[7])).all(dim=1).any())
+
+
 class InForward(Tiny):
     """Acts in the fold that is scored on sample 7."""
 
@@ -135,7 +142,7 @@ class InForward(Tiny):
         self.act = act
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if not self.training and (inputs == torch.from_numpy(X[7])).all(dim=1).any():
+        if scored_on_7(self, inputs):
             self.act()
         return super().forward(inputs)
 
@@ -146,7 +153,7 @@ class InDel(InForward):
     last = False
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.last = not self.training and bool((inputs == torch.from_numpy(X[7])).all(dim=1).any())
+        self.last = scored_on_7(self, inputs)
         return Tiny.forward(self, inputs)
 
     def __del__(self) -> None:
