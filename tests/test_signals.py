@@ -31,6 +31,7 @@ from asynckfold import AsyncKFold, InterruptedRunError
 from asynckfold.cli.tell import Output, partial_report
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.interruption import ENDINGS, Interruption, listening
+from asynckfold.session import Session
 from asynckfold.store import RunStore
 from tests import here
 from tests.leftovers import descendants, gone, shared_memory
@@ -583,27 +584,38 @@ def test_a_handler_of_the_host_stays(root: Path, handler: Any) -> None:
 
 
 class Struck(Tiny):
-    """Is interrupted in its third batch, in whatever process it is."""
+    """Is interrupted in its third batch, where the environment says so."""
 
-    batches = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = 0
 
     def forward(self, inputs: Any) -> Any:
-        Struck.batches += 1
-        if Struck.batches == 3:
+        self.batches += 1
+        if self.batches == 3 and "STRIKE" in os.environ:
             signal.raise_signal(signal.SIGINT)
         return super().forward(inputs)
 
 
-def test_ctrl_c_lets_a_job_of_this_process_save_itself(root: Path) -> None:
-    Struck.batches = 0
+def test_ctrl_c_lets_a_job_of_this_process_save_itself(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Session._sweep
+
+    def sweep(*given: Any) -> None:
+        monkeypatch.setenv("STRIKE", "yes")
+        real(*given)
+
+    # The dry run is over then.
+    monkeypatch.setattr(Session, "_sweep", sweep)
     with pytest.raises(InterruptedRunError, match="the same call continues") as caught:
         call(root, Struck, parallelize=False)
     assert caught.value.exit_code == 130
     with RunStore.read(root) as store:
         assert store.checkpoints("Struck/cosine/fold-0")
         assert [item.outcome for item in store.attempts()] == ["interrupted"]
+    monkeypatch.undo()
     continued = call(root, Struck, parallelize=False)
-    Struck.batches = 9
     assert continued == call(root.parent / "golden", Struck, parallelize=False)
 
 
