@@ -21,6 +21,9 @@ PACKAGE = Path(asynckfold.__file__).parent
 
 ALLOWED = {
     ("training/worker.py", "unpickling"): "the sweep's objects, through the pipe from its parent",
+    ("reading.py", "file opened to write"): "a memory file without a name, for our own readers",
+    ("reading.py", "unpickling"): "what our own readers answer, through their pipe",
+    ("training/reads.py", "unpickling"): "the dataset, from the parent's memory file",
     ("__init__.py", "import by name"): "its own rooms, on use, from a table",
     ("bench/__init__.py", "import by name"): "its own rooms, from a table",
     ("training/frames.py", "network"): "the parameter server that the user starts; no pickle",
