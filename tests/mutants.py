@@ -125,8 +125,8 @@ MUTATIONS = (
     Mutation(
         "no seals",
         "store/checking.py",
-        "        if changed:\n",
-        "        if False:\n",
+        "    if changed:\n",
+        "    if False:\n",
         f"{DAMAGE}::test_a_flipped_bit_is_seen_or_harmless",
     ),
     Mutation(

@@ -144,7 +144,10 @@ class Greedy(Tiny):
         self.marks, self.times, self.ask = marks, times, ask
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if not self.training and any(self.claim(number) for number in range(self.times)):
+        # The dry run evaluates 8 samples at most.
+        if self.training or len(inputs) <= 8:
+            return super().forward(inputs)
+        if any(self.claim(number) for number in range(self.times)):
             self.ask()
         return super().forward(inputs)
 
@@ -224,7 +227,7 @@ root, mark = Path(sys.argv[1]), Path(sys.argv[2])
 
 class Hungry(Tiny):
     def forward(self, inputs):
-        if not self.training and not mark.exists():
+        if not self.training and len(inputs) > 8 and not mark.exists():
             mark.touch()
             torch.ones(1 << 30)
         return super().forward(inputs)
