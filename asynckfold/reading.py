@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -154,9 +153,7 @@ class WorkerReaders:
             crew = _Crew(shared.writable(), edges)
             for reader in range(number):
                 low, high = edges[reader : reader + 2]
-                bundle: Any = Reads(
-                    self._root, files, reader, low, high, dtype, sys.argv, dict(os.environ)
-                )
+                bundle: Any = Reads(self._root, files, reader, low, high, dtype)
                 engine = ProcessEngine(
                     bundle,
                     [packed, *(array.fd for array in written)],

@@ -324,7 +324,8 @@ class WorkerPool:
         """Send a bundle and the shared arrays, unless the worker has them."""
         if worker.bundle != bundle:
             environment = _environment(os.environ)
-            message = ("bundle", sys.path, str(Path.cwd()), environment, len(files))
+            folder = str(Path.cwd())
+            message = ("bundle", sys.argv, sys.path, folder, environment, len(files))
             descriptors.send(worker.pipe, message, files)
             worker.bundle = bundle
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,10 +81,6 @@ class Reads:
         The samples.
     default_dtype : str
         What ``torch.get_default_dtype`` was in the caller's process.
-    argv : list of str
-        The caller's ``sys.argv``.
-    environ : dict of str to str
-        The caller's environment, which may be younger than the server's.
     """
 
     root: Path
@@ -94,8 +89,6 @@ class Reads:
     low: int
     high: int
     default_dtype: str
-    argv: list[str]
-    environ: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -114,8 +107,6 @@ def read_range(work: Reads, inputs: Inputs, pulse: Pulse) -> bytes:
     torch.set_num_threads(1)
     torch.set_flush_denormal(False)
     torch.set_default_dtype(getattr(torch, work.default_dtype))
-    sys.argv[:] = work.argv
-    os.environ.update(work.environ)
 
     def beat(index: int) -> bool:
         if index < 0:

@@ -440,11 +440,17 @@ class _Worker:
         self.files, self.limits = proc.open_files(), limits()
 
     def take_bundle(
-        self, paths: list[str], folder: str, environment: dict[str, str], count: int
+        self,
+        argv: list[str],
+        paths: list[str],
+        folder: str,
+        environment: dict[str, str],
+        count: int,
     ) -> None:
         """Receive descriptors: the packed bundle first, then the shared arrays."""
         received = descriptors.receive(self.pipe, count)
-        sys.path[:] = paths
+        # A model may read the arguments of the script, with a default where there are none.
+        sys.argv[:], sys.path[:] = argv, paths
         # The caller's may have changed since this process was started.
         os.environ.clear()
         os.environ.update(environment)

@@ -287,7 +287,7 @@ def test_want_of_memory_while_it_is_unpacked_is_no_fault_of_the_user(
         descriptors.send(there, "bundle", [packed])
         here.recv()
         found = worker._Worker(here, never)
-        found.take_bundle(sys.path, str(Path.cwd()), dict(os.environ), 1)
+        found.take_bundle(sys.argv, sys.path, str(Path.cwd()), dict(os.environ), 1)
     os.close(packed)
     assert found.run(*placed(tiny)) == ("lost", "MemoryError: no room", "oom")
 
@@ -304,7 +304,9 @@ def test_workers_that_unpack_a_bundle_at_once_do_not_move_each_others_place_in_i
         descriptors.send(there, "bundle", [packed, *handle.fds])
         here.recv()
         found = worker._Worker(here, never)
-        found.take_bundle(sys.path, str(Path.cwd()), dict(os.environ), 1 + len(handle.fds))
+        found.take_bundle(
+            sys.argv, sys.path, str(Path.cwd()), dict(os.environ), 1 + len(handle.fds)
+        )
         assert found.broken == ""
         assert found.run(*placed(tiny))[0] == "answer"
     assert os.lseek(packed, 0, os.SEEK_CUR) == 7

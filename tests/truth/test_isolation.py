@@ -286,19 +286,22 @@ def test_a_sweep_within_autocast_is_refused(tmp_path: Path, parallelize: bool) -
 
 
 class Reads(Plain):
-    """Has in its weights what the environment says."""
+    """Has in its weights what the environment and the script's arguments say."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("seen", torch.tensor(float(os.environ.get("ODD_VARIABLE", -1))))
+        said = [os.environ.get("ODD_VARIABLE", -1), sys.argv[1] if len(sys.argv) > 1 else -1]
+        self.register_buffer("seen", torch.tensor([float(item) for item in said]))
 
 
-def test_workers_that_are_warm_have_the_callers_environment(
+def test_workers_that_are_warm_have_the_callers_environment_and_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were started before it changed, as in a notebook."""
+    """They were started before these changed, as in a notebook."""
+    monkeypatch.setattr(sys, "argv", ["script.py"])
     run(tmp_path / "first", {"reads": Reads})
     monkeypatch.setenv("ODD_VARIABLE", "5")
+    monkeypatch.setattr(sys, "argv", ["script.py", "7"])
     found, _ = run(tmp_path / "workers", {"reads": Reads})
     expected, _ = run(tmp_path / "here", {"reads": Reads}, parallelize=False)
     assert found == expected
