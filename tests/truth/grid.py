@@ -111,7 +111,9 @@ def _possible(cell: Cell) -> bool:
     # scikit-learn's own: it selects features and stratifies by one column of targets only.
     rows = cell.task in ("sets", "numbers") and cell.preprocess == "best"
     unstratified = cell.splitter == "stratified" and cell.task not in ("many", "two", "one")
-    return not (far or rows or unstratified)
+    # Whole numbers stay whole, as embeddings want them: torch refuses them in a linear layer.
+    whole = cell.features == "int64" and cell.preprocess == cell.transform == "none"
+    return not (far or rows or unstratified or whole)
 
 
 def cells() -> tuple[Cell, ...]:
