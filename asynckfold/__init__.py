@@ -9,6 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asynckfold.api.fit import (
+        Accuracy,
+        DistributedTester,
+        DistributedTrainer,
+        Fitted,
+        fit,
+    )
+    from asynckfold.api.kfold import AsyncKFold, JobsFailedWarning, load_results
     from asynckfold.cv_results import CVResults
     from asynckfold.ensemble import FoldEnsemble
     from asynckfold.errors import (
@@ -26,9 +34,7 @@ if TYPE_CHECKING:
         StorageError,
         StoreCorruptError,
     )
-    from asynckfold.fitting import Accuracy, DistributedTester, DistributedTrainer, Fitted, fit
     from asynckfold.folds import Fold
-    from asynckfold.kfold import AsyncKFold, JobsFailedWarning, load_results
     from asynckfold.plan import Job, Plan
     from asynckfold.result import Baseline, Epoch, Result
     from asynckfold.store import RunStore
@@ -89,9 +95,9 @@ _MODULES = {
         "StorageError",
         "StoreCorruptError",
     ),
-    "fitting": ("Accuracy", "DistributedTester", "DistributedTrainer", "Fitted", "fit"),
+    "api.fit": ("Accuracy", "DistributedTester", "DistributedTrainer", "Fitted", "fit"),
     "folds": ("Fold",),
-    "kfold": ("AsyncKFold", "JobsFailedWarning", "load_results"),
+    "api.kfold": ("AsyncKFold", "JobsFailedWarning", "load_results"),
     "plan": ("Job", "Plan"),
     "result": ("Baseline", "Epoch", "Result"),
     "store": ("RunStore",),

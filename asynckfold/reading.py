@@ -22,6 +22,7 @@ import cloudpickle
 import numpy as np
 
 from asynckfold import descriptors
+from asynckfold.api.display import Display
 from asynckfold.asking import TICK_SECONDS
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
@@ -30,7 +31,6 @@ from asynckfold.engines.process import ProcessEngine, named
 from asynckfold.errors import InputError, Problem, UnpackError, WorkerDiedError
 from asynckfold.interruption import Interruption
 from asynckfold.placement import Placement
-from asynckfold.progress import Display
 
 if TYPE_CHECKING:
     from asynckfold.data import SharedArray, Task

@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.criteria import LOG_PROBABILITIES, LOGITS, MARGINS, PROBABILITIES, UNKNOWN
+from asynckfold.criteria import (
+    LOG_PROBABILITIES,
+    LOGITS,
+    MARGINS,
+    PROBABILITIES,
+    UNKNOWN,
+)
 from asynckfold.direction import direction_problems
 from asynckfold.errors import Problem, nearest, refuse
 from asynckfold.objective import (

@@ -48,7 +48,15 @@ from asynckfold.messages import (
     Started,
     Task,
 )
-from asynckfold.placement import Backlog, Bookings, Load, Placement, Request, fused, place
+from asynckfold.placement import (
+    Backlog,
+    Bookings,
+    Load,
+    Placement,
+    Request,
+    fused,
+    place,
+)
 from asynckfold.result import FAILED, Result, job_by_id
 from asynckfold.retries import decide
 from asynckfold.running import Running, RunningJobs

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asynckfold.api.planner import Planner
 from asynckfold.choice import Choice, Workload, chosen, requests
 from asynckfold.costs import Timing
 from asynckfold.errors import InputError
@@ -19,7 +20,6 @@ from asynckfold.folds import Fold
 from asynckfold.messages import Facts
 from asynckfold.placement import Request
 from asynckfold.plan import Plan, make_jobs
-from asynckfold.planning import Planner
 from asynckfold.trainer_params import TrainerParams
 
 SMALL, LARGE = 1_000_000, 2_000_000_000

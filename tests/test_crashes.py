@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore, planning
+from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore
+from asynckfold.api import planner
 from asynckfold.checking import Checker
 from asynckfold.engines.pool import close_warm
 from asynckfold.result import ENDED
@@ -291,7 +292,7 @@ class OneByOne(Checker):
 
 @pytest.fixture
 def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(planning, "Checker", OneByOne)
+    monkeypatch.setattr(planner, "Checker", OneByOne)
     folder = tmp_path / "marks"
     folder.mkdir()
     return folder

@@ -752,7 +752,7 @@ def test_a_real_job_grows_and_shrinks_between_batches_and_ends_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No model that is small enough for a test gains by threads, and others may be here.
-    monkeypatch.setattr("asynckfold.planning.steps_of", lambda cost, cores: (2.0, 1.0))
+    monkeypatch.setattr("asynckfold.api.planner.steps_of", lambda cost, cores: (2.0, 1.0))
     monkeypatch.setattr(Machine, "_left", lambda machine: frozenset())
     root = tmp_path / "run"
     results = train(root, tmp_path / "seen", elastic=True)
@@ -776,7 +776,7 @@ def test_a_real_job_grows_and_shrinks_between_batches_and_ends_well(
 def test_by_default_no_job_ever_changes_its_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asynckfold.planning.steps_of", lambda cost, cores: (2.0, 1.0))
+    monkeypatch.setattr("asynckfold.api.planner.steps_of", lambda cost, cores: (2.0, 1.0))
     monkeypatch.setattr(Pulse, "ask_threads", lambda pulse, threads: forbid(threads))
     (tmp_path / "seen").mkdir()
     (tmp_path / "seen" / "ended").touch()

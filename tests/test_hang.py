@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from asynckfold import AsyncKFold
+from asynckfold.api.kfold import JobsFailedWarning
 from asynckfold.cv_results import CVResults
 from asynckfold.engines import pool as pools
-from asynckfold.kfold import JobsFailedWarning
 from asynckfold.result import DONE, FAILED
 from asynckfold.store import RunStore
 from tests.leftovers import descendants, gone

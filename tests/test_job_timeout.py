@@ -19,8 +19,8 @@ import torch
 from torch import nn, optim
 
 from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore, fit
+from asynckfold.api.kfold import JobsFailedWarning
 from asynckfold.engines.pool import close_warm
-from asynckfold.kfold import JobsFailedWarning
 from asynckfold.result import DONE, FAILED
 from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples

@@ -20,7 +20,15 @@ from asynckfold.result import DONE, Result
 from asynckfold.store import RunStore
 from tests import accounts, stacks
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
-from tests.leftovers import Snapshot, alive, left_since, listening, marked, processes, sockets
+from tests.leftovers import (
+    Snapshot,
+    alive,
+    left_since,
+    listening,
+    marked,
+    processes,
+    sockets,
+)
 from tests.leftovers import temporaries as temporaries_in
 
 

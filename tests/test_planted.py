@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from asynckfold.api.kfold import load_results
+from asynckfold.api.session import write_out_of_fold
 from asynckfold.errors import AsyncKFoldError, InputError, StorageError
 from asynckfold.files import alone, make_folder, open_plain, read_plain, write_whole
-from asynckfold.kfold import load_results
 from asynckfold.report.page import write_report
-from asynckfold.session import write_out_of_fold
 from asynckfold.store import RunStore
 from asynckfold.training.bundle import JobLog
 from tests.durability.work import FOLDS, PLAN, TARGETS, work

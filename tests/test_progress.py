@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from asynckfold.api.display import MOST_ROWS, Display, State, clock
 from asynckfold.errors import InterruptedRunError
 from asynckfold.folds import Fold
 from asynckfold.interruption import listening
 from asynckfold.messages import EpochEnded, Progress, Remark
 from asynckfold.placement import Load, Placement, Request
 from asynckfold.plan import Plan, make_jobs
-from asynckfold.progress import MOST_ROWS, Display, State, clock
 from asynckfold.result import DIVERGED, DONE, FAILED, Epoch, Result
 from asynckfold.terminal import steady
 from asynckfold.trainer_params import TrainerParams

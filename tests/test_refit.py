@@ -18,11 +18,18 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 from torch.utils.data import Dataset
 
-from asynckfold import AsyncKFold, CVResults, InputError, JobsFailedWarning, RunStore, fit
+from asynckfold import (
+    AsyncKFold,
+    CVResults,
+    InputError,
+    JobsFailedWarning,
+    RunStore,
+    fit,
+)
+from asynckfold.api.kfold import load_results
 from asynckfold.cli import main
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import AsyncKFoldError, RefitFailedError
-from asynckfold.kfold import load_results
 from asynckfold.training.checkpoint import weights_digest
 from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples

@@ -14,11 +14,11 @@ import pytest
 from torch import nn
 
 from asynckfold import AsyncKFold, InputError, NoRoomError
+from asynckfold.api.resources import Sharing, room_problems
 from asynckfold.asking import Patience
 from asynckfold.cli import main
 from asynckfold.engines import pool as pools
 from asynckfold.engines.limits import allowed_cores
-from asynckfold.sharing import Sharing, room_problems
 from asynckfold.store import RunStore
 from tests.toy import Tiny, adam, samples
 

@@ -28,10 +28,10 @@ import pytest
 from torch import nn
 
 from asynckfold import AsyncKFold, InterruptedRunError
+from asynckfold.api.session import Session
 from asynckfold.cli.tell import Output, partial_report
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.interruption import ENDINGS, Interruption, listening
-from asynckfold.session import Session
 from asynckfold.store import RunStore
 from tests import here
 from tests.leftovers import descendants, gone, shared_memory

@@ -21,7 +21,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynckfold.errors import PlanMismatchError, RunHeldError, StorageError, StoreCorruptError
+from asynckfold.errors import (
+    PlanMismatchError,
+    RunHeldError,
+    StorageError,
+    StoreCorruptError,
+)
 from asynckfold.files import storage_error
 from asynckfold.plan import folds_fingerprint
 from asynckfold.result import ENDED, Averaged, Baseline, Epoch, StageEpoch, fingerprint

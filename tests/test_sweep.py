@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.folds import make_folds
-from asynckfold.messages import CheckpointWritten, EpochEnded, News, Remark, Setback, Task
+from asynckfold.messages import (
+    CheckpointWritten,
+    EpochEnded,
+    News,
+    Remark,
+    Setback,
+    Task,
+)
 from asynckfold.placement import Load, Placement, Request
 from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.result import DONE, FAILED, Epoch, Result

@@ -29,7 +29,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.folds import make_folds
-from asynckfold.messages import CheckpointWritten, EpochEnded, News, Progress, Setback, Task
+from asynckfold.messages import (
+    CheckpointWritten,
+    EpochEnded,
+    News,
+    Progress,
+    Setback,
+    Task,
+)
 from asynckfold.placement import Load, Placement, Request
 from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.result import DIVERGED, DONE, ENDED, FAILED, Epoch, Result

@@ -14,7 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, RunStore, choice
+from asynckfold import (
+    AsyncKFold,
+    CVResults,
+    InputError,
+    PlanMismatchError,
+    RunStore,
+    choice,
+)
 from asynckfold.engines.pool import close_warm
 from asynckfold.plan import Plan
 from tests.toy import Tiny, adam, samples

@@ -22,9 +22,9 @@ from asynckfold import (
     RunStore,
     StoreCorruptError,
 )
+from asynckfold.api.kfold import load_results
 from asynckfold.cli import main
 from asynckfold.engines.pool import close_warm
-from asynckfold.kfold import load_results
 from asynckfold.report.summary import read_results
 from asynckfold.training.checkpoint import trained_weights, weights_digest
 from tests.toy import Tiny, adam, samples

@@ -38,7 +38,13 @@ from tests.engines.fakes import FakeMachine
 from tests.engines.test_steady import CORES, TICK, Wave, most_in_a_minute, waves
 from tests.leftovers import gone
 from tests.nursery import Nursery
-from tests.test_neighbour import HOG, HOG_SECONDS, Works, quiet_machine, skip_if_others_came
+from tests.test_neighbour import (
+    HOG,
+    HOG_SECONDS,
+    Works,
+    quiet_machine,
+    skip_if_others_came,
+)
 from tests.test_sweep import FakeEngine, Recording, done, store
 from tests.toy import Tiny, adam, samples, task, toy_bundle
 

@@ -11,8 +11,8 @@ from statistics import median
 import numpy as np
 from torch import nn, optim
 
+from asynckfold.api.kfold import AsyncKFold
 from asynckfold.bench.table import BenchTable, machine_facts
-from asynckfold.kfold import AsyncKFold
 from asynckfold.models import MLP, VGG, LeNet5
 from asynckfold.result import Result
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from asynckfold.api.kfold import AsyncKFold
 from asynckfold.bench.loops import BATCH, adam, cores
 from asynckfold.bench.speed import images_of
 from asynckfold.bench.table import BenchTable, in_words, machine_facts, silent
-from asynckfold.kfold import AsyncKFold
 from asynckfold.models import DBN, MLP, LeNet5, Pretraining
 from asynckfold.sources import load_source
 

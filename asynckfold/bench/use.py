@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from torch import nn, optim
 
+from asynckfold.api.kfold import AsyncKFold
 from asynckfold.bench.table import BenchTable, machine_facts
 from asynckfold.cv_results import CVResults
-from asynckfold.kfold import AsyncKFold
 from asynckfold.models import MLP
 from asynckfold.packing import Packing, packing_of
 from asynckfold.store import RunStore

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from asynckfold.api.kfold import load_results
 from asynckfold.cli.tell import Output
 from asynckfold.cv_results import CVResults
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.files import write_whole
-from asynckfold.kfold import load_results
 from asynckfold.report.findings import plural
 from asynckfold.store import RunStore
 

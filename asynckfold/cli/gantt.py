@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from asynckfold.progress import clock
+from asynckfold.api.display import clock
 from asynckfold.simulate import DONE, Span
 
 BARS = "▁▂▃▄▅▆▇█"

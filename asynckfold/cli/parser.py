@@ -10,7 +10,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from asynckfold.cli.data_flags import add_data_flags, add_inspection_flags, add_source_flags
+from asynckfold.cli.data_flags import (
+    add_data_flags,
+    add_inspection_flags,
+    add_source_flags,
+)
 from asynckfold.cli.parts import DEFAULTS, from_folder
 from asynckfold.trainer_params import TRAINERS, WORDS
 

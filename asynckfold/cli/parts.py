@@ -20,10 +20,10 @@ from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.terminal import complain
 
 if TYPE_CHECKING:
-    from asynckfold.kfold import AsyncKFold
+    from asynckfold.api.arguments import Settings
+    from asynckfold.api.kfold import AsyncKFold
+    from asynckfold.api.resources import Sharing
     from asynckfold.recipe import Recipe
-    from asynckfold.settings import Settings
-    from asynckfold.sharing import Sharing
     from asynckfold.sources import Source
 
 FILE_NAMES = ("dataset", "criterion", "models", "schedulers", "opt_fn")
@@ -244,7 +244,7 @@ def _check_settings(
     parsed: argparse.Namespace, schedulers: Sequence[str], problems: list[Problem]
 ) -> None:
     """Find what is wrong with the numbers, data or not."""
-    from asynckfold.kfold import AsyncKFold
+    from asynckfold.api.kfold import AsyncKFold
     from asynckfold.recipe import named_lr_schedules
     from asynckfold.trainer_params import TrainerParams
 
@@ -501,7 +501,7 @@ def _content_problems(
 
 
 def _keyword_problems(path: Path, settings: Mapping[str, Any]) -> Iterator[Problem]:
-    from asynckfold.kfold import AsyncKFold
+    from asynckfold.api.kfold import AsyncKFold
 
     elsewhere = {"dataset": "its own name", "criterion": "its own name", "root_dir": "--root"}
     valid = set(signature(AsyncKFold).parameters) - set(elsewhere)
@@ -533,8 +533,8 @@ def live_parts(parsed: argparse.Namespace) -> tuple[Settings, Recipe, Source | N
     InputError
         As `sweep_parts`.
     """
+    from asynckfold.api.arguments import Settings
     from asynckfold.recipe import Recipe, named_models
-    from asynckfold.settings import Settings
     from asynckfold.training.compiling import import_on_demand
 
     import_on_demand()
@@ -563,7 +563,7 @@ def live_parts(parsed: argparse.Namespace) -> tuple[Settings, Recipe, Source | N
 
 def make_kfold(parsed: argparse.Namespace, sweep: SweepParts) -> AsyncKFold:
     """Return the cross-validation with the settings of the file and of the flags above them."""
-    from asynckfold.kfold import AsyncKFold
+    from asynckfold.api.kfold import AsyncKFold
 
     settings = dict(sweep.settings)
     if parsed.folds is not None:
@@ -636,8 +636,8 @@ def asked_jobs(parsed: argparse.Namespace) -> int | str:
 
 def sharing_of(parsed: argparse.Namespace, problems: list[Problem]) -> Sharing:
     """Return what the flags leave to others, and add what is wrong with them, n_jobs included."""
+    from asynckfold.api.resources import Sharing
     from asynckfold.engines.machine import resolve_n_jobs
-    from asynckfold.sharing import Sharing
 
     names = {field.name for field in fields(Sharing)} & set(vars(parsed))
     given = {name: value for name in names if (value := getattr(parsed, name)) is not None}

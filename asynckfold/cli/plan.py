@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asynckfold import processes
+from asynckfold.api.display import clock
 from asynckfold.cli.doctor import now
 from asynckfold.cli.gantt import gantt
 from asynckfold.cli.parts import make_kfold, sweep_parts
@@ -23,7 +24,6 @@ from asynckfold.forecast import Forecast, forecast_of
 from asynckfold.identity import ELASTIC
 from asynckfold.placement import place
 from asynckfold.plan import Plan
-from asynckfold.progress import clock
 from asynckfold.sizes import gibibytes
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.api.arguments import Settings
+from asynckfold.api.kfold import load_results, with_models
 from asynckfold.cli.export import best, new_file_problems
 from asynckfold.cli.parser import make_parser, stored_command
 from asynckfold.cli.parts import DEFAULTS, live_parts, names_code
@@ -23,13 +25,11 @@ from asynckfold.digests.changes import WEIGHTS
 from asynckfold.digests.parts import of_run
 from asynckfold.errors import Problem, refuse
 from asynckfold.files import write_whole
-from asynckfold.kfold import load_results, with_models
 from asynckfold.objective import MULTICLASS, REGRESSION, Objective
 from asynckfold.plan import Plan
 from asynckfold.recipe import Recipe
 from asynckfold.report.findings import plural
 from asynckfold.scoring import resolve
-from asynckfold.settings import Settings
 from asynckfold.store import RunStore
 
 if TYPE_CHECKING:

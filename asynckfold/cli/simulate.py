@@ -9,9 +9,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from asynckfold.api.display import clock
 from asynckfold.cli.gantt import spark
 from asynckfold.cli.tell import Output
-from asynckfold.progress import clock
 from asynckfold.scenario import FAILURES, NEIGHBOURS, draw_scenario
 from asynckfold.simulate import DONE, Bounds, Simulation
 

@@ -14,13 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from asynckfold import terminal
+from asynckfold.api.display import shown
 from asynckfold.candidates import folds_note
 from asynckfold.console import console, spinner
 from asynckfold.cv_results import CVResults
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.packing import Packing, packing_of
 from asynckfold.plaintext import one_line
-from asynckfold.progress import shown
 from asynckfold.report.text import plain_data
 from asynckfold.store import RunStore
 
@@ -64,7 +64,7 @@ def patience(parsed: argparse.Namespace, text: str) -> AbstractContextManager[ob
 
 def tell_results(root: Path, out: Output, with_report: bool) -> int:
     """Print the table, the best, the speedup and the report's path; return the exit code."""
-    from asynckfold.kfold import load_results
+    from asynckfold.api.kfold import load_results
     from asynckfold.report.summary import told_refit
 
     with RunStore.read(root) as store:
@@ -154,7 +154,7 @@ def _results_table(results: CVResults) -> Table:
 
 def result_lines(results: CVResults) -> Iterator[str]:
     """What is said below the table, line by line."""
-    from asynckfold.kfold import failure_lines
+    from asynckfold.api.kfold import failure_lines
 
     counts, best = results.counts, _best(results)
     if best:

@@ -8,7 +8,16 @@ from typing import Any
 
 from asynckfold.data.opened import Opened
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.transforms import Kind, Step, Trace, View, divide, flatten, step_name, trace
+from asynckfold.transforms import (
+    Kind,
+    Step,
+    Trace,
+    View,
+    divide,
+    flatten,
+    step_name,
+    trace,
+)
 
 TRAIN, OWN, EVAL = "train", "own", "eval"
 """Names of pipelines that are traced."""

@@ -19,7 +19,12 @@ from pathlib import Path
 from asynckfold.errors import Problem, nearest, refuse
 from asynckfold.sources.arrays import npz_samples, npz_source
 from asynckfold.sources.folders import folder_samples, folder_source
-from asynckfold.sources.images import TORCHVISION, digits, image_transform, torchvision_source
+from asynckfold.sources.images import (
+    TORCHVISION,
+    digits,
+    image_transform,
+    torchvision_source,
+)
 from asynckfold.sources.inspection import (
     Inspection,
     inspect_arrays,

@@ -16,7 +16,14 @@ import numpy.typing as npt
 
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.sources.arrays import judged_columns, read_arrays, whole_labels
-from asynckfold.sources.columns import FEATURE, NAMES, Column, Judged, column_notes, matrix
+from asynckfold.sources.columns import (
+    FEATURE,
+    NAMES,
+    Column,
+    Judged,
+    column_notes,
+    matrix,
+)
 from asynckfold.sources.folders import find_images
 from asynckfold.sources.images import check_image
 from asynckfold.sources.labels import class_indices, class_note, label_problems

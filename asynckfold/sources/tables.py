@@ -37,7 +37,12 @@ from asynckfold.sources.columns import (
     matrix,
     row_dtype,
 )
-from asynckfold.sources.labels import class_indices, class_note, label_problems, spelling_problems
+from asynckfold.sources.labels import (
+    class_indices,
+    class_note,
+    label_problems,
+    spelling_problems,
+)
 from asynckfold.sources.source import TABLE, Choice, Samples, Source
 from asynckfold.sources.text_files import Head, read_cells, read_head, zeros_before
 

@@ -28,7 +28,14 @@ numbers.
 from __future__ import annotations
 
 from asynckfold.store.layout import job_folder
-from asynckfold.store.records import Attempt, CheckpointRef, Event, Placed, Sample, Waiting
+from asynckfold.store.records import (
+    Attempt,
+    CheckpointRef,
+    Event,
+    Placed,
+    Sample,
+    Waiting,
+)
 from asynckfold.store.refusing import refuse_other
 from asynckfold.store.run import RunStore
 

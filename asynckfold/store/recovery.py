@@ -11,7 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from asynckfold.errors import StorageError
-from asynckfold.files import TEMPORARY, alone, make_folders, settle, storage_error, sync_folder
+from asynckfold.files import (
+    TEMPORARY,
+    alone,
+    make_folders,
+    settle,
+    storage_error,
+    sync_folder,
+)
 from asynckfold.plan import Job
 from asynckfold.store.layout import CHECKPOINT, SPLITS, job_folder, up_to
 from asynckfold.store.records import CheckpointRef

@@ -34,9 +34,21 @@ from asynckfold.transforms.batch_steps import (
 )
 from asynckfold.transforms.draws import AnyDraw, Draw, JoinedDraw, splitmix64
 from asynckfold.transforms.equivalents import batch_step
-from asynckfold.transforms.generators import generators_kept, seed_generators, seeded, varies
+from asynckfold.transforms.generators import (
+    generators_kept,
+    seed_generators,
+    seeded,
+    varies,
+)
 from asynckfold.transforms.pipeline import Trace, View, divide, trace
-from asynckfold.transforms.samples import Array, Kind, copied, kind_of, same_sample, to_array
+from asynckfold.transforms.samples import (
+    Array,
+    Kind,
+    copied,
+    kind_of,
+    same_sample,
+    to_array,
+)
 from asynckfold.transforms.steps import (
     Step,
     apply,

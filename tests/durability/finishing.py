@@ -10,10 +10,10 @@ import os
 import tempfile
 from pathlib import Path
 
-from asynckfold.kfold import load_results
+from asynckfold.api.kfold import load_results
+from asynckfold.api.session import write_out_of_fold
 from asynckfold.report import page
 from asynckfold.report.summary import summarize
-from asynckfold.session import write_out_of_fold
 from asynckfold.store import RunStore
 from tests.durability.work import FOLDS, PLAN, TARGETS, nursery, work
 

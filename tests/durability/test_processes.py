@@ -14,16 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asynckfold.errors import (
-    InputError,
-    RunHeldError,
-    StorageError,
-    StoreCorruptError,
-)
+from asynckfold.errors import InputError, RunHeldError, StorageError, StoreCorruptError
 from asynckfold.store import RunStore, database, layout, lock
 from tests.durability.test_faults import EXHAUSTIVE
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
-from tests.records import FIRST, MANY, begin, finish, first_line, make_result, other_process
+from tests.records import (
+    FIRST,
+    MANY,
+    begin,
+    finish,
+    first_line,
+    make_result,
+    other_process,
+)
 from tests.records import PLAN as SMALL
 
 PACED = """

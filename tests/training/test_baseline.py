@@ -19,7 +19,17 @@ from torch.utils.data import Dataset
 
 from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import baseline
-from tests.training.tiny import FEATURES, Noisy, Plain, Seen, Tiny, always, never, samples, watched
+from tests.training.tiny import (
+    FEATURES,
+    Noisy,
+    Plain,
+    Seen,
+    Tiny,
+    always,
+    never,
+    samples,
+    watched,
+)
 
 
 def adam(model: nn.Module) -> optim.Optimizer:

@@ -31,7 +31,16 @@ from asynckfold.store import CheckpointRef
 from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import checkpoint, course, fused
 from asynckfold.training.bundle import Bundle
-from tests.training.tiny import CLASSES, CPU, FEATURES, Plain, Tiny, always, never, samples
+from tests.training.tiny import (
+    CLASSES,
+    CPU,
+    FEATURES,
+    Plain,
+    Tiny,
+    always,
+    never,
+    samples,
+)
 
 
 class Mlp(nn.Module):

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from asynckfold.api.session import slow_notes
 from asynckfold.identity import CPU as CPU_CLASS
 from asynckfold.messages import Task
 from asynckfold.plan import Plan
 from asynckfold.result import DONE
-from asynckfold.session import slow_notes
 from asynckfold.trainer_params import TRAINERS, TrainerParams
 from asynckfold.training import preflight, several
 from asynckfold.training.fusion import check_equivalence

@@ -23,7 +23,16 @@ from asynckfold.training.spared import GpuToTake, SparedGpu, spared
 from asynckfold.training.team import frozen, thawed
 from tests.leftovers import descendants
 from tests.training.teams import OPTIMIZERS, noted, noting
-from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, always, checkpoints, never
+from tests.training.tiny import (
+    CLASSES,
+    FEATURES,
+    Noisy,
+    Plain,
+    Tiny,
+    always,
+    checkpoints,
+    never,
+)
 
 KINDS: dict[str, Any] = {
     "partition_size": {"cpu": 10, "gpu": 30},

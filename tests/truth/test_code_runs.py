@@ -19,13 +19,20 @@ from sklearn.metrics import fbeta_score, make_scorer
 from sklearn.preprocessing import MinMaxScaler
 from torch import nn
 
-from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, RunStore, fit
+from asynckfold import (
+    AsyncKFold,
+    CVResults,
+    InputError,
+    PlanMismatchError,
+    RunStore,
+    fit,
+)
+from asynckfold.api.arguments import Settings
 from asynckfold.cli import main
 from asynckfold.cli.predict import code_problems
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import UnpackError
 from asynckfold.recipe import InitialState, Recipe
-from asynckfold.settings import Settings
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples()

@@ -25,15 +25,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asynckfold.api.arguments import _root_problems
+from asynckfold.api.kfold import load_results
 from asynckfold.cli import main
 from asynckfold.decoding import decoded, parsed
 from asynckfold.errors import AsyncKFoldError, StoreCorruptError
 from asynckfold.folds import Fold
-from asynckfold.kfold import load_results
 from asynckfold.plan import folds_fingerprint
 from asynckfold.report import page
 from asynckfold.result import Baseline, Epoch
-from asynckfold.settings import _root_problems
 from asynckfold.store import Placed, RunStore, Waiting, database
 from asynckfold.store.checking import checksum
 from asynckfold.store.layout import MOST_PATH, path_problems

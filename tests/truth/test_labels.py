@@ -21,10 +21,10 @@ from asynckfold import (
     PlanMismatchError,
     fit,
 )
+from asynckfold.api.kfold import load_results
 from asynckfold.cli import main
 from asynckfold.confusion import count_classes
 from asynckfold.data import resolve_labels
-from asynckfold.kfold import load_results
 from asynckfold.report.summary import summarize
 from asynckfold.store import RunStore
 from tests.toy import samples

@@ -19,7 +19,14 @@ from torch.nn import functional as F
 from asynckfold.messages import Facts
 from asynckfold.result import DONE, Result
 from asynckfold.trainer_params import TrainerParams
-from asynckfold.training import baseline, batching, loss_trial, losses, preflight, seeding
+from asynckfold.training import (
+    baseline,
+    batching,
+    loss_trial,
+    losses,
+    preflight,
+    seeding,
+)
 from tests.training import teams
 from tests.training.test_fused import Grouped
 from tests.training.tiny import CLASSES, FEATURES, Plain, Tiny, never, samples

@@ -21,10 +21,10 @@ from rich.text import Text
 
 import asynckfold
 from asynckfold import terminal
+from asynckfold.api.display import Display
 from asynckfold.cli.tell import Output
 from asynckfold.console import console
 from asynckfold.plaintext import one_line, plain
-from asynckfold.progress import Display
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 

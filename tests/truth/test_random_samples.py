@@ -19,7 +19,13 @@ from torchvision.transforms import v2
 from asynckfold import AsyncKFold
 from asynckfold.data import prepare
 from asynckfold.errors import InputError
-from asynckfold.transforms import Draw, Watch, generators_kept, held_generators, seed_generators
+from asynckfold.transforms import (
+    Draw,
+    Watch,
+    generators_kept,
+    held_generators,
+    seed_generators,
+)
 from tests.truth.test_samples import COUNT, RANDOM, Rows, opened, without_files
 
 # ---- random datasets: input and target of one read ----

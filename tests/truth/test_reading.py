@@ -22,11 +22,11 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from asynckfold import AsyncKFold, fit
+from asynckfold.api.planner import read_alone
+from asynckfold.api.session import make_machine
 from asynckfold.data import Prepared
 from asynckfold.engines import pool as pools
 from asynckfold.errors import InputError
-from asynckfold.planning import read_alone
-from asynckfold.session import make_machine
 from tests.toy import adam
 
 COUNT, BAD = 60, 43

@@ -177,7 +177,7 @@ class Rude(Plain):
 
 @pytest.mark.usefixtures("_few_files")
 @pytest.mark.parametrize("what", RUDE)
-@pytest.mark.filterwarnings("ignore::asynckfold.kfold.JobsFailedWarning")
+@pytest.mark.filterwarnings("ignore::asynckfold.api.kfold.JobsFailedWarning")
 def test_a_job_that_takes_its_process_its_files_fails_alone(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,14 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
-from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, InputError, RunStore, fit
+from asynckfold import (
+    AllJobsFailedError,
+    AsyncKFold,
+    CVResults,
+    InputError,
+    RunStore,
+    fit,
+)
 from asynckfold.data import Batches, as_given, copies_note, prepare, rounded
 from asynckfold.data.duplicates import copies, digests
 from asynckfold.engines.pool import close_warm

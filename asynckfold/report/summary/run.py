@@ -21,7 +21,13 @@ from asynckfold.report.summary.candidates import (
 )
 from asynckfold.report.summary.facts import Facts, command, facts
 from asynckfold.report.summary.failures import FailureGroup, LogLine, failures
-from asynckfold.report.summary.jobs import AveragedJob, Bar, averaged, bars, shown_packing
+from asynckfold.report.summary.jobs import (
+    AveragedJob,
+    Bar,
+    averaged,
+    bars,
+    shown_packing,
+)
 from asynckfold.report.summary.machine import Use, uses
 from asynckfold.report.summary.speedup import Timing, timing_of
 from asynckfold.report.text import clean, flat, plain_data, shown

@@ -25,7 +25,11 @@
 from __future__ import annotations
 
 from asynckfold.training.fusion.arms import Arm, OwnArm, StackedArm, arms_of
-from asynckfold.training.fusion.equivalence import Differences, Equivalence, check_equivalence
+from asynckfold.training.fusion.equivalence import (
+    Differences,
+    Equivalence,
+    check_equivalence,
+)
 from asynckfold.training.fusion.fused import FusedModule, fuse, why_not_fusible
 from asynckfold.training.fusion.gradients import (
     Criterion,

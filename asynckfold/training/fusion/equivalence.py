@@ -19,7 +19,12 @@ from torch.optim import Optimizer
 
 from asynckfold.training import seeding
 from asynckfold.training.fusion.fused import FusedModule, fuse
-from asynckfold.training.fusion.gradients import Batch, backward, fuse_criterion, parts_of
+from asynckfold.training.fusion.gradients import (
+    Batch,
+    backward,
+    fuse_criterion,
+    parts_of,
+)
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.precision import outputs_of

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from asynckfold.api.arguments import Settings
 from asynckfold.candidates import Candidate
-from asynckfold.settings import Settings
 from asynckfold.store.layout import refit_folder
 
 SEEN_AGAIN = 1000

@@ -15,6 +15,7 @@ import numpy as np
 
 from asynckfold import objective as objectives
 from asynckfold import scoring as scores
+from asynckfold.api.arguments import Settings, one_line
 from asynckfold.criteria import (
     LOG_PROBABILITIES,
     LOG_RATE,
@@ -38,7 +39,6 @@ from asynckfold.objective import (
     Objective,
 )
 from asynckfold.plan import Plan
-from asynckfold.settings import Settings, one_line
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared

@@ -11,7 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from asynckfold import cache, choice, formats, fusing, meaning
+from asynckfold import cache, choice, formats, fusing
+from asynckfold.api import score_checks
+from asynckfold.api.arguments import Settings
+from asynckfold.api.display import Display
+from asynckfold.api.resources import room_problems
 from asynckfold.checking import Checker
 from asynckfold.choice import Choice
 from asynckfold.digests import changes
@@ -32,12 +36,9 @@ from asynckfold.packing import decided_of
 from asynckfold.placement import Load, Placement
 from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.probing import Prober
-from asynckfold.progress import Display
 from asynckfold.reading import WorkerReaders, warm_pool
 from asynckfold.recipe import Recipe, sending_problems
 from asynckfold.scoring import resolve
-from asynckfold.settings import Settings
-from asynckfold.sharing import room_problems
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
 from asynckfold.sweep import Inbox
@@ -170,12 +171,12 @@ class Planner:
                 )
                 self.display.doing("checking the candidates")
                 facts = self._check(make, bundle)
-                if meaning.must_be_numbered(data, settings.asked, facts.looks):
+                if score_checks.must_be_numbered(data, settings.asked, facts.looks):
                     data = data.numbered()
                     make = replace(make, data=data)
                     draft, bundle = self._drafted(data, folds, digest, stored)
                     facts = self._check(make, bundle)
-                draft, notes = meaning.meant(settings, draft, data, facts.looks, folds)
+                draft, notes = score_checks.meant(settings, draft, data, facts.looks, folds)
                 bundle = replace(bundle, plan=draft)
                 other = None if settings.plan_from is None else _plan_of(settings.plan_from)
                 last = formats.chosen(draft, facts.formats, stored or other)
@@ -454,7 +455,7 @@ def read_alone(settings: Settings, machine: Machine) -> Iterator[Prepared]:
 def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
     """Divide the samples; refuse scores that there are not."""
     folds = settings.divided(data.n_samples, data)
-    meaning.refuse_early(settings, data, folds)
+    score_checks.refuse_early(settings, data, folds)
     return folds
 
 

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asynckfold import choice, processes, terminal
+from asynckfold.api.arguments import Settings
+from asynckfold.api.display import Display
+from asynckfold.api.planner import Engines, Planned, Planner
 from asynckfold.asking import Sampler, ask
 from asynckfold.choice import Choice
 from asynckfold.cv_results import CVResults
@@ -33,13 +36,10 @@ from asynckfold.identity import CPU, ELASTIC, THREADS, differences
 from asynckfold.interruption import Interruption
 from asynckfold.packing import decided_of, packing_of
 from asynckfold.plan import Job, Plan
-from asynckfold.planning import Engines, Planned, Planner
-from asynckfold.progress import Display
 from asynckfold.recipe import Recipe, sending_problems
 from asynckfold.report.findings import packing as packing_text
 from asynckfold.result import DIVERGED, DONE, FAILED, Baseline, Result, job_by_id
 from asynckfold.scoring import Score, resolve
-from asynckfold.settings import Settings
 from asynckfold.store import RunStore, Sample
 from asynckfold.sweep import Sweep, is_stray
 from asynckfold.trainer_params import TrainerParams

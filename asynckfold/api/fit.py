@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.api.kfold import AsyncKFold
+from asynckfold.api.refit import SEEN, SEEN_AGAIN
 from asynckfold.cv_results import CVResults
 from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
 from asynckfold.files import make_folder, write_whole
 from asynckfold.folds import Indices
-from asynckfold.kfold import AsyncKFold
 from asynckfold.recipe import InitialState
-from asynckfold.refitting import SEEN, SEEN_AGAIN
 from asynckfold.result import Epoch, Result
 
 if TYPE_CHECKING:

@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from asynckfold.api.arguments import Settings, alias_problems, plain
+from asynckfold.api.display import Display
+from asynckfold.api.planner import folds_of, look_ahead, make_draft, read_alone
+from asynckfold.api.refit import on_all_samples
+from asynckfold.api.resources import Sharing
+from asynckfold.api.session import Session, held, make_machine, write_out_of_fold
 from asynckfold.candidates import Candidate
 from asynckfold.cv_results import CVResults
 from asynckfold.errors import (
@@ -27,15 +33,9 @@ from asynckfold.folds import Fold
 from asynckfold.forecast import Forecast
 from asynckfold.interruption import listening
 from asynckfold.plan import Plan
-from asynckfold.planning import folds_of, look_ahead, make_draft, read_alone
-from asynckfold.progress import Display
 from asynckfold.recipe import Recipe
-from asynckfold.refitting import on_all_samples
 from asynckfold.report.summary import read_results
 from asynckfold.result import DONE, Result, cause
-from asynckfold.session import Session, held, make_machine, write_out_of_fold
-from asynckfold.settings import Settings, alias_problems, plain
-from asynckfold.sharing import Sharing
 from asynckfold.store import RunStore
 from asynckfold.store.layout import refit_folder
 
@@ -550,7 +550,7 @@ def with_models(
     seen : sequence of Seen
         How the run took its dataset apart, if it did so just now.
     """
-    from asynckfold.training.fold_models import RunModels
+    from asynckfold.api.fold_models import RunModels
 
     def load_targets() -> npt.NDArray[Any]:
         with RunStore.read(results.root_dir) as reader:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asynckfold import fusing
+from asynckfold.api.resources import Sharing
 from asynckfold.criteria import Criterion, criterion_of, why_not_of_pairs
 from asynckfold.engines.limits import allowed_cores
 from asynckfold.engines.machine import resolve_n_jobs
@@ -21,7 +22,6 @@ from asynckfold.folds import Fold, make_folds
 from asynckfold.fusing import Fuse
 from asynckfold.objective import Transform
 from asynckfold.recipe import Recipe, named_lr_schedules, named_models, sending_problems
-from asynckfold.sharing import Sharing
 from asynckfold.store.layout import path_problems
 from asynckfold.store.lock import shared_problems
 from asynckfold.trainer_params import TrainerParams

@@ -1,0 +1,1 @@
+"""What a user calls: `AsyncKFold` and `fit`, from their arguments to their results."""
