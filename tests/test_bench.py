@@ -11,11 +11,10 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from asynckfold import bench
-from asynckfold.bench import formats, loops, packing, peers, speed, trainers, use
-from asynckfold.bench.checkpoints import Work
-from asynckfold.bench.fusion import Case
-from asynckfold.cli import main
+from asynckfold.cli import bench, main
+from asynckfold.cli.bench import formats, loops, packing, peers, speed, trainers, use
+from asynckfold.cli.bench.checkpoints import Work
+from asynckfold.cli.bench.fusion import Case
 
 
 def test_checkpoints_are_timed_in_real_runs(

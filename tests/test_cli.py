@@ -19,9 +19,9 @@ import pytest
 
 from asynckfold.cli import VERBS, main
 from asynckfold.cli.doctor import now
+from asynckfold.cli.output import result_lines
 from asynckfold.cli.parser import EXIT_CODES, make_parser
-from asynckfold.cli.state import lines, state_of
-from asynckfold.cli.tell import result_lines
+from asynckfold.cli.status import lines, state_of
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.models import ARCHITECTURES

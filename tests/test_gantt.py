@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.cli.gantt import BARS, IDLE, gantt, spark
+from asynckfold.cli.text_charts import BARS, IDLE, gantt, spark
 from asynckfold.placement import Request
 from asynckfold.scenario import draw_scenario
 from asynckfold.simulate import Span, VirtualMachine, simulate

@@ -13,7 +13,7 @@ import pytest
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, RunStore
-from asynckfold.cli.state import state_of
+from asynckfold.cli.status import state_of
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.result import DONE
 from tests.leftovers import descendants, gone, parent_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from asynckfold.cli.state import state_of
+from asynckfold.cli.status import state_of
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.files import sha256
 from asynckfold.store import RunStore

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from asynckfold import bench
-from asynckfold.bench import loops, nodes
-from asynckfold.bench.nodes import Cluster, Link, Training
-from asynckfold.bench.trainers import Outcome, Work
+from asynckfold.cli import bench
+from asynckfold.cli.bench import loops, nodes
+from asynckfold.cli.bench.nodes import Cluster, Link, Training
+from asynckfold.cli.bench.trainers import Outcome, Work
 from asynckfold.errors import WorkerDiedError
 from asynckfold.models import DBN, Pretraining
 from asynckfold.training.parameter_server import Server

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
-from asynckfold.cli.state import state_of
+from asynckfold.cli.status import state_of
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.folds import make_folds

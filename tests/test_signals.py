@@ -29,7 +29,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InterruptedRunError
 from asynckfold.api.session import Session
-from asynckfold.cli.tell import Output, partial_report
+from asynckfold.cli.output import Output, partial_report
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.interruption import ENDINGS, Interruption, listening
 from asynckfold.store import RunStore

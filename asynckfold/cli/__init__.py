@@ -42,9 +42,10 @@ from rich.text import Text
 
 from asynckfold import terminal
 from asynckfold.cli import doctor as doctors
-from asynckfold.cli import state as states
+from asynckfold.cli import status as states
+from asynckfold.cli.output import Output, partial_report, patience, tell_results
 from asynckfold.cli.parser import make_parser, stored_command
-from asynckfold.cli.parts import (
+from asynckfold.cli.sweep_file import (
     asked_jobs,
     in_flags,
     make_kfold,
@@ -52,7 +53,6 @@ from asynckfold.cli.parts import (
     sharing_of,
     sweep_parts,
 )
-from asynckfold.cli.tell import Output, partial_report, patience, tell_results
 from asynckfold.compare import Comparison, compare_runs
 from asynckfold.engines import pool
 from asynckfold.errors import (
@@ -74,7 +74,7 @@ from asynckfold.store import RunStore
 from asynckfold.store.layout import path_problems
 
 if TYPE_CHECKING:
-    from asynckfold.bench import BenchTable
+    from asynckfold.cli.bench import BenchTable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -357,7 +357,7 @@ def _bench_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
 
 
 def _bench_table(parsed: argparse.Namespace, tell: Callable[[str], None]) -> BenchTable:
-    from asynckfold import bench
+    from asynckfold.cli import bench
 
     subject, quick = parsed.subject, parsed.quick
     if subject == "place":

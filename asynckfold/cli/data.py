@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from asynckfold.cli.parts import DEFAULTS
-from asynckfold.cli.tell import Output
+from asynckfold.cli.output import Output
+from asynckfold.cli.sweep_file import DEFAULTS
 from asynckfold.errors import refuse
 from asynckfold.report.findings import plural
 from asynckfold.sources import Choice, Inspection, column_words, inspect

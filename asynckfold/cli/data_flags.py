@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from asynckfold.cli.parts import DEFAULTS
+from asynckfold.cli.sweep_file import DEFAULTS
 
 _SOURCE = (
     "digits, mnist, fashion-mnist, kmnist, cifar10, folder:PATH (one folder per class), csv:PATH, "

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from asynckfold.api.kfold import load_results
-from asynckfold.cli.tell import Output
+from asynckfold.cli.output import Output
 from asynckfold.cv_results import CVResults
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.files import write_whole

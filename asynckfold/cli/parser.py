@@ -15,7 +15,7 @@ from asynckfold.cli.data_flags import (
     add_inspection_flags,
     add_source_flags,
 )
-from asynckfold.cli.parts import DEFAULTS, from_folder
+from asynckfold.cli.sweep_file import DEFAULTS, from_folder
 from asynckfold.trainer_params import TRAINERS, WORDS
 
 SUBJECTS = (

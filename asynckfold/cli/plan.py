@@ -15,9 +15,9 @@ from rich.text import Text
 from asynckfold import processes
 from asynckfold.api.display import clock
 from asynckfold.cli.doctor import now
-from asynckfold.cli.gantt import gantt
-from asynckfold.cli.parts import make_kfold, sweep_parts
-from asynckfold.cli.tell import Output
+from asynckfold.cli.output import Output
+from asynckfold.cli.sweep_file import make_kfold, sweep_parts
+from asynckfold.cli.text_charts import gantt
 from asynckfold.elastic import steps_of, worth
 from asynckfold.errors import Problem, refuse
 from asynckfold.forecast import Forecast, forecast_of

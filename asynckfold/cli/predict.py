@@ -15,9 +15,9 @@ import numpy.typing as npt
 from asynckfold.api.arguments import Settings
 from asynckfold.api.kfold import load_results, with_models
 from asynckfold.cli.export import best, new_file_problems
+from asynckfold.cli.output import Output
 from asynckfold.cli.parser import make_parser, stored_command
-from asynckfold.cli.parts import DEFAULTS, live_parts, names_code
-from asynckfold.cli.tell import Output
+from asynckfold.cli.sweep_file import DEFAULTS, live_parts, names_code
 from asynckfold.criteria import MARGINS, PROBABILITIES, VALUES
 from asynckfold.cv_results import CVResults
 from asynckfold.digests import changes

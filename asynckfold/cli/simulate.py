@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from asynckfold.api.display import clock
-from asynckfold.cli.gantt import spark
-from asynckfold.cli.tell import Output
+from asynckfold.cli.output import Output
+from asynckfold.cli.text_charts import spark
 from asynckfold.scenario import FAILURES, NEIGHBOURS, draw_scenario
 from asynckfold.simulate import DONE, Bounds, Simulation
 

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InterruptedRunError, RunStore
-from asynckfold.cli.state import state_of
+from asynckfold.cli.status import state_of
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.models import MLP

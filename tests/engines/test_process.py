@@ -13,7 +13,7 @@ import sklearn.preprocessing
 import torchvision
 from torch import nn
 
-from asynckfold.bench.loops import adam
+from asynckfold.cli.bench.loops import adam
 from asynckfold.engines.process import preloads
 from asynckfold.models import LeNet5
 from asynckfold.recipe import Recipe

@@ -18,7 +18,7 @@ from sklearn.model_selection import cross_val_score
 
 from asynckfold import RunStore
 from asynckfold.cli.parser import make_parser
-from asynckfold.cli.parts import make_kfold, sweep_parts
+from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 from asynckfold.errors import InputError
 from asynckfold.report.page import write_report
 from asynckfold.sources import Source, load_samples, load_source

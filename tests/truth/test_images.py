@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.preprocessing import StandardScaler
 
 from asynckfold.cli.parser import make_parser
-from asynckfold.cli.parts import sweep_parts
+from asynckfold.cli.sweep_file import sweep_parts
 from asynckfold.errors import InputError
 from asynckfold.sources import Source, image_transform, load_samples, load_source
 from asynckfold.sources.images import open_rgb

@@ -22,7 +22,7 @@ from rich.text import Text
 import asynckfold
 from asynckfold import terminal
 from asynckfold.api.display import Display
-from asynckfold.cli.tell import Output
+from asynckfold.cli.output import Output
 from asynckfold.console import console
 from asynckfold.plaintext import one_line, plain
 from asynckfold.store import RunStore

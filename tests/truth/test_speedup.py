@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from asynckfold import AsyncKFold
-from asynckfold.cli.tell import _numbers, result_lines
+from asynckfold.cli.output import _numbers, result_lines
 from asynckfold.cv_results import CVResults
 from asynckfold.report import findings
 from asynckfold.report.page import write_report
@@ -244,7 +244,7 @@ def test_the_serial_loop_trains_only_what_the_packed_run_finished(
 
 
 def test_a_run_of_digits_says_which(root: Path) -> None:
-    from asynckfold.cli.parts import data_named
+    from asynckfold.cli.sweep_file import data_named
     from asynckfold.sources import load_source
 
     named = data_named(load_source("digits"))

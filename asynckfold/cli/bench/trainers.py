@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from asynckfold.api.kfold import AsyncKFold
-from asynckfold.bench.loops import BATCH, adam, cores
-from asynckfold.bench.speed import images_of
-from asynckfold.bench.table import BenchTable, in_words, machine_facts, silent
+from asynckfold.cli.bench.loops import BATCH, adam, cores
+from asynckfold.cli.bench.speed import images_of
+from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, silent
 from asynckfold.models import DBN, MLP, LeNet5, Pretraining
 from asynckfold.sources import load_source
 

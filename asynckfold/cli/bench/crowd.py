@@ -13,9 +13,9 @@ from statistics import median
 import torch
 
 from asynckfold import proc
-from asynckfold.bench.formats import Case, step_of
-from asynckfold.bench.loops import small_vgg, threads
-from asynckfold.bench.table import BenchTable, machine_facts
+from asynckfold.cli.bench.formats import Case, step_of
+from asynckfold.cli.bench.loops import small_vgg, threads
+from asynckfold.cli.bench.table import BenchTable, machine_facts
 from asynckfold.engines.limits import allowed_cores
 from asynckfold.models import VGG, LeNet, LeNet5
 from asynckfold.training import seeding

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from asynckfold import formats, proc
-from asynckfold.bench.loops import BATCH, fast_adam, small_vgg, threads
-from asynckfold.bench.table import BenchTable, machine_facts
+from asynckfold.cli.bench.loops import BATCH, fast_adam, small_vgg, threads
+from asynckfold.cli.bench.table import BenchTable, machine_facts
 from asynckfold.models import VGG, AlexNet, LeNet, LeNet5, MobileNet
 from asynckfold.plan import Plan
 from asynckfold.trainer_params import TrainerParams

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn, optim
 
-from asynckfold.bench.loops import (
+from asynckfold.cli.bench.loops import (
     BATCH,
     EVALUATION_BATCH,
     Exercise,

@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn, optim
 
 from asynckfold.api.kfold import AsyncKFold
-from asynckfold.bench.table import BenchTable, machine_facts
+from asynckfold.cli.bench.table import BenchTable, machine_facts
 from asynckfold.models import MLP, VGG, LeNet5
 from asynckfold.result import Result
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
-from asynckfold.bench.table import BenchTable, machine_facts
+from asynckfold.cli.bench.table import BenchTable, machine_facts
 from asynckfold.placement import Backlog, Bookings, Load, Placement, Request, place
 from asynckfold.scenario import draw_scenario
 

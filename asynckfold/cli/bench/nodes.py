@@ -42,9 +42,9 @@ from scipy.optimize import nnls
 from torch import nn
 
 from asynckfold import proc
-from asynckfold.bench.loops import BATCH, cores, fast_adam, threads
-from asynckfold.bench.table import BenchTable, in_words, machine_facts, shown, silent
-from asynckfold.bench.trainers import (
+from asynckfold.cli.bench.loops import BATCH, cores, fast_adam, threads
+from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, shown, silent
+from asynckfold.cli.bench.trainers import (
     HELD_OUT,
     Outcome,
     Work,

@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn, optim
 
 from asynckfold.api.kfold import AsyncKFold
-from asynckfold.bench.table import BenchTable, machine_facts
+from asynckfold.cli.bench.table import BenchTable, machine_facts
 from asynckfold.cv_results import CVResults
 from asynckfold.models import MLP
 from asynckfold.packing import Packing, packing_of

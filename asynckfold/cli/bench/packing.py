@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from asynckfold.bench.loops import (
+from asynckfold.cli.bench.loops import (
     BATCH,
     FOLDS,
     Exercise,
@@ -40,7 +40,7 @@ from asynckfold.bench.loops import (
     noisy_patterns,
     small_vgg,
 )
-from asynckfold.bench.table import BenchTable, in_words, machine_facts, silent
+from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, silent
 from asynckfold.folds import make_folds
 from asynckfold.models import MLP, LeNet, LeNet5, MobileNet
 

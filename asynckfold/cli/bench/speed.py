@@ -29,8 +29,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from asynckfold.bench import peers
-from asynckfold.bench.loops import (
+from asynckfold.cli.bench import peers
+from asynckfold.cli.bench.loops import (
     BATCH,
     FOLDS,
     Exercise,
@@ -44,7 +44,7 @@ from asynckfold.bench.loops import (
     small_vgg,
     threads,
 )
-from asynckfold.bench.table import BenchTable, in_words, machine_facts, silent
+from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, silent
 from asynckfold.engines import pool
 from asynckfold.errors import InputError, Problem
 from asynckfold.folds import make_folds

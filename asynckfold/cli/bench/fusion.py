@@ -16,7 +16,7 @@ import torch
 from torch import nn, optim
 
 from asynckfold import proc
-from asynckfold.bench.table import BenchTable, machine_facts
+from asynckfold.cli.bench.table import BenchTable, machine_facts
 from asynckfold.data import prepare
 from asynckfold.folds import make_folds
 from asynckfold.messages import Task

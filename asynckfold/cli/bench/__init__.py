@@ -8,19 +8,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asynckfold.bench.checkpoints import checkpoint_table
-    from asynckfold.bench.crowd import crowd_table
-    from asynckfold.bench.formats import format_table
-    from asynckfold.bench.fusion import fusion_table
-    from asynckfold.bench.nodes import QUICK as QUICK_NODES
-    from asynckfold.bench.nodes import nodes_table
-    from asynckfold.bench.packing import QUICK as QUICK_PACKING
-    from asynckfold.bench.packing import packing_table
-    from asynckfold.bench.place import place_table
-    from asynckfold.bench.speed import QUICK, speed_table
-    from asynckfold.bench.table import BenchTable
-    from asynckfold.bench.trainers import trainers_table
-    from asynckfold.bench.use import use_table
+    from asynckfold.cli.bench.checkpoints import checkpoint_table
+    from asynckfold.cli.bench.crowd import crowd_table
+    from asynckfold.cli.bench.formats import format_table
+    from asynckfold.cli.bench.fusion import fusion_table
+    from asynckfold.cli.bench.nodes import QUICK as QUICK_NODES
+    from asynckfold.cli.bench.nodes import nodes_table
+    from asynckfold.cli.bench.packing import QUICK as QUICK_PACKING
+    from asynckfold.cli.bench.packing import packing_table
+    from asynckfold.cli.bench.place import place_table
+    from asynckfold.cli.bench.speed import QUICK, speed_table
+    from asynckfold.cli.bench.table import BenchTable
+    from asynckfold.cli.bench.trainers import trainers_table
+    from asynckfold.cli.bench.use import use_table
 
 __all__ = [
     "QUICK",
