@@ -34,11 +34,11 @@ if TYPE_CHECKING:
         StorageError,
         StoreCorruptError,
     )
-    from asynckfold.folds import Fold
-    from asynckfold.plan import Job, Plan
-    from asynckfold.result import Baseline, Epoch, Result
+    from asynckfold.jobs.folds import Fold
+    from asynckfold.jobs.plan import Job, Plan
+    from asynckfold.jobs.result import Baseline, Epoch, Result
+    from asynckfold.jobs.trainer_params import TrainerParams
     from asynckfold.store import RunStore
-    from asynckfold.trainer_params import TrainerParams
     from asynckfold.training.parameter_server import Hogwild, Server
 
 __all__ = [
@@ -96,12 +96,12 @@ _MODULES = {
         "StoreCorruptError",
     ),
     "api.fit": ("Accuracy", "DistributedTester", "DistributedTrainer", "Fitted", "fit"),
-    "folds": ("Fold",),
+    "jobs.folds": ("Fold",),
     "api.kfold": ("AsyncKFold", "JobsFailedWarning", "load_results"),
-    "plan": ("Job", "Plan"),
-    "result": ("Baseline", "Epoch", "Result"),
+    "jobs.plan": ("Job", "Plan"),
+    "jobs.result": ("Baseline", "Epoch", "Result"),
     "store": ("RunStore",),
-    "trainer_params": ("TrainerParams",),
+    "jobs.trainer_params": ("TrainerParams",),
     "training.parameter_server": ("Hogwild", "Server"),
 }
 """Where each name is, imported on use: ``import asynckfold`` costs nothing.

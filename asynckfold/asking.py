@@ -9,7 +9,7 @@ from typing import Any
 from asynckfold.engines.engine import Engine
 from asynckfold.errors import NoRoomError
 from asynckfold.interruption import Interruption
-from asynckfold.placement import Load, Placement
+from asynckfold.jobs.placement import Load, Placement
 from asynckfold.store import RunStore
 
 TICK_SECONDS = 0.25

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asynckfold.costs import Cost
 from asynckfold.errors import StorageError
 from asynckfold.files import make_folder, write_whole
+from asynckfold.jobs.cost import Cost
 
 MOST_BYTES = 100_000
 """A larger file is none of ours."""

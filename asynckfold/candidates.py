@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.result import CANCELLED, DIVERGED, DONE, FAILED, Result
 from asynckfold.paired import bounds_of, confidence_interval, tied
-from asynckfold.plan import Plan
-from asynckfold.result import CANCELLED, DIVERGED, DONE, FAILED, Result
 
 
 @dataclass(frozen=True)

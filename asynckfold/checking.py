@@ -18,8 +18,8 @@ from asynckfold.asking import ask, room
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import Problem, WorkerDiedError, refuse
 from asynckfold.interruption import Interruption
-from asynckfold.messages import Facts
-from asynckfold.placement import Placement
+from asynckfold.jobs.messages import Facts
+from asynckfold.jobs.placement import Placement
 
 LOOK_SECONDS = 0.1
 """Between two looks at the load: of most sweeps, a few models are checked meanwhile."""

@@ -20,7 +20,6 @@ from statistics import median_low
 from typing import Any, Protocol
 
 from asynckfold import cache, fusing
-from asynckfold.costs import Cost, Timing, Work, gathered, work_of
 from asynckfold.decide import (
     Decision,
     LastJobs,
@@ -32,12 +31,13 @@ from asynckfold.decide import (
     rule_cost,
     size_of,
 )
-from asynckfold.decoding import decoded, finite, within
 from asynckfold.errors import Problem, refuse
-from asynckfold.folds import Fold
-from asynckfold.messages import Facts
-from asynckfold.placement import Request
-from asynckfold.plan import Plan
+from asynckfold.jobs.cost import Cost, Timing, Work, gathered, work_of
+from asynckfold.jobs.decoding import decoded, finite, within
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.messages import Facts
+from asynckfold.jobs.placement import Request
+from asynckfold.jobs.plan import Plan
 
 PROBE_SHARE = 0.05
 """The share of a sweep's expected seconds that probes may take at most; else there are none."""

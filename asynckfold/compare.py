@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from asynckfold import identity
-from asynckfold.identity import Claim
-from asynckfold.result import Epoch, Result, StageEpoch
+from asynckfold.jobs import reproducibility
+from asynckfold.jobs.reproducibility import Claim
+from asynckfold.jobs.result import Epoch, Result, StageEpoch
 from asynckfold.store import RunStore
 
 
@@ -72,8 +72,11 @@ def compare_runs(first: RunStore, second: RunStore) -> Comparison:
         len(names) - len(differences) - sum(n not in mine and n not in theirs for n in names),
         len(names),
         (first.fingerprint(), second.fingerprint()),
-        identity.differences(*(next(iter(item), {}) for item in software)),
-        (identity.claim(first.plan, software[0]), identity.claim(second.plan, software[1])),
+        reproducibility.differences(*(next(iter(item), {}) for item in software)),
+        (
+            reproducibility.claim(first.plan, software[0]),
+            reproducibility.claim(second.plan, software[1]),
+        ),
     )
 
 

@@ -14,13 +14,13 @@ import numpy.typing as npt
 from asynckfold.candidates import Candidate, candidates, folds_note, rank, score_of
 from asynckfold.ensemble import FoldEnsemble, FoldModels
 from asynckfold.errors import InputError, Problem, nearest, refuse
-from asynckfold.folds import Fold
-from asynckfold.identity import Claim
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.reproducibility import Claim
+from asynckfold.jobs.result import DONE, ENDED, Baseline, Epoch, Result, fingerprint
 from asynckfold.out_of_fold import layers_of, mean_of_layers, out_of_fold
 from asynckfold.paired import Lead, paired_difference, train_valid_ratio
 from asynckfold.plaintext import one_line
-from asynckfold.plan import Job, Plan
-from asynckfold.result import DONE, ENDED, Baseline, Epoch, Result, fingerprint
 from asynckfold.speedup import Speedup, speedup_of
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 
-from asynckfold.costs import Cost, Work, at
-from asynckfold.placement import Request
+from asynckfold.jobs.cost import Cost, Work, at
+from asynckfold.jobs.placement import Request
 from asynckfold.simulate import Simulation, VirtualMachine, simulate
 
 

@@ -19,9 +19,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from asynckfold.costs import Cost, at
 from asynckfold.decide import TIE
-from asynckfold.placement import Load
+from asynckfold.jobs.cost import Cost, at
+from asynckfold.jobs.placement import Load
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.criteria import MARGINS, UNKNOWN
 from asynckfold.errors import Problem, refuse
-from asynckfold.objective import (
+from asynckfold.jobs.criteria import MARGINS, UNKNOWN
+from asynckfold.jobs.objective import (
     MULTILABEL,
     REGRESSION,
     Objective,
@@ -19,7 +19,7 @@ from asynckfold.objective import (
     predicted,
     probabilities,
 )
-from asynckfold.plan import Job
+from asynckfold.jobs.plan import Job
 
 Outputs = npt.NDArray[np.float32]
 Ask = Callable[[Any], Iterator[Outputs]]

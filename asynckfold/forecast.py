@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from asynckfold.choice import Choice, Workload, requests
 from asynckfold.decide import Prediction
-from asynckfold.folds import Fold
 from asynckfold.fusing import Grouping, grouped
-from asynckfold.messages import Facts
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.messages import Facts
+from asynckfold.jobs.placement import Request, units
+from asynckfold.jobs.plan import Plan
 from asynckfold.packing import decided_of
-from asynckfold.placement import Request, units
-from asynckfold.plan import Plan
 from asynckfold.simulate import Simulation, VirtualMachine, simulate
 from asynckfold.store import RunStore
 from asynckfold.store.database import decoding

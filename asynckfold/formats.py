@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from asynckfold.plan import Plan
+from asynckfold.jobs.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def why_not_paying(plan: Plan, convolutions: Sequence[Convolution]) -> str:
 
     Examples
     --------
-    >>> from asynckfold.trainer_params import TrainerParams
+    >>> from asynckfold.jobs.trainer_params import TrainerParams
     >>> plan = Plan((), TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
     >>> why_not_paying(plan, [Convolution((32, 64, 32, 32), (64, 16, 3, 3))])
     ''

@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from asynckfold.costs import work_of
 from asynckfold.decide import OVERTURN, rule_cost
-from asynckfold.folds import Fold
-from asynckfold.plan import Plan
+from asynckfold.jobs.cost import work_of
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Plan
 
 MOST_FLOPS = 3e8
 """Operations of a training step above which fusing is not sure to pay.
@@ -251,8 +251,8 @@ def grouped(
 
     Examples
     --------
-    >>> from asynckfold.plan import Job
-    >>> from asynckfold.trainer_params import TrainerParams
+    >>> from asynckfold.jobs.plan import Job
+    >>> from asynckfold.jobs.trainer_params import TrainerParams
     >>> jobs = tuple(Job("A", "step", 0, fold, 0) for fold in range(5))
     >>> plan = Plan(jobs, TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
     >>> [len(group) for group in grouped(plan, True, {"A": ""}, cores=2).groups]

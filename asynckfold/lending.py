@@ -15,8 +15,9 @@ from dataclasses import replace
 from asynckfold.elastic import Elastic, stretched
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.engines.steady import MOST_CHANGES, WINDOW_SECONDS
-from asynckfold.messages import Progress, Remark, Resized
-from asynckfold.placement import Bookings, Load, Placement
+from asynckfold.jobs.messages import Progress, Remark, Resized
+from asynckfold.jobs.placement import Load, Placement
+from asynckfold.placement.decision import Bookings
 from asynckfold.running import Running, RunningJobs
 from asynckfold.waiting import named_cores
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.folds import Fold
-from asynckfold.plan import Plan
-from asynckfold.result import DONE, Result
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.result import DONE, Result
 
 Outputs = npt.NDArray[np.float32]
 

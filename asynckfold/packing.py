@@ -10,8 +10,8 @@ from typing import Any
 
 from asynckfold.choice import Choice
 from asynckfold.decide import Prediction
-from asynckfold.plan import Plan
-from asynckfold.result import Result, job_by_id
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.result import Result, job_by_id
 from asynckfold.store import Attempt, RunStore
 from asynckfold.store.database import decoding
 

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.folds import Fold
+from asynckfold.jobs.folds import Fold
 
 SIGNIFICANT = 0.05
 """Largest p that is called more than chance."""

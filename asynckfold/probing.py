@@ -13,13 +13,13 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
 from asynckfold.asking import TICK_SECONDS, room
-from asynckfold.costs import Timing
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.interruption import Interruption
-from asynckfold.messages import Started
-from asynckfold.placement import Load, Placement
-from asynckfold.plan import Plan
+from asynckfold.jobs.cost import Timing
+from asynckfold.jobs.messages import Started
+from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.plan import Plan
 from asynckfold.sweep import Inbox
 
 MEETING_SECONDS = 60.0

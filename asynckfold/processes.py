@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from asynckfold.costs import Cost, at
-from asynckfold.folds import Fold
-from asynckfold.plan import Plan
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.cost import Cost, at
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.trainer_params import TrainerParams
 
 
 @dataclass(frozen=True)

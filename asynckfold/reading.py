@@ -30,7 +30,7 @@ from asynckfold.engines.machine import Machine
 from asynckfold.engines.process import ProcessEngine, named
 from asynckfold.errors import InputError, Problem, UnpackError, WorkerDiedError
 from asynckfold.interruption import Interruption
-from asynckfold.placement import Placement
+from asynckfold.jobs.placement import Placement
 
 if TYPE_CHECKING:
     from asynckfold.data import SharedArray, Task

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 
 from asynckfold.elastic import Pace
 from asynckfold.engines.engine import Answer
-from asynckfold.messages import Progress, Task
-from asynckfold.placement import Bookings, Load, Placement
-from asynckfold.trainer_params import SEVERAL
+from asynckfold.jobs.messages import Progress, Task
+from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.trainer_params import SEVERAL
+from asynckfold.placement.decision import Bookings
 from asynckfold.yielding import Held
 
 

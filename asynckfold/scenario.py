@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from asynckfold.errors import Problem, refuse
-from asynckfold.placement import Request
+from asynckfold.jobs.placement import Request
 from asynckfold.simulate import Failure, Neighbour, Simulation, VirtualMachine, simulate
 from asynckfold.sizes import GIB
 

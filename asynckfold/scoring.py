@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.criteria import (
+from asynckfold.direction import direction_problems
+from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.jobs.criteria import (
     LOG_PROBABILITIES,
     LOGITS,
     MARGINS,
     PROBABILITIES,
     UNKNOWN,
 )
-from asynckfold.direction import direction_problems
-from asynckfold.errors import Problem, nearest, refuse
-from asynckfold.objective import (
+from asynckfold.jobs.objective import (
     BINARY,
     MULTICLASS,
     MULTILABEL,

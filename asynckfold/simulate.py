@@ -22,7 +22,9 @@ from functools import partial
 from itertools import count
 
 from asynckfold.errors import Problem, refuse
-from asynckfold.placement import Backlog, Bookings, Gpu, Load, Placement, Request, place
+from asynckfold.jobs.placement import Gpu, Load, Placement, Request
+from asynckfold.placement.backlog import Backlog
+from asynckfold.placement.decision import Bookings, place
 from asynckfold.retries import CLASS_OF, decide
 
 DONE = "done"

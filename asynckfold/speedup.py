@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from asynckfold.result import DONE, Baseline, Result
+from asynckfold.jobs.result import DONE, Baseline, Result
 
 MEASURED, ESTIMATED = "measured", "estimated"
 

@@ -34,8 +34,7 @@ from asynckfold.errors import (
 )
 from asynckfold.files import remove
 from asynckfold.interruption import Interruption
-from asynckfold.lending import Lender
-from asynckfold.messages import (
+from asynckfold.jobs.messages import (
     CheckpointWritten,
     EpochEnded,
     JobEnded,
@@ -48,16 +47,11 @@ from asynckfold.messages import (
     Started,
     Task,
 )
-from asynckfold.placement import (
-    Backlog,
-    Bookings,
-    Load,
-    Placement,
-    Request,
-    fused,
-    place,
-)
-from asynckfold.result import FAILED, Result, job_by_id
+from asynckfold.jobs.placement import Load, Placement, Request, fused
+from asynckfold.jobs.result import FAILED, Result, job_by_id
+from asynckfold.lending import Lender
+from asynckfold.placement.backlog import Backlog
+from asynckfold.placement.decision import Bookings, place
 from asynckfold.retries import decide
 from asynckfold.running import Running, RunningJobs
 from asynckfold.sizes import gibibytes

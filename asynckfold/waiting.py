@@ -12,7 +12,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from asynckfold.placement import Backlog, Bookings, Load, Request, place
+from asynckfold.jobs.placement import Load, Request
+from asynckfold.placement.backlog import Backlog
+from asynckfold.placement.decision import Bookings, place
 from asynckfold.sizes import gibibytes
 
 SHORTEST_SECONDS = 0.05

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from asynckfold.placement import Load
+from asynckfold.jobs.placement import Load
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.files import sha256
-from asynckfold.result import DONE, ENDED
+from asynckfold.jobs.result import DONE, ENDED
 from asynckfold.store import RunStore
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from asynckfold.folds import Fold
-from asynckfold.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.result import DONE, Epoch, Result
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DONE, Epoch, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import RunStore
-from asynckfold.trainer_params import TrainerParams
 
 __all__ = [
     "FIRST",

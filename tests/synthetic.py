@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.folds import Fold, make_folds
-from asynckfold.plan import Job, Plan, folds_fingerprint, make_jobs
-from asynckfold.result import DONE, FAILED, Averaged, Baseline, Epoch, Result
+from asynckfold.jobs.folds import Fold, make_folds
+from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DONE, FAILED, Averaged, Baseline, Epoch, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import RunStore
-from asynckfold.trainer_params import TrainerParams
 
 DIGITS = tuple("0123456789")
 PENDING = "pending"

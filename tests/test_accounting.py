@@ -22,9 +22,9 @@ from asynckfold import (
     load_results,
 )
 from asynckfold.cli import main
-from asynckfold.placement import Request
+from asynckfold.jobs.placement import Request
+from asynckfold.jobs.result import ENDED
 from asynckfold.report.page import write_report
-from asynckfold.result import ENDED
 from tests.toy import Tiny, adam, samples
 
 

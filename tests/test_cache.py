@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asynckfold import cache
-from asynckfold.costs import Cost
+from asynckfold.jobs.cost import Cost
 
 COST = Cost({1: 0.2, 2: 0.1}, {1: 0.02, 2: 0.01}, 5, 6, 7)
 KEY = cache.key_of({"model": "M"})

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold
-from asynckfold.plan import Plan
+from asynckfold.jobs.plan import Plan
 from asynckfold.store import RunStore
 from tests import chaos, leftovers
 from tests.chaos import Campaign, Outcome

@@ -17,8 +17,8 @@ from asynckfold.checking import ATTEMPTS, Checker, joined
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import InputError, WorkerDiedError
 from asynckfold.interruption import Interruption
-from asynckfold.messages import Facts, Task
-from asynckfold.placement import Load, Placement
+from asynckfold.jobs.messages import Facts, Task
+from asynckfold.jobs.placement import Load, Placement
 
 RULE = ("a rule", "what was received", "a remedy")
 

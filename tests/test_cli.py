@@ -24,10 +24,10 @@ from asynckfold.cli.parser import EXIT_CODES, make_parser
 from asynckfold.cli.status import lines, state_of
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import AsyncKFoldError
+from asynckfold.jobs.placement import Gpu, Load
+from asynckfold.jobs.recipe import LR_SCHEDULES
+from asynckfold.jobs.result import Baseline
 from asynckfold.models import ARCHITECTURES
-from asynckfold.placement import Gpu, Load
-from asynckfold.recipe import LR_SCHEDULES
-from asynckfold.result import Baseline
 from asynckfold.sources import SOURCES
 from asynckfold.store import RunStore, Waiting
 from asynckfold.training.optimizers import OPTIMIZERS

@@ -13,7 +13,7 @@ from torch import nn
 from asynckfold import AsyncKFold, RunStore
 from asynckfold.cli import main
 from asynckfold.compare import Comparison, compare_runs
-from asynckfold.result import StageEpoch
+from asynckfold.jobs.result import StageEpoch
 from tests.toy import Tiny, adam, samples
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.costs import Cost, Timing, Work, at, gathered
+from asynckfold.jobs.cost import Cost, Timing, Work, at, gathered
 
 seconds = st.floats(1e-6, 1e4)
 by_threads = st.dictionaries(st.integers(1, 64), seconds, max_size=6).flatmap(

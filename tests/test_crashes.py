@@ -23,7 +23,7 @@ from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore
 from asynckfold.api import planner
 from asynckfold.checking import Checker
 from asynckfold.engines.pool import close_warm
-from asynckfold.result import ENDED
+from asynckfold.jobs.result import ENDED
 from asynckfold.store import Attempt
 from tests.toy import Tiny, adam, samples
 

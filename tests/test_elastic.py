@@ -22,7 +22,6 @@ from torch import nn
 from asynckfold import AsyncKFold, InputError
 from asynckfold.cli import main
 from asynckfold.compare import compare_runs
-from asynckfold.costs import Cost
 from asynckfold.decide import TIE
 from asynckfold.descriptors import nameless_file
 from asynckfold.elastic import Elastic, steps_of, stretched, worth
@@ -34,19 +33,20 @@ from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.engines.steady import MOST_CHANGES
 from asynckfold.errors import WorkerDiedError
-from asynckfold.identity import ELASTIC, claim
-from asynckfold.messages import JobEnded, Progress, Resized, Started, Task
+from asynckfold.jobs.cost import Cost
+from asynckfold.jobs.messages import JobEnded, Progress, Resized, Started, Task
+from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.reproducibility import ELASTIC, claim
+from asynckfold.jobs.result import DIVERGED, DONE, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.packing import packing_of
-from asynckfold.placement import Load, Placement, Request
-from asynckfold.plan import Plan
 from asynckfold.pulse import Pulse, Pulses
 from asynckfold.report.charts.gantt import _lanes
 from asynckfold.report.findings import ran_on
 from asynckfold.report.summary import summarize
-from asynckfold.result import DIVERGED, DONE, Result
 from asynckfold.store import RunStore
 from asynckfold.sweep import Sweep
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import worker as workers
 from tests.synthetic import FakeClockStore, Synthetic, write_run
 from tests.test_packing import CHOICE, FOLDS, PLAN, TARGETS

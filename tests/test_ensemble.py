@@ -31,8 +31,8 @@ from asynckfold import (
     load_results,
 )
 from asynckfold.engines.pool import close_warm
+from asynckfold.jobs.plan import Job
 from asynckfold.models import DBN, Pretraining
-from asynckfold.plan import Job
 from asynckfold.training.checkpoint import weights_digest
 from tests.toy import Tiny, adam, samples
 

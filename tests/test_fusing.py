@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.folds import Fold
 from asynckfold.fusing import (
     LEAST_JOBS,
     MOST_FLOPS,
@@ -20,8 +19,9 @@ from asynckfold.fusing import (
     grouped,
     why_not_paying,
 )
-from asynckfold.plan import Plan, make_jobs
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Plan, make_jobs
+from asynckfold.jobs.trainer_params import TrainerParams
 
 ROWS = np.arange(1000)
 

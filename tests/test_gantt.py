@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.cli.text_charts import BARS, IDLE, gantt, spark
-from asynckfold.placement import Request
+from asynckfold.jobs.placement import Request
 from asynckfold.scenario import draw_scenario
 from asynckfold.simulate import Span, VirtualMachine, simulate
 

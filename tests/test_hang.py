@@ -19,7 +19,7 @@ from asynckfold import AsyncKFold
 from asynckfold.api.kfold import JobsFailedWarning
 from asynckfold.cv_results import CVResults
 from asynckfold.engines import pool as pools
-from asynckfold.result import DONE, FAILED
+from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.store import RunStore
 from tests.leftovers import descendants, gone
 from tests.nursery import Nursery

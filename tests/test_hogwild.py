@@ -15,7 +15,7 @@ from torch import nn
 from asynckfold import AsyncKFold, CVResults, RunStore
 from asynckfold.cli.status import state_of
 from asynckfold.errors import AsyncKFoldError
-from asynckfold.result import DONE
+from asynckfold.jobs.result import DONE
 from tests.leftovers import descendants, gone, parent_of
 from tests.nursery import Nursery, Started
 from tests.toy import Tiny, adam, samples

@@ -19,10 +19,10 @@ from asynckfold import AsyncKFold, InputError, JobsFailedWarning, RunStore
 from asynckfold.cli import main
 from asynckfold.cv_results import CVResults
 from asynckfold.errors import Problem
-from asynckfold.identity import DECISIVE, RULES, claim, differences
-from asynckfold.plan import Plan
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.reproducibility import DECISIVE, RULES, claim, differences
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.report.page import write_report
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import software
 from tests.toy import Tiny, adam, samples
 
@@ -63,7 +63,7 @@ def test_cuda_needs_deterministic_kernels() -> None:
 
 def test_a_new_reason_is_a_new_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = (*RULES, lambda plan, sessions: iter(["it rained"] if plan.batch_size == 32 else []))
-    monkeypatch.setattr("asynckfold.identity.RULES", rules)
+    monkeypatch.setattr("asynckfold.jobs.reproducibility.RULES", rules)
     assert claim(PLAN, [HERE]).reasons == ("it rained",)
     assert str(claim(PLAN, [HERE])) == "bit-identity not claimed: it rained"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from asynckfold.result import DONE, Result
+from asynckfold.jobs.result import DONE, Result
 from asynckfold.store import RunStore
 from tests import accounts, stacks
 from tests.durability.work import FOLDS, PLAN, TARGETS, work

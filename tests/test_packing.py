@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from asynckfold.choice import Choice
-from asynckfold.costs import Cost
 from asynckfold.decide import Prediction
-from asynckfold.folds import make_folds
+from asynckfold.jobs.cost import Cost
+from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DONE, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.packing import ModelAccount, packing_of
-from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.report.findings import packing as told
 from asynckfold.report.summary import summarize
-from asynckfold.result import DONE, Result
 from asynckfold.store import Placed, RunStore
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.waiting import Wait
 from tests.synthetic import FakeClockStore
 

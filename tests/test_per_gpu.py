@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from asynckfold.choice import GPU_CONTEXT_BYTES, Choice, Workload, chosen, requests
 from asynckfold.cli import main
-from asynckfold.costs import Cost, Timing
 from asynckfold.data import prepare
 from asynckfold.decide import OVERTURN, jobs_per_gpu
 from asynckfold.engines.engine import Answer
@@ -29,12 +28,14 @@ from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import WorkerDiedError
 from asynckfold.interruption import Interruption
-from asynckfold.messages import Remark, Started, Task
-from asynckfold.placement import Gpu, Load, Placement, place
+from asynckfold.jobs.cost import Cost, Timing
+from asynckfold.jobs.messages import Remark, Started, Task
+from asynckfold.jobs.placement import Gpu, Load, Placement
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.placement.decision import place
 from asynckfold.probing import Prober
 from asynckfold.pulse import Pulse
 from asynckfold.store import RunStore
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import building, probe, worker
 from tests import test_choice
 from tests.test_packing import FOLDS, PLAN, TARGETS

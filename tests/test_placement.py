@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynckfold.placement import Backlog, Bookings, Gpu, Load, Placement, Request, place
+from asynckfold.jobs.placement import Gpu, Load, Placement, Request
+from asynckfold.placement.backlog import Backlog
+from asynckfold.placement.decision import Bookings, place
 
 
 @st.composite

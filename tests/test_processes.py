@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from asynckfold import CVResults, RunStore, processes
 from asynckfold.cli import main
-from asynckfold.costs import Cost
+from asynckfold.jobs.cost import Cost
+from asynckfold.jobs.trainer_params import SEVERAL, TrainerParams
 from asynckfold.processes import ADDED, FEW, Added, notes, seconds
-from asynckfold.trainer_params import SEVERAL, TrainerParams
 from tests.test_choice import FOLDS, workload
 from tests.test_hogwild import kfold
 from tests.toy import Tiny, adam

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.recipe import (
+from asynckfold.jobs.recipe import (
     LR_SCHEDULES,
     InitialState,
     named_lr_schedules,
@@ -219,7 +219,7 @@ def test_what_cannot_be_sent_is_named_by_its_path(name: str) -> None:
 
 def in_main(source: str) -> str:
     program = (
-        "import threading\nfrom asynckfold.recipe import sending_problems\n"
+        "import threading\nfrom asynckfold.jobs.recipe import sending_problems\n"
         f"{source}\nprint(*sending_problems({{'part': part}}))\n"
     )
     done = subprocess.run(

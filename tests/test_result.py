@@ -18,10 +18,9 @@ from sklearn.model_selection import GridSearchCV
 
 from asynckfold.candidates import Candidate, rank
 from asynckfold.cv_results import CVResults
-from asynckfold.folds import make_folds
-from asynckfold.paired import bounds_of, confidence_interval
-from asynckfold.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.result import (
+from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.result import (
     DONE,
     ENDED,
     FAILED,
@@ -32,7 +31,8 @@ from asynckfold.result import (
     StageEpoch,
     fingerprint,
 )
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.paired import bounds_of, confidence_interval
 
 TARGETS = np.array([0, 1] * 6)
 MODELS, SCHEDULES = ["B<b>", "A"], ["cosine", "warm"]

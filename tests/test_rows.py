@@ -23,15 +23,16 @@ from asynckfold import AsyncKFold, RunStore
 from asynckfold.cli.status import state_of
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
-from asynckfold.folds import make_folds
-from asynckfold.messages import JobEnded, Setback, Started, Task
+from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.messages import JobEnded, Setback, Started, Task
+from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DONE, FAILED, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.packing import packing_of
-from asynckfold.placement import Backlog, Load, Placement, Request, place
-from asynckfold.placement.backlog import ROW_SECONDS, ROW_SHARE
-from asynckfold.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.result import DONE, FAILED, Result
+from asynckfold.placement.backlog import ROW_SECONDS, ROW_SHARE, Backlog
+from asynckfold.placement.decision import place
 from asynckfold.sweep import Sweep
-from asynckfold.trainer_params import TrainerParams
 from tests.test_sweep import Recording, done
 from tests.toy import Tiny, adam, samples
 

@@ -15,7 +15,7 @@ from sklearn.metrics import get_scorer, make_scorer
 from sklearn.preprocessing import StandardScaler
 
 from asynckfold.errors import InputError
-from asynckfold.objective import Objective, ordinary
+from asynckfold.jobs.objective import Objective, ordinary
 from asynckfold.scoring import resolve
 
 Array = npt.NDArray[Any]

@@ -36,8 +36,14 @@ ALLOWED = {
     ("training/bundle.py", "file opened to write"): "the job's log, which is appended to",
     ("store/lock.py", "file opened to write"): "the lock, which is never renamed",
     ("store/database.py", "file opened to write"): "run.db, made with its mode before SQLite does",
-    ("digests/parts.py", "code from text"): "a module is compiled to be compared, and never run",
-    ("digests/values.py", "temporary file elsewhere"): "the name of their folder; none is made",
+    (
+        "jobs/digests/parts.py",
+        "code from text",
+    ): "a module is compiled to be compared, and never run",
+    (
+        "jobs/digests/values.py",
+        "temporary file elsewhere",
+    ): "the name of their folder; none is made",
     ("store/aside.py", "renaming"): "the whole folder of a run, of which no half can be left",
     ("training/worker.py", "file opened to write"): "/dev/null, where no job has a log",
     ("training/fusion/lowering.py", "network"): "binds the arguments of a function",

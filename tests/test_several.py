@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from asynckfold import CVResults, InputError, RunStore, fit
-from asynckfold.result import DONE
+from asynckfold.jobs.result import DONE
 from tests import fake_gpu
 from tests.leftovers import gone
 from tests.nursery import Nursery

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from asynckfold.cli import main
 from asynckfold.errors import InputError
-from asynckfold.placement import Request
+from asynckfold.jobs.placement import Request
 from asynckfold.retries import CLASS_OF, decide
 from asynckfold.scenario import draw_scenario
 from asynckfold.simulate import (

@@ -28,11 +28,18 @@ from asynckfold.errors import (
     StoreCorruptError,
 )
 from asynckfold.files import storage_error
-from asynckfold.plan import folds_fingerprint
-from asynckfold.result import ENDED, Averaged, Baseline, Epoch, StageEpoch, fingerprint
+from asynckfold.jobs.plan import folds_fingerprint
+from asynckfold.jobs.result import (
+    ENDED,
+    Averaged,
+    Baseline,
+    Epoch,
+    StageEpoch,
+    fingerprint,
+)
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef, RunStore
 from asynckfold.store.records import epochs_text
-from asynckfold.trainer_params import TrainerParams
 from tests.records import (
     FIRST,
     FOLDS,

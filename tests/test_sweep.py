@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
-from asynckfold.folds import make_folds
-from asynckfold.messages import (
+from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.messages import (
     CheckpointWritten,
     EpochEnded,
     News,
@@ -25,12 +25,12 @@ from asynckfold.messages import (
     Setback,
     Task,
 )
-from asynckfold.placement import Load, Placement, Request
-from asynckfold.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.result import DONE, FAILED, Epoch, Result
+from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DONE, FAILED, Epoch, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef, RunStore
 from asynckfold.sweep import Sweep
-from asynckfold.trainer_params import TrainerParams
 
 Behaviour = Callable[[Task], Any]
 

@@ -15,14 +15,14 @@ import pytest
 from asynckfold import sweep as sweeps
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
-from asynckfold.folds import make_folds
-from asynckfold.messages import JobEnded, Setback, Started, Task
-from asynckfold.placement import Load, Placement, Request
-from asynckfold.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.result import DIVERGED, DONE, FAILED, Result
+from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.messages import JobEnded, Setback, Started, Task
+from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import RunStore
 from asynckfold.sweep import Sweep
-from asynckfold.trainer_params import TrainerParams
 from tests.test_sweep import Recording, done
 
 GROUP = ("A/cosine/fold-0", "A/cosine/fold-1", "A/cosine/fold-2")

@@ -28,8 +28,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
-from asynckfold.folds import make_folds
-from asynckfold.messages import (
+from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.messages import (
     CheckpointWritten,
     EpochEnded,
     News,
@@ -37,14 +37,14 @@ from asynckfold.messages import (
     Setback,
     Task,
 )
-from asynckfold.placement import Load, Placement, Request
-from asynckfold.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.result import DIVERGED, DONE, ENDED, FAILED, Epoch, Result
+from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DIVERGED, DONE, ENDED, FAILED, Epoch, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef, RunStore, job_folder
 from asynckfold.store.layout import DATABASE
 from asynckfold.store.reading import RunReader
 from asynckfold.sweep import Sweep
-from asynckfold.trainer_params import TrainerParams
 from tests.test_sweep import set_full
 
 EXHAUSTIVE = bool(os.environ.get("ASYNCKFOLD_EXHAUSTIVE"))

@@ -23,7 +23,7 @@ from asynckfold import (
     choice,
 )
 from asynckfold.engines.pool import close_warm
-from asynckfold.plan import Plan
+from asynckfold.jobs.plan import Plan
 from tests.toy import Tiny, adam, samples
 
 CORES = len(os.sched_getaffinity(0))

@@ -9,16 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.placement import (
-    Backlog,
-    Bookings,
-    Gpu,
-    Load,
-    Placement,
-    Request,
-    fused,
-    place,
-)
+from asynckfold.jobs.placement import Gpu, Load, Placement, Request, fused
+from asynckfold.placement.backlog import Backlog
+from asynckfold.placement.decision import Bookings, place
 from asynckfold.waiting import Obstacle, Waits, obstacle
 
 LOAD = Load(cores=(0, 1, 2, 3), idle=(0, 1, 2, 3), free_memory=100 << 20)

@@ -28,9 +28,10 @@ from asynckfold.engines.machine import Machine
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import WorkerDiedError
-from asynckfold.messages import Started
-from asynckfold.placement import Load, Placement, Request, place
-from asynckfold.result import DONE
+from asynckfold.jobs.messages import Started
+from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.result import DONE
+from asynckfold.placement.decision import place
 from asynckfold.store import RunStore
 from asynckfold.sweep import Sweep
 from asynckfold.yielding import Held, yielded

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from asynckfold.data import Prepared, prepare
-from asynckfold.folds import make_folds
-from asynckfold.messages import Task
-from asynckfold.plan import Job, Plan, folds_fingerprint, make_jobs
-from asynckfold.recipe import Recipe
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.messages import Task
+from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.recipe import Recipe
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.bundle import Bundle
 
 

@@ -14,17 +14,22 @@ import numpy as np
 
 from asynckfold import fusing
 from asynckfold.api.resources import Sharing
-from asynckfold.criteria import Criterion, criterion_of, why_not_of_pairs
 from asynckfold.engines.limits import allowed_cores
 from asynckfold.engines.machine import resolve_n_jobs
 from asynckfold.errors import InputError, Problem, nearest, refuse
-from asynckfold.folds import Fold, make_folds
 from asynckfold.fusing import Fuse
-from asynckfold.objective import Transform
-from asynckfold.recipe import Recipe, named_lr_schedules, named_models, sending_problems
+from asynckfold.jobs.criteria import Criterion, criterion_of, why_not_of_pairs
+from asynckfold.jobs.folds import Fold, make_folds
+from asynckfold.jobs.objective import Transform
+from asynckfold.jobs.recipe import (
+    Recipe,
+    named_lr_schedules,
+    named_models,
+    sending_problems,
+)
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store.layout import path_problems
 from asynckfold.store.lock import shared_problems
-from asynckfold.trainer_params import TrainerParams
 
 if TYPE_CHECKING:
     from asynckfold.data import Labels, Prepared

@@ -19,11 +19,11 @@ from rich.text import Text
 
 from asynckfold.console import console, spinner
 from asynckfold.interruption import unbroken
-from asynckfold.messages import EpochEnded, News, Progress, Remark
-from asynckfold.placement import Load, Placement, Request
+from asynckfold.jobs.messages import EpochEnded, News, Progress, Remark
+from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.result import DONE, Result
 from asynckfold.plaintext import one_line
-from asynckfold.plan import Plan
-from asynckfold.result import DONE, Result
 
 LINE_SECONDS = 2.0
 """Between two plain lines at verbosity 1."""

@@ -26,9 +26,9 @@ from asynckfold.api.refit import SEEN, SEEN_AGAIN
 from asynckfold.cv_results import CVResults
 from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
 from asynckfold.files import make_folder, write_whole
-from asynckfold.folds import Indices
-from asynckfold.recipe import InitialState
-from asynckfold.result import Epoch, Result
+from asynckfold.jobs.folds import Indices
+from asynckfold.jobs.recipe import InitialState
+from asynckfold.jobs.result import Epoch, Result
 
 if TYPE_CHECKING:
     from torch import nn

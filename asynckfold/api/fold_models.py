@@ -39,10 +39,10 @@ from asynckfold.data import (
 )
 from asynckfold.ensemble import Outputs
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.folds import Fold, Indices
-from asynckfold.objective import Transform
-from asynckfold.plan import Job
-from asynckfold.recipe import Recipe
+from asynckfold.jobs.folds import Fold, Indices
+from asynckfold.jobs.objective import Transform
+from asynckfold.jobs.plan import Job
+from asynckfold.jobs.recipe import Recipe
 from asynckfold.training import building, preprocessing, seeding
 from asynckfold.training.isolation import isolated
 from asynckfold.training.precision import outputs_of

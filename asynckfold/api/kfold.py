@@ -29,13 +29,13 @@ from asynckfold.errors import (
     RefitFailedError,
     refuse,
 )
-from asynckfold.folds import Fold
 from asynckfold.forecast import Forecast
 from asynckfold.interruption import listening
-from asynckfold.plan import Plan
-from asynckfold.recipe import Recipe
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.recipe import Recipe
+from asynckfold.jobs.result import DONE, Result, cause
 from asynckfold.report.summary import read_results
-from asynckfold.result import DONE, Result, cause
 from asynckfold.store import RunStore
 from asynckfold.store.layout import refit_folder
 

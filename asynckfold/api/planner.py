@@ -18,8 +18,6 @@ from asynckfold.api.display import Display
 from asynckfold.api.resources import room_problems
 from asynckfold.checking import Checker
 from asynckfold.choice import Choice
-from asynckfold.digests import changes
-from asynckfold.digests.parts import Digest, of_run
 from asynckfold.elastic import steps_of
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
@@ -27,22 +25,24 @@ from asynckfold.engines.machine import Machine, resolve_n_jobs, total_memory, wa
 from asynckfold.engines.process import ProcessEngine, preloads
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import Problem, refuse
-from asynckfold.folds import Fold
 from asynckfold.forecast import Forecast, forecast, foreseen
 from asynckfold.fusing import Fuse, Grouping, grouped
 from asynckfold.interruption import Interruption, listening
-from asynckfold.messages import Facts
+from asynckfold.jobs.digests import changes
+from asynckfold.jobs.digests.parts import Digest, of_run
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.messages import Facts
+from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.recipe import Recipe, sending_problems
+from asynckfold.jobs.trainer_params import KINDS, TrainerParams
 from asynckfold.packing import decided_of
-from asynckfold.placement import Load, Placement
-from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.probing import Prober
 from asynckfold.reading import WorkerReaders, warm_pool
-from asynckfold.recipe import Recipe, sending_problems
 from asynckfold.scoring import resolve
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
 from asynckfold.sweep import Inbox
-from asynckfold.trainer_params import KINDS, TrainerParams
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared

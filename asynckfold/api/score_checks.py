@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asynckfold import objective as objectives
 from asynckfold import scoring as scores
 from asynckfold.api.arguments import Settings, one_line
-from asynckfold.criteria import (
+from asynckfold.errors import Problem, refuse
+from asynckfold.jobs import objective as objectives
+from asynckfold.jobs.criteria import (
     LOG_PROBABILITIES,
     LOG_RATE,
     LOGITS,
@@ -27,9 +28,8 @@ from asynckfold.criteria import (
     VALUES,
     Criterion,
 )
-from asynckfold.errors import Problem, refuse
-from asynckfold.folds import Fold
-from asynckfold.objective import (
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.objective import (
     BINARY,
     MULTICLASS,
     MULTILABEL,
@@ -38,7 +38,7 @@ from asynckfold.objective import (
     Look,
     Objective,
 )
-from asynckfold.plan import Plan
+from asynckfold.jobs.plan import Plan
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared

@@ -32,17 +32,17 @@ from asynckfold.errors import (
     refuse,
 )
 from asynckfold.files import make_folders, slug, write_whole
-from asynckfold.identity import CPU, ELASTIC, THREADS, differences
 from asynckfold.interruption import Interruption
+from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.recipe import Recipe, sending_problems
+from asynckfold.jobs.reproducibility import CPU, ELASTIC, THREADS, differences
+from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Baseline, Result, job_by_id
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.packing import decided_of, packing_of
-from asynckfold.plan import Job, Plan
-from asynckfold.recipe import Recipe, sending_problems
 from asynckfold.report.findings import packing as packing_text
-from asynckfold.result import DIVERGED, DONE, FAILED, Baseline, Result, job_by_id
 from asynckfold.scoring import Score, resolve
 from asynckfold.store import RunStore, Sample
 from asynckfold.sweep import Sweep, is_stray
-from asynckfold.trainer_params import TrainerParams
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared, Seen

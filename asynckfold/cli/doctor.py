@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asynckfold.placement import Load
+from asynckfold.jobs.placement import Load
 from asynckfold.sizes import gibibytes
 
 

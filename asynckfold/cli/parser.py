@@ -16,7 +16,7 @@ from asynckfold.cli.data_flags import (
     add_source_flags,
 )
 from asynckfold.cli.sweep_file import DEFAULTS, from_folder
-from asynckfold.trainer_params import TRAINERS, WORDS
+from asynckfold.jobs.trainer_params import TRAINERS, WORDS
 
 SUBJECTS = (
     "checkpoints",

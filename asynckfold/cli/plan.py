@@ -21,9 +21,9 @@ from asynckfold.cli.text_charts import gantt
 from asynckfold.elastic import steps_of, worth
 from asynckfold.errors import Problem, refuse
 from asynckfold.forecast import Forecast, forecast_of
-from asynckfold.identity import ELASTIC
-from asynckfold.placement import place
-from asynckfold.plan import Plan
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.reproducibility import ELASTIC
+from asynckfold.placement.decision import place
 from asynckfold.sizes import gibibytes
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE

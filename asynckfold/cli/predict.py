@@ -18,16 +18,16 @@ from asynckfold.cli.export import best, new_file_problems
 from asynckfold.cli.output import Output
 from asynckfold.cli.parser import make_parser, stored_command
 from asynckfold.cli.sweep_file import DEFAULTS, live_parts, names_code
-from asynckfold.criteria import MARGINS, PROBABILITIES, VALUES
 from asynckfold.cv_results import CVResults
-from asynckfold.digests import changes
-from asynckfold.digests.changes import WEIGHTS
-from asynckfold.digests.parts import of_run
 from asynckfold.errors import Problem, refuse
 from asynckfold.files import write_whole
-from asynckfold.objective import MULTICLASS, REGRESSION, Objective
-from asynckfold.plan import Plan
-from asynckfold.recipe import Recipe
+from asynckfold.jobs.criteria import MARGINS, PROBABILITIES, VALUES
+from asynckfold.jobs.digests import changes
+from asynckfold.jobs.digests.changes import WEIGHTS
+from asynckfold.jobs.digests.parts import of_run
+from asynckfold.jobs.objective import MULTICLASS, REGRESSION, Objective
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.recipe import Recipe
 from asynckfold.report.findings import plural
 from asynckfold.scoring import resolve
 from asynckfold.store import RunStore

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from asynckfold.identity import Claim, claim
+from asynckfold.jobs.reproducibility import Claim, claim
 from asynckfold.store import Attempt, RunStore, Waiting
 from asynckfold.store.layout import refit_folders
 from asynckfold.waiting import named_cores

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asynckfold.api.arguments import Settings
     from asynckfold.api.kfold import AsyncKFold
     from asynckfold.api.resources import Sharing
-    from asynckfold.recipe import Recipe
+    from asynckfold.jobs.recipe import Recipe
     from asynckfold.sources import Source
 
 FILE_NAMES = ("dataset", "criterion", "models", "schedulers", "opt_fn")
@@ -245,8 +245,8 @@ def _check_settings(
 ) -> None:
     """Find what is wrong with the numbers, data or not."""
     from asynckfold.api.kfold import AsyncKFold
-    from asynckfold.recipe import named_lr_schedules
-    from asynckfold.trainer_params import TrainerParams
+    from asynckfold.jobs.recipe import named_lr_schedules
+    from asynckfold.jobs.trainer_params import TrainerParams
 
     problems += named_lr_schedules(list(dict.fromkeys(schedulers)))[1] if schedulers else []
     with _gathered(problems):
@@ -534,7 +534,7 @@ def live_parts(parsed: argparse.Namespace) -> tuple[Settings, Recipe, Source | N
         As `sweep_parts`.
     """
     from asynckfold.api.arguments import Settings
-    from asynckfold.recipe import Recipe, named_models
+    from asynckfold.jobs.recipe import Recipe, named_models
     from asynckfold.training.compiling import import_on_demand
 
     import_on_demand()
@@ -586,7 +586,7 @@ def make_kfold(parsed: argparse.Namespace, sweep: SweepParts) -> AsyncKFold:
 
 
 def _alone_problems(parsed: argparse.Namespace, sweep: SweepParts) -> Iterator[Problem]:
-    from asynckfold.recipe import named_lr_schedules, named_models
+    from asynckfold.jobs.recipe import named_lr_schedules, named_models
 
     if not 0 < parsed.held_out < 1:
         yield Problem(

@@ -16,7 +16,7 @@ from asynckfold.data.arrays import exact
 from asynckfold.data.encoding import Encoding
 from asynckfold.data.opened import Opened
 from asynckfold.data.shared import ArraySpec
-from asynckfold.folds import Indices
+from asynckfold.jobs.folds import Indices
 from asynckfold.transforms import (
     AnyDraw,
     Array,

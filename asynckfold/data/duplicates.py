@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.folds import Fold
+from asynckfold.jobs.folds import Fold
 from asynckfold.transforms import Array
 
 LEAST, SHARE = 3, 0.01

@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from asynckfold.data.arrays import by_position, column_problems, plain
 from asynckfold.data.opened import open_source
 from asynckfold.errors import Problem, refuse
-from asynckfold.folds import Indices
+from asynckfold.jobs.folds import Indices
 
 
 def joined(dataset: Any, other: Any) -> tuple[Any, Indices, Indices]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from asynckfold.errors import InputError, Problem
-from asynckfold.folds import Indices
+from asynckfold.jobs.folds import Indices
 from asynckfold.transforms import Array, is_known, to_array
 
 _MNIST, _CIFAR, _SVHN = (f"torchvision.datasets.{name}" for name in ("mnist", "cifar", "svhn"))

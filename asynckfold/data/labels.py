@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from asynckfold.criteria import CLASSES, NUMBERS, ODDS, SIGNS, Criterion
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.objective import (
+from asynckfold.jobs.criteria import CLASSES, NUMBERS, ODDS, SIGNS, Criterion
+from asynckfold.jobs.objective import (
     BINARY,
     MULTICLASS,
     MULTILABEL,

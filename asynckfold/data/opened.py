@@ -18,7 +18,7 @@ from asynckfold.data.arrays import ExactArrays, by_position, is_sparse, not_half
 from asynckfold.data.encoding import Encoding
 from asynckfold.data.known import subset_of, tensors_of, whole_arrays
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.folds import Indices
+from asynckfold.jobs.folds import Indices
 from asynckfold.transforms import (
     Array,
     Step,

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_collate
 
-from asynckfold.criteria import Criterion
 from asynckfold.data.batches import DataHandle
 from asynckfold.data.encoding import Encoding
 from asynckfold.data.labels import Labels, label_array, resolve_labels
@@ -30,7 +29,8 @@ from asynckfold.data.reading import (
 )
 from asynckfold.data.shared import ArraySpec, SharedArray
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.objective import Objective
+from asynckfold.jobs.criteria import Criterion
+from asynckfold.jobs.objective import Objective
 from asynckfold.transforms import Array, View, apply, describe, seeded
 
 _PATIENCE_SECONDS = 5.0

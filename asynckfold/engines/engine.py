@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from asynckfold.messages import News, Task
-from asynckfold.placement import Load, Placement
+from asynckfold.jobs.messages import News, Task
+from asynckfold.jobs.placement import Load, Placement
 
 Tell = Callable[[News], None]
 

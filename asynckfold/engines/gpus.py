@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asynckfold.engines.readers import UNREADABLE
-from asynckfold.placement import Gpu
+from asynckfold.jobs.placement import Gpu
 
 
 def load_nvml() -> tuple[Any, str]:

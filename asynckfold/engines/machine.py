@@ -39,7 +39,7 @@ from asynckfold.engines.readers import UNREADABLE, Readers
 from asynckfold.engines.sampler import WINDOW_SECONDS, LoadSampler
 from asynckfold.engines.steady import Mind, reconsider
 from asynckfold.errors import Problem, refuse
-from asynckfold.placement import Load, Placement
+from asynckfold.jobs.placement import Load, Placement
 from asynckfold.sizes import gibibytes
 
 

@@ -39,9 +39,9 @@ from asynckfold import descriptors, proc
 from asynckfold.engines.engine import Answer, Tell
 from asynckfold.engines.limits import oom_kills, was_short_of_memory
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
-from asynckfold.identity import VARIABLES
-from asynckfold.messages import Task
-from asynckfold.placement import Placement
+from asynckfold.jobs.messages import Task
+from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.reproducibility import VARIABLES
 from asynckfold.pulse import Pulse, Pulses
 from asynckfold.sizes import gibibytes
 

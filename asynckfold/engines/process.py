@@ -21,9 +21,9 @@ from asynckfold.engines.engine import Answer, Look, Tell
 from asynckfold.engines.hangs import Hangs
 from asynckfold.errors import StorageError
 from asynckfold.interruption import Interruption
-from asynckfold.messages import Remark, Task
-from asynckfold.placement import Load, Placement
-from asynckfold.recipe import pack
+from asynckfold.jobs.messages import Remark, Task
+from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.recipe import pack
 
 if TYPE_CHECKING:
     from asynckfold.training.bundle import Bundle

@@ -10,9 +10,9 @@ placements, and a simulator can drive the very same function.
 =========== ==========================================================================
 """
 
+from asynckfold.jobs.placement import Gpu, Load, Placement, Request, fused, units
 from asynckfold.placement.backlog import Backlog
 from asynckfold.placement.decision import Bookings, place
-from asynckfold.placement.words import Gpu, Load, Placement, Request, fused, units
 
 __all__ = [
     "Backlog",

@@ -10,7 +10,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Protocol
 
-from asynckfold.placement.words import Placement, Request
+from asynckfold.jobs.placement import Placement, Request
 
 ROW_SECONDS = 0.25
 """Most expected seconds of a row of short jobs. A placement costs some 5 ms (two commits, a look at

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.placement.backlog import Backlog
-from asynckfold.placement.words import Gpu, Load, Placement, Request
 
 _Key = TypeVar("_Key")
 

@@ -23,11 +23,11 @@ from markupsafe import Markup
 
 from asynckfold.cv_results import CVResults
 from asynckfold.files import alone, make_folder, make_folders, storage_error, write_whole
+from asynckfold.jobs.result import Epoch
 from asynckfold.report import findings
 from asynckfold.report.charts import Chart, draw
 from asynckfold.report.summary import Summary, read_results, summarize
 from asynckfold.report.text import clean
-from asynckfold.result import Epoch
 from asynckfold.store import RunStore
 
 SECTIONS = (

@@ -13,8 +13,8 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from asynckfold.jobs.plan import Job
 from asynckfold.plaintext import plain
-from asynckfold.plan import Job
 
 NAME_LIMIT = 256
 TEXT_LIMIT = 64 * 1024

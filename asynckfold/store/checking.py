@@ -7,8 +7,8 @@ import zlib
 from pathlib import Path
 
 from asynckfold.errors import StoreCorruptError
+from asynckfold.jobs.plan import Plan
 from asynckfold.plaintext import one_line
-from asynckfold.plan import Plan
 from asynckfold.store.schema import COLUMNS, FORMAT, STATEMENTS
 from asynckfold.store.soundness import cell_checks, strangers
 

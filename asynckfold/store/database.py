@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from asynckfold.decoding import FAULTS
 from asynckfold.errors import StorageError, StoreCorruptError, refuse
 from asynckfold.files import open_plain, reading_error, storage_error
+from asynckfold.jobs.decoding import FAULTS
 from asynckfold.plaintext import one_line
 from asynckfold.proc import free_memory
 from asynckfold.store.checking import check_pages, check_schema, checksum, verify

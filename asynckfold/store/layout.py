@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asynckfold.errors import Problem
 from asynckfold.files import slug
-from asynckfold.plan import Job
+from asynckfold.jobs.plan import Job
 
 DATABASE = "run.db"
 LOCK = "run.lock"

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from asynckfold.decoding import parsed
 from asynckfold.errors import Problem, RunHeldError, StorageError, refuse
 from asynckfold.files import make_folder, open_plain, storage_error
+from asynckfold.jobs.decoding import parsed
 from asynckfold.store.layout import LOCK, path_problems
 
 # A tenth of a second in all: thousands of times what a reader needs to look at the lock.

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy.typing as npt
 
-from asynckfold.decoding import decoded, finite, parsed
 from asynckfold.errors import StoreCorruptError
-from asynckfold.folds import Fold
-from asynckfold.plan import Plan
-from asynckfold.result import ENDED, Baseline, Epoch, Result, fingerprint
+from asynckfold.jobs.decoding import decoded, finite, parsed
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.result import ENDED, Baseline, Epoch, Result, fingerprint
 from asynckfold.store import splits
 from asynckfold.store.database import SQLITE_FAULTS, decoding, from_sqlite
 from asynckfold.store.lock import holder_of

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.decoding import decoded, finite, parsed
-from asynckfold.result import Averaged, Epoch, Result, StageEpoch
+from asynckfold.jobs.decoding import decoded, finite, parsed
+from asynckfold.jobs.result import Averaged, Epoch, Result, StageEpoch
 from asynckfold.waiting import Wait
 
 PLACED = "placed"

@@ -19,7 +19,7 @@ from asynckfold.files import (
     storage_error,
     sync_folder,
 )
-from asynckfold.plan import Job
+from asynckfold.jobs.plan import Job
 from asynckfold.store.layout import CHECKPOINT, SPLITS, job_folder, up_to
 from asynckfold.store.records import CheckpointRef
 

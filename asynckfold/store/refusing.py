@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from asynckfold.digests.changes import WEIGHTS
 from asynckfold.errors import PlanMismatchError, Problem
-from asynckfold.plan import Plan
+from asynckfold.jobs.digests.changes import WEIGHTS
+from asynckfold.jobs.plan import Plan
 from asynckfold.store.layout import initial_weights
 
 _ANEW = (

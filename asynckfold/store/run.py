@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import StorageError, StoreCorruptError
-from asynckfold.folds import Fold
-from asynckfold.identity import LEFT
-from asynckfold.plan import Plan
-from asynckfold.result import DONE, FAILED, Baseline, Epoch, Result
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.reproducibility import LEFT
+from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch, Result
 from asynckfold.store import recovery, splits
 from asynckfold.store.aside import set_aside
 from asynckfold.store.database import SQLITE_FAULTS, connect, from_sqlite, snapshot

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from asynckfold.folds import Fold
-from asynckfold.plan import Plan
-from asynckfold.result import DONE, ENDED, Result
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.result import DONE, ENDED, Result
 from asynckfold.store.schema import TYPES
 
 _MOST_TEXT = 1 << 28

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.decoding import FAULTS
 from asynckfold.errors import StoreCorruptError
 from asynckfold.files import read_plain, write_whole
-from asynckfold.folds import Fold
+from asynckfold.jobs.decoding import FAULTS
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Plan, folds_fingerprint
 from asynckfold.plaintext import one_line
-from asynckfold.plan import Plan, folds_fingerprint
 from asynckfold.proc import free_memory
 from asynckfold.store.layout import SPLITS
 from asynckfold.store.soundness import check_folds

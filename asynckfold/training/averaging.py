@@ -38,8 +38,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold.messages import Remark
-from asynckfold.result import Averaged, Epoch
+from asynckfold.jobs.messages import Remark
+from asynckfold.jobs.result import Averaged, Epoch
 from asynckfold.training import batching, building, course
 from asynckfold.training.course import Report
 from asynckfold.training.crew import Crew

@@ -21,13 +21,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from asynckfold.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.data import Batches, exact
-from asynckfold.folds import Fold
-from asynckfold.objective import REGRESSION, Objective
-from asynckfold.plan import Job
+from asynckfold.jobs.criteria import TRANSFORMED, UNKNOWN
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.objective import REGRESSION, Objective
+from asynckfold.jobs.plan import Job
+from asynckfold.jobs.result import Baseline
 from asynckfold.pulse import Pulse
-from asynckfold.result import Baseline
 from asynckfold.training import batching, lr_schedules, seeding
 from asynckfold.training.building import schedule_of
 from asynckfold.training.bundle import Bundle, NoLog

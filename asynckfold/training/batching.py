@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from torch import nn
 
-from asynckfold.folds import Indices
-from asynckfold.plan import Plan
+from asynckfold.jobs.folds import Indices
+from asynckfold.jobs.plan import Plan
 from asynckfold.training import partitions
 from asynckfold.training.partitions import Deal
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from asynckfold.data import Batches
-from asynckfold.folds import Indices
-from asynckfold.messages import Task
-from asynckfold.plan import Job, Plan
+from asynckfold.jobs.folds import Indices
+from asynckfold.jobs.messages import Task
+from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.recipe import Recipe
 from asynckfold.pulse import Pulse
-from asynckfold.recipe import Recipe
 from asynckfold.training import batching, lr_schedules, pretraining, restoring, seeding
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.compiling import compile_whole

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from asynckfold.errors import StorageError
 from asynckfold.files import make_folders, open_plain, storage_error
-from asynckfold.folds import Fold
 from asynckfold.fusing import Fuse
-from asynckfold.plan import Job, Plan
-from asynckfold.recipe import Recipe
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.recipe import Recipe
 from asynckfold.store import job_folder as job_folder
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Bundle:
     job_timeout_s : float or None
         Seconds that a job may train, see `Stopwatch`.
     code : Mapping
-        What the live objects are by value, see `asynckfold.digests`; empty where no module of the
+        What the live objects are by value, see `asynckfold.jobs.digests`; empty where no module of the
         user's own is imported for them.
     highest : int
         The greatest class index of a sample; -1 where a dry run need not look at it.

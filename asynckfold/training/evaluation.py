@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from asynckfold.criteria import PROBABILITIES, TRANSFORMED, UNKNOWN
-from asynckfold.folds import Indices
-from asynckfold.objective import MULTICLASS, REGRESSION, Objective
+from asynckfold.jobs.criteria import PROBABILITIES, TRANSFORMED, UNKNOWN
+from asynckfold.jobs.folds import Indices
+from asynckfold.jobs.objective import MULTICLASS, REGRESSION, Objective
 from asynckfold.training.losses import adds_up
 from asynckfold.training.precision import outputs_of
 

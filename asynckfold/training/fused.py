@@ -31,11 +31,11 @@ from torch.nn.utils.rnn import pad_sequence
 from asynckfold import proc
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
-from asynckfold.folds import Fold
-from asynckfold.messages import JobEnded, News, Remark, Setback, Task
-from asynckfold.plan import Job
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.messages import JobEnded, News, Remark, Setback, Task
+from asynckfold.jobs.plan import Job
+from asynckfold.jobs.result import Result
 from asynckfold.pulse import Pulse
-from asynckfold.result import Result
 from asynckfold.store import CheckpointRef
 from asynckfold.training import (
     batching,

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 from asynckfold import proc
+from asynckfold.jobs.result import Epoch
 from asynckfold.pulse import PAUSE_SECONDS
-from asynckfold.result import Epoch
 from asynckfold.training import course
 from asynckfold.training.course import Report
 from asynckfold.training.losses import portions

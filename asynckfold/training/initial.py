@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from asynckfold.files import make_folders, write_whole
-from asynckfold.recipe import InitialState, Recipe
+from asynckfold.jobs.recipe import InitialState, Recipe
 from asynckfold.store.layout import initial_weights
 
 

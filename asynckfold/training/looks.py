@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from asynckfold.objective import Look
+from asynckfold.jobs.objective import Look
 
 LOOKED_AT = 4096
 """Most numbers of the outputs that tell what they mean."""

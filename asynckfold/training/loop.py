@@ -21,10 +21,10 @@ from collections.abc import Callable
 import torch
 
 from asynckfold.data import Batches
-from asynckfold.messages import Remark, Task
+from asynckfold.jobs.messages import Remark, Task
+from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.pulse import Pulse
-from asynckfold.result import DIVERGED, DONE, FAILED, Result
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import building, checkpoint, restoring, saving
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.course import Course, Diverged, Report, Training

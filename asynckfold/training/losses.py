@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from asynckfold.plan import Plan
+from asynckfold.jobs.plan import Plan
 
 SUMS = {"loss": "sum over samples"}
 """What the plan's recipe says of a criterion that sums."""
@@ -30,7 +30,7 @@ def adds_up(criterion: Callable[..., Any], plan: Plan) -> bool:
 
     Examples
     --------
-    >>> from asynckfold.trainer_params import TrainerParams
+    >>> from asynckfold.jobs.trainer_params import TrainerParams
     >>> plan = Plan((), TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
     >>> adds_up(nn.MSELoss(reduction="sum"), plan), adds_up(nn.MSELoss(), plan)
     (True, False)

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from asynckfold.folds import Indices
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.folds import Indices
+from asynckfold.jobs.trainer_params import TrainerParams
 
 Cut = Callable[[int], Iterable[tuple[int, int]]]
 """Divides so many samples into batches: (low, high) of each."""

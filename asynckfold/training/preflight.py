@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from asynckfold import formats, fusing
-from asynckfold.criteria import Criterion, criterion_of
 from asynckfold.data import Batches
 from asynckfold.errors import InputError
-from asynckfold.messages import Facts
-from asynckfold.objective import BINARY, Look
+from asynckfold.jobs.criteria import Criterion, criterion_of
+from asynckfold.jobs.messages import Facts
+from asynckfold.jobs.objective import BINARY, Look
 from asynckfold.pulse import Pulse
 from asynckfold.training import (
     building,

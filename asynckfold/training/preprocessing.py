@@ -26,7 +26,7 @@ import torch
 
 from asynckfold.data import NOT_FINITE, Batches, rounded
 from asynckfold.errors import Problem, refuse
-from asynckfold.folds import Indices
+from asynckfold.jobs.folds import Indices
 from asynckfold.transforms import Array, seeded
 
 ALIKE = 1e-2

@@ -29,9 +29,9 @@ import torch
 from torch import nn
 
 from asynckfold.data import Batches
-from asynckfold.folds import Indices
+from asynckfold.jobs.folds import Indices
+from asynckfold.jobs.result import StageEpoch
 from asynckfold.pulse import Pulse
-from asynckfold.result import StageEpoch
 from asynckfold.training import seeding
 from asynckfold.training.bundle import JobLog
 from asynckfold.training.summing import Summing

@@ -20,10 +20,10 @@ from statistics import median
 import torch
 
 from asynckfold import proc
-from asynckfold.costs import Timing
 from asynckfold.data import Batches
-from asynckfold.messages import News, Started, Task
-from asynckfold.plan import Job
+from asynckfold.jobs.cost import Timing
+from asynckfold.jobs.messages import News, Started, Task
+from asynckfold.jobs.plan import Job
 from asynckfold.pulse import Pulse
 from asynckfold.training import batching, building, course, evaluation, fused
 from asynckfold.training.bundle import Bundle, NoLog

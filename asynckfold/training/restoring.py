@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from asynckfold.errors import StoreCorruptError
-from asynckfold.messages import Remark, Task
+from asynckfold.jobs.messages import Remark, Task
 from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint
 from asynckfold.training.bundle import Bundle

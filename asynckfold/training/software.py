@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from asynckfold.identity import (
+from asynckfold.jobs.reproducibility import (
     ARITHMETIC,
     BUILD,
     CPU,

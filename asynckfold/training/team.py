@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from asynckfold import proc
-from asynckfold.folds import Indices
+from asynckfold.jobs.folds import Indices
 from asynckfold.training import evaluation, seeding
 from asynckfold.training.course import Training
 from asynckfold.training.crew import Crew

@@ -36,12 +36,20 @@ import torch
 
 from asynckfold import descriptors, proc, terminal
 from asynckfold.data import Batches
-from asynckfold.digests.parts import imported_otherwise
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.messages import JobEnded, Left, News, Resized, Setback, Started, Task
-from asynckfold.placement import Placement
+from asynckfold.jobs.digests.parts import imported_otherwise
+from asynckfold.jobs.messages import (
+    JobEnded,
+    Left,
+    News,
+    Resized,
+    Setback,
+    Started,
+    Task,
+)
+from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.result import FAILED, Result
 from asynckfold.pulse import STACKS_SIGNAL, Pulse
-from asynckfold.result import FAILED, Result
 from asynckfold.training import (
     baseline,
     denormals,

@@ -17,9 +17,9 @@ from asynckfold.engines.engine import Engine
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.engines.serial import SerialEngine
-from asynckfold.messages import CheckpointWritten, EpochEnded
-from asynckfold.placement import Load, Placement
-from asynckfold.result import DONE, FAILED, Result
+from asynckfold.jobs.messages import CheckpointWritten, EpochEnded
+from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.result import DONE, FAILED, Result
 from tests.toy import Tiny, task, toy_bundle
 
 Make = Callable[..., AbstractContextManager[tuple[Engine, Any, "queue.SimpleQueue[Any]"]]]

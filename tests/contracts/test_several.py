@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from asynckfold.errors import WorkerDiedError
-from asynckfold.trainer_params import SEVERAL, TrainerParams
+from asynckfold.jobs.trainer_params import SEVERAL, TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.several import TRAINERS
 from tests.training.teams import (

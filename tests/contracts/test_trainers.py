@@ -22,8 +22,8 @@ from asynckfold import AsyncKFold, CVResults, InterruptedRunError, RunStore
 from asynckfold.cli.status import state_of
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import AsyncKFoldError
+from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.models import MLP
-from asynckfold.result import DIVERGED, DONE
 from tests import here
 from tests.leftovers import descendants, gone
 from tests.nursery import Nursery, Started

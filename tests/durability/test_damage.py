@@ -17,8 +17,8 @@ import pytest
 
 from asynckfold.errors import AsyncKFoldError, StorageError, StoreCorruptError
 from asynckfold.files import TEMPORARY, settle, write_whole
-from asynckfold.plan import make_jobs
-from asynckfold.result import Baseline, Epoch
+from asynckfold.jobs.plan import make_jobs
+from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.store import RunStore, job_folder
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 from tests.records import make_result

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from asynckfold.files import sha256
-from asynckfold.result import ENDED
+from asynckfold.jobs.result import ENDED
 from asynckfold.store import RunStore
 from tests.durability.tracing import Nursery, Point
 from tests.durability.work import PLAN, work

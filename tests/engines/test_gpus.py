@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from asynckfold.engines.gpus import load_nvml, visible_order
 from asynckfold.engines.machine import Machine
-from asynckfold.placement import Gpu
+from asynckfold.jobs.placement import Gpu
 from tests.engines.fakes import FakeMachine, fake_host
 
 

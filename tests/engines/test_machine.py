@@ -20,7 +20,8 @@ from asynckfold.engines.limits import Host
 from asynckfold.engines.machine import Machine, resolve_n_jobs
 from asynckfold.engines.readers import Readers
 from asynckfold.errors import InputError
-from asynckfold.placement import Placement, Request, place
+from asynckfold.jobs.placement import Placement, Request
+from asynckfold.placement.decision import place
 from tests.engines.fakes import FakeMachine, fake_host
 
 

@@ -24,10 +24,10 @@ from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import UnpackError, WorkerDiedError
-from asynckfold.placement import Load, Placement
+from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.result import DONE
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.pulse import Pulse
-from asynckfold.result import DONE
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training.denormals import SHARE, flushed
 from tests.fake_gpu import OnFakeGpu
 from tests.leftovers import alive, descendants, gone, shared_memory

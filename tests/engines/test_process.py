@@ -15,8 +15,8 @@ from torch import nn
 
 from asynckfold.cli.bench.loops import adam
 from asynckfold.engines.process import preloads
+from asynckfold.jobs.recipe import Recipe
 from asynckfold.models import LeNet5
-from asynckfold.recipe import Recipe
 
 
 def of_main(code: str) -> Any:

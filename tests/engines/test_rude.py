@@ -23,10 +23,10 @@ from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.messages import Remark
-from asynckfold.placement import Placement
-from asynckfold.result import DONE
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.messages import Remark
+from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.result import DONE
+from asynckfold.jobs.trainer_params import TrainerParams
 from tests.engines.test_pool import Sleeps, busy_worker, look
 from tests.leftovers import alive, descendants, described, gone
 from tests.nursery import Nursery

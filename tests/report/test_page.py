@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.errors import StorageError
-from asynckfold.plan import Job
+from asynckfold.jobs.plan import Job
+from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.report.page import csv_table, embedded_numbers, inert_json, write_report
 from asynckfold.report.summary import summarize
 from asynckfold.report.text import clean
-from asynckfold.result import DONE, FAILED
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asynckfold.plan import Job
+from asynckfold.jobs.plan import Job
 from asynckfold.report.summary import USE_POINTS, summarize
 from asynckfold.report.text import NAME_LIMIT
 from asynckfold.store import RunStore

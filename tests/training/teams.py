@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.messages import EpochEnded, News, Task
-from asynckfold.result import DONE, Result
+from asynckfold.jobs.messages import EpochEnded, News, Task
+from asynckfold.jobs.result import DONE, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import preflight, several
 from tests.leftovers import descendants
 from tests.training.tiny import Plain, Tiny, always, checkpoints, never, sgd

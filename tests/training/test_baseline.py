@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn, optim
 from torch.utils.data import Dataset
 
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import baseline
 from tests.training.tiny import (
     FEATURES,

@@ -13,7 +13,7 @@ import torch
 
 from asynckfold import fusing
 from asynckfold.errors import InputError
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import preflight
 from tests.training.tiny import Plain, Tiny, checkpoints
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn, optim
 
 from asynckfold.errors import InputError
-from asynckfold.identity import claim
-from asynckfold.messages import Remark
-from asynckfold.plan import Plan
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.messages import Remark
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.reproducibility import claim
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import checkpoint, preflight
 from asynckfold.training.parameter_server.server import Held
 from asynckfold.training.parameter_server.trainer import Replica

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asynckfold.data import Batches
-from asynckfold.messages import (
+from asynckfold.jobs.messages import (
     CheckpointWritten,
     EpochEnded,
     JobEnded,
@@ -25,10 +25,10 @@ from asynckfold.messages import (
     Remark,
     Task,
 )
+from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.pulse import Pulse
-from asynckfold.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.store import CheckpointRef
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import checkpoint, course, fused
 from asynckfold.training.bundle import Bundle
 from tests.training.tiny import (

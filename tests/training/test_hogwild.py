@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.result import DIVERGED
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.result import DIVERGED
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import hogwild, saving
 from asynckfold.training.shared import share_model, share_state, shared
 from tests.training import teams

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.result import DONE
+from asynckfold.jobs.result import DONE
 from asynckfold.training.isolation import isolated
 from tests.training.tiny import Noisy, Plain, Tiny
 

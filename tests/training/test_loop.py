@@ -19,10 +19,10 @@ from torch import nn, optim
 from torch.nn import functional
 
 from asynckfold.errors import StorageError
-from asynckfold.messages import EpochEnded, Progress, Remark
-from asynckfold.recipe import LR_SCHEDULES
-from asynckfold.result import DIVERGED, DONE
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.messages import EpochEnded, Progress, Remark
+from asynckfold.jobs.recipe import LR_SCHEDULES
+from asynckfold.jobs.result import DIVERGED, DONE
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import (
     batching,
     checkpoint,

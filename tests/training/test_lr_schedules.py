@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.recipe import LR_SCHEDULES
+from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.training import lr_schedules
 
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.costs import work_of
 from asynckfold.data import Batches
 from asynckfold.errors import InputError
-from asynckfold.folds import Fold
-from asynckfold.messages import News, Remark
-from asynckfold.plan import Plan
-from asynckfold.result import Averaged, Result
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.cost import work_of
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.messages import News, Remark
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.result import Averaged, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.partitions import Deal, deal_of, dealt
 from tests.training.teams import attempt, noted, noting, params, train
 from tests.training.tiny import Noisy, Tiny, checkpoints

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from asynckfold.api.session import slow_notes
-from asynckfold.identity import CPU as CPU_CLASS
-from asynckfold.messages import Task
-from asynckfold.plan import Plan
-from asynckfold.result import DONE
-from asynckfold.trainer_params import TRAINERS, TrainerParams
+from asynckfold.jobs.messages import Task
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.reproducibility import CPU as CPU_CLASS
+from asynckfold.jobs.result import DONE
+from asynckfold.jobs.trainer_params import TRAINERS, TrainerParams
 from asynckfold.training import preflight, several
 from asynckfold.training.fusion import check_equivalence
 from asynckfold.training.precision import outputs_of

@@ -20,9 +20,9 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from torch import nn, optim
 from torch.nn import functional
 
-from asynckfold.messages import Facts
+from asynckfold.jobs.messages import Facts
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import preflight
 from asynckfold.training.fusion.rules import linear
 from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, samples, sgd

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
-from asynckfold.messages import CheckpointWritten, Remark
+from asynckfold.jobs.messages import CheckpointWritten, Remark
+from asynckfold.jobs.result import Result, StageEpoch
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining, rbm
 from asynckfold.models.rbm import alone
 from asynckfold.report.page import _records
-from asynckfold.result import Result, StageEpoch
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.pretraining import wanted
 from tests.training.teams import train

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.costs import Timing
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
-from asynckfold.placement import Load, Placement
-from asynckfold.plan import Job
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.cost import Timing
+from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.plan import Job
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import probe
 from tests.toy import Tiny as Perceptron
 from tests.toy import toy_bundle

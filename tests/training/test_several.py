@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from asynckfold.messages import News, Remark
-from asynckfold.plan import Plan
-from asynckfold.result import DIVERGED, Averaged
+from asynckfold.jobs.messages import News, Remark
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.result import DIVERGED, Averaged
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.team import average
 from tests.training.teams import (

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.messages import News, Remark, Task
+from asynckfold.jobs.messages import News, Remark, Task
+from asynckfold.jobs.result import DONE, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
 from asynckfold.pulse import Pulse
-from asynckfold.result import DONE, Result
 from asynckfold.store import CheckpointRef
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import pretraining, several
 from asynckfold.training.spared import GpuToTake, SparedGpu, spared
 from asynckfold.training.team import frozen, thawed

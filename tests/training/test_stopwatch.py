@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from asynckfold.messages import News
-from asynckfold.result import DONE, FAILED, Result
+from asynckfold.jobs.messages import News
+from asynckfold.jobs.result import DONE, FAILED, Result
+from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.store import CheckpointRef
-from asynckfold.trainer_params import SEVERAL
 from asynckfold.training import building, checkpoint, fused
 from asynckfold.training.stopwatch import Stopwatch
 from tests.training.teams import (

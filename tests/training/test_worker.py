@@ -16,10 +16,10 @@ from torch import nn
 
 from asynckfold import descriptors
 from asynckfold.errors import StorageError
-from asynckfold.messages import Facts, Progress, Started, Task
-from asynckfold.placement import Placement
-from asynckfold.recipe import pack
-from asynckfold.result import DONE, FAILED, Baseline
+from asynckfold.jobs.messages import Facts, Progress, Started, Task
+from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.recipe import pack
+from asynckfold.jobs.result import DONE, FAILED, Baseline
 from asynckfold.training import course, worker
 from asynckfold.training.bundle import job_folder
 from tests.training.tiny import Plain, Tiny, never

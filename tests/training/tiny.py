@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 from asynckfold.data import Batches, Prepared, prepare
-from asynckfold.folds import make_folds
-from asynckfold.messages import CheckpointWritten, News, Task
-from asynckfold.placement import Placement
-from asynckfold.plan import Job, Plan, folds_fingerprint, make_jobs
-from asynckfold.recipe import Recipe
-from asynckfold.result import Result
+from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.messages import CheckpointWritten, News, Task
+from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.recipe import Recipe
+from asynckfold.jobs.result import Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import loop, worker
 from asynckfold.training.bundle import Bundle, job_folder
 

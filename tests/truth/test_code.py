@@ -31,13 +31,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asynckfold import PlanMismatchError
-from asynckfold.digests import bytecode, changes
-from asynckfold.digests.parts import digested, imported_otherwise
-from asynckfold.folds import make_folds
-from asynckfold.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.recipe import InitialState, Recipe
+from asynckfold.jobs.digests import bytecode, changes
+from asynckfold.jobs.digests.parts import digested, imported_otherwise
+from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.recipe import InitialState, Recipe
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import refuse_other
-from asynckfold.trainer_params import TrainerParams
 from tests.toy import Tiny, adam
 
 NET = '''
@@ -468,10 +468,10 @@ def test_state_that_use_leaves_behind_is_no_setting(tmp_path: Path, first: Parts
 CHILD = """
 import json, runpy, sys
 import cloudpickle
-from asynckfold.digests.parts import digested, imported_otherwise
+from asynckfold.jobs.digests.parts import digested, imported_otherwise
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import UnpackError
-from asynckfold.recipe import InitialState, Recipe
+from asynckfold.jobs.recipe import InitialState, Recipe
 packed, script, used = sys.argv[1], sys.argv[2], set(json.loads(sys.argv[3]))
 sys.path.insert(0, script.rpartition("/")[0])
 as_main = runpy.run_path(script, run_name="__main__")["PARTS"]

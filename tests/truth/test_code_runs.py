@@ -32,7 +32,7 @@ from asynckfold.cli import main
 from asynckfold.cli.predict import code_problems
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import UnpackError
-from asynckfold.recipe import InitialState, Recipe
+from asynckfold.jobs.recipe import InitialState, Recipe
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples()

@@ -28,18 +28,18 @@ import pytest
 from asynckfold.api.arguments import _root_problems
 from asynckfold.api.kfold import load_results
 from asynckfold.cli import main
-from asynckfold.decoding import decoded, parsed
 from asynckfold.errors import AsyncKFoldError, StoreCorruptError
-from asynckfold.folds import Fold
-from asynckfold.plan import folds_fingerprint
+from asynckfold.jobs.decoding import decoded, parsed
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import folds_fingerprint
+from asynckfold.jobs.result import Baseline, Epoch
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.report import page
-from asynckfold.result import Baseline, Epoch
 from asynckfold.store import Placed, RunStore, Waiting, database
 from asynckfold.store.checking import checksum
 from asynckfold.store.layout import MOST_PATH, path_problems
 from asynckfold.store.records import CheckpointRef, result_of
 from asynckfold.store.schema import COLUMNS, TYPES
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.waiting import Wait
 from tests.records import PLAN, begin, finish
 from tests.synthetic import Synthetic, write_run

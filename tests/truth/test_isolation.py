@@ -20,10 +20,10 @@ from asynckfold import AsyncKFold
 from asynckfold.api.session import replaced_notes
 from asynckfold.engines import pool as pools
 from asynckfold.errors import InputError
-from asynckfold.identity import NUMERICS, claim
-from asynckfold.messages import Left, Task
-from asynckfold.placement import Placement
-from asynckfold.result import DONE
+from asynckfold.jobs.messages import Left, Task
+from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.reproducibility import NUMERICS, claim
+from asynckfold.jobs.result import DONE
 from asynckfold.store import RunStore
 from asynckfold.training import numerics, worker
 from asynckfold.training.isolation import isolated

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn, optim
 from torch.nn import functional as F
 
-from asynckfold.messages import Facts
-from asynckfold.result import DONE, Result
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.messages import Facts
+from asynckfold.jobs.result import DONE, Result
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import (
     baseline,
     batching,

@@ -20,8 +20,8 @@ from asynckfold import AsyncKFold
 from asynckfold.engines import pool as pools
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.placement import Placement
-from asynckfold.result import DONE, FAILED
+from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.store import RunStore
 from asynckfold.training.worker import FEW_FILES, refuse_own_fault
 from tests.engines.test_pool import look

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn, optim
 from torch.optim import lr_scheduler as torch_schedules
 
-from asynckfold.messages import Facts
-from asynckfold.result import DONE
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.messages import Facts
+from asynckfold.jobs.result import DONE
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import lr_schedules, preflight
 from asynckfold.training.schedule_fit import Fit, Steps, fit_of, rates_of
 from tests.training.tiny import Plain, Tiny, samples

@@ -21,12 +21,18 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import get_scorer, make_scorer
 from torch import nn
 
-from asynckfold import criteria
-from asynckfold.criteria import NOT_OF_PAIRS, TABLE, criterion_of, why_not_of_pairs
 from asynckfold.data import resolve_labels
 from asynckfold.direction import ERRORS
 from asynckfold.errors import InputError
-from asynckfold.objective import Look, Objective, pos_label_of, probabilities, scale_of
+from asynckfold.jobs import criteria
+from asynckfold.jobs.criteria import NOT_OF_PAIRS, TABLE, criterion_of, why_not_of_pairs
+from asynckfold.jobs.objective import (
+    Look,
+    Objective,
+    pos_label_of,
+    probabilities,
+    scale_of,
+)
 from asynckfold.scoring import fit_problems, resolve
 
 Array = npt.NDArray[Any]

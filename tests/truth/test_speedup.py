@@ -20,10 +20,10 @@ from torch.utils.data import TensorDataset
 from asynckfold import AsyncKFold
 from asynckfold.cli.output import _numbers, result_lines
 from asynckfold.cv_results import CVResults
+from asynckfold.jobs.result import ENDED, Baseline, Result
 from asynckfold.report import findings
 from asynckfold.report.page import write_report
 from asynckfold.report.summary import read_results
-from asynckfold.result import ENDED, Baseline, Result
 from asynckfold.speedup import speedup_of
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run

@@ -43,7 +43,7 @@ from asynckfold import (
 from asynckfold.data import Batches, as_given, copies_note, prepare, rounded
 from asynckfold.data.duplicates import copies, digests
 from asynckfold.engines.pool import close_warm
-from asynckfold.folds import Fold, make_folds
+from asynckfold.jobs.folds import Fold, make_folds
 from asynckfold.report.summary import summarize
 from asynckfold.training import baseline
 from asynckfold.training.batch_dependence import evaluation_depends_on

@@ -13,8 +13,8 @@ from torch import nn, optim
 
 from asynckfold.api.kfold import AsyncKFold
 from asynckfold.cli.bench.table import BenchTable, machine_facts
+from asynckfold.jobs.result import Result
 from asynckfold.models import MLP, VGG, LeNet5
-from asynckfold.result import Result
 
 TARGET = 0.01
 """Largest share of a run that checkpoints should take, at one for each epoch of `EPOCH_SECONDS`."""

@@ -14,9 +14,9 @@ from torch import nn
 from asynckfold import formats, proc
 from asynckfold.cli.bench.loops import BATCH, fast_adam, small_vgg, threads
 from asynckfold.cli.bench.table import BenchTable, machine_facts
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import VGG, AlexNet, LeNet, LeNet5, MobileNet
-from asynckfold.plan import Plan
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import seeding
 from asynckfold.training.flops import FlopCounter
 

@@ -18,13 +18,13 @@ from torch import nn, optim
 from asynckfold import proc
 from asynckfold.cli.bench.table import BenchTable, machine_facts
 from asynckfold.data import prepare
-from asynckfold.folds import make_folds
-from asynckfold.messages import Task
+from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.messages import Task
+from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.recipe import Recipe
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import MLP, VGG, LeNet, LeNet5
-from asynckfold.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.pulse import Pulse
-from asynckfold.recipe import Recipe
-from asynckfold.trainer_params import TrainerParams
 from asynckfold.training import building, fused, seeding
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.course import Course, Training

@@ -22,7 +22,7 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from asynckfold.api.kfold import AsyncKFold
-from asynckfold.folds import Fold, Indices
+from asynckfold.jobs.folds import Fold, Indices
 from asynckfold.models import MLP, VGG
 from asynckfold.training import lr_schedules
 

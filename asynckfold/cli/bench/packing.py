@@ -41,7 +41,7 @@ from asynckfold.cli.bench.loops import (
     small_vgg,
 )
 from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, silent
-from asynckfold.folds import make_folds
+from asynckfold.jobs.folds import make_folds
 from asynckfold.models import MLP, LeNet, LeNet5, MobileNet
 
 

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
 from asynckfold.cli.bench.table import BenchTable, machine_facts
-from asynckfold.placement import Backlog, Bookings, Load, Placement, Request, place
+from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.placement.backlog import Backlog
+from asynckfold.placement.decision import Bookings, place
 from asynckfold.scenario import draw_scenario
 
 PENDING = (100, 1_000, 10_000, 100_000)

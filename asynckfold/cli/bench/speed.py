@@ -47,7 +47,7 @@ from asynckfold.cli.bench.loops import (
 from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, silent
 from asynckfold.engines import pool
 from asynckfold.errors import InputError, Problem
-from asynckfold.folds import make_folds
+from asynckfold.jobs.folds import make_folds
 from asynckfold.models import MLP, VGG, LeNet, LeNet5, MobileNet
 from asynckfold.sources import load_source
 from asynckfold.sources.datasets import ImageArrays

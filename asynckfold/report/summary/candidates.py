@@ -13,10 +13,10 @@ import numpy.typing as npt
 from asynckfold.candidates import Candidate, rank
 from asynckfold.confusion import class_accuracy
 from asynckfold.cv_results import CVResults
+from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.result import Epoch, Result
 from asynckfold.paired import Lead, train_valid_ratio
-from asynckfold.plan import Job, Plan
 from asynckfold.report.text import clean
-from asynckfold.result import Epoch, Result
 
 
 @dataclass(frozen=True)

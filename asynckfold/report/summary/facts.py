@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from asynckfold.cv_results import CVResults
-from asynckfold.objective import BINARY, MULTICLASS, MULTILABEL, REGRESSION
-from asynckfold.plan import Plan
+from asynckfold.jobs.objective import BINARY, MULTICLASS, MULTILABEL, REGRESSION
+from asynckfold.jobs.plan import Plan
 from asynckfold.report.text import clean, flat
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from asynckfold.plan import Job, Plan
+from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.result import DONE, Result, cause
 from asynckfold.report.text import TEXT_LIMIT, clean, shown
-from asynckfold.result import DONE, Result, cause
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from asynckfold.cv_results import CVResults
+from asynckfold.jobs.plan import Job
+from asynckfold.jobs.result import Result
 from asynckfold.packing import Packing, packing_of
-from asynckfold.plan import Job
 from asynckfold.report.text import clean, shown
-from asynckfold.result import Result
 from asynckfold.store import Attempt, Placed, RunStore
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asynckfold import identity
 from asynckfold.confusion import count_classes
 from asynckfold.cv_results import CVResults
+from asynckfold.jobs import reproducibility
+from asynckfold.jobs.result import job_by_id
 from asynckfold.packing import Packing
 from asynckfold.paired import Lead
 from asynckfold.report.race import Race, races
@@ -31,7 +32,6 @@ from asynckfold.report.summary.jobs import (
 from asynckfold.report.summary.machine import Use, uses
 from asynckfold.report.summary.speedup import Timing, timing_of
 from asynckfold.report.text import clean, flat, plain_data, shown
-from asynckfold.result import job_by_id
 from asynckfold.store import RunStore
 
 
@@ -87,7 +87,7 @@ class Summary:
     command: str
     about: Mapping[str, str]
     fingerprint: str
-    bit_identity: identity.Claim
+    bit_identity: reproducibility.Claim
     races: tuple[Race, ...]
     averaged: tuple[AveragedJob, ...]
     refit: str
@@ -118,7 +118,7 @@ def read_results(store: RunStore) -> CVResults:
         seconds=store.packed_seconds(),
         baseline=store.baseline,
         root_dir=store.root,
-        bit_identity=identity.claim(store.plan, store.software()),
+        bit_identity=reproducibility.claim(store.plan, store.software()),
     )
 
 
@@ -186,7 +186,7 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
         command=command(about),
         about=flat({key: value for key, value in about.items() if key not in _UNSHOWN}),
         fingerprint=store.fingerprint(),
-        bit_identity=identity.Claim(
+        bit_identity=reproducibility.Claim(
             tuple(clean(text, 4096) for text in found.bit_identity.reasons)
         ),
         races=races(found),

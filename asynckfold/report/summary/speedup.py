@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asynckfold.cv_results import CVResults
+from asynckfold.jobs.result import Baseline
 from asynckfold.report.summary.candidates import CandidateRow
 from asynckfold.report.text import clean
-from asynckfold.result import Baseline
 from asynckfold.speedup import Speedup
 
 

@@ -42,9 +42,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold.messages import Remark
-from asynckfold.result import Epoch
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.messages import Remark
+from asynckfold.jobs.result import Epoch
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import frames
 from asynckfold.training.course import Report
 from asynckfold.training.crew import Crew

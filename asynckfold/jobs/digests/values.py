@@ -18,7 +18,7 @@ from pathlib import PurePath
 from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
-from asynckfold.digests.states import PLAIN, closure_of, is_module, settings_of
+from asynckfold.jobs.digests.states import PLAIN, closure_of, is_module, settings_of
 
 MOST_ITEMS = 64
 """Containers of a data set that hold more are samples, which its fingerprint covers."""

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from asynckfold.digests import bytecode, changes
-from asynckfold.digests.changes import PYTHON, WEIGHTS
-from asynckfold.digests.ownership import is_asynckfold, is_own, is_own_file
-from asynckfold.digests.states import (
+from asynckfold.jobs.digests import bytecode, changes
+from asynckfold.jobs.digests.changes import PYTHON, WEIGHTS
+from asynckfold.jobs.digests.ownership import is_asynckfold, is_own, is_own_file
+from asynckfold.jobs.digests.states import (
     changed_by_use,
     closure_of,
     functions_of,
@@ -30,7 +30,7 @@ from asynckfold.digests.states import (
     settings_of,
     steps_of,
 )
-from asynckfold.digests.values import MOST_ITEMS, Tensors, Values, sha
+from asynckfold.jobs.digests.values import MOST_ITEMS, Tensors, Values, sha
 
 DEEPEST_NAMED = 4
 """Parts of parts of an object that have a name of their own."""

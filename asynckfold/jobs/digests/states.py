@@ -12,8 +12,8 @@ from pathlib import PurePath
 from types import FunctionType, ModuleType
 from typing import Any
 
-from asynckfold.digests import bytecode
-from asynckfold.digests.ownership import is_own
+from asynckfold.jobs.digests import bytecode
+from asynckfold.jobs.digests.ownership import is_own
 
 PLAIN = (bool, int, float, complex, type(None))
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from asynckfold.trainer_params import SEVERAL
+from asynckfold.jobs.trainer_params import SEVERAL
 
 
 @dataclass(frozen=True)

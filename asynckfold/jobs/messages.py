@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from asynckfold.objective import Look
-from asynckfold.plan import Job
-from asynckfold.result import Epoch, Result
+from asynckfold.jobs.objective import Look
+from asynckfold.jobs.plan import Job
+from asynckfold.jobs.result import Epoch, Result
 from asynckfold.store import CheckpointRef
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.plan import Job, Plan
+from asynckfold.jobs.plan import Job, Plan
 
 DONE, FAILED, DIVERGED, CANCELLED = "done", "failed", "diverged", "cancelled"
 ENDED = (DONE, FAILED, DIVERGED, CANCELLED)

@@ -12,8 +12,8 @@ from itertools import pairwise
 from statistics import median_low
 from typing import Any
 
-from asynckfold.folds import Fold
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.trainer_params import TrainerParams
 
 
 @dataclass(frozen=True)

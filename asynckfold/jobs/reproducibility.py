@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from asynckfold.plan import Plan
+from asynckfold.jobs.plan import Plan
 
 Software = Mapping[str, str]
 """What one session trained with, by name; empty where it was not recorded."""

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.criteria import (
+from asynckfold.errors import Problem
+from asynckfold.jobs.criteria import (
     LOG_PROBABILITIES,
     LOG_RATE,
     LOGITS,
@@ -31,7 +32,6 @@ from asynckfold.criteria import (
     VALUES,
     Criterion,
 )
-from asynckfold.errors import Problem
 
 Array = npt.NDArray[Any]
 Transform = Callable[[Array], Array]

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from asynckfold.decoding import decoded, parsed, within
-from asynckfold.digests import changes
-from asynckfold.folds import Fold
-from asynckfold.objective import Objective, ordinary
-from asynckfold.trainer_params import TrainerParams
+from asynckfold.jobs.decoding import decoded, parsed, within
+from asynckfold.jobs.digests import changes
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.objective import Objective, ordinary
+from asynckfold.jobs.trainer_params import TrainerParams
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Plan:
         Class names by index; empty for regression, and for several labels of a sample.
     recipe : Mapping
         What is known about the live objects: architecture of each model, optimizer settings, and
-        under ``code`` what they are by value, see `asynckfold.digests`.
+        under ``code`` what they are by value, see `asynckfold.jobs.digests`.
     threads : Mapping of str to int
         Threads by model, of those models only that have others than `threads_per_job`.
     groups : tuple of tuple of str

@@ -1,0 +1,1 @@
+"""Values that travel between the rooms: plan, folds, cost, placement, messages, result."""
