@@ -21,7 +21,7 @@ from itertools import pairwise
 
 from asynckfold.jobs.cost import Cost, Work, at
 from asynckfold.jobs.placement import Request
-from asynckfold.simulate import Simulation, VirtualMachine, simulate
+from asynckfold.scheduling.simulate import Simulation, VirtualMachine, simulate
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import Request, units
 from asynckfold.jobs.plan import Plan
 from asynckfold.packing import decided_of
-from asynckfold.simulate import Simulation, VirtualMachine, simulate
+from asynckfold.scheduling.simulate import Simulation, VirtualMachine, simulate
 from asynckfold.store import RunStore
 from asynckfold.store.database import decoding
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from asynckfold.elastic import Elastic, stretched
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.engines.steady import MOST_CHANGES, WINDOW_SECONDS
 from asynckfold.jobs.messages import Progress, Remark, Resized
 from asynckfold.jobs.placement import Load, Placement
-from asynckfold.placement.decision import Bookings
 from asynckfold.running import Running, RunningJobs
-from asynckfold.waiting import named_cores
+from asynckfold.scheduling.elastic import Elastic, stretched
+from asynckfold.scheduling.place import Bookings
+from asynckfold.scheduling.wait_reasons import named_cores
 
 
 class Lender:

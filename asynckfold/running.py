@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from asynckfold.elastic import Pace
 from asynckfold.engines.engine import Answer
 from asynckfold.jobs.messages import Progress, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.trainer_params import SEVERAL
-from asynckfold.placement.decision import Bookings
-from asynckfold.yielding import Held
+from asynckfold.scheduling.elastic import Pace
+from asynckfold.scheduling.place import Bookings
+from asynckfold.scheduling.preemption import Held
 
 
 @dataclass(frozen=True)

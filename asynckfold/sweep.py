@@ -50,14 +50,14 @@ from asynckfold.jobs.messages import (
 from asynckfold.jobs.placement import Load, Placement, Request, fused
 from asynckfold.jobs.result import FAILED, Result, job_by_id
 from asynckfold.lending import Lender
-from asynckfold.placement.backlog import Backlog
-from asynckfold.placement.decision import Bookings, place
-from asynckfold.retries import decide
 from asynckfold.running import Running, RunningJobs
+from asynckfold.scheduling.backlog import Backlog
+from asynckfold.scheduling.place import Bookings, place
+from asynckfold.scheduling.preemption import yielded
+from asynckfold.scheduling.retries import decide
+from asynckfold.scheduling.wait_reasons import Obstacle, Wait, Waits
 from asynckfold.sizes import gibibytes
 from asynckfold.store import Placed, RunStore, Waiting
-from asynckfold.waiting import Obstacle, Wait, Waits
-from asynckfold.yielding import yielded
 
 FIRST_WAITS = (0.025,) * 8
 """Seconds between the first looks at the load. What is idle is known some tenths of a second after

@@ -28,7 +28,7 @@ from asynckfold.decide import (
 )
 from asynckfold.jobs.cost import Cost, Work
 from asynckfold.jobs.placement import Request
-from asynckfold.simulate import VirtualMachine, simulate
+from asynckfold.scheduling.simulate import VirtualMachine, simulate
 
 MLP, LENET5, SMALL_VGG, VGG11 = 13_100_000, 72_500_000, 1_870_000_000, 29_200_000_000
 

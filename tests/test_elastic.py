@@ -24,7 +24,6 @@ from asynckfold.cli import main
 from asynckfold.compare import compare_runs
 from asynckfold.decide import TIE
 from asynckfold.descriptors import nameless_file
-from asynckfold.elastic import Elastic, steps_of, stretched, worth
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.limits import allowed_cores
@@ -45,6 +44,7 @@ from asynckfold.pulse import Pulse, Pulses
 from asynckfold.report.charts.gantt import _lanes
 from asynckfold.report.findings import ran_on
 from asynckfold.report.summary import summarize
+from asynckfold.scheduling.elastic import Elastic, steps_of, stretched, worth
 from asynckfold.store import RunStore
 from asynckfold.sweep import Sweep
 from asynckfold.training import worker as workers
@@ -171,7 +171,7 @@ def test_free_cores_are_shared_equally_and_the_last_to_end_has_the_larger_share(
 
 @pytest.fixture(autouse=True)
 def paces_are_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asynckfold.elastic.PACE_SECONDS", 0.0)
+    monkeypatch.setattr("asynckfold.scheduling.elastic.PACE_SECONDS", 0.0)
 
 
 @dataclass
@@ -472,7 +472,7 @@ def test_what_makes_a_job_slower_is_given_back_for_good(store: RunStore) -> None
 def test_a_pace_is_to_be_known_before_a_job_grows(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asynckfold.elastic.PACE_SECONDS", 60.0)
+    monkeypatch.setattr("asynckfold.scheduling.elastic.PACE_SECONDS", 60.0)
     world = World(cores=2, idle=(0, 1))
     sweep = sweep_in(store, world, PAYS)
     job = two_left(store, world, sweep)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from asynckfold.cli.text_charts import BARS, IDLE, gantt, spark
 from asynckfold.jobs.placement import Request
-from asynckfold.scenario import draw_scenario
-from asynckfold.simulate import Span, VirtualMachine, simulate
+from asynckfold.scheduling.random_sweep import draw_scenario
+from asynckfold.scheduling.simulate import Span, VirtualMachine, simulate
 
 durations = st.lists(st.floats(0, 1e6), max_size=30)
 

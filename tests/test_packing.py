@@ -20,8 +20,8 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.packing import ModelAccount, packing_of
 from asynckfold.report.findings import packing as told
 from asynckfold.report.summary import summarize
+from asynckfold.scheduling.wait_reasons import Wait
 from asynckfold.store import Placed, RunStore
-from asynckfold.waiting import Wait
 from tests.synthetic import FakeClockStore
 
 COST = Cost({1: 0.1}, {1: 0.1}, memory=7)

@@ -32,9 +32,9 @@ from asynckfold.jobs.cost import Cost, Timing
 from asynckfold.jobs.messages import Remark, Started, Task
 from asynckfold.jobs.placement import Gpu, Load, Placement
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.placement.decision import place
 from asynckfold.probing import Prober
 from asynckfold.pulse import Pulse
+from asynckfold.scheduling.place import place
 from asynckfold.store import RunStore
 from asynckfold.training import building, probe, worker
 from tests import test_choice

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
-from asynckfold.placement.backlog import Backlog
-from asynckfold.placement.decision import Bookings, place
+from asynckfold.scheduling.backlog import Backlog
+from asynckfold.scheduling.place import Bookings, place
 
 
 @st.composite

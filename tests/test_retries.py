@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.retries import CLASS_OF, INFRA, MOST_ATTEMPTS, OOM, PAUSE_SECONDS, decide
+from asynckfold.scheduling.retries import (
+    CLASS_OF,
+    INFRA,
+    MOST_ATTEMPTS,
+    OOM,
+    PAUSE_SECONDS,
+    decide,
+)
 
 OUTCOMES = st.sampled_from(sorted(CLASS_OF))
 

@@ -30,8 +30,8 @@ from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.packing import packing_of
-from asynckfold.placement.backlog import ROW_SECONDS, ROW_SHARE, Backlog
-from asynckfold.placement.decision import place
+from asynckfold.scheduling.backlog import ROW_SECONDS, ROW_SHARE, Backlog
+from asynckfold.scheduling.place import place
 from asynckfold.sweep import Sweep
 from tests.test_sweep import Recording, done
 from tests.toy import Tiny, adam, samples
@@ -247,11 +247,11 @@ def test_rows_of_real_jobs_survive_a_kill_and_change_no_bit(
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asynckfold.placement.backlog.ROW_SECONDS", 0.0)
+        patch.setattr("asynckfold.scheduling.backlog.ROW_SECONDS", 0.0)
         mark.touch()
         one_by_one = sweep("singly")
         mark.unlink()
-    monkeypatch.setattr("asynckfold.placement.backlog.ROW_SECONDS", 1.0)
+    monkeypatch.setattr("asynckfold.scheduling.backlog.ROW_SECONDS", 1.0)
     rows = sweep("rows")
     assert mark.exists()
     assert rows.fingerprint == one_by_one.fingerprint

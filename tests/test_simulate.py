@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from asynckfold.cli import main
 from asynckfold.errors import InputError
 from asynckfold.jobs.placement import Request
-from asynckfold.retries import CLASS_OF, decide
-from asynckfold.scenario import draw_scenario
-from asynckfold.simulate import (
+from asynckfold.scheduling.random_sweep import draw_scenario
+from asynckfold.scheduling.retries import CLASS_OF, decide
+from asynckfold.scheduling.simulate import (
     DONE,
     Failure,
     Neighbour,

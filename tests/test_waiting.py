@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request, fused
-from asynckfold.placement.backlog import Backlog
-from asynckfold.placement.decision import Bookings, place
-from asynckfold.waiting import Obstacle, Waits, obstacle
+from asynckfold.scheduling.backlog import Backlog
+from asynckfold.scheduling.place import Bookings, place
+from asynckfold.scheduling.wait_reasons import Obstacle, Waits, obstacle
 
 LOAD = Load(cores=(0, 1, 2, 3), idle=(0, 1, 2, 3), free_memory=100 << 20)
 BUSY = Bookings([Placement(("a",), (0,), memory=30 << 20), Placement(("b",), (1, 2), threads=2)])

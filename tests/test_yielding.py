@@ -31,10 +31,10 @@ from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import Started
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.result import DONE
-from asynckfold.placement.decision import place
+from asynckfold.scheduling.place import place
+from asynckfold.scheduling.preemption import Held, yielded
 from asynckfold.store import RunStore
 from asynckfold.sweep import Sweep
-from asynckfold.yielding import Held, yielded
 from tests.engines.fakes import FakeMachine
 from tests.engines.test_steady import CORES, TICK, Wave, most_in_a_minute, waves
 from tests.leftovers import gone

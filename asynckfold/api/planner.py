@@ -18,7 +18,6 @@ from asynckfold.api.display import Display
 from asynckfold.api.resources import room_problems
 from asynckfold.checking import Checker
 from asynckfold.choice import Choice
-from asynckfold.elastic import steps_of
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
 from asynckfold.engines.machine import Machine, resolve_n_jobs, total_memory, watched
@@ -39,6 +38,7 @@ from asynckfold.jobs.trainer_params import KINDS, TrainerParams
 from asynckfold.packing import decided_of
 from asynckfold.probing import Prober
 from asynckfold.reading import WorkerReaders, warm_pool
+from asynckfold.scheduling.elastic import steps_of
 from asynckfold.scoring import resolve
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE

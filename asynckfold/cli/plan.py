@@ -18,12 +18,12 @@ from asynckfold.cli.doctor import now
 from asynckfold.cli.output import Output
 from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 from asynckfold.cli.text_charts import gantt
-from asynckfold.elastic import steps_of, worth
 from asynckfold.errors import Problem, refuse
 from asynckfold.forecast import Forecast, forecast_of
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import ELASTIC
-from asynckfold.placement.decision import place
+from asynckfold.scheduling.elastic import steps_of, worth
+from asynckfold.scheduling.place import place
 from asynckfold.sizes import gibibytes
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE

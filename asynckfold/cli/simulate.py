@@ -12,8 +12,8 @@ from rich.text import Text
 from asynckfold.api.display import clock
 from asynckfold.cli.output import Output
 from asynckfold.cli.text_charts import spark
-from asynckfold.scenario import FAILURES, NEIGHBOURS, draw_scenario
-from asynckfold.simulate import DONE, Bounds, Simulation
+from asynckfold.scheduling.random_sweep import FAILURES, NEIGHBOURS, draw_scenario
+from asynckfold.scheduling.simulate import DONE, Bounds, Simulation
 
 PARTS = 60
 """Parts of the makespan for which the use is told."""

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from asynckfold.jobs.reproducibility import Claim, claim
+from asynckfold.scheduling.wait_reasons import named_cores
 from asynckfold.store import Attempt, RunStore, Waiting
 from asynckfold.store.layout import refit_folders
-from asynckfold.waiting import named_cores
 
 
 def state_of(store: RunStore) -> dict[str, Any]:

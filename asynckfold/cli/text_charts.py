@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from asynckfold.api.display import clock
-from asynckfold.simulate import DONE, Span
+from asynckfold.scheduling.simulate import DONE, Span
 
 BARS = "▁▂▃▄▅▆▇█"
 IDLE = "·"

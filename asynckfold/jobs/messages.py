@@ -126,7 +126,7 @@ class Setback:
     Parameters
     ----------
     outcome : {"oom", "died"}
-        How the attempt ended, see `asynckfold.retries`.
+        How the attempt ended, see `asynckfold.scheduling.retries`.
     result : Result
         What the job comes to when it is not tried again.
     """

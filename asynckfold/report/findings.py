@@ -15,7 +15,7 @@ from asynckfold.candidates import folds_note as _folds_note
 from asynckfold.packing import Packing
 from asynckfold.paired import Difference
 from asynckfold.report.summary import Bar, CandidateRow, Summary
-from asynckfold.waiting import named_cores
+from asynckfold.scheduling.wait_reasons import named_cores
 
 MINDED = 0.01
 """Accuracy that one would mind to lose for speed."""

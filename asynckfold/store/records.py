@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from asynckfold.jobs.decoding import decoded, finite, parsed
 from asynckfold.jobs.result import Averaged, Epoch, Result, StageEpoch
-from asynckfold.waiting import Wait
+from asynckfold.scheduling.wait_reasons import Wait
 
 PLACED = "placed"
 """The kind of the event that each attempt begins with."""

@@ -41,7 +41,7 @@ def outcome_of(error: BaseException, text: str) -> str:
     Returns
     -------
     {"error", "oom", "device_lost", "died"}
-        As in `asynckfold.retries`.
+        As in `asynckfold.scheduling.retries`.
 
     Examples
     --------

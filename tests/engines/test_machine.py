@@ -21,7 +21,7 @@ from asynckfold.engines.machine import Machine, resolve_n_jobs
 from asynckfold.engines.readers import Readers
 from asynckfold.errors import InputError
 from asynckfold.jobs.placement import Placement, Request
-from asynckfold.placement.decision import place
+from asynckfold.scheduling.place import place
 from tests.engines.fakes import FakeMachine, fake_host
 
 

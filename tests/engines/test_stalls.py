@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.engines import stalls
-from asynckfold.engines.stalls import Stalls, Step, Verdict
 from asynckfold.pulse import Pulse
+from asynckfold.scheduling import stall_detection
+from asynckfold.scheduling.stall_detection import Stalls, Step, Verdict
 
 TICK = 0.25
 Timeouts = st.floats(1.5, 100)
@@ -34,8 +34,14 @@ def test_a_silent_worker_is_asked_killed_and_given_up_once_each(timeout: float) 
     times = [now - 100 for now, _ in found]
     assert [verdict.step for _, verdict in found] == [Step.STACKS, Step.KILL, Step.LOST]
     assert timeout <= times[0] <= timeout + TICK
-    assert stalls.STACKS_SECONDS <= times[1] - times[0] <= stalls.STACKS_SECONDS + TICK
-    assert stalls.KILL_SECONDS <= times[2] - times[1] <= stalls.KILL_SECONDS + TICK
+    assert (
+        stall_detection.STACKS_SECONDS
+        <= times[1] - times[0]
+        <= stall_detection.STACKS_SECONDS + TICK
+    )
+    assert (
+        stall_detection.KILL_SECONDS <= times[2] - times[1] <= stall_detection.KILL_SECONDS + TICK
+    )
     assert times[1] == pytest.approx(found[1][1].quiet)
 
 
@@ -80,7 +86,7 @@ def test_after_our_own_sleep_everyone_has_the_whole_time_again(
     limit = timeout * (10 if pulse % 2 else 1)
     begun = min(before, 0.9) * limit
     assert list(looks(rule, pulses, 0, begun)) == []
-    woken = begun + max(stalls.GAP_SECONDS, stalls.GAP_SHARE * limit) + more
+    woken = begun + max(stall_detection.GAP_SECONDS, stall_detection.GAP_SHARE * limit) + more
     found = [now for now, _ in looks(rule, pulses, woken, woken + limit + 2 * TICK)]
     assert found
     assert found[0] >= woken + limit - 1e-6
@@ -157,13 +163,13 @@ def auto_limit(batches: int, seconds: float, *, aside: bool = False) -> float:
 
 @given(st.integers(1, 20), st.floats(0.001, 10))
 def test_auto_waits_five_minutes_at_least(batches: int, seconds: float) -> None:
-    assert auto_limit(batches, seconds) == stalls.AUTO_SECONDS
-    assert auto_limit(batches, seconds, aside=True) == 10 * stalls.AUTO_SECONDS
+    assert auto_limit(batches, seconds) == stall_detection.AUTO_SECONDS
+    assert auto_limit(batches, seconds, aside=True) == 10 * stall_detection.AUTO_SECONDS
 
 
 @given(st.integers(1, 5), st.floats(20, 200))
 def test_auto_waits_twenty_times_as_long_as_a_batch_took(batches: int, seconds: float) -> None:
-    expected = max(stalls.AUTO_SECONDS, 20 * seconds)
+    expected = max(stall_detection.AUTO_SECONDS, 20 * seconds)
     assert auto_limit(batches, seconds) == pytest.approx(expected)
 
 
@@ -182,6 +188,6 @@ def test_a_new_attempt_begins_anew() -> None:
     for now in range(0, 200, 10):
         rule.look(now, {"a": 2})
     rule.look(200, {"a": 4})
-    assert rule.limit("a") > stalls.AUTO_SECONDS
+    assert rule.limit("a") > stall_detection.AUTO_SECONDS
     rule.look(201, {"b": 4})
-    assert rule.limit("b") == stalls.AUTO_SECONDS
+    assert rule.limit("b") == stall_detection.AUTO_SECONDS

@@ -35,12 +35,12 @@ from asynckfold.jobs.plan import folds_fingerprint
 from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.report import page
+from asynckfold.scheduling.wait_reasons import Wait
 from asynckfold.store import Placed, RunStore, Waiting, database
 from asynckfold.store.checking import checksum
 from asynckfold.store.layout import MOST_PATH, path_problems
 from asynckfold.store.records import CheckpointRef, result_of
 from asynckfold.store.schema import COLUMNS, TYPES
-from asynckfold.waiting import Wait
 from tests.records import PLAN, begin, finish
 from tests.synthetic import Synthetic, write_run
 from tests.truth.test_output import is_clean

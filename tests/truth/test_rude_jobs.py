@@ -181,7 +181,7 @@ class Rude(Plain):
 def test_a_job_that_takes_its_process_its_files_fails_alone(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asynckfold.retries.PAUSE_FACTOR", 1.0)
+    monkeypatch.setattr("asynckfold.scheduling.retries.PAUSE_FACTOR", 1.0)
     expected = run(tmp_path / "alone", {"good": Noisy})
     # One worker, so that the good jobs are after the others in it.
     found = run(

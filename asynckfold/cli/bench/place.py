@@ -9,9 +9,9 @@ from statistics import median
 
 from asynckfold.cli.bench.table import BenchTable, machine_facts
 from asynckfold.jobs.placement import Load, Placement, Request
-from asynckfold.placement.backlog import Backlog
-from asynckfold.placement.decision import Bookings, place
-from asynckfold.scenario import draw_scenario
+from asynckfold.scheduling.backlog import Backlog
+from asynckfold.scheduling.place import Bookings, place
+from asynckfold.scheduling.random_sweep import draw_scenario
 
 PENDING = (100, 1_000, 10_000, 100_000)
 

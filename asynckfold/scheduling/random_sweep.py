@@ -9,7 +9,13 @@ from random import Random
 
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.placement import Request
-from asynckfold.simulate import Failure, Neighbour, Simulation, VirtualMachine, simulate
+from asynckfold.scheduling.simulate import (
+    Failure,
+    Neighbour,
+    Simulation,
+    VirtualMachine,
+    simulate,
+)
 from asynckfold.sizes import GIB
 
 MEDIAN_SECONDS, SKEW = 60.0, 1.0

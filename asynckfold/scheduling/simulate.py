@@ -23,9 +23,9 @@ from itertools import count
 
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
-from asynckfold.placement.backlog import Backlog
-from asynckfold.placement.decision import Bookings, place
-from asynckfold.retries import CLASS_OF, decide
+from asynckfold.scheduling.backlog import Backlog
+from asynckfold.scheduling.place import Bookings, place
+from asynckfold.scheduling.retries import CLASS_OF, decide
 
 DONE = "done"
 
@@ -73,7 +73,7 @@ class Neighbour:
 class Failure:
     """An attempt that ends without a result after so many `seconds`.
 
-    What becomes of the job then, `asynckfold.retries` decides by the `outcome`.
+    What becomes of the job then, `asynckfold.scheduling.retries` decides by the `outcome`.
     """
 
     seconds: float

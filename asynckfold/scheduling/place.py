@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
-from asynckfold.placement.backlog import Backlog
+from asynckfold.scheduling.backlog import Backlog
 
 _Key = TypeVar("_Key")
 

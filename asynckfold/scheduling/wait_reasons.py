@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from asynckfold.jobs.placement import Load, Request
-from asynckfold.placement.backlog import Backlog
-from asynckfold.placement.decision import Bookings, place
+from asynckfold.scheduling.backlog import Backlog
+from asynckfold.scheduling.place import Bookings, place
 from asynckfold.sizes import gibibytes
 
 SHORTEST_SECONDS = 0.05

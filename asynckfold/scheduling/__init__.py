@@ -1,0 +1,1 @@
+"""Which pending jobs start now, and where: pure functions, and their simulator."""
