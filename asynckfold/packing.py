@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import groupby, starmap
 from typing import Any
 
-from asynckfold.choice import Choice
-from asynckfold.decide import Prediction
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Result, job_by_id
+from asynckfold.planning.thread_choice import Choice
+from asynckfold.planning.thread_search import Prediction
 from asynckfold.store import Attempt, RunStore
 from asynckfold.store.database import decoding
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from asynckfold.api.planner import Planner
-from asynckfold.choice import Choice, Workload, chosen, requests
 from asynckfold.errors import InputError
 from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.folds import Fold
@@ -21,6 +20,7 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import Request
 from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.planning.thread_choice import Choice, Workload, chosen, requests
 
 SMALL, LARGE = 1_000_000, 2_000_000_000
 FOLDS = tuple(Fold(0, index, np.arange(3200), np.arange(100)) for index in range(12))

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynckfold.decide import (
+from asynckfold.jobs.cost import Cost, Work
+from asynckfold.jobs.placement import Request
+from asynckfold.planning.thread_search import (
     LAST_OF_FEW,
     OVERTURN,
     POINTS,
@@ -26,8 +28,6 @@ from asynckfold.decide import (
     size_of,
     thread_counts,
 )
-from asynckfold.jobs.cost import Cost, Work
-from asynckfold.jobs.placement import Request
 from asynckfold.scheduling.simulate import VirtualMachine, simulate
 
 MLP, LENET5, SMALL_VGG, VGG11 = 13_100_000, 72_500_000, 1_870_000_000, 29_200_000_000

@@ -22,7 +22,6 @@ from torch import nn
 from asynckfold import AsyncKFold, InputError
 from asynckfold.cli import main
 from asynckfold.compare import compare_runs
-from asynckfold.decide import TIE
 from asynckfold.descriptors import nameless_file
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
@@ -40,6 +39,7 @@ from asynckfold.jobs.reproducibility import ELASTIC, claim
 from asynckfold.jobs.result import DIVERGED, DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.packing import packing_of
+from asynckfold.planning.thread_search import TIE
 from asynckfold.pulse import Pulse, Pulses
 from asynckfold.report.charts.gantt import _lanes
 from asynckfold.report.findings import ran_on

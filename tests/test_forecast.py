@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.choice import Choice, Workload
-from asynckfold.forecast import Forecast, forecast, forecast_of, foreseen
-from asynckfold.fusing import Grouping, gain, grouped
+from asynckfold.planning.forecast import Forecast, forecast, forecast_of, foreseen
+from asynckfold.planning.fusion_groups import Grouping, gain, grouped
+from asynckfold.planning.thread_choice import Choice, Workload
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 from tests.test_choice import LARGE, SMALL, choose, workload

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
-from asynckfold.formats import Convolution, chosen, why_not_paying
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import VGG, LeNet, LeNet5, MobileNet
+from asynckfold.planning.memory_format import Convolution, chosen, why_not_paying
 from asynckfold.training import preflight
 from asynckfold.training.flops import FlopCounter
 from tests.training.tiny import Tiny, checkpoints

@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.fusing import (
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Plan, make_jobs
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.planning.fusion_groups import (
     LEAST_JOBS,
     MOST_FLOPS,
     MOST_JOBS,
@@ -19,9 +22,6 @@ from asynckfold.fusing import (
     grouped,
     why_not_paying,
 )
-from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.plan import Plan, make_jobs
-from asynckfold.jobs.trainer_params import TrainerParams
 
 ROWS = np.arange(1000)
 

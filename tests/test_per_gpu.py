@@ -19,10 +19,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.choice import GPU_CONTEXT_BYTES, Choice, Workload, chosen, requests
 from asynckfold.cli import main
 from asynckfold.data import prepare
-from asynckfold.decide import OVERTURN, jobs_per_gpu
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
@@ -32,6 +30,14 @@ from asynckfold.jobs.cost import Cost, Timing
 from asynckfold.jobs.messages import Remark, Started, Task
 from asynckfold.jobs.placement import Gpu, Load, Placement
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.planning.thread_choice import (
+    GPU_CONTEXT_BYTES,
+    Choice,
+    Workload,
+    chosen,
+    requests,
+)
+from asynckfold.planning.thread_search import OVERTURN, jobs_per_gpu
 from asynckfold.probing import Prober
 from asynckfold.pulse import Pulse
 from asynckfold.scheduling.place import place

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold import CVResults, RunStore, processes
+from asynckfold import CVResults, RunStore
 from asynckfold.cli import main
 from asynckfold.jobs.cost import Cost
 from asynckfold.jobs.trainer_params import SEVERAL, TrainerParams
-from asynckfold.processes import ADDED, FEW, Added, notes, seconds
+from asynckfold.planning import process_advice
+from asynckfold.planning.process_advice import ADDED, FEW, Added, notes, seconds
 from tests.test_choice import FOLDS, workload
 from tests.test_hogwild import kfold
 from tests.toy import Tiny, adam
@@ -77,7 +78,7 @@ def test_a_run_says_it_before_it_starts_and_changes_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     silent = run(root)
-    monkeypatch.setitem(processes.ADDED, "allreduce", Added(1e3, "an exchange"))
+    monkeypatch.setitem(process_advice.ADDED, "allreduce", Added(1e3, "an exchange"))
     found = run(root.with_name("told"))
     assert found.fingerprint == silent.fingerprint
     with RunStore.read(root.with_name("told")) as store:

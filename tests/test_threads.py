@@ -14,16 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import (
-    AsyncKFold,
-    CVResults,
-    InputError,
-    PlanMismatchError,
-    RunStore,
-    choice,
-)
+from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, RunStore
 from asynckfold.engines.pool import close_warm
 from asynckfold.jobs.plan import Plan
+from asynckfold.planning import thread_choice
 from tests.toy import Tiny, adam, samples
 
 CORES = len(os.sched_getaffinity(0))
@@ -46,7 +40,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def probing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sweep is long enough to be probed."""
-    monkeypatch.setattr(choice, "PROBE_SHARE", float("inf"))
+    monkeypatch.setattr(thread_choice, "PROBE_SHARE", float("inf"))
 
 
 def run(root: Path, models: Any = None, epochs: int = 1, **settings: Any) -> CVResults:
@@ -95,7 +89,7 @@ def test_the_same_command_is_the_same_plan_idle_or_busy(
 @two_cores
 def test_a_probe_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without = run(tmp_path / "without", parallelize=False)
-    monkeypatch.setattr(choice, "PROBE_SHARE", float("inf"))
+    monkeypatch.setattr(thread_choice, "PROBE_SHARE", float("inf"))
     assert run(tmp_path / "with").fingerprint == without.fingerprint
     costs = stored(tmp_path / "with")[2]["decision"]["costs"]["Tiny"]
     assert set(costs["step_seconds"]) >= {"1", str(CORES)}
@@ -150,9 +144,9 @@ def test_a_run_keeps_its_threads_though_the_rule_would_now_say_otherwise(
     plan = stored(root)[0]
 
     def two(models: Any, cores: int, measured: Any = None) -> Any:
-        return replace(choice.Decision({}, {}), threads={"Tiny": 2}, why={"Tiny": "two"})
+        return replace(thread_choice.Decision({}, {}), threads={"Tiny": 2}, why={"Tiny": "two"})
 
-    monkeypatch.setattr(choice, "decide", two)
+    monkeypatch.setattr(thread_choice, "decide", two)
     run(root)
     assert stored(root)[0] == plan
     assert len([kind for kind, _ in stored(root)[1] if kind == "decision"]) == 1

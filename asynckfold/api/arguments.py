@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asynckfold import fusing
 from asynckfold.api.resources import Sharing
 from asynckfold.engines.limits import allowed_cores
 from asynckfold.engines.machine import resolve_n_jobs
 from asynckfold.errors import InputError, Problem, nearest, refuse
-from asynckfold.fusing import Fuse
 from asynckfold.jobs.criteria import Criterion, criterion_of, why_not_of_pairs
 from asynckfold.jobs.folds import Fold, make_folds
 from asynckfold.jobs.objective import Transform
@@ -28,6 +26,8 @@ from asynckfold.jobs.recipe import (
     sending_problems,
 )
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.planning import fusion_groups
+from asynckfold.planning.fusion_groups import Fuse
 from asynckfold.store.layout import path_problems
 from asynckfold.store.lock import shared_problems
 
@@ -144,7 +144,7 @@ class Settings:
                 "Pass for instance torch.sigmoid.",
             )
         yield from self._plan_from_problems()
-        yield from (Problem(*problem) for problem in fusing.problems(self.fuse))
+        yield from (Problem(*problem) for problem in fusion_groups.problems(self.fuse))
         yield from self._elastic_problems()
 
     def _word_problems(self) -> Iterator[Problem]:

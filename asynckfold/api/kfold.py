@@ -29,12 +29,12 @@ from asynckfold.errors import (
     RefitFailedError,
     refuse,
 )
-from asynckfold.forecast import Forecast
 from asynckfold.interruption import listening
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import DONE, Result, cause
+from asynckfold.planning.forecast import Forecast
 from asynckfold.report.summary import read_results
 from asynckfold.store import RunStore
 from asynckfold.store.layout import refit_folder

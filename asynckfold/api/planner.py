@@ -11,21 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from asynckfold import cache, choice, formats, fusing
 from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
 from asynckfold.api.resources import room_problems
 from asynckfold.checking import Checker
-from asynckfold.choice import Choice
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
 from asynckfold.engines.machine import Machine, resolve_n_jobs, total_memory, watched
 from asynckfold.engines.process import ProcessEngine, preloads
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import Problem, refuse
-from asynckfold.forecast import Forecast, forecast, foreseen
-from asynckfold.fusing import Fuse, Grouping, grouped
 from asynckfold.interruption import Interruption, listening
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.parts import Digest, of_run
@@ -36,6 +32,10 @@ from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import Recipe, sending_problems
 from asynckfold.jobs.trainer_params import KINDS, TrainerParams
 from asynckfold.packing import decided_of
+from asynckfold.planning import cost_cache, fusion_groups, memory_format, thread_choice
+from asynckfold.planning.forecast import Forecast, forecast, foreseen
+from asynckfold.planning.fusion_groups import Fuse, Grouping, grouped
+from asynckfold.planning.thread_choice import Choice
 from asynckfold.probing import Prober
 from asynckfold.reading import WorkerReaders, warm_pool
 from asynckfold.scheduling.elastic import steps_of
@@ -56,7 +56,7 @@ class Planned:
     software: dict[str, str]
     bundle: Any
     make: Engines
-    work: choice.Workload
+    work: thread_choice.Workload
     choice: Choice
     groups: Grouping
     digest: Digest
@@ -179,11 +179,13 @@ class Planner:
                 draft, notes = score_checks.meant(settings, draft, data, facts.looks, folds)
                 bundle = replace(bundle, plan=draft)
                 other = None if settings.plan_from is None else _plan_of(settings.plan_from)
-                last = formats.chosen(draft, facts.formats, stored or other)
+                last = memory_format.chosen(draft, facts.formats, stored or other)
                 draft = replace(draft, channels_last=last)
                 bundle = replace(bundle, plan=draft)
                 gpus = len(machine.gpus().gpus)
-                work = choice.Workload(draft, folds, facts, make.allotted, _identity(machine), gpus)
+                work = thread_choice.Workload(
+                    draft, folds, facts, make.allotted, _identity(machine), gpus
+                )
                 threads = self._choose(make, bundle, work, before, other)
                 groups = self._group(work, threads, stored or other)
                 threads = foreseen(work, threads, groups)
@@ -221,17 +223,21 @@ class Planner:
         taken_over = stored is None and self.settings.plan_from is not None
         return False if taken_over or known.issuperset(plan.jobs) else self.settings.fuse
 
-    def _group(self, work: choice.Workload, threads: Choice, before: Plan | None) -> Grouping:
+    def _group(
+        self, work: thread_choice.Workload, threads: Choice, before: Plan | None
+    ) -> Grouping:
         """Decide which jobs are trained as one; a run that has a plan keeps its groups."""
         fuse, plan = self.settings.fuse, work.plan.with_threads(threads.threads)
         facts = work.facts
         # By a rule over shapes: what a probe measures differs a little from time to time, and has a
         # say only where it is far from the rule.
         gains = {name: cost.fused_gain for name, cost in threads.costs.items() if cost.fused_gain}
-        here = {name: fusing.why_not_here(gain) for name, gain in gains.items() if fuse == "auto"}
+        here = {
+            name: fusion_groups.why_not_here(gain) for name, gain in gains.items() if fuse == "auto"
+        }
         why_not = {name: text or here.get(name, "") for name, text in facts.fusible.items()}
         told = {
-            name: f"{text}; {fusing.measured_here(gains[name])}" if name in gains else text
+            name: f"{text}; {fusion_groups.measured_here(gains[name])}" if name in gains else text
             for name, text in facts.fused.items()
         }
         room = self.machine.max_memory or total_memory()
@@ -274,7 +280,7 @@ class Planner:
         self,
         make: Engines,
         bundle: Any,
-        work: choice.Workload,
+        work: thread_choice.Workload,
         before: Choice | None,
         other: Plan | None,
     ) -> Choice:
@@ -293,7 +299,9 @@ class Planner:
                 else None
             )
             self.display.doing("deciding the threads of each model")
-            return choice.chosen(work, self.settings.threads, before, other, prober, cache.folder())
+            return thread_choice.chosen(
+                work, self.settings.threads, before, other, prober, cost_cache.folder()
+            )
 
 
 def look_ahead(

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asynckfold import choice, processes, terminal
+from asynckfold import terminal
 from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
 from asynckfold.api.planner import Engines, Planned, Planner
 from asynckfold.asking import Sampler, ask
-from asynckfold.choice import Choice
 from asynckfold.cv_results import CVResults
 from asynckfold.engines.machine import Machine
 from asynckfold.errors import (
@@ -39,6 +38,8 @@ from asynckfold.jobs.reproducibility import CPU, ELASTIC, THREADS, differences
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Baseline, Result, job_by_id
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.packing import decided_of, packing_of
+from asynckfold.planning import process_advice, thread_choice
+from asynckfold.planning.thread_choice import Choice
 from asynckfold.report.findings import packing as packing_text
 from asynckfold.scoring import Score, resolve
 from asynckfold.store import RunStore, Sample
@@ -148,7 +149,10 @@ class Session:
         threads = found.choice
         work = found.work
         plan, folds = work.plan, work.folds
-        slow = (*slow_notes(plan, found.software), *processes.notes(plan, folds, threads.costs))
+        slow = (
+            *slow_notes(plan, found.software),
+            *process_advice.notes(plan, folds, threads.costs),
+        )
         replaced = replaced_notes() if self.settings.parallelize else ()
         told_of = (
             *(*self.store.notes, *found.data.notes, *self.notes, *found.notes),
@@ -173,7 +177,7 @@ class Session:
 
     def _sweep(self, found: Planned, bundle: Any, software: Mapping[str, str]) -> None:
         make, data, plan = found.make, found.data, bundle.plan
-        requests = choice.requests(found.choice, found.work, found.groups.groups)
+        requests = thread_choice.requests(found.choice, found.work, found.groups.groups)
         finish = _Finish(job_by_id(plan), bundle, data, self.settings, self.store.event)
         finished = self.store.results()
         self.display.doing("")

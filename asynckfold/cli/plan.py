@@ -12,16 +12,16 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from asynckfold import processes
 from asynckfold.api.display import clock
 from asynckfold.cli.doctor import now
 from asynckfold.cli.output import Output
 from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 from asynckfold.cli.text_charts import gantt
 from asynckfold.errors import Problem, refuse
-from asynckfold.forecast import Forecast, forecast_of
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import ELASTIC
+from asynckfold.planning import process_advice
+from asynckfold.planning.forecast import Forecast, forecast_of
 from asynckfold.scheduling.elastic import steps_of, worth
 from asynckfold.scheduling.place import place
 from asynckfold.sizes import gibibytes
@@ -109,7 +109,7 @@ def _numbers(found: Forecast, elastic: bool) -> dict[str, Any]:
             for span in found.simulation.spans
         ],
         "failures": {**found.failures, **choice.failures},
-        "notes": [*found.notes, *processes.notes(plan, found.folds, choice.costs)],
+        "notes": [*found.notes, *process_advice.notes(plan, found.folds, choice.costs)],
         "elastic": _most_threads(found) if elastic else None,
     }
 
@@ -194,7 +194,7 @@ def _lines(found: Forecast) -> Iterator[str]:
         rule = ", by the rule" if plan.params.memory_format == "auto" else ""
         yield f"channels last in memory{rule}: {', '.join(last)}"
     yield from found.notes
-    yield from processes.notes(plan, found.folds, choice.costs)
+    yield from process_advice.notes(plan, found.folds, choice.costs)
     for name, line in {**found.failures, **choice.failures}.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"
     prediction, cores = choice.prediction, choice.cores

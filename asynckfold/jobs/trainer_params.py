@@ -68,7 +68,7 @@ class TrainerParams:
     memory_format : {"auto", "channels_last", "contiguous"}
         How images lie in memory in jobs that the plain trainer trains by themselves; "auto" takes
         channels last for models whose convolutions are faster so, by the rule of
-        `asynckfold.formats`.
+        `asynckfold.planning.memory_format`.
     compile : bool
         Whether `torch.compile` compiles each job's model, whole, in the plain trainer.
     n_push, n_pull : int

@@ -19,9 +19,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from asynckfold.decide import TIE
 from asynckfold.jobs.cost import Cost, at
 from asynckfold.jobs.placement import Load
+from asynckfold.planning.thread_search import TIE
 
 
 @dataclass(frozen=True)

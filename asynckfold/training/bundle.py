@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from asynckfold.errors import StorageError
 from asynckfold.files import make_folders, open_plain, storage_error
-from asynckfold.fusing import Fuse
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe
+from asynckfold.planning.fusion_groups import Fuse
 from asynckfold.store import job_folder as job_folder
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asynckfold.formats import Convolution
+from asynckfold.planning.memory_format import Convolution
 
 _Formula = Callable[[Sequence[Any], Any], int]
 

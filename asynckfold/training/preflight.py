@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold import formats, fusing
 from asynckfold.data import Batches
 from asynckfold.errors import InputError
 from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.objective import BINARY, Look
+from asynckfold.planning import fusion_groups
+from asynckfold.planning import memory_format as formats
 from asynckfold.pulse import Pulse
 from asynckfold.training import (
     building,
@@ -412,7 +413,7 @@ class _DryRun:
         bundle, recipe = self.bundle, self.bundle.recipe
         if pretraining.wanted(self.model):
             return "it has a stage of pretraining, which each job does by itself"
-        reason = fusing.why_not_paying(
+        reason = fusion_groups.why_not_paying(
             bundle.fuse, bundle.plan, bundle.folds, self.name, self.counter.flops
         )
         if reason:

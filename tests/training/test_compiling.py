@@ -11,9 +11,9 @@ import psutil
 import pytest
 import torch
 
-from asynckfold import fusing
 from asynckfold.errors import InputError
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.planning import fusion_groups
 from asynckfold.training import preflight
 from tests.training.tiny import Plain, Tiny, checkpoints
 
@@ -59,7 +59,7 @@ def test_what_cannot_be_compiled_is_refused_before_the_sweep(tmp_path: Path) -> 
 
 def test_compiled_jobs_are_not_fused(tmp_path: Path) -> None:
     bundle = Tiny(tmp_path, params=COMPILED).bundle
-    reason = fusing.why_not_paying(True, bundle.plan, bundle.folds, "plain", 0)
+    reason = fusion_groups.why_not_paying(True, bundle.plan, bundle.folds, "plain", 0)
     assert reason == "each is compiled by itself (compile=True)"
 
 

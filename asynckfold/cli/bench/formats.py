@@ -11,12 +11,13 @@ from statistics import median
 import torch
 from torch import nn
 
-from asynckfold import formats, proc
+from asynckfold import proc
 from asynckfold.cli.bench.loops import BATCH, fast_adam, small_vgg, threads
 from asynckfold.cli.bench.table import BenchTable, machine_facts
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import VGG, AlexNet, LeNet, LeNet5, MobileNet
+from asynckfold.planning import memory_format as formats
 from asynckfold.training import seeding
 from asynckfold.training.flops import FlopCounter
 
@@ -81,7 +82,7 @@ def format_table(cases: Sequence[Case] = CASES, seconds: float = 10.0) -> BenchT
         (
             f"1 thread, float32, Adam, batches of {BATCH} unless said; medians of the thread's own "
             "time for one step, both formats in each turn; then the middle half of the turns' "
-            "ratios, and what the rule of `asynckfold.formats` says.",
+            "ratios, and what the rule of `asynckfold.planning.memory_format` says.",
         ),
         machine_facts(),
     )

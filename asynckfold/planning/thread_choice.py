@@ -19,8 +19,15 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, Protocol
 
-from asynckfold import cache, fusing
-from asynckfold.decide import (
+from asynckfold.errors import Problem, refuse
+from asynckfold.jobs.cost import Cost, Timing, Work, gathered, work_of
+from asynckfold.jobs.decoding import decoded, finite, within
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.messages import Facts
+from asynckfold.jobs.placement import Request
+from asynckfold.jobs.plan import Plan
+from asynckfold.planning import cost_cache, fusion_groups
+from asynckfold.planning.thread_search import (
     Decision,
     LastJobs,
     Model,
@@ -31,13 +38,6 @@ from asynckfold.decide import (
     rule_cost,
     size_of,
 )
-from asynckfold.errors import Problem, refuse
-from asynckfold.jobs.cost import Cost, Timing, Work, gathered, work_of
-from asynckfold.jobs.decoding import decoded, finite, within
-from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.messages import Facts
-from asynckfold.jobs.placement import Request
-from asynckfold.jobs.plan import Plan
 
 PROBE_SHARE = 0.05
 """The share of a sweep's expected seconds that probes may take at most; else there are none."""
@@ -192,7 +192,7 @@ class Workload:
     def key(self, name: str) -> str:
         """Return under what the cost of a model is kept between runs."""
         recipe, plan = self.facts.recipe, self.plan
-        return cache.key_of(
+        return cost_cache.key_of(
             {
                 "architecture": recipe.get("architecture", {}).get(name),
                 "settings": recipe.get("settings", {}).get(name),
@@ -345,7 +345,7 @@ def _measured_on_gpu(
         return found, failures
     for model in models:
         key = workload.key(model.name)
-        cost = cache.recall(key, place)
+        cost = cost_cache.recall(key, place)
         if cost is None and probe is not None and model.name in workload.facts.flops:
             alone = probe(model.name, 1, 1)
             if failure := _failure({1: alone}):
@@ -358,7 +358,7 @@ def _measured_on_gpu(
                 pair = probe(model.name, 1, 2)
                 timed = len(pair) == 2 and not _failure({2: pair})
                 seconds = max(item.step_seconds for item in pair) if timed else 0.0
-                cost = cache.remember(key, replace(made, pair_seconds=seconds), place)
+                cost = cost_cache.remember(key, replace(made, pair_seconds=seconds), place)
         if cost is not None:
             found[model.name] = cost
     return found, failures
@@ -380,7 +380,7 @@ def requests(
         threads = choice.last_threads.get(job.id, choice.threads[job.model])
         cores = threads * params.processes
         per_gpu = choice.per_gpu.get(job.model, 1)
-        gain = fusing.gain(cost.flops, together.get(job.id, 1), cost.fused_gain)
+        gain = fusion_groups.gain(cost.flops, together.get(job.id, 1), cost.fused_gain)
         found[job.id] = Request(
             job.id,
             cost.shared(per_gpu).fused(gain).seconds(works[job.id], cores),
@@ -429,7 +429,7 @@ def _measured(
         return found, failures
     for model in models:
         key = workload.key(model.name)
-        cost = cache.recall(key, place)
+        cost = cost_cache.recall(key, place)
         if cost is None and probe is not None and model.name in workload.facts.flops:
             timings = {
                 count: probe(model.name, count, min(workload.cores // count, len(model.jobs)))
@@ -444,7 +444,7 @@ def _measured(
             made = replace(made, memory=max(made.memory, least))
             if workload.may_fuse(model.name):
                 made = replace(made, fused_gain=_fused_gain(model, made, workload.cores, probe))
-            cost = cache.remember(key, made, place)
+            cost = cost_cache.remember(key, made, place)
         if cost is not None:
             found[model.name] = cost
     return found, failures
@@ -452,7 +452,7 @@ def _measured(
 
 def _fused_gain(model: Model, cost: Cost, cores: int, probe: Probe) -> float:
     """How many times faster steps of many jobs as one are, others like it beside; 0: not known."""
-    together = min(fusing.GAINING_JOBS, len(model.jobs))
+    together = min(fusion_groups.GAINING_JOBS, len(model.jobs))
     if together < 2:
         return 0.0
     timings = probe(model.name, 1, max(1, min(cores, len(model.jobs) // together)), together)
@@ -460,7 +460,7 @@ def _fused_gain(model: Model, cost: Cost, cores: int, probe: Probe) -> float:
     if not timings or _failure({1: timings}):
         return 0.0
     own = median_low([item.step_seconds for item in timings])
-    return fusing.gain_of_many(cost.step_seconds[1] / own, together)
+    return fusion_groups.gain_of_many(cost.step_seconds[1] / own, together)
 
 
 def _probed_counts(cores: int) -> list[int]:

@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from asynckfold.decide import OVERTURN, rule_cost
 from asynckfold.jobs.cost import work_of
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
+from asynckfold.planning.thread_search import OVERTURN, rule_cost
 
 MOST_FLOPS = 3e8
 """Operations of a training step above which fusing is not sure to pay.

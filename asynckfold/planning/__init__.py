@@ -1,0 +1,1 @@
+"""Decides before a sweep starts, by pure functions: threads, fusion groups, memory format."""
