@@ -43,7 +43,7 @@ from asynckfold.jobs.result import DIVERGED, DONE, ENDED, FAILED, Epoch, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef, RunStore, job_folder
 from asynckfold.store.layout import DATABASE
-from asynckfold.store.reading import RunReader
+from asynckfold.store.reader import RunReader
 from asynckfold.sweep import Sweep
 from tests.test_sweep import set_full
 

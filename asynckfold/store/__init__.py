@@ -37,7 +37,7 @@ from asynckfold.store.records import (
     Waiting,
 )
 from asynckfold.store.refusing import refuse_other
-from asynckfold.store.run import RunStore
+from asynckfold.store.run_store import RunStore
 
 __all__ = [
     "Attempt",

@@ -18,7 +18,7 @@ from asynckfold.files import open_plain, reading_error, storage_error
 from asynckfold.jobs.decoding import FAULTS
 from asynckfold.plaintext import one_line
 from asynckfold.proc import free_memory
-from asynckfold.store.checking import check_pages, check_schema, checksum, verify
+from asynckfold.store.integrity import check_pages, check_schema, checksum, verify
 from asynckfold.store.layout import DATABASE, SPLITS, path_problems
 from asynckfold.store.lock import holder_of
 from asynckfold.store.schema import SCHEMA

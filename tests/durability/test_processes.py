@@ -155,7 +155,7 @@ def test_a_network_file_system_is_named(tmp_path: Path, kind: str, found: str) -
 
 
 def test_a_network_file_system_is_a_note(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asynckfold.store.run.network_of", lambda folder: "nfs4")
+    monkeypatch.setattr("asynckfold.store.run_store.network_of", lambda folder: "nfs4")
     with begin(root) as store:
         (note,) = store.notes
     assert f"{root} lies on nfs4" in note

@@ -37,7 +37,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.report import page
 from asynckfold.scheduling.wait_reasons import Wait
 from asynckfold.store import Placed, RunStore, Waiting, database
-from asynckfold.store.checking import checksum
+from asynckfold.store.integrity import checksum
 from asynckfold.store.layout import MOST_PATH, path_problems
 from asynckfold.store.records import CheckpointRef, result_of
 from asynckfold.store.schema import COLUMNS, TYPES

@@ -31,7 +31,7 @@ from asynckfold.store.aside import set_aside
 from asynckfold.store.database import SQLITE_FAULTS, connect, from_sqlite, snapshot
 from asynckfold.store.layout import DATABASE, LOCK, SPLITS, network_of
 from asynckfold.store.lock import now_text, take_lock
-from asynckfold.store.reading import RunReader
+from asynckfold.store.reader import RunReader
 from asynckfold.store.records import (
     HELD,
     PLACED,
