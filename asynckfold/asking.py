@@ -8,9 +8,9 @@ from typing import Any
 
 from asynckfold.engines.engine import Engine
 from asynckfold.errors import NoRoomError
-from asynckfold.interruption import Interruption
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.store import RunStore
+from asynckfold.system.signals import Interruption
 
 TICK_SECONDS = 0.25
 """Longest wait before the load is looked at again."""

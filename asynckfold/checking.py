@@ -17,9 +17,9 @@ from typing import Any
 from asynckfold.asking import ask, room
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import Problem, WorkerDiedError, refuse
-from asynckfold.interruption import Interruption
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import Placement
+from asynckfold.system.signals import Interruption
 
 LOOK_SECONDS = 0.1
 """Between two looks at the load: of most sweeps, a few models are checked meanwhile."""

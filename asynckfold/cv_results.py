@@ -20,8 +20,8 @@ from asynckfold.jobs.reproducibility import Claim
 from asynckfold.jobs.result import DONE, ENDED, Baseline, Epoch, Result, fingerprint
 from asynckfold.out_of_fold import layers_of, mean_of_layers, out_of_fold
 from asynckfold.paired import Lead, paired_difference, train_valid_ratio
-from asynckfold.plaintext import one_line
 from asynckfold.speedup import Speedup, speedup_of
+from asynckfold.system.plain_text import one_line
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,13 +13,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from asynckfold.engines.engine import Answer, Engine
-from asynckfold.engines.steady import MOST_CHANGES, WINDOW_SECONDS
 from asynckfold.jobs.messages import Progress, Remark, Resized
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.running import Running, RunningJobs
 from asynckfold.scheduling.elastic import Elastic, stretched
 from asynckfold.scheduling.place import Bookings
 from asynckfold.scheduling.wait_reasons import named_cores
+from asynckfold.system.hysteresis import MOST_CHANGES, WINDOW_SECONDS
 
 
 class Lender:

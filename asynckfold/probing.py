@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from asynckfold.asking import TICK_SECONDS, room
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import UnpackError, WorkerDiedError
-from asynckfold.interruption import Interruption
 from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.messages import Started
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.plan import Plan
 from asynckfold.sweep import Inbox
+from asynckfold.system.signals import Interruption
 
 MEETING_SECONDS = 60.0
 """How long probes on a GPU wait for each other: to open a GPU takes seconds, and further ones to

@@ -21,16 +21,16 @@ from typing import IO, TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from asynckfold import descriptors
 from asynckfold.api.display import Display
 from asynckfold.asking import TICK_SECONDS
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
-from asynckfold.engines.machine import Machine
 from asynckfold.engines.process import ProcessEngine, named
 from asynckfold.errors import InputError, Problem, UnpackError, WorkerDiedError
-from asynckfold.interruption import Interruption
 from asynckfold.jobs.placement import Placement
+from asynckfold.system import file_descriptors
+from asynckfold.system.machine import Machine
+from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
     from asynckfold.data import SharedArray, Task
@@ -94,7 +94,7 @@ class WorkerReaders:
         from asynckfold.data import Here
 
         here = Here()
-        packed = descriptors.nameless_file()
+        packed = file_descriptors.nameless_file()
         room = self._machine.free_memory({}) // MEMORY_SHARE
         try:
             with os.fdopen(os.dup(packed), "wb") as file:

@@ -32,8 +32,6 @@ from asynckfold.errors import (
     UnpackError,
     WorkerDiedError,
 )
-from asynckfold.files import remove
-from asynckfold.interruption import Interruption
 from asynckfold.jobs.messages import (
     CheckpointWritten,
     EpochEnded,
@@ -56,8 +54,10 @@ from asynckfold.scheduling.place import Bookings, place
 from asynckfold.scheduling.preemption import yielded
 from asynckfold.scheduling.retries import decide
 from asynckfold.scheduling.wait_reasons import Obstacle, Wait, Waits
-from asynckfold.sizes import gibibytes
 from asynckfold.store import Placed, RunStore, Waiting
+from asynckfold.system.files import remove
+from asynckfold.system.signals import Interruption
+from asynckfold.system.units import gibibytes
 
 FIRST_WAITS = (0.025,) * 8
 """Seconds between the first looks at the load. What is idle is known some tenths of a second after

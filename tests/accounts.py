@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asynckfold.errors import AsyncKFoldError
-from asynckfold.files import sha256
 from asynckfold.jobs.result import DONE, ENDED
 from asynckfold.store import RunStore
+from asynckfold.system.files import sha256
 
 
 def wrong_in(root: Path) -> list[str]:

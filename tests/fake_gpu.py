@@ -17,7 +17,7 @@ KINDS = {"partition_size": {"cpu": 40, "gpu": 100}, "epochs_per_round": {"cpu": 
 
 
 def load_nvml() -> tuple[Any, str]:
-    """What `asynckfold.engines.machine` loads."""
+    """What `asynckfold.system.machine` loads."""
     return FakeNvml((8 * GIB, 8 * GIB, 0)), ""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asynckfold.engines import pool as pools
-from asynckfold.files import TEMPORARY
+from asynckfold.system.files import TEMPORARY
 
 PROC = Path("/proc")
 MARK = f"ASYNCKFOLD_TESTS_{os.getpid()}"

@@ -32,8 +32,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from asynckfold import descriptors
 from asynckfold.engines import pool as pools
+from asynckfold.system import file_descriptors
 from tests.leftovers import SERVER
 
 HOME = Path(__file__).parents[1]
@@ -127,7 +127,7 @@ class Nursery:
     def _ask(self, message: tuple[str, Place | None, Any], files: Sequence[int]) -> Any:
         with self._lock:
             if files:
-                descriptors.send(self._line, (len(files), *message), files)
+                file_descriptors.send(self._line, (len(files), *message), files)
             else:
                 self._line.send((0, *message))
             return self._line.recv()
@@ -223,7 +223,7 @@ def fork_for(line: Connection[Any, Any]) -> tuple[str, Any, list[int]] | None:
             found, status = os.waitpid(detail, os.WNOHANG)
             line.send(os.waitstatus_to_exitcode(status) if found else None)
             continue
-        output, errors, *files = descriptors.receive(line, count)
+        output, errors, *files = file_descriptors.receive(line, count)
         pid = os.fork()
         if pid == 0:
             line.close()
@@ -296,7 +296,7 @@ class Spare:
         os.setsid()
         be_called_server()
         place, detail = line.recv()
-        files = descriptors.receive(line, 2)
+        files = file_descriptors.receive(line, 2)
         line.close()
         place.take()
         watch()
@@ -314,7 +314,7 @@ class Spare:
         with there, self._line:
             try:
                 message = (place, [list(preload), nice])
-                descriptors.send(self._line, message, [there.fileno(), pulses])
+                file_descriptors.send(self._line, message, [there.fileno(), pulses])
             except OSError:
                 here.close()
                 self.wait()

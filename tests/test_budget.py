@@ -14,7 +14,7 @@ from torch import nn
 from asynckfold import AsyncKFold, CVResults, InterruptedRunError, RunStore, fit
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import OUT_OF_TIME
-from asynckfold.interruption import Interruption, listening
+from asynckfold.system.signals import Interruption, listening
 from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples
 

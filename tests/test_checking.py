@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from asynckfold.checking import ATTEMPTS, Checker, joined
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import InputError, WorkerDiedError
-from asynckfold.interruption import Interruption
 from asynckfold.jobs.messages import Facts, Task
 from asynckfold.jobs.placement import Load, Placement
+from asynckfold.system.signals import Interruption
 
 RULE = ("a rule", "what was received", "a remedy")
 

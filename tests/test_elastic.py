@@ -22,14 +22,10 @@ from torch import nn
 from asynckfold import AsyncKFold, InputError
 from asynckfold.cli import main
 from asynckfold.compare import compare_runs
-from asynckfold.descriptors import nameless_file
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
-from asynckfold.engines.limits import allowed_cores
-from asynckfold.engines.machine import Machine
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
-from asynckfold.engines.steady import MOST_CHANGES
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.cost import Cost
 from asynckfold.jobs.messages import JobEnded, Progress, Resized, Started, Task
@@ -40,13 +36,17 @@ from asynckfold.jobs.result import DIVERGED, DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.packing import packing_of
 from asynckfold.planning.thread_search import TIE
-from asynckfold.pulse import Pulse, Pulses
 from asynckfold.report.charts.gantt import _lanes
 from asynckfold.report.findings import ran_on
 from asynckfold.report.summary import summarize
 from asynckfold.scheduling.elastic import Elastic, steps_of, stretched, worth
 from asynckfold.store import RunStore
 from asynckfold.sweep import Sweep
+from asynckfold.system.file_descriptors import nameless_file
+from asynckfold.system.heartbeat import Pulse, Pulses
+from asynckfold.system.hysteresis import MOST_CHANGES
+from asynckfold.system.limits import allowed_cores
+from asynckfold.system.machine import Machine
 from asynckfold.training import worker as workers
 from tests.synthetic import FakeClockStore, Synthetic, write_run
 from tests.test_packing import CHOICE, FOLDS, PLAN, TARGETS

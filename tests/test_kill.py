@@ -16,8 +16,8 @@ import pytest
 
 from asynckfold.cli.status import state_of
 from asynckfold.errors import AsyncKFoldError
-from asynckfold.files import sha256
 from asynckfold.store import RunStore
+from asynckfold.system.files import sha256
 from tests import here
 from tests.leftovers import descendants, gone, shared_memory
 from tests.nursery import Nursery, Started

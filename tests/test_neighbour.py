@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold
-from asynckfold.engines.limits import allowed_cores
-from asynckfold.engines.machine import Machine
 from asynckfold.store import RunStore
+from asynckfold.system.limits import allowed_cores
+from asynckfold.system.machine import Machine
 from tests.toy import adam, samples
 
 HOG = "import os\nos.sched_setaffinity(0, {%d})\nprint(1, flush=True)\nwhile True: pass"

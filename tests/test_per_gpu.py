@@ -25,7 +25,6 @@ from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import WorkerDiedError
-from asynckfold.interruption import Interruption
 from asynckfold.jobs.cost import Cost, Timing
 from asynckfold.jobs.messages import Remark, Started, Task
 from asynckfold.jobs.placement import Gpu, Load, Placement
@@ -39,9 +38,10 @@ from asynckfold.planning.thread_choice import (
 )
 from asynckfold.planning.thread_search import OVERTURN, jobs_per_gpu
 from asynckfold.probing import Prober
-from asynckfold.pulse import Pulse
 from asynckfold.scheduling.place import place
 from asynckfold.store import RunStore
+from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.signals import Interruption
 from asynckfold.training import building, probe, worker
 from tests import test_choice
 from tests.test_packing import FOLDS, PLAN, TARGETS

@@ -14,9 +14,15 @@ import pytest
 from asynckfold.api.kfold import load_results
 from asynckfold.api.session import write_out_of_fold
 from asynckfold.errors import AsyncKFoldError, InputError, StorageError
-from asynckfold.files import alone, make_folder, open_plain, read_plain, write_whole
 from asynckfold.report.page import write_report
 from asynckfold.store import RunStore
+from asynckfold.system.files import (
+    alone,
+    make_folder,
+    open_plain,
+    read_plain,
+    write_whole,
+)
 from asynckfold.training.bundle import JobLog
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 

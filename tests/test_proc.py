@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from asynckfold import proc
+from asynckfold.system import process
 
 ALL = sorted(os.sched_getaffinity(0))
 
@@ -33,7 +33,7 @@ def test_all_threads_are_pinned() -> None:
     for thread in threads:
         thread.start()
     try:
-        assert proc.pin(0, ALL[-1:])
+        assert process.pin(0, ALL[-1:])
         masks = [os.sched_getaffinity(thread.native_id or 0) for thread in threads]
     finally:
         ended.set()
@@ -46,27 +46,27 @@ def test_all_threads_are_pinned() -> None:
 def test_another_process_is_pinned_by_its_number() -> None:
     with subprocess.Popen(["sleep", "30"]) as child:
         try:
-            assert proc.pin(child.pid, ALL[:1])
+            assert process.pin(child.pid, ALL[:1])
             assert os.sched_getaffinity(child.pid) == {ALL[0]}
         finally:
             child.kill()
 
 
 def test_no_cores_leave_a_process_as_it_is() -> None:
-    assert proc.pin(0, ())
+    assert process.pin(0, ())
     assert sorted(os.sched_getaffinity(0)) == ALL
 
 
 @pytest.mark.parametrize("cores", [(4000,), (-1,), (10**30,)])
 def test_a_core_that_is_not_there_is_told_and_changes_nothing(cores: tuple[int, ...]) -> None:
-    assert not proc.pin(0, cores)
+    assert not process.pin(0, cores)
     assert sorted(os.sched_getaffinity(0)) == ALL
 
 
 def test_a_process_that_ended_is_told() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
-    assert not proc.pin(child.pid, ALL[:1])
+    assert not process.pin(child.pid, ALL[:1])
 
 
 def test_refused_permission_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,21 +74,21 @@ def test_refused_permission_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError("no")
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    answer = proc.pin(0, ALL)
+    answer = process.pin(0, ALL)
     monkeypatch.undo()
     assert not answer
 
 
 def test_the_peak_counts_what_is_free_again_until_it_is_reset() -> None:
     size = 64 << 20
-    before = proc.peak_memory()
+    before = process.peak_memory()
     block = bytearray(size)
     block[::4096] = b"x" * len(block[::4096])
     del block
-    assert proc.peak_memory() >= max(before, size)
-    if not proc.reset_peak_memory():
+    assert process.peak_memory() >= max(before, size)
+    if not process.reset_peak_memory():
         pytest.skip("this kernel does not reset the peak")
-    assert proc.peak_memory() < before + size
+    assert process.peak_memory() < before + size
 
 
 FAULTS = """
@@ -121,26 +121,26 @@ def test_what_is_freed_is_used_again_without_page_faults() -> None:
         pytest.skip("the C library is no glibc")
     pages = 20 * 6 * (8 << 20) // os.sysconf("SC_PAGE_SIZE")
     assert faults > pages / 2 > 10 * fewer
-    if proc.reset_peak_memory():
+    if process.reset_peak_memory():
         assert given_back > 6 * 8 << 19
 
 
 def test_without_a_process_file_system_the_peak_is_that_of_the_whole_life(tmp_path: Path) -> None:
-    assert proc.peak_memory(proc=tmp_path) > 1 << 20
-    assert not proc.reset_peak_memory(proc=tmp_path)
+    assert process.peak_memory(proc=tmp_path) > 1 << 20
+    assert not process.reset_peak_memory(proc=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["nvidiactl", "kfd", "dxg"])
 def test_a_gpu_is_known_by_its_device(tmp_path: Path, name: str) -> None:
-    assert not proc.has_gpu(dev=tmp_path)
+    assert not process.has_gpu(dev=tmp_path)
     (tmp_path / name).touch()
-    assert proc.has_gpu(dev=tmp_path)
+    assert process.has_gpu(dev=tmp_path)
 
 
 def test_it_needs_the_standard_library_only() -> None:
     imported = {
         name.split(".")[0]
-        for node in ast.walk(ast.parse(Path(proc.__file__).read_text()))
+        for node in ast.walk(ast.parse(Path(process.__file__).read_text()))
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for name in (
             [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]

@@ -18,14 +18,14 @@ from rich.console import Console
 
 from asynckfold.api.display import MOST_ROWS, Display, State, clock
 from asynckfold.errors import InterruptedRunError
-from asynckfold.interruption import listening
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import EpochEnded, Progress, Remark
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Epoch, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.terminal import steady
+from asynckfold.system.signals import listening
+from asynckfold.system.terminal import steady
 
 
 @dataclass

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold import descriptors
-from asynckfold.pulse import Pulse, Pulses, is_aside
+from asynckfold.system import file_descriptors
+from asynckfold.system.heartbeat import Pulse, Pulses, is_aside
 
 
 @given(st.lists(st.booleans()))
@@ -32,7 +32,7 @@ def test_half_of_the_difference_counts_the_batches_at_least(signs: list[bool]) -
 
 
 def test_another_mapping_sees_the_word_of_its_worker_only() -> None:
-    file = descriptors.nameless_file(size=Pulses.SIZE)
+    file = file_descriptors.nameless_file(size=Pulses.SIZE)
     here, there = Pulses(file), Pulses(file)
     os.close(file)
     here[7].beat()
@@ -52,7 +52,7 @@ def test_a_worker_rests_while_it_is_asked_to_and_not_when_it_is_to_stop(
         pulse.ask(len(seen) < 3)
         assert pulse.paused is (len(seen) < 3)
 
-    monkeypatch.setattr("asynckfold.pulse.time.sleep", sleep)
+    monkeypatch.setattr("asynckfold.system.heartbeat.time.sleep", sleep)
     pulse.ask(True)
     pulse.rest(lambda: False)
     assert seen == [True] * 3
@@ -64,7 +64,7 @@ def test_a_worker_rests_while_it_is_asked_to_and_not_when_it_is_to_stop(
 
 
 def test_a_forked_process_is_seen() -> None:
-    file = descriptors.nameless_file(size=Pulses.SIZE)
+    file = file_descriptors.nameless_file(size=Pulses.SIZE)
     pulses = Pulses(file)
     os.close(file)
     pid = os.fork()

@@ -106,7 +106,7 @@ print(results.best_score_)
 
 @pytest.fixture
 def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asynckfold.engines.machine.load_nvml", fake_gpu.load_nvml)
+    monkeypatch.setattr("asynckfold.system.machine.load_nvml", fake_gpu.load_nvml)
 
 
 def on_gpu(root: Path, epochs: int, **settings: object) -> CVResults:

@@ -18,8 +18,8 @@ from asynckfold.api.resources import Sharing, room_problems
 from asynckfold.asking import Patience
 from asynckfold.cli import main
 from asynckfold.engines import pool as pools
-from asynckfold.engines.limits import allowed_cores
 from asynckfold.store import RunStore
+from asynckfold.system.limits import allowed_cores
 from tests.toy import Tiny, adam, samples
 
 CORES = len(allowed_cores())
@@ -127,7 +127,7 @@ class Floor:
     """A machine that has no room from a moment on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-        from asynckfold.engines import machine
+        from asynckfold.system import machine
 
         self.looks, self.after = 0, after
         monkeypatch.setattr(machine.Machine, "_blocked", self.blocked)

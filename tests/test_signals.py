@@ -31,8 +31,8 @@ from asynckfold import AsyncKFold, InterruptedRunError
 from asynckfold.api.session import Session
 from asynckfold.cli.output import Output, partial_report
 from asynckfold.errors import AsyncKFoldError
-from asynckfold.interruption import ENDINGS, Interruption, listening
 from asynckfold.store import RunStore
+from asynckfold.system.signals import ENDINGS, Interruption, listening
 from tests import here
 from tests.leftovers import descendants, gone, shared_memory
 from tests.nursery import Nursery
@@ -731,7 +731,7 @@ def test_only_the_second_breaks_into_user_code() -> None:
 INTO_AN_IMPORT = """
 import os, signal, sys
 from importlib.machinery import ExtensionFileLoader
-from asynckfold.interruption import listening
+from asynckfold.system.signals import listening
 
 def strike(frame, event, argument):
     caller = frame.f_back and frame.f_back.f_back

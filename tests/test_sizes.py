@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from asynckfold.sizes import in_bytes
+from asynckfold.system.units import in_bytes
 
 
 @pytest.mark.parametrize(

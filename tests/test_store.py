@@ -27,7 +27,6 @@ from asynckfold.errors import (
     StorageError,
     StoreCorruptError,
 )
-from asynckfold.files import storage_error
 from asynckfold.jobs.plan import folds_fingerprint
 from asynckfold.jobs.result import (
     ENDED,
@@ -40,6 +39,7 @@ from asynckfold.jobs.result import (
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef, RunStore
 from asynckfold.store.records import epochs_text
+from asynckfold.system.files import storage_error
 from tests.records import (
     FIRST,
     FOLDS,

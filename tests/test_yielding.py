@@ -23,8 +23,6 @@ from torch import nn
 from asynckfold import AsyncKFold, InputError
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
-from asynckfold.engines.limits import Host, allowed_cores
-from asynckfold.engines.machine import Machine
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import WorkerDiedError
@@ -35,6 +33,8 @@ from asynckfold.scheduling.place import place
 from asynckfold.scheduling.preemption import Held, yielded
 from asynckfold.store import RunStore
 from asynckfold.sweep import Sweep
+from asynckfold.system.limits import Host, allowed_cores
+from asynckfold.system.machine import Machine
 from tests.engines.fakes import FakeMachine
 from tests.engines.test_steady import CORES, TICK, Wave, most_in_a_minute, waves
 from tests.leftovers import gone

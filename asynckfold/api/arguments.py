@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asynckfold.api.resources import Sharing
-from asynckfold.engines.limits import allowed_cores
-from asynckfold.engines.machine import resolve_n_jobs
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.jobs.criteria import Criterion, criterion_of, why_not_of_pairs
 from asynckfold.jobs.folds import Fold, make_folds
@@ -30,6 +28,8 @@ from asynckfold.planning import fusion_groups
 from asynckfold.planning.fusion_groups import Fuse
 from asynckfold.store.layout import path_problems
 from asynckfold.store.lock import shared_problems
+from asynckfold.system.limits import allowed_cores
+from asynckfold.system.machine import resolve_n_jobs
 
 if TYPE_CHECKING:
     from asynckfold.data import Labels, Prepared

@@ -17,13 +17,13 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from asynckfold.console import console, spinner
-from asynckfold.interruption import unbroken
 from asynckfold.jobs.messages import EpochEnded, News, Progress, Remark
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, Result
-from asynckfold.plaintext import one_line
+from asynckfold.system.console import console, spinner
+from asynckfold.system.plain_text import one_line
+from asynckfold.system.signals import unbroken
 
 LINE_SECONDS = 2.0
 """Between two plain lines at verbosity 1."""

@@ -29,7 +29,6 @@ from asynckfold.errors import (
     RefitFailedError,
     refuse,
 )
-from asynckfold.interruption import listening
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.recipe import Recipe
@@ -38,6 +37,7 @@ from asynckfold.planning.forecast import Forecast
 from asynckfold.report.summary import read_results
 from asynckfold.store import RunStore
 from asynckfold.store.layout import refit_folder
+from asynckfold.system.signals import listening
 
 if TYPE_CHECKING:
     from asynckfold.data import Seen

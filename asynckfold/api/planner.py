@@ -18,11 +18,9 @@ from asynckfold.api.resources import room_problems
 from asynckfold.checking import Checker
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
-from asynckfold.engines.machine import Machine, resolve_n_jobs, total_memory, watched
 from asynckfold.engines.process import ProcessEngine, preloads
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import Problem, refuse
-from asynckfold.interruption import Interruption, listening
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.parts import Digest, of_run
 from asynckfold.jobs.folds import Fold
@@ -43,6 +41,8 @@ from asynckfold.scoring import resolve
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
 from asynckfold.sweep import Inbox
+from asynckfold.system.machine import Machine, resolve_n_jobs, total_memory, watched
+from asynckfold.system.signals import Interruption, listening
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared

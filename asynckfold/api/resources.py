@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asynckfold.engines.limits import allowed_cores
-from asynckfold.engines.machine import Machine, total_memory
 from asynckfold.errors import Problem
-from asynckfold.sizes import MIB, gibibytes, in_bytes
+from asynckfold.system.limits import allowed_cores
+from asynckfold.system.machine import Machine, total_memory
+from asynckfold.system.units import MIB, gibibytes, in_bytes
 
 NICEST = 19
 

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asynckfold import terminal
 from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
 from asynckfold.api.planner import Engines, Planned, Planner
 from asynckfold.asking import Sampler, ask
 from asynckfold.cv_results import CVResults
-from asynckfold.engines.machine import Machine
 from asynckfold.errors import (
     InterruptedRunError,
     NoRoomError,
@@ -30,8 +28,6 @@ from asynckfold.errors import (
     WorkerDiedError,
     refuse,
 )
-from asynckfold.files import make_folders, slug, write_whole
-from asynckfold.interruption import Interruption
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe, sending_problems
 from asynckfold.jobs.reproducibility import CPU, ELASTIC, THREADS, differences
@@ -44,6 +40,10 @@ from asynckfold.report.findings import packing as packing_text
 from asynckfold.scoring import Score, resolve
 from asynckfold.store import RunStore, Sample
 from asynckfold.sweep import Sweep, is_stray
+from asynckfold.system import terminal
+from asynckfold.system.files import make_folders, slug, write_whole
+from asynckfold.system.machine import Machine
+from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared, Seen

@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.table import Table
 from rich.text import Text
 
-from asynckfold import terminal
 from asynckfold.cli import doctor as doctors
 from asynckfold.cli import status as states
 from asynckfold.cli.output import Output, partial_report, patience, tell_results
@@ -68,10 +67,11 @@ from asynckfold.errors import (
     nearest,
     refuse,
 )
-from asynckfold.files import reading_error, write_whole
-from asynckfold.interruption import ENDINGS, Interruption, listening
 from asynckfold.store import RunStore
 from asynckfold.store.layout import path_problems
+from asynckfold.system import terminal
+from asynckfold.system.files import reading_error, write_whole
+from asynckfold.system.signals import ENDINGS, Interruption, listening
 
 if TYPE_CHECKING:
     from asynckfold.cli.bench import BenchTable
@@ -306,7 +306,7 @@ def _say_differences(found: Comparison, out: Output) -> None:
 
 def doctor(parsed: argparse.Namespace, out: Output) -> int:
     """Say what this machine offers."""
-    from asynckfold.engines.machine import resolve_n_jobs, watched
+    from asynckfold.system.machine import resolve_n_jobs, watched
 
     problems: list[Problem] = []
     sharing = sharing_of(parsed, problems)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asynckfold.jobs.placement import Load
-from asynckfold.sizes import gibibytes
+from asynckfold.system.units import gibibytes
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from asynckfold.api.kfold import load_results
 from asynckfold.cli.output import Output
 from asynckfold.cv_results import CVResults
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.files import write_whole
 from asynckfold.report.findings import plural
 from asynckfold.store import RunStore
+from asynckfold.system.files import write_whole
 
 
 def export(parsed: argparse.Namespace, store: RunStore, out: Output) -> int:

@@ -13,16 +13,16 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from asynckfold import terminal
 from asynckfold.api.display import shown
 from asynckfold.candidates import folds_note
-from asynckfold.console import console, spinner
 from asynckfold.cv_results import CVResults
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.packing import Packing, packing_of
-from asynckfold.plaintext import one_line
 from asynckfold.report.text import plain_data
 from asynckfold.store import RunStore
+from asynckfold.system import terminal
+from asynckfold.system.console import console, spinner
+from asynckfold.system.plain_text import one_line
 
 WIDE = 240
 """Columns of what goes into a file or a pipe."""

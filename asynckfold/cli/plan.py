@@ -24,9 +24,9 @@ from asynckfold.planning import process_advice
 from asynckfold.planning.forecast import Forecast, forecast_of
 from asynckfold.scheduling.elastic import steps_of, worth
 from asynckfold.scheduling.place import place
-from asynckfold.sizes import gibibytes
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
+from asynckfold.system.units import gibibytes
 
 
 def plan(parsed: argparse.Namespace, out: Output) -> int:
@@ -34,7 +34,7 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     if parsed.file and (Path(parsed.file) / DATABASE).is_file():
         _of_run(Path(parsed.file), out)
         return 0
-    from asynckfold.engines.machine import resolve_n_jobs, watched
+    from asynckfold.system.machine import resolve_n_jobs, watched
 
     sweep = sweep_parts(parsed)
     kfold = make_kfold(parsed, sweep)

@@ -20,7 +20,6 @@ from asynckfold.cli.parser import make_parser, stored_command
 from asynckfold.cli.sweep_file import DEFAULTS, live_parts, names_code
 from asynckfold.cv_results import CVResults
 from asynckfold.errors import Problem, refuse
-from asynckfold.files import write_whole
 from asynckfold.jobs.criteria import MARGINS, PROBABILITIES, VALUES
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.changes import WEIGHTS
@@ -31,6 +30,7 @@ from asynckfold.jobs.recipe import Recipe
 from asynckfold.report.findings import plural
 from asynckfold.scoring import resolve
 from asynckfold.store import RunStore
+from asynckfold.system.files import write_whole
 
 if TYPE_CHECKING:
     from asynckfold.sources import Samples

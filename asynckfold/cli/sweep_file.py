@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.errors import InputError, Problem, nearest, refuse
-from asynckfold.terminal import complain
+from asynckfold.system.terminal import complain
 
 if TYPE_CHECKING:
     from asynckfold.api.arguments import Settings
@@ -637,7 +637,7 @@ def asked_jobs(parsed: argparse.Namespace) -> int | str:
 def sharing_of(parsed: argparse.Namespace, problems: list[Problem]) -> Sharing:
     """Return what the flags leave to others, and add what is wrong with them, n_jobs included."""
     from asynckfold.api.resources import Sharing
-    from asynckfold.engines.machine import resolve_n_jobs
+    from asynckfold.system.machine import resolve_n_jobs
 
     names = {field.name for field in fields(Sharing)} & set(vars(parsed))
     given = {name: value for name in names if (value := getattr(parsed, name)) is not None}

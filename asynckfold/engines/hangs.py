@@ -9,8 +9,8 @@ from pathlib import Path
 
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import Worker, WorkerPool
-from asynckfold.pulse import STACKS_SIGNAL
 from asynckfold.scheduling.stall_detection import Stalls, Step, Verdict
+from asynckfold.system.heartbeat import STACKS_SIGNAL
 from asynckfold.training.bundle import log_path
 
 UNWATCHED = ("measure", "estimate")

@@ -35,15 +35,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from asynckfold import descriptors, proc
 from asynckfold.engines.engine import Answer, Tell
-from asynckfold.engines.limits import oom_kills, was_short_of_memory
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.reproducibility import VARIABLES
-from asynckfold.pulse import Pulse, Pulses
-from asynckfold.sizes import gibibytes
+from asynckfold.system import file_descriptors, process
+from asynckfold.system.heartbeat import Pulse, Pulses
+from asynckfold.system.limits import oom_kills, was_short_of_memory
+from asynckfold.system.units import gibibytes
 
 IDLE_SECONDS = 300.0
 """How long workers stay warm after a sweep: long enough for a notebook's next cell."""
@@ -137,7 +137,7 @@ class WorkerPool:
         self.libraries = _variables_of_libraries()
         try:
             self._wake_read, self._wake_write = multiprocessing.Pipe(duplex=False)
-            file = descriptors.nameless_file(size=Pulses.SIZE)
+            file = file_descriptors.nameless_file(size=Pulses.SIZE)
             self._pulses = Pulses(file)
             self._server, self._control = _start_server(file, self._preload, self.nice)
             os.close(file)
@@ -177,7 +177,7 @@ class WorkerPool:
         """Return a worker without work, one that knows the bundle if there is one."""
         with self._lock:
             free = [worker for worker in self.workers if worker.alive and not worker.busy]
-        if placement.wants_new_worker(proc.has_gpu()):
+        if placement.wants_new_worker(process.has_gpu()):
             free = [worker for worker in free if not worker.used]
         known = [worker for worker in free if worker.bundle == bundle]
         return next(iter(known or free), None)
@@ -260,7 +260,7 @@ class WorkerPool:
         else:
             # It is the server that does not obey. With it end its workers; a new one starts.
             self._server.kill()
-        with contextlib.suppress(OSError), descriptors.as_socket(worker.pipe) as channel:
+        with contextlib.suppress(OSError), file_descriptors.as_socket(worker.pipe) as channel:
             # The listener may wait for the rest of a message.
             channel.shutdown(socket.SHUT_RDWR)
         self._end(worker)
@@ -306,7 +306,7 @@ class WorkerPool:
         worker = Worker(name, here, self._pulses[name])
         try:
             with self._lock:
-                descriptors.send(self._control, ("fork", name), [there.fileno()])
+                file_descriptors.send(self._control, ("fork", name), [there.fileno()])
                 self.workers.append(worker)
             self._wake()
         except OSError as error:
@@ -326,7 +326,7 @@ class WorkerPool:
             environment = _environment(os.environ)
             folder = str(Path.cwd())
             message = ("bundle", sys.argv, sys.path, folder, environment, len(files))
-            descriptors.send(worker.pipe, message, files)
+            file_descriptors.send(worker.pipe, message, files)
             worker.bundle = bundle
 
     def _command(self, command: tuple[Any, ...]) -> None:
@@ -405,7 +405,7 @@ class WorkerPool:
         if work is None:
             return
         ends = kind == "answer" and content[2]
-        if ends or work.placement.wants_new_worker(proc.has_gpu()):
+        if ends or work.placement.wants_new_worker(process.has_gpu()):
             # As after "lost": it ends by itself.
             worker.open = False
         if kind == "answer":

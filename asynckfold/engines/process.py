@@ -15,15 +15,15 @@ from dataclasses import replace
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
-from asynckfold import descriptors
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer, Look, Tell
 from asynckfold.engines.hangs import Hangs
 from asynckfold.errors import StorageError
-from asynckfold.interruption import Interruption
 from asynckfold.jobs.messages import Remark, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.recipe import pack
+from asynckfold.system import file_descriptors
+from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
     from asynckfold.training.bundle import Bundle
@@ -72,7 +72,7 @@ class ProcessEngine:
         signals: Interruption | None = None,
     ) -> None:
         self._key = os.urandom(8).hex()
-        self._packed = descriptors.nameless_file(pack(bundle))
+        self._packed = file_descriptors.nameless_file(pack(bundle))
         self._files = [self._packed, *files]
         self._look = look
         self._tell = tell

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from asynckfold.engines.engine import Answer, Look, Tell
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.interruption import Interruption
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Load, Placement
+from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
     from asynckfold.data import Batches

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from asynckfold.errors import StorageError
-from asynckfold.files import make_folder, write_whole
 from asynckfold.jobs.cost import Cost
+from asynckfold.system.files import make_folder, write_whole
 
 MOST_BYTES = 100_000
 """A larger file is none of ours."""

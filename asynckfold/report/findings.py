@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from asynckfold import sizes
 from asynckfold.candidates import folds_note as _folds_note
 from asynckfold.packing import Packing
 from asynckfold.paired import Difference
 from asynckfold.report.summary import Bar, CandidateRow, Summary
 from asynckfold.scheduling.wait_reasons import named_cores
+from asynckfold.system import units
 
 MINDED = 0.01
 """Accuracy that one would mind to lose for speed."""
@@ -115,7 +115,7 @@ def packing(found: Packing) -> str:
 
 def gibibytes(count: int | None) -> str:
     """Return bytes as GiB or MiB; ``"n/a"`` where there are none."""
-    return sizes.gibibytes(count) if count else "n/a"
+    return units.gibibytes(count) if count else "n/a"
 
 
 def ran_on(bar: Bar) -> str:

@@ -22,13 +22,19 @@ import jinja2
 from markupsafe import Markup
 
 from asynckfold.cv_results import CVResults
-from asynckfold.files import alone, make_folder, make_folders, storage_error, write_whole
 from asynckfold.jobs.result import Epoch
 from asynckfold.report import findings
 from asynckfold.report.charts import Chart, draw
 from asynckfold.report.summary import Summary, read_results, summarize
 from asynckfold.report.text import clean
 from asynckfold.store import RunStore
+from asynckfold.system.files import (
+    alone,
+    make_folder,
+    make_folders,
+    storage_error,
+    write_whole,
+)
 
 SECTIONS = (
     "Ranking",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from asynckfold.jobs.plan import Job
-from asynckfold.plaintext import plain
+from asynckfold.system.plain_text import plain
 
 NAME_LIMIT = 256
 TEXT_LIMIT = 64 * 1024

@@ -16,7 +16,7 @@ from asynckfold.scheduling.simulate import (
     VirtualMachine,
     simulate,
 )
-from asynckfold.sizes import GIB
+from asynckfold.system.units import GIB
 
 MEDIAN_SECONDS, SKEW = 60.0, 1.0
 """Durations are lognormal: of 100,000 jobs the longest takes some seventy times the median."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from asynckfold.pulse import is_aside
+from asynckfold.system.heartbeat import is_aside
 
 AUTO_SECONDS = 300.0
 """The least limit that ``"auto"`` sets."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from asynckfold.jobs.placement import Load, Request
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import Bookings, place
-from asynckfold.sizes import gibibytes
+from asynckfold.system.units import gibibytes
 
 SHORTEST_SECONDS = 0.05
 """What a job waited for shorter than this is not told."""

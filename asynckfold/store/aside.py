@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from asynckfold.errors import Problem, StorageError, refuse
-from asynckfold.files import make_folder, storage_error, sync_folder
+from asynckfold.system.files import make_folder, storage_error, sync_folder
 
 
 def aside_of(root: Path) -> Path:

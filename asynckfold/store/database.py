@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from asynckfold.errors import StorageError, StoreCorruptError, refuse
-from asynckfold.files import open_plain, reading_error, storage_error
 from asynckfold.jobs.decoding import FAULTS
-from asynckfold.plaintext import one_line
-from asynckfold.proc import free_memory
 from asynckfold.store.integrity import check_pages, check_schema, checksum, verify
 from asynckfold.store.layout import DATABASE, SPLITS, path_problems
 from asynckfold.store.lock import holder_of
 from asynckfold.store.schema import SCHEMA
+from asynckfold.system.files import open_plain, reading_error, storage_error
+from asynckfold.system.plain_text import one_line
+from asynckfold.system.process import free_memory
 
 SLICE_PAGES = 1024
 """4 MB: some 20 ms of reading, in which no commit can end."""

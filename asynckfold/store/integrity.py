@@ -8,9 +8,9 @@ from pathlib import Path
 
 from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.plan import Plan
-from asynckfold.plaintext import one_line
 from asynckfold.store.schema import COLUMNS, FORMAT, STATEMENTS
 from asynckfold.store.soundness import cell_checks, strangers
+from asynckfold.system.plain_text import one_line
 
 _LACKING = """
 SELECT job_id FROM attempts WHERE outcome IN ('ok', 'diverged')

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asynckfold.errors import Problem
-from asynckfold.files import slug
 from asynckfold.jobs.plan import Job
+from asynckfold.system.files import slug
 
 DATABASE = "run.db"
 LOCK = "run.lock"

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from asynckfold.errors import Problem, RunHeldError, StorageError, refuse
-from asynckfold.files import make_folder, open_plain, storage_error
 from asynckfold.jobs.decoding import parsed
 from asynckfold.store.layout import LOCK, path_problems
+from asynckfold.system.files import make_folder, open_plain, storage_error
 
 # A tenth of a second in all: thousands of times what a reader needs to look at the lock.
 _TRIES, _TRY_SECONDS = 20, 0.005

@@ -11,7 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from asynckfold.errors import StorageError
-from asynckfold.files import (
+from asynckfold.jobs.plan import Job
+from asynckfold.store.layout import CHECKPOINT, SPLITS, job_folder, up_to
+from asynckfold.store.records import CheckpointRef
+from asynckfold.system.files import (
     TEMPORARY,
     alone,
     make_folders,
@@ -19,9 +22,6 @@ from asynckfold.files import (
     storage_error,
     sync_folder,
 )
-from asynckfold.jobs.plan import Job
-from asynckfold.store.layout import CHECKPOINT, SPLITS, job_folder, up_to
-from asynckfold.store.records import CheckpointRef
 
 
 def make_job_folders(root: Path, jobs: Iterable[Job]) -> None:

@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import StoreCorruptError
-from asynckfold.files import read_plain, write_whole
 from asynckfold.jobs.decoding import FAULTS
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan, folds_fingerprint
-from asynckfold.plaintext import one_line
-from asynckfold.proc import free_memory
 from asynckfold.store.layout import SPLITS
 from asynckfold.store.soundness import check_folds
+from asynckfold.system.files import read_plain, write_whole
+from asynckfold.system.plain_text import one_line
+from asynckfold.system.process import free_memory
 
 
 def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:

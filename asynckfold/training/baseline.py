@@ -27,7 +27,7 @@ from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import REGRESSION, Objective
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Baseline
-from asynckfold.pulse import Pulse
+from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import batching, lr_schedules, seeding
 from asynckfold.training.building import schedule_of
 from asynckfold.training.bundle import Bundle, NoLog

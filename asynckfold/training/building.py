@@ -15,7 +15,7 @@ from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe
-from asynckfold.pulse import Pulse
+from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import batching, lr_schedules, pretraining, restoring, seeding
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.compiling import compile_whole

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.errors import StorageError
-from asynckfold.files import make_folders, open_plain, storage_error
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.planning.fusion_groups import Fuse
 from asynckfold.store import job_folder as job_folder
+from asynckfold.system.files import make_folders, open_plain, storage_error
 
 if TYPE_CHECKING:
     from asynckfold.data import DataHandle

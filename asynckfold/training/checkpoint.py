@@ -22,8 +22,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from asynckfold.errors import StoreCorruptError
-from asynckfold.files import read_plain, write_whole
 from asynckfold.store import CheckpointRef
+from asynckfold.system.files import read_plain, write_whole
 
 _DTYPES = {
     torch.bool,

@@ -17,8 +17,8 @@ from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.messages import CheckpointWritten, EpochEnded, News, Progress, Task
 from asynckfold.jobs.result import Averaged, Epoch, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.pulse import Pulse
 from asynckfold.store import CheckpointRef
+from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import batching, checkpoint, evaluation, lr_schedules, seeding
 from asynckfold.training.bundle import Bundle, JobLog, job_folder
 from asynckfold.training.kernels import follow_parameters

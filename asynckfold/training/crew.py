@@ -25,8 +25,8 @@ from typing import Any
 import cloudpickle
 import torch
 
-from asynckfold import proc, terminal
 from asynckfold.errors import WorkerDiedError
+from asynckfold.system import process, terminal
 
 Work = Callable[[int, Any], Any]
 """What a member does with its rank and an order; what it returns is the answer."""
@@ -90,8 +90,8 @@ class Crew:
                 mine.close()
                 for member in self._members:
                     member.pipe.close()
-                proc.die_with_parent(parent)
-                proc.pin(0, self._cores[rank : rank + 1])
+                process.die_with_parent(parent)
+                process.pin(0, self._cores[rank : rank + 1])
                 torch.set_num_threads(1)
                 _obey(rank, theirs, self._work)
             except BaseException:  # noqa: BLE001

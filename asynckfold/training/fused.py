@@ -28,15 +28,15 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from asynckfold import proc
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import JobEnded, News, Remark, Setback, Task
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Result
-from asynckfold.pulse import Pulse
 from asynckfold.store import CheckpointRef
+from asynckfold.system import process
+from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import (
     batching,
     building,
@@ -288,7 +288,7 @@ class Group:
 
     def _end(self, row: Replica, result: Result) -> None:
         """Note what a job came to before the others; it goes along from now on."""
-        result = replace(result, pid=os.getpid(), peak_memory=proc.peak_memory())
+        result = replace(result, pid=os.getpid(), peak_memory=process.peak_memory())
         self.results[result.job_id] = result
         self.live.remove(row)
         self.untold.append(result)

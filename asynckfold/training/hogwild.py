@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 
-from asynckfold import proc
 from asynckfold.jobs.result import Epoch
-from asynckfold.pulse import PAUSE_SECONDS
+from asynckfold.system import process
+from asynckfold.system.heartbeat import PAUSE_SECONDS
 from asynckfold.training import course
 from asynckfold.training.course import Report
 from asynckfold.training.losses import portions
@@ -191,7 +191,7 @@ class Hogwild(Stepping):
                 continue
             self.keep_up()
             self.train_on(batches)
-        return proc.peak_memory()
+        return process.peak_memory()
 
     def quiesce(self) -> None:
         """Let every process come to rest after its batch."""

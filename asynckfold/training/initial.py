@@ -11,9 +11,9 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from asynckfold.files import make_folders, write_whole
 from asynckfold.jobs.recipe import InitialState, Recipe
 from asynckfold.store.layout import initial_weights
+from asynckfold.system.files import make_folders, write_whole
 
 
 def keep_initial_weights(root: Path, recipe: Recipe) -> None:

@@ -24,7 +24,7 @@ from asynckfold.data import Batches
 from asynckfold.jobs.messages import Remark, Task
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.pulse import Pulse
+from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import building, checkpoint, restoring, saving
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.course import Course, Diverged, Report, Training

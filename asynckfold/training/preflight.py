@@ -28,7 +28,7 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.objective import BINARY, Look
 from asynckfold.planning import fusion_groups
 from asynckfold.planning import memory_format as formats
-from asynckfold.pulse import Pulse
+from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import (
     building,
     checkpoint,

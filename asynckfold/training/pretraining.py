@@ -31,7 +31,7 @@ from torch import nn
 from asynckfold.data import Batches
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.result import StageEpoch
-from asynckfold.pulse import Pulse
+from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import seeding
 from asynckfold.training.bundle import JobLog
 from asynckfold.training.summing import Summing

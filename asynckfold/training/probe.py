@@ -19,12 +19,12 @@ from statistics import median
 
 import torch
 
-from asynckfold import proc
 from asynckfold.data import Batches
 from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.messages import News, Started, Task
 from asynckfold.jobs.plan import Job
-from asynckfold.pulse import Pulse
+from asynckfold.system import process
+from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import batching, building, course, evaluation, fused
 from asynckfold.training.bundle import Bundle, NoLog
 
@@ -88,8 +88,8 @@ def measure(
 def _timing(
     bundle: Bundle, job: Job, data: Batches, device: torch.device, meet: Callable[[], bool]
 ) -> Timing:
-    proc.reset_peak_memory()
-    before = proc.peak_memory()
+    process.reset_peak_memory()
+    before = process.peak_memory()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with NoLog() as log:
@@ -105,7 +105,7 @@ def _timing(
     return Timing(
         step,
         evaluating,
-        max(0, proc.peak_memory() - before),
+        max(0, process.peak_memory() - before),
         # With what the allocator holds beside its tensors: others cannot use that either.
         torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0,
     )

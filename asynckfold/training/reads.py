@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from asynckfold.data import ArraySpec
-from asynckfold.pulse import Pulse
+from asynckfold.system.heartbeat import Pulse
 
 STOP = -1
 """Behind the places of all readers: the number, from 1, of the last sample that need be read."""

@@ -20,8 +20,8 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any, TextIO
 
-from asynckfold import descriptors, proc, terminal
-from asynckfold.pulse import Pulses
+from asynckfold.system import file_descriptors, process, terminal
+from asynckfold.system.heartbeat import Pulses
 from asynckfold.training.lifeline import lifeline
 
 
@@ -46,15 +46,15 @@ def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> No
         Least level of all workers and what they start.
     """
     if nice:
-        proc.renice(nice)
+        process.renice(nice)
     # The workers inherit it.
-    proc.keep_freed_memory()
+    process.keep_freed_memory()
     # Blocked signals are inherited too, and without SIGCHLD no end of a worker would be seen.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     # A terminal or a batch system may send these to every process; the sweep decides what follows.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    proc.adopt_orphans()
+    process.adopt_orphans()
     with lifeline(descriptor):
         # What is imported stays: looking for garbage in it took a tenth of the start.
         gc.disable()
@@ -130,7 +130,7 @@ class _Server:
         """Kill the children that no worker has any more; they are in sessions of their own."""
         for _ in range(GENERATIONS):
             # Killed, each leaves its own children here.
-            orphans = proc.children() - {*self.workers}
+            orphans = process.children() - {*self.workers}
             alive = [pid for pid in orphans if not _reaped(pid)]
             if not alive:
                 return
@@ -158,7 +158,7 @@ class _Server:
                 self.tell("killed", name)
             elif command == "pin":
                 # Where the kernel refuses, it runs on where it is: less well placed, no worse.
-                proc.pin(pid, arguments[0])
+                process.pin(pid, arguments[0])
             else:
                 os.kill(pid, arguments[0])
         return True
@@ -173,7 +173,7 @@ class _Server:
 
     def fork(self, name: int) -> None:
         try:
-            (pipe,) = descriptors.receive(self.control, 1)
+            (pipe,) = file_descriptors.receive(self.control, 1)
         except OSError as error:
             self.tell("unborn", name, error.errno)
             return

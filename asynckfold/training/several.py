@@ -9,7 +9,7 @@ import torch
 from asynckfold.data import Batches
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.result import Result
-from asynckfold.pulse import Pulse
+from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import building, loop
 from asynckfold.training.allreduce import AllReduce
 from asynckfold.training.averaging import Averaging

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from asynckfold import proc
+from asynckfold.system import process
 from asynckfold.training.crew import Crew
 from asynckfold.training.shared import place, shared
 
@@ -80,7 +80,7 @@ class Summing:
                     mine.add_(theirs)
             return found
 
-        proc.pin(0, self.cores[:1])
+        process.pin(0, self.cores[:1])
         crew = Crew(self.processes - 1, work, self.cores)
         try:
             yield total

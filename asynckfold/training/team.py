@@ -22,8 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from asynckfold import proc
 from asynckfold.jobs.folds import Indices
+from asynckfold.system import process
 from asynckfold.training import evaluation, seeding
 from asynckfold.training.course import Training
 from asynckfold.training.crew import Crew
@@ -66,7 +66,7 @@ class Team(Training):
         begun = self.batch > 0 or self.epoch > 0
         if begun and self.crew is None and self.params.processes > 1:
             self.share()
-            proc.pin(0, self.cores[:1])
+            process.pin(0, self.cores[:1])
             crew = self.ahead or Crew(0, self._obey, self.cores)
             crew.enlist(range(1, self.params.processes))
             self.crew = crew

@@ -34,7 +34,6 @@ from typing import Any
 import cloudpickle
 import torch
 
-from asynckfold import descriptors, proc, terminal
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.digests.parts import imported_otherwise
@@ -49,7 +48,8 @@ from asynckfold.jobs.messages import (
 )
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import FAILED, Result
-from asynckfold.pulse import STACKS_SIGNAL, Pulse
+from asynckfold.system import file_descriptors, process, terminal
+from asynckfold.system.heartbeat import STACKS_SIGNAL, Pulse
 from asynckfold.training import (
     baseline,
     denormals,
@@ -194,7 +194,7 @@ def in_turn(
     results: list[Any] = []
     for part in [[task] for task in tasks] if placement.is_row else [tasks]:
         if results and isinstance(found := results[-1], Result):
-            report(JobEnded(replace(found, pid=os.getpid(), peak_memory=proc.peak_memory())))
+            report(JobEnded(replace(found, pid=os.getpid(), peak_memory=process.peak_memory())))
             results[-1] = None
         results += [None] if results and stop() else work(part)
     return results
@@ -277,7 +277,7 @@ def _train_group(
 
 def _attempted(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[Any]]) -> list[Any]:
     """The one place where whatever the user's code raises becomes the results of its jobs."""
-    started, files, traces = time.monotonic(), proc.open_files(), None
+    started, files, traces = time.monotonic(), process.open_files(), None
     try:
         with isolated(patches=True) as traces:
             return work()
@@ -301,7 +301,7 @@ def refuse_own_fault(error: StorageError, files_before: int, limited: bool) -> N
     WorkerDiedError
         A job opened files until it might open no more, or lowered its limits.
     """
-    leaked = proc.open_files() - files_before
+    leaked = process.open_files() - files_before
     said = os.strerror(error.errno or errno.EIO)
     if limited:
         cause = f"it lowered its own resource limits ({said})"
@@ -367,9 +367,9 @@ def main(descriptor: int, pulse: Pulse) -> None:
     """Serve one pipe until it closes; never returns to the code that forked."""
     server = os.getppid()
     os.setsid()
-    proc.die_with_parent(server)
-    proc.adopt_orphans()
-    proc.renice_session()
+    process.die_with_parent(server)
+    process.adopt_orphans()
+    process.renice_session()
     stopping = False
 
     def ask_to_stop(number: int, frame: object) -> None:
@@ -413,7 +413,7 @@ def main(descriptor: int, pulse: Pulse) -> None:
             spinning.end()
             pipe.send(answer)
             ends = answer[0] == "lost" or (answer[0] == "answer" and answer[3])
-            if ends or arguments[0].wants_new_worker(proc.has_gpu()):
+            if ends or arguments[0].wants_new_worker(process.has_gpu()):
                 return
         else:
             return
@@ -445,7 +445,7 @@ class _Worker:
         self.tasks: Sequence[Task] = ()
         self.resized = 0
         self.spent = False
-        self.files, self.limits = proc.open_files(), limits()
+        self.files, self.limits = process.open_files(), limits()
 
     def take_bundle(
         self,
@@ -456,7 +456,7 @@ class _Worker:
         count: int,
     ) -> None:
         """Receive descriptors: the packed bundle first, then the shared arrays."""
-        received = descriptors.receive(self.pipe, count)
+        received = file_descriptors.receive(self.pipe, count)
         # A model may read the arguments of the script, with a default where there are none.
         sys.argv[:], sys.path[:] = argv, paths
         # The caller's may have changed since this process was started.
@@ -489,11 +489,11 @@ class _Worker:
                 return ("lost", line, self.outcome)
             return ("error", line, self.broken)
         if placement.cores:
-            proc.pin(0, placement.cores)
+            process.pin(0, placement.cores)
         work = partial(self.execute, self.bundle, self.data, placement)
         try:
             results = in_turn(placement, tasks, work, self.tell, self.stops_row)
-            return ("answer", results, proc.peak_memory(), self.ends)
+            return ("answer", results, process.peak_memory(), self.ends)
         except StorageError as error:
             try:
                 refuse_own_fault(error, self.files, limits() != self.limits)
@@ -507,7 +507,7 @@ class _Worker:
         self, bundle: Bundle | Reads, data: Any, placement: Placement, tasks: Sequence[Task]
     ) -> list[Any]:
         """Carry out a placement, or one job of a row, or read samples."""
-        proc.reset_peak_memory()
+        process.reset_peak_memory()
         self.tasks, self.resized = tasks, 0
         for task in tasks:
             self.tell(Started(task.job.id, task.attempt, os.getpid()))
@@ -527,7 +527,9 @@ class _Worker:
 
         With it ends what it started in sessions of their own: its server sees to that.
         """
-        return self.spent or proc.open_files() > self.files + FEW_FILES or bool(proc.runaways())
+        return (
+            self.spent or process.open_files() > self.files + FEW_FILES or bool(process.runaways())
+        )
 
     def resize(self) -> None:
         """Take up another number of threads, between two batches, where the sweep asks for it."""

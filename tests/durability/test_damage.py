@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from asynckfold.errors import AsyncKFoldError, StorageError, StoreCorruptError
-from asynckfold.files import TEMPORARY, settle, write_whole
 from asynckfold.jobs.plan import make_jobs
 from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.store import RunStore, job_folder
+from asynckfold.system.files import TEMPORARY, settle, write_whole
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 from tests.records import make_result
 

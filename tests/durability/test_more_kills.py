@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from asynckfold.files import sha256
 from asynckfold.report.page import write_report
 from asynckfold.store import CheckpointRef, RunStore
+from asynckfold.system.files import sha256
 from tests.durability.test_faults import (
     DOCUMENTED,
     EXHAUSTIVE,

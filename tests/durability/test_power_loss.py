@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from asynckfold.errors import StoreCorruptError
-from asynckfold.files import sha256
 from asynckfold.store import RunStore
+from asynckfold.system.files import sha256
 from tests.durability import power
 from tests.durability.test_faults import EXHAUSTIVE, SEED
 from tests.durability.tracing import Nursery

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from asynckfold.errors import AsyncKFoldError
-from asynckfold.files import remove, sha256, write_whole
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, Epoch, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef, RunStore, job_folder
+from asynckfold.system.files import remove, sha256, write_whole
 
 EPOCHS = 3
 TARGETS = np.array([0, 1] * 3)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from asynckfold.engines.limits import Host
-from asynckfold.engines.readers import Readers
-from asynckfold.engines.sampler import LoadSampler
+from asynckfold.system.cpu_load import LoadSampler
+from asynckfold.system.limits import Host
+from asynckfold.system.readers import Readers
 
 ME = os.getpid()
 

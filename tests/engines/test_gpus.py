@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.engines.gpus import load_nvml, visible_order
-from asynckfold.engines.machine import Machine
 from asynckfold.jobs.placement import Gpu
+from asynckfold.system.gpus import load_nvml, visible_order
+from asynckfold.system.machine import Machine
 from tests.engines.fakes import FakeMachine, fake_host
 
 

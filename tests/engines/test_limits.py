@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.engines.limits import (
+from asynckfold.errors import InputError
+from asynckfold.system.limits import (
     GroupMemory,
     Host,
     allowed_cores,
@@ -19,7 +20,6 @@ from asynckfold.engines.limits import (
     group_memory,
     limits,
 )
-from asynckfold.errors import InputError
 
 CORES = frozenset({2, 3, 5, 8})
 

@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from asynckfold.engines.limits import Host
-from asynckfold.engines.machine import Machine, resolve_n_jobs
-from asynckfold.engines.readers import Readers
 from asynckfold.errors import InputError
 from asynckfold.jobs.placement import Placement, Request
 from asynckfold.scheduling.place import place
+from asynckfold.system.limits import Host
+from asynckfold.system.machine import Machine, resolve_n_jobs
+from asynckfold.system.readers import Readers
 from tests.engines.fakes import FakeMachine, fake_host
 
 
@@ -242,7 +242,7 @@ def test_the_real_machine_is_described_as_plain_data_without_secrets() -> None:
 
 def test_looking_at_the_machine_does_not_import_torch() -> None:
     code = (
-        "import sys; from asynckfold.engines.machine import Machine; Machine().describe(); "
+        "import sys; from asynckfold.system.machine import Machine; Machine().describe(); "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 
-from asynckfold import proc
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
@@ -27,7 +26,8 @@ from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.pulse import Pulse
+from asynckfold.system import process
+from asynckfold.system.heartbeat import Pulse
 from asynckfold.training.denormals import SHARE, flushed
 from tests.fake_gpu import OnFakeGpu
 from tests.leftovers import alive, descendants, gone, shared_memory
@@ -296,7 +296,7 @@ class WhereGpusAre(Tiny):
 
     def __init__(self) -> None:
         super().__init__()
-        proc.has_gpu = lambda: True
+        process.has_gpu = lambda: True
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
@@ -306,7 +306,7 @@ class WhereGpusAre(Tiny):
 def test_where_there_are_gpus_a_worker_that_forks_is_a_new_one_and_sees_none(
     pool: WorkerPool, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proc, "has_gpu", lambda: True)
+    monkeypatch.setattr(process, "has_gpu", lambda: True)
     params = TrainerParams(trainer="hogwild", processes=2, epochs=1)
     pids = []
     with toy_bundle(root, {"model": WhereGpusAre}, params=params) as (bundle, data):

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 
-from asynckfold import proc
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
@@ -27,6 +26,7 @@ from asynckfold.jobs.messages import Remark
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.system import process
 from tests.engines.test_pool import Sleeps, busy_worker, look
 from tests.leftovers import alive, descendants, described, gone
 from tests.nursery import Nursery
@@ -244,7 +244,7 @@ class WhereGpusAre(Tiny):
 
     def __init__(self) -> None:
         super().__init__()
-        proc.has_gpu = lambda: True
+        process.has_gpu = lambda: True
 
 
 def of_several(made: ProcessEngine, bundle: Any, index: int) -> Future[Answer]:
@@ -255,7 +255,7 @@ def of_several(made: ProcessEngine, bundle: Any, index: int) -> Future[Answer]:
 def test_a_worker_that_is_idle_makes_room_for_one_that_must_be_new(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proc, "has_gpu", lambda: True)
+    monkeypatch.setattr(process, "has_gpu", lambda: True)
     params = TrainerParams(trainer="hogwild", processes=2, epochs=1)
     found = engine(root, WhereGpusAre, ("forks_one_at_a_time",), params=params)
     with found as (made, _, bundle, news):
@@ -272,7 +272,7 @@ def test_a_worker_that_is_idle_makes_room_for_one_that_must_be_new(
 def test_where_room_was_made_in_vain_the_limit_is_named(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proc, "has_gpu", lambda: True)
+    monkeypatch.setattr(process, "has_gpu", lambda: True)
     with engine(root, Tiny, ("forks_once",)) as (made, _, bundle, _):
         used = made.submit(Placement((bundle.plan.jobs[0].id,), ()), []).result(60).pid
         future = of_several(made, bundle, 0)

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.engines.readers import read_core_seconds
-from asynckfold.engines.sampler import (
+from asynckfold.system.cpu_load import (
     BUSY_SHARE,
     IDLE_SHARE,
     STALE_SECONDS,
@@ -25,6 +24,7 @@ from asynckfold.engines.sampler import (
     foreign_shares,
     settle,
 )
+from asynckfold.system.readers import read_core_seconds
 from tests.engines.fakes import ME, FakeMachine
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.pulse import Pulse
 from asynckfold.scheduling import stall_detection
 from asynckfold.scheduling.stall_detection import Stalls, Step, Verdict
+from asynckfold.system.heartbeat import Pulse
 
 TICK = 0.25
 Timeouts = st.floats(1.5, 100)

@@ -9,9 +9,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynckfold.engines.limits import Host
-from asynckfold.engines.machine import Machine
-from asynckfold.engines.steady import WINDOW_SECONDS, Mind, reconsider
+from asynckfold.system.hysteresis import WINDOW_SECONDS, Mind, reconsider
+from asynckfold.system.limits import Host
+from asynckfold.system.machine import Machine
 from tests.engines.fakes import FakeMachine
 
 CORES = 3

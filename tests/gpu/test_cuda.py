@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults
-from asynckfold.engines.machine import Machine
+from asynckfold.system.machine import Machine
 from tests.toy import Tiny, adam, samples
 
 pytestmark = [

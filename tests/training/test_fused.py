@@ -27,8 +27,8 @@ from asynckfold.jobs.messages import (
 )
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.pulse import Pulse
 from asynckfold.store import CheckpointRef
+from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import checkpoint, course, fused
 from asynckfold.training.bundle import Bundle
 from tests.training.tiny import (

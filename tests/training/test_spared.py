@@ -16,8 +16,8 @@ from asynckfold.jobs.messages import News, Remark, Task
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
-from asynckfold.pulse import Pulse
 from asynckfold.store import CheckpointRef
+from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import pretraining, several
 from asynckfold.training.spared import GpuToTake, SparedGpu, spared
 from asynckfold.training.team import frozen, thawed

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import descriptors
 from asynckfold.errors import StorageError
 from asynckfold.jobs.messages import Facts, Progress, Started, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.result import DONE, FAILED, Baseline
+from asynckfold.system import file_descriptors
 from asynckfold.training import course, worker
 from asynckfold.training.bundle import job_folder
 from tests.training.tiny import Plain, Tiny, never
@@ -281,10 +281,10 @@ def test_want_of_memory_while_it_is_unpacked_is_no_fault_of_the_user(
         raise MemoryError("no room")
 
     monkeypatch.setattr("asynckfold.training.worker.cloudpickle.loads", refused)
-    packed = descriptors.nameless_file(pack(tiny.bundle))
+    packed = file_descriptors.nameless_file(pack(tiny.bundle))
     here, there = multiprocessing.Pipe()
     with here, there:
-        descriptors.send(there, "bundle", [packed])
+        file_descriptors.send(there, "bundle", [packed])
         here.recv()
         found = worker._Worker(here, never)
         found.take_bundle(sys.argv, sys.path, str(Path.cwd()), dict(os.environ), 1)
@@ -297,11 +297,11 @@ def test_workers_that_unpack_a_bundle_at_once_do_not_move_each_others_place_in_i
 ) -> None:
     """All workers are sent the same open file, with one position for all of them."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    packed, handle = descriptors.nameless_file(pack(tiny.bundle)), tiny.prepared.handle()
+    packed, handle = file_descriptors.nameless_file(pack(tiny.bundle)), tiny.prepared.handle()
     here, there = multiprocessing.Pipe()
     os.lseek(packed, 7, os.SEEK_SET)
     with here, there:
-        descriptors.send(there, "bundle", [packed, *handle.fds])
+        file_descriptors.send(there, "bundle", [packed, *handle.fds])
         here.recv()
         found = worker._Worker(here, never)
         found.take_bundle(

@@ -20,12 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 import asynckfold
-from asynckfold import terminal
 from asynckfold.api.display import Display
 from asynckfold.cli.output import Output
-from asynckfold.console import console
-from asynckfold.plaintext import one_line, plain
 from asynckfold.store import RunStore
+from asynckfold.system import terminal
+from asynckfold.system.console import console
+from asynckfold.system.plain_text import one_line, plain
 from tests.synthetic import Synthetic, write_run
 
 HERE = Path(__file__).parent.parent.parent
@@ -185,7 +185,7 @@ def test_everything_printed_goes_through_the_terminal() -> None:
         found = set(ways_out(path.read_text())) - ALLOWED.get(name, set())
         if name.startswith("training/"):
             found -= own_log
-        assert not found, f"{name} prints by {found}: use asynckfold.terminal"
+        assert not found, f"{name} prints by {found}: use asynckfold.system.terminal"
 
 
 def test_the_check_knows_ways_to_print() -> None:

@@ -226,11 +226,11 @@ def test_files_that_come_few_at_a_time_end_a_worker_in_time(tmp_path: Path) -> N
     ],
 )
 def test_whose_fault_a_refusal_is(number: int, files: int, limited: bool, own: bool) -> None:
-    from asynckfold import proc
+    from asynckfold.system import process
 
     error = StorageError(number, "could not write")
     if not own:
-        refuse_own_fault(error, proc.open_files() + files, limited)
+        refuse_own_fault(error, process.open_files() + files, limited)
         return
     with pytest.raises(WorkerDiedError, match="it l"):
-        refuse_own_fault(error, proc.open_files() + files, limited)
+        refuse_own_fault(error, process.open_files() + files, limited)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asynckfold.engines import readers
+from asynckfold.system import readers
 from asynckfold.training.bundle import JobLog, log_path
 from asynckfold.training.lifeline import lifeline
 from tests.training.tiny import Tiny

@@ -12,12 +12,12 @@ from statistics import median
 
 import torch
 
-from asynckfold import proc
 from asynckfold.cli.bench.formats import Case, step_of
 from asynckfold.cli.bench.loops import small_vgg, threads
 from asynckfold.cli.bench.table import BenchTable, machine_facts
-from asynckfold.engines.limits import allowed_cores
 from asynckfold.models import VGG, LeNet, LeNet5
+from asynckfold.system import process
+from asynckfold.system.limits import allowed_cores
 from asynckfold.training import seeding
 from asynckfold.training.spinning import CORES, lent, waited
 
@@ -42,7 +42,7 @@ def crowd_table(cases: Sequence[Case] = CASES, seconds: float = 3.0, turns: int 
         How often.
     """
     # As in a worker.
-    proc.keep_freed_memory()
+    process.keep_freed_memory()
     cores = len(allowed_cores())
     with seeding.preserved(), threads(cores):
         rows = tuple(

@@ -11,13 +11,13 @@ from statistics import median
 import torch
 from torch import nn
 
-from asynckfold import proc
 from asynckfold.cli.bench.loops import BATCH, fast_adam, small_vgg, threads
 from asynckfold.cli.bench.table import BenchTable, machine_facts
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import VGG, AlexNet, LeNet, LeNet5, MobileNet
 from asynckfold.planning import memory_format as formats
+from asynckfold.system import process
 from asynckfold.training import seeding
 from asynckfold.training.flops import FlopCounter
 
@@ -61,7 +61,7 @@ def format_table(cases: Sequence[Case] = CASES, seconds: float = 10.0) -> BenchT
         How long each row is timed.
     """
     # As in a worker.
-    proc.keep_freed_memory()
+    process.keep_freed_memory()
     with seeding.preserved(), threads(1):
         rows = tuple(_row(case, seconds) for case in cases)
     return BenchTable(

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import nn, optim
 
-from asynckfold import proc
 from asynckfold.cli.bench.table import BenchTable, machine_facts
 from asynckfold.data import prepare
 from asynckfold.jobs.folds import make_folds
@@ -24,7 +23,8 @@ from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import MLP, VGG, LeNet, LeNet5
-from asynckfold.pulse import Pulse
+from asynckfold.system import process
+from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import building, fused, seeding
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.course import Course, Training
@@ -73,7 +73,7 @@ def fusion_table(
         How long each row is timed.
     """
     # As in a worker.
-    proc.keep_freed_memory()
+    process.keep_freed_memory()
     with seeding.preserved():
         torch.set_num_threads(1)
         rows = tuple(_row(case, width, seconds) for case in cases for width in widths)

@@ -41,7 +41,6 @@ import torch
 from scipy.optimize import nnls
 from torch import nn
 
-from asynckfold import proc
 from asynckfold.cli.bench.loops import BATCH, cores, fast_adam, threads
 from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, shown, silent
 from asynckfold.cli.bench.trainers import (
@@ -54,6 +53,7 @@ from asynckfold.cli.bench.trainers import (
     trained_on,
 )
 from asynckfold.models import DBN, MLP
+from asynckfold.system import process
 from asynckfold.training.crew import Crew
 from asynckfold.training.parameter_server import Hogwild, Server
 from asynckfold.training.shared import share_model, shared
@@ -432,7 +432,7 @@ class Training:
 
     def work_of(self, rank: int, order: object) -> tuple[float, float] | None:
         """In a forked process: be a task and return when it began and ended; or the server."""
-        proc.keep_freed_memory()
+        process.keep_freed_memory()
         if rank <= self.cluster.workers:
             return self.train(rank - 1)
         assert self.server is not None

@@ -108,7 +108,7 @@ def silent(line: str) -> None:
 
 def machine_facts() -> dict[str, Any]:
     """Return what a reader needs to know of the machine: processor, cores, versions."""
-    from asynckfold.engines.machine import Machine
+    from asynckfold.system.machine import Machine
 
     cpu = Machine("cpu").describe()["cpu"]
     return {

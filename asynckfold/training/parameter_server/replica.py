@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from asynckfold.errors import PeerLostError, refuse
-from asynckfold.files import write_whole
+from asynckfold.system.files import write_whole
 from asynckfold.training import frames
 from asynckfold.training.flattened import Layout, as_bytes
 from asynckfold.training.parameter_server.checks import (

@@ -26,8 +26,12 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from asynckfold.engines.gpus import GpuReading, load_nvml, read_gpus
-from asynckfold.engines.limits import (
+from asynckfold.errors import Problem, refuse
+from asynckfold.jobs.placement import Load, Placement
+from asynckfold.system.cpu_load import WINDOW_SECONDS, LoadSampler
+from asynckfold.system.gpus import GpuReading, load_nvml, read_gpus
+from asynckfold.system.hysteresis import Mind, reconsider
+from asynckfold.system.limits import (
     Host,
     Limit,
     allowed_cores,
@@ -35,12 +39,8 @@ from asynckfold.engines.limits import (
     group_memory,
     limits,
 )
-from asynckfold.engines.readers import UNREADABLE, Readers
-from asynckfold.engines.sampler import WINDOW_SECONDS, LoadSampler
-from asynckfold.engines.steady import Mind, reconsider
-from asynckfold.errors import Problem, refuse
-from asynckfold.jobs.placement import Load, Placement
-from asynckfold.sizes import gibibytes
+from asynckfold.system.readers import UNREADABLE, Readers
+from asynckfold.system.units import gibibytes
 
 
 def resolve_n_jobs(n_jobs: int | str, cores: int) -> int | None:

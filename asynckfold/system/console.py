@@ -9,8 +9,8 @@ from typing import Any, TextIO
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from asynckfold.plaintext import plain
-from asynckfold.terminal import steady
+from asynckfold.system.plain_text import plain
+from asynckfold.system.terminal import steady
 
 
 class _CleanConsole(Console):

@@ -6,7 +6,7 @@
     write(text)       text as it is made for other programs, to standard output
     steady_streams()  for as long as code runs that prints by itself
 
-Tables and what moves go through `asynckfold.console`, to the same streams.
+Tables and what moves go through `asynckfold.system.console`, to the same streams.
 
 Standard output and error may be closed (``>&-``), full (``> /dev/full``), read by nobody any more
 (``| head -1``), or know few characters (``PYTHONIOENCODING=ascii``). None of that is a failure of
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO, cast
 
-from asynckfold.plaintext import plain
+from asynckfold.system.plain_text import plain
 
 _GONE = (errno.EPIPE, errno.EIO)
 """What a write says when the reader went away: of a pipe, and of a terminal."""

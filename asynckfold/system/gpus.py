@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asynckfold.engines.readers import UNREADABLE
 from asynckfold.jobs.placement import Gpu
+from asynckfold.system.readers import UNREADABLE
 
 
 def load_nvml() -> tuple[Any, str]:

@@ -1,0 +1,1 @@
+"""The machine: cores, live load, GPUs, processes, files, signals, the terminal."""
