@@ -22,9 +22,9 @@ from torchvision.transforms import (
 )
 
 from asynckfold import AsyncKFold
+from asynckfold.data.sources import load_source
+from asynckfold.data.sources.datasets import ImageArrays
 from asynckfold.models import VGG, LeNet, MobileNet
-from asynckfold.sources import load_source
-from asynckfold.sources.datasets import ImageArrays
 
 CROP_AND_FLIP = (
     RandomCrop(32, padding=4),

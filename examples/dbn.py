@@ -15,9 +15,9 @@ from torchvision.datasets import MNIST
 from torchvision.transforms import ToTensor
 
 from asynckfold import AsyncKFold
+from asynckfold.data.sources import load_source
+from asynckfold.data.sources.datasets import ImageArrays
 from asynckfold.models import DBN, Pretraining
-from asynckfold.sources import load_source
-from asynckfold.sources.datasets import ImageArrays
 
 
 def get_optimizer(model):

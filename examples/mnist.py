@@ -14,9 +14,9 @@ from torchvision.datasets import MNIST
 from torchvision.transforms import Compose, Resize, ToTensor
 
 from asynckfold import AsyncKFold
+from asynckfold.data.sources import load_source
+from asynckfold.data.sources.datasets import ImageArrays
 from asynckfold.models import AlexNet, LeNet5
-from asynckfold.sources import load_source
-from asynckfold.sources.datasets import ImageArrays
 
 
 def get_optimizer(model):

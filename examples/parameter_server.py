@@ -20,8 +20,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from asynckfold import Hogwild, Server
+from asynckfold.data.sources import load_source
 from asynckfold.models import MLP
-from asynckfold.sources import load_source
 
 
 def get_data():

@@ -22,13 +22,13 @@ from asynckfold.cli.doctor import now
 from asynckfold.cli.output import result_lines
 from asynckfold.cli.parser import EXIT_CODES, make_parser
 from asynckfold.cli.status import lines, state_of
+from asynckfold.data.sources import SOURCES
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.placement import Gpu, Load
 from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.jobs.result import Baseline
 from asynckfold.models import ARCHITECTURES
-from asynckfold.sources import SOURCES
 from asynckfold.store import RunStore, Waiting
 from asynckfold.training.optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone, shared_memory

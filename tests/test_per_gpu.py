@@ -420,7 +420,7 @@ def test_inputs_reside_on_the_device_where_they_fit() -> None:
 
 
 def _draw(count: int) -> Any:
-    from asynckfold.transforms import Draw
+    from asynckfold.data.transforms import Draw
 
     return Draw(0, 0, np.arange(count))
 

@@ -14,8 +14,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from asynckfold.errors import InputError
-from asynckfold.transforms import (
+from asynckfold.data.transforms import (
     Draw,
     PerSample,
     RandomCrop,
@@ -33,6 +32,7 @@ from asynckfold.transforms import (
     trace,
     varies,
 )
+from asynckfold.errors import InputError
 
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 

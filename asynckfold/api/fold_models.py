@@ -37,6 +37,7 @@ from asynckfold.data import (
     open_inputs,
     seen_by,
 )
+from asynckfold.data.transforms import Array, Step, kind_of
 from asynckfold.ensemble import Outputs
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.folds import Fold, Indices
@@ -46,7 +47,6 @@ from asynckfold.jobs.recipe import Recipe
 from asynckfold.training import building, preprocessing, seeding
 from asynckfold.training.isolation import isolated
 from asynckfold.training.precision import outputs_of
-from asynckfold.transforms import Array, Step, kind_of
 
 CHECKED = 8
 """Held-out samples of each fold that are compared with what was recorded."""

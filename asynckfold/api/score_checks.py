@@ -146,7 +146,7 @@ def meant(
 def _digest(transform: Any) -> str:
     if transform is None:
         return ""
-    from asynckfold.transforms import describe
+    from asynckfold.data.transforms import describe
 
     text = describe(transform).encode("utf-8", "backslashreplace")
     return hashlib.sha256(text).hexdigest()[:16]

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from asynckfold.cli.output import Output
 from asynckfold.cli.sweep_file import DEFAULTS
+from asynckfold.data.sources import Choice, Inspection, column_words, inspect
+from asynckfold.data.sources.columns import FEATURE, LEFT_OUT, REFUSED
 from asynckfold.errors import refuse
 from asynckfold.report.findings import plural
-from asynckfold.sources import Choice, Inspection, column_words, inspect
-from asynckfold.sources.columns import FEATURE, LEFT_OUT, REFUSED
 
 _MOST_ROWS = 30
 _MOST_WIDTH = 50

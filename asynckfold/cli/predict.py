@@ -33,12 +33,12 @@ from asynckfold.store import RunStore
 from asynckfold.system.files import write_whole
 
 if TYPE_CHECKING:
-    from asynckfold.sources import Samples
+    from asynckfold.data.sources import Samples
 
 
 def predict(parsed: argparse.Namespace, store: RunStore, out: Output) -> int:
     """Write predictions of samples; an existing file is never replaced."""
-    from asynckfold.sources import load_samples
+    from asynckfold.data.sources import load_samples
 
     path = Path(parsed.to)
     refuse([*new_file_problems(path), *_suffix_problems(path)])
@@ -184,7 +184,7 @@ def _score(
     samples: Samples, found: npt.NDArray[Any], classes: Sequence[str], asked: Objective
 ) -> tuple[dict[str, float], str]:
     """Return the score where the samples have labels; or why there is none."""
-    from asynckfold.sources.labels import indices_in, number
+    from asynckfold.data.sources.labels import indices_in, number
 
     if samples.labels is None:
         return {}, ""

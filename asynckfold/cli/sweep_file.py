@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from asynckfold.api.arguments import Settings
     from asynckfold.api.kfold import AsyncKFold
     from asynckfold.api.resources import Sharing
+    from asynckfold.data.sources import Source
     from asynckfold.jobs.recipe import Recipe
-    from asynckfold.sources import Source
 
 FILE_NAMES = ("dataset", "criterion", "models", "schedulers", "opt_fn")
 """What a sweep file must define."""
@@ -224,7 +224,7 @@ def _gathered(problems: list[Problem]) -> Iterator[None]:
 
 
 def _source(parsed: argparse.Namespace) -> Source:
-    from asynckfold.sources import column_words, load_source
+    from asynckfold.data.sources import column_words, load_source
 
     return load_source(
         parsed.data,
@@ -262,8 +262,8 @@ def _models_and_views(
     names: Sequence[str], imported: Mapping[str, Any], source: Source, augment: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return models that fit the data, and the transforms that make the data fit the models."""
+    from asynckfold.data.sources import image_transform
     from asynckfold.models import ARCHITECTURES, shared_input_shape
-    from asynckfold.sources import image_transform
 
     if augment and source.kind != "image":
         rule = "--augment crops and flips images"

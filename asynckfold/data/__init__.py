@@ -40,14 +40,14 @@ from asynckfold.data.arrays import (
     rounded,
 )
 from asynckfold.data.batches import Batches, DataHandle, one_by_one
+from asynckfold.data.dataset import OneByOne, Opened, open_inputs, open_source
 from asynckfold.data.duplicates import copies_note, random_note
-from asynckfold.data.joined import evenly, joined, repeated
 from asynckfold.data.labels import Labels, resolve_labels
-from asynckfold.data.opened import OneByOne, Opened, open_inputs, open_source
-from asynckfold.data.prepared import Prepared, prepare
-from asynckfold.data.reader import Look, Looked
-from asynckfold.data.reading import Here, Readers, Seen, Task, look_at, seen_by
-from asynckfold.data.shared import ArraySpec, SharedArray
+from asynckfold.data.materialize import Here, Readers, Seen, Task, look_at, seen_by
+from asynckfold.data.prepare import Prepared, prepare
+from asynckfold.data.range_reader import Look, Looked
+from asynckfold.data.shared_arrays import ArraySpec, SharedArray
+from asynckfold.data.train_valid import evenly, joined, repeated
 from asynckfold.data.views import Views, make_views
 
 __all__ = [

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from asynckfold.data.transforms import Array
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.transforms import Array
 
 LOST = 1e-6
 """Rounding error of a column in float32, as a share of its spread, from which the column is named.

@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from asynckfold.data.arrays import exact
-from asynckfold.data.encoding import Encoding
-from asynckfold.data.opened import Opened
-from asynckfold.data.shared import ArraySpec
-from asynckfold.jobs.folds import Indices
-from asynckfold.transforms import (
+from asynckfold.data.dataset import Opened
+from asynckfold.data.shared_arrays import ArraySpec
+from asynckfold.data.target_encoding import Encoding
+from asynckfold.data.transforms import (
     AnyDraw,
     Array,
     Draw,
@@ -31,6 +30,7 @@ from asynckfold.transforms import (
     seed_generators,
     varies,
 )
+from asynckfold.jobs.folds import Indices
 
 _CPU = torch.device("cpu")
 

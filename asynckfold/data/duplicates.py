@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.data.transforms import Array
 from asynckfold.jobs.folds import Fold
-from asynckfold.transforms import Array
 
 LEAST, SHARE = 3, 0.01
 """How many validation samples of a fold, and which share of them, must be copies to be named: many

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from asynckfold.data.transforms import Array
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.criteria import CLASSES, NUMBERS, ODDS, SIGNS, Criterion
 from asynckfold.jobs.objective import (
@@ -20,7 +21,6 @@ from asynckfold.jobs.objective import (
     natural_scale,
     ordinary,
 )
-from asynckfold.transforms import Array
 
 MOST_CLASSES = 1 << 20
 """Whole numbers from here on are names of classes, and no numbers of outputs."""

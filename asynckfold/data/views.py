@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asynckfold.data.opened import Opened
-from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.transforms import (
+from asynckfold.data.dataset import Opened
+from asynckfold.data.transforms import (
     Kind,
     Step,
     Trace,
@@ -18,6 +17,7 @@ from asynckfold.transforms import (
     step_name,
     trace,
 )
+from asynckfold.errors import InputError, Problem, refuse
 
 TRAIN, OWN, EVAL = "train", "own", "eval"
 """Names of pipelines that are traced."""

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from asynckfold.data import Batches
+from asynckfold.data.transforms import describe
 from asynckfold.errors import InputError
 from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.messages import Facts
@@ -61,7 +62,6 @@ from asynckfold.training.looks import look_at
 from asynckfold.training.losses import SUMS
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fitted
-from asynckfold.transforms import describe
 
 REPLICA_BATCH = 8
 """Samples with which fused replicas are compared with plain models, and memory formats with each

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 from asynckfold.data import NOT_FINITE, Batches, rounded
+from asynckfold.data.transforms import Array, seeded
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.folds import Indices
-from asynckfold.transforms import Array, seeded
 
 ALIKE = 1e-2
 """Largest difference between ``fit_transform`` and ``transform`` of the same samples, as a share of

@@ -13,8 +13,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision import transforms
 
+from asynckfold.data.sources import Source, image_transform, load_source
 from asynckfold.errors import InputError
-from asynckfold.sources import Source, image_transform, load_source
 
 
 @pytest.fixture(scope="module")

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import asynckfold.sources
+import asynckfold.data.sources
+from asynckfold.data.sources import balanced_subset, load_source
 from asynckfold.errors import InputError
-from asynckfold.sources import balanced_subset, load_source
 
 
 def test_every_public_name_is_there() -> None:
-    names = asynckfold.sources.__all__
+    names = asynckfold.data.sources.__all__
     assert names == sorted(names)
-    assert all(hasattr(asynckfold.sources, name) for name in names)
+    assert all(hasattr(asynckfold.data.sources, name) for name in names)
 
 
 def test_importing_sources_is_cheap() -> None:
     check = (
-        "import sys, asynckfold.sources; "
+        "import sys, asynckfold.data.sources; "
         "heavy = {'torch', 'torchvision', 'sklearn', 'pandas', 'PIL'} & set(sys.modules); "
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )

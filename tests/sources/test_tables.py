@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asynckfold.data.sources import Source, load_source
+from asynckfold.data.sources.labels import class_indices
+from asynckfold.data.sources.text_files import header_of
 from asynckfold.errors import InputError
-from asynckfold.sources import Source, load_source
-from asynckfold.sources.labels import class_indices
-from asynckfold.sources.text_files import header_of
 
 Load = Callable[..., Source]
 

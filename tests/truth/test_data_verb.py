@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from asynckfold.cli import main
-from asynckfold.sources import inspect, load_source
+from asynckfold.data.sources import inspect, load_source
 
 Capture = pytest.CaptureFixture[str]
 

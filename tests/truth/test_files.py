@@ -19,11 +19,11 @@ from sklearn.model_selection import cross_val_score
 from asynckfold import RunStore
 from asynckfold.cli.parser import make_parser
 from asynckfold.cli.sweep_file import make_kfold, sweep_parts
+from asynckfold.data.sources import Source, load_samples, load_source
+from asynckfold.data.sources.counting import counts
+from asynckfold.data.sources.text_files import header_of
 from asynckfold.errors import InputError
 from asynckfold.report.page import write_report
-from asynckfold.sources import Source, load_samples, load_source
-from asynckfold.sources.counting import counts
-from asynckfold.sources.text_files import header_of
 
 TABULAR = Path(__file__).parents[3] / "shared" / "data" / "tabular"
 

@@ -12,9 +12,9 @@ from sklearn.preprocessing import StandardScaler
 
 from asynckfold.cli.parser import make_parser
 from asynckfold.cli.sweep_file import sweep_parts
+from asynckfold.data.sources import Source, image_transform, load_samples, load_source
+from asynckfold.data.sources.images import open_rgb
 from asynckfold.errors import InputError
-from asynckfold.sources import Source, image_transform, load_samples, load_source
-from asynckfold.sources.images import open_rgb
 
 
 def image(path: Path, level: int = 40, size: tuple[int, int] = (6, 4)) -> Path:

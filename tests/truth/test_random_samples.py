@@ -18,14 +18,14 @@ from torchvision.transforms import v2
 
 from asynckfold import AsyncKFold
 from asynckfold.data import prepare
-from asynckfold.errors import InputError
-from asynckfold.transforms import (
+from asynckfold.data.transforms import (
     Draw,
     Watch,
     generators_kept,
     held_generators,
     seed_generators,
 )
+from asynckfold.errors import InputError
 from tests.truth.test_samples import COUNT, RANDOM, Rows, opened, without_files
 
 # ---- random datasets: input and target of one read ----

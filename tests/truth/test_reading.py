@@ -206,7 +206,7 @@ def test_what_runs_no_code_of_the_users_needs_no_process(
 ) -> None:
     from torchvision.transforms import v2
 
-    from asynckfold.sources.datasets import ImageArrays
+    from asynckfold.data.sources.datasets import ImageArrays
 
     def refused(*found: Any) -> None:
         raise AssertionError

@@ -18,9 +18,9 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from asynckfold.data import Prepared, open_source, prepare
+from asynckfold.data.sources.datasets import ImageArrays
+from asynckfold.data.transforms import Draw, generators_kept, seed_generators
 from asynckfold.errors import InputError
-from asynckfold.sources.datasets import ImageArrays
-from asynckfold.transforms import Draw, generators_kept, seed_generators
 
 COUNT = 40
 RANDOM = "random by itself"

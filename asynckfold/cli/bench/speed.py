@@ -45,12 +45,12 @@ from asynckfold.cli.bench.loops import (
     threads,
 )
 from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, silent
+from asynckfold.data.sources import load_source
+from asynckfold.data.sources.datasets import ImageArrays
 from asynckfold.engines import pool
 from asynckfold.errors import InputError, Problem
 from asynckfold.jobs.folds import make_folds
 from asynckfold.models import MLP, VGG, LeNet, LeNet5, MobileNet
-from asynckfold.sources import load_source
-from asynckfold.sources.datasets import ImageArrays
 from asynckfold.training.flops import FlopCounter
 
 SCHEDULES = ("constant", "cosine", "exponential", "step")

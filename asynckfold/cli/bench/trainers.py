@@ -19,8 +19,8 @@ from asynckfold.api.kfold import AsyncKFold
 from asynckfold.cli.bench.loops import BATCH, adam, cores
 from asynckfold.cli.bench.speed import images_of
 from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, silent
+from asynckfold.data.sources import load_source
 from asynckfold.models import DBN, MLP, LeNet5, Pretraining
-from asynckfold.sources import load_source
 
 COLUMNS = (
     "model",

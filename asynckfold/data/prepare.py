@@ -13,11 +13,9 @@ import numpy as np
 from torch.utils.data import default_collate
 
 from asynckfold.data.batches import DataHandle
-from asynckfold.data.encoding import Encoding
+from asynckfold.data.dataset import OneByOne, Opened, open_source
 from asynckfold.data.labels import Labels, label_array, resolve_labels
-from asynckfold.data.opened import OneByOne, Opened, open_source
-from asynckfold.data.reader import Look
-from asynckfold.data.reading import (
+from asynckfold.data.materialize import (
     Here,
     Readers,
     Reading,
@@ -27,11 +25,13 @@ from asynckfold.data.reading import (
     read_all,
     runs_user_code,
 )
-from asynckfold.data.shared import ArraySpec, SharedArray
+from asynckfold.data.range_reader import Look
+from asynckfold.data.shared_arrays import ArraySpec, SharedArray
+from asynckfold.data.target_encoding import Encoding
+from asynckfold.data.transforms import Array, View, apply, describe, seeded
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.criteria import Criterion
 from asynckfold.jobs.objective import Objective
-from asynckfold.transforms import Array, View, apply, describe, seeded
 
 _PATIENCE_SECONDS = 5.0
 """How long labels are read for a message that tells all problems at once."""

@@ -15,11 +15,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset
 
 from asynckfold.data.arrays import ExactArrays, by_position, is_sparse, not_half, plain
-from asynckfold.data.encoding import Encoding
-from asynckfold.data.known import subset_of, tensors_of, whole_arrays
-from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.jobs.folds import Indices
-from asynckfold.transforms import (
+from asynckfold.data.known_datasets import subset_of, tensors_of, whole_arrays
+from asynckfold.data.target_encoding import Encoding
+from asynckfold.data.transforms import (
     Array,
     Step,
     apply,
@@ -32,6 +30,8 @@ from asynckfold.transforms import (
     step_name,
     to_array,
 )
+from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.jobs.folds import Indices
 
 _PROBES = 8
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.data.sources.columns import Column
 from asynckfold.errors import Problem, refuse
-from asynckfold.sources.columns import Column
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -151,7 +151,7 @@ def limited(source: Source, limit: int, random_state: int) -> Source:
     total = len(source.targets)
     if limit >= total:
         return source
-    from asynckfold.sources.datasets import Selection
+    from asynckfold.data.sources.datasets import Selection
 
     chosen = balanced_subset(source.targets, limit, random_state)
     note = part_note(limit, total, random_state)

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from asynckfold.data.transforms.batch_steps import BatchStep, PerSample, Unchanged
+from asynckfold.data.transforms.draws import AnyDraw
+from asynckfold.data.transforms.equivalents import batch_step
+from asynckfold.data.transforms.generators import seeded
+from asynckfold.data.transforms.samples import Kind, copied, kind_of
+from asynckfold.data.transforms.steps import Step, is_random, step_name
 from asynckfold.errors import InputError, Problem
-from asynckfold.transforms.batch_steps import BatchStep, PerSample, Unchanged
-from asynckfold.transforms.draws import AnyDraw
-from asynckfold.transforms.equivalents import batch_step
-from asynckfold.transforms.generators import seeded
-from asynckfold.transforms.samples import Kind, copied, kind_of
-from asynckfold.transforms.steps import Step, is_random, step_name
 
 
 @dataclass(frozen=True)

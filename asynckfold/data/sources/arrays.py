@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.errors import InputError, Problem, nearest, refuse
-from asynckfold.sources.columns import (
+from asynckfold.data.sources.columns import (
     FEATURE,
     NAMES,
     TARGET,
@@ -24,10 +23,11 @@ from asynckfold.sources.columns import (
     matrix,
     row_dtype,
 )
-from asynckfold.sources.labels import class_indices, class_note, label_problems
-from asynckfold.sources.source import IMAGE, TABLE, Choice, Samples, Source
-from asynckfold.sources.tables import asked_of, position_problems
-from asynckfold.sources.text_files import Head
+from asynckfold.data.sources.labels import class_indices, class_note, label_problems
+from asynckfold.data.sources.source import IMAGE, TABLE, Choice, Samples, Source
+from asynckfold.data.sources.tables import asked_of, position_problems
+from asynckfold.data.sources.text_files import Head
+from asynckfold.errors import InputError, Problem, nearest, refuse
 
 Array = npt.NDArray[Any]
 
@@ -69,7 +69,7 @@ def npz_samples(path: Path, like: Source | None = None) -> Samples:
     InputError
         As for `npz_source`, but for what it says of classes.
     """
-    from asynckfold.sources.datasets import TableRows
+    from asynckfold.data.sources.datasets import TableRows
 
     arrays = read_arrays(path, needed=("X",))
     refuse(arrays.problems)
@@ -306,7 +306,7 @@ def _table(
     targets: npt.NDArray[np.int64],
     notes: Sequence[str],
 ) -> Source:
-    from asynckfold.sources.datasets import TableRows
+    from asynckfold.data.sources.datasets import TableRows
 
     rows = matrix(judged)
     return Source(
@@ -329,7 +329,7 @@ def _images(
     targets: npt.NDArray[np.int64],
     notes: tuple[str, ...],
 ) -> Source:
-    from asynckfold.sources.datasets import ImageArrays
+    from asynckfold.data.sources.datasets import ImageArrays
 
     if samples.ndim == 4 and samples.shape[3] not in (1, 3):
         samples = samples.transpose(0, 2, 3, 1)

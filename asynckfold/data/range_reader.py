@@ -22,8 +22,7 @@ import numpy as np
 from torch import Tensor, from_numpy
 from torch.utils.data import default_collate
 
-from asynckfold.data.known import all_known
-from asynckfold.data.opened import (
+from asynckfold.data.dataset import (
     DRESSED,
     Opened,
     how_to_undress,
@@ -31,16 +30,8 @@ from asynckfold.data.opened import (
     redressed,
     unreadable,
 )
-from asynckfold.data.views import (
-    Facts,
-    Place,
-    Tracing,
-    make_views,
-    some_samples,
-    train_steps,
-)
-from asynckfold.errors import InputError, Problem
-from asynckfold.transforms import (
+from asynckfold.data.known_datasets import all_known
+from asynckfold.data.transforms import (
     Array,
     Draw,
     Step,
@@ -56,6 +47,15 @@ from asynckfold.transforms import (
     to_array,
     varies,
 )
+from asynckfold.data.views import (
+    Facts,
+    Place,
+    Tracing,
+    make_views,
+    some_samples,
+    train_steps,
+)
+from asynckfold.errors import InputError, Problem
 
 BASE: Place = ("dataset", 0)
 """The place of what a dataset does itself."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from asynckfold.data.labels import Labels, label_array
+from asynckfold.data.transforms import Array
 from asynckfold.errors import InputError, Problem
-from asynckfold.transforms import Array
 
 
 @dataclass(frozen=True, eq=False)

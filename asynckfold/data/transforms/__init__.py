@@ -23,7 +23,7 @@ same way.
 ========================= ================================================================
 """
 
-from asynckfold.transforms.batch_steps import (
+from asynckfold.data.transforms.batch_steps import (
     BatchStep,
     Normalize,
     PerSample,
@@ -32,16 +32,16 @@ from asynckfold.transforms.batch_steps import (
     ToFloat,
     Unchanged,
 )
-from asynckfold.transforms.draws import AnyDraw, Draw, JoinedDraw, splitmix64
-from asynckfold.transforms.equivalents import batch_step
-from asynckfold.transforms.generators import (
+from asynckfold.data.transforms.draws import AnyDraw, Draw, JoinedDraw, splitmix64
+from asynckfold.data.transforms.equivalents import batch_step
+from asynckfold.data.transforms.generators import (
     generators_kept,
     seed_generators,
     seeded,
     varies,
 )
-from asynckfold.transforms.pipeline import Trace, View, divide, trace
-from asynckfold.transforms.samples import (
+from asynckfold.data.transforms.pipeline import Trace, View, divide, trace
+from asynckfold.data.transforms.samples import (
     Array,
     Kind,
     copied,
@@ -49,7 +49,7 @@ from asynckfold.transforms.samples import (
     same_sample,
     to_array,
 )
-from asynckfold.transforms.steps import (
+from asynckfold.data.transforms.steps import (
     Step,
     apply,
     describe,
@@ -59,7 +59,7 @@ from asynckfold.transforms.steps import (
     same_steps,
     step_name,
 )
-from asynckfold.transforms.watching import Watch, held_generators
+from asynckfold.data.transforms.watching import Watch, held_generators
 
 __all__ = [
     "AnyDraw",

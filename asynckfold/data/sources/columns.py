@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.data.sources.counting import counts
+from asynckfold.data.sources.labels import number
 from asynckfold.errors import Problem
-from asynckfold.sources.counting import counts
-from asynckfold.sources.labels import number
 
 MAX_CATEGORIES = 50
 FEATURE, TARGET, LEFT_OUT, REFUSED = "feature", "target", "left out", "refused"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asynckfold.transforms.batch_steps import (
+from asynckfold.data.transforms.batch_steps import (
     BatchStep,
     Normalize,
     RandomCrop,
@@ -16,8 +16,8 @@ from asynckfold.transforms.batch_steps import (
     ToFloat,
     Unchanged,
 )
-from asynckfold.transforms.samples import Kind
-from asynckfold.transforms.steps import is_torchvision
+from asynckfold.data.transforms.samples import Kind
+from asynckfold.data.transforms.steps import is_torchvision
 
 
 def batch_step(step: Any, kind: Kind | None) -> BatchStep | None:

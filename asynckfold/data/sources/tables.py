@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.errors import Problem, nearest, refuse
-from asynckfold.sources.columns import (
+from asynckfold.data.sources.columns import (
     FEATURE,
     LEFT_OUT,
     NAMES,
@@ -37,14 +36,15 @@ from asynckfold.sources.columns import (
     matrix,
     row_dtype,
 )
-from asynckfold.sources.labels import (
+from asynckfold.data.sources.labels import (
     class_indices,
     class_note,
     label_problems,
     spelling_problems,
 )
-from asynckfold.sources.source import TABLE, Choice, Samples, Source
-from asynckfold.sources.text_files import Head, read_cells, read_head, zeros_before
+from asynckfold.data.sources.source import TABLE, Choice, Samples, Source
+from asynckfold.data.sources.text_files import Head, read_cells, read_head, zeros_before
+from asynckfold.errors import Problem, nearest, refuse
 
 # Not y, which stands beside x as often.
 _TARGET_NAMES = frozenset({"class", "label", "labels", "target"})
@@ -181,7 +181,7 @@ def csv_source(name: str, path: Path, choice: Choice) -> Source:
 
 def table_source(name: str, table: Table) -> Source:
     """Return a table without problems as a source."""
-    from asynckfold.sources.datasets import TableRows
+    from asynckfold.data.sources.datasets import TableRows
 
     rows = matrix(table.judged)
     return Source(
@@ -248,7 +248,7 @@ def csv_samples(
         notes += column_notes(judged)
     refuse(feature_problems(str(path), judged))
     labels = None if position is None or cells[position].isna().any() else cells[position]
-    from asynckfold.sources.datasets import TableRows
+    from asynckfold.data.sources.datasets import TableRows
 
     # Where a run was defined by code, what its models take is unknown but for what most take.
     rows = matrix(judged).astype(row_dtype(known) if known else np.float32)

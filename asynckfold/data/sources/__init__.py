@@ -16,16 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from asynckfold.errors import Problem, nearest, refuse
-from asynckfold.sources.arrays import npz_samples, npz_source
-from asynckfold.sources.folders import folder_samples, folder_source
-from asynckfold.sources.images import (
+from asynckfold.data.sources.arrays import npz_samples, npz_source
+from asynckfold.data.sources.folders import folder_samples, folder_source
+from asynckfold.data.sources.images import (
     TORCHVISION,
     digits,
     image_transform,
     torchvision_source,
 )
-from asynckfold.sources.inspection import (
+from asynckfold.data.sources.inspection import (
     Inspection,
     inspect_arrays,
     inspect_folder,
@@ -33,9 +32,16 @@ from asynckfold.sources.inspection import (
     inspect_table,
     limited_to,
 )
-from asynckfold.sources.source import Choice, Samples, Source, balanced_subset, limited
-from asynckfold.sources.tables import column_words, csv_samples, csv_source
-from asynckfold.sources.text_files import HEADER_CHOICES
+from asynckfold.data.sources.source import (
+    Choice,
+    Samples,
+    Source,
+    balanced_subset,
+    limited,
+)
+from asynckfold.data.sources.tables import column_words, csv_samples, csv_source
+from asynckfold.data.sources.text_files import HEADER_CHOICES
+from asynckfold.errors import Problem, nearest, refuse
 
 __all__ = [
     "Choice",

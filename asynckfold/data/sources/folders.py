@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.data.sources.images import open_rgb
+from asynckfold.data.sources.source import IMAGE, Samples, Source
 from asynckfold.errors import Problem, refuse
-from asynckfold.sources.images import open_rgb
-from asynckfold.sources.source import IMAGE, Samples, Source
 
 # Of files that PIL reads, and torchvision's ImageFolder takes.
 EXTENSIONS = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -215,7 +215,7 @@ def folder_source(name: str, path: Path) -> Source:
         There are fewer than two classes, a class without images, one image under two names, or
         `path` holds parts such as ``train`` and ``test`` instead of classes.
     """
-    from asynckfold.sources.datasets import ImageFiles
+    from asynckfold.data.sources.datasets import ImageFiles
 
     found = find_images(path)
     refuse(found.problems)
@@ -243,7 +243,7 @@ def folder_samples(path: Path) -> Samples:
     InputError
         There is none.
     """
-    from asynckfold.sources.datasets import ImageFiles
+    from asynckfold.data.sources.datasets import ImageFiles
 
     found, others = _below(path) if path.is_dir() else ([], [])
     found.sort()

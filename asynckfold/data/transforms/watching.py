@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asynckfold.transforms.generators import seed_generators
+from asynckfold.data.transforms.generators import seed_generators
 
 _MOST_OBJECTS = 2000
 """How many objects are looked at in search of generators: what is held in a list of samples is

@@ -17,12 +17,12 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
+from asynckfold.data.transforms import Array, is_known, to_array
 from asynckfold.errors import InputError, Problem
 from asynckfold.jobs.folds import Indices
-from asynckfold.transforms import Array, is_known, to_array
 
 _MNIST, _CIFAR, _SVHN = (f"torchvision.datasets.{name}" for name in ("mnist", "cifar", "svhn"))
-_OWN = "asynckfold.sources.datasets"
+_OWN = "asynckfold.data.sources.datasets"
 
 _ARRAYS = {
     **{
@@ -40,7 +40,7 @@ _FOLDERS = ((_FOLDER, "DatasetFolder"), (_FOLDER, "ImageFolder"))
 _LOADERS = (
     (_FOLDER, "default_loader"),
     (_FOLDER, "pil_loader"),
-    ("asynckfold.sources.images", "open_rgb"),
+    ("asynckfold.data.sources.images", "open_rgb"),
 )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asynckfold.transforms import Array
+from asynckfold.data.transforms import Array
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor, cat
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from asynckfold.data.arrays import by_position, column_problems, plain
-from asynckfold.data.opened import open_source
+from asynckfold.data.dataset import open_source
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.folds import Indices
 

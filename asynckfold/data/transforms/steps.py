@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from asynckfold.transforms.generators import varies
-from asynckfold.transforms.samples import copied
+from asynckfold.data.transforms.generators import varies
+from asynckfold.data.transforms.samples import copied
 
 Step = Callable[[Any], Any]
 

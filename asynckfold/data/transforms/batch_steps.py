@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asynckfold.transforms.draws import AnyDraw
-from asynckfold.transforms.generators import generators_kept, seed_generators
-from asynckfold.transforms.samples import Array, Kind, to_array
-from asynckfold.transforms.steps import Step, apply
+from asynckfold.data.transforms.draws import AnyDraw
+from asynckfold.data.transforms.generators import generators_kept, seed_generators
+from asynckfold.data.transforms.samples import Array, Kind, to_array
+from asynckfold.data.transforms.steps import Step, apply
 
 
 class BatchStep(Protocol):

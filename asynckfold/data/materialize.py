@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 from asynckfold.data.arrays import NOT_FINITE
-from asynckfold.data.known import all_known, file_labels, listing
-from asynckfold.data.opened import Opened, open_source, redressed
-from asynckfold.data.reader import DIGEST_BYTES, Look, Looked, Part, Pass, Pipeline
-from asynckfold.data.shared import ArraySpec, SharedArray
+from asynckfold.data.dataset import Opened, open_source, redressed
+from asynckfold.data.known_datasets import all_known, file_labels, listing
+from asynckfold.data.range_reader import DIGEST_BYTES, Look, Looked, Part, Pass, Pipeline
+from asynckfold.data.shared_arrays import ArraySpec, SharedArray
+from asynckfold.data.transforms import Array, Kind, flatten, same_steps
 from asynckfold.data.views import Place, Traced, Views, make_views
 from asynckfold.errors import Problem, refuse
-from asynckfold.transforms import Array, Kind, flatten, same_steps
 
 Task = Look | Pass
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from asynckfold.data.sources.source import IMAGE, Source
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.sources.source import IMAGE, Source
 
 TORCHVISION = MappingProxyType(
     {"cifar10": "CIFAR10", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST", "mnist": "MNIST"}
@@ -43,7 +43,7 @@ def digits() -> Source:
     """
     from sklearn.datasets import load_digits
 
-    from asynckfold.sources.datasets import ImageArrays
+    from asynckfold.data.sources.datasets import ImageArrays
 
     bunch = load_digits()
     images = np.rint(bunch.images * 255 / 16).astype(np.uint8)

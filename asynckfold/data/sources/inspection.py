@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.sources.arrays import judged_columns, read_arrays, whole_labels
-from asynckfold.sources.columns import (
+from asynckfold.data.sources.arrays import judged_columns, read_arrays, whole_labels
+from asynckfold.data.sources.columns import (
     FEATURE,
     NAMES,
     Column,
@@ -24,10 +23,10 @@ from asynckfold.sources.columns import (
     column_notes,
     matrix,
 )
-from asynckfold.sources.folders import find_images
-from asynckfold.sources.images import check_image
-from asynckfold.sources.labels import class_indices, class_note, label_problems
-from asynckfold.sources.source import (
+from asynckfold.data.sources.folders import find_images
+from asynckfold.data.sources.images import check_image
+from asynckfold.data.sources.labels import class_indices, class_note, label_problems
+from asynckfold.data.sources.source import (
     IMAGE,
     TABLE,
     Choice,
@@ -36,7 +35,8 @@ from asynckfold.sources.source import (
     limit_problems,
     part_note,
 )
-from asynckfold.sources.tables import read_table
+from asynckfold.data.sources.tables import read_table
+from asynckfold.errors import InputError, Problem, refuse
 
 
 @dataclass(frozen=True)

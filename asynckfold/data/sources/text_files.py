@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from asynckfold.data.sources.labels import number
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.sources.labels import number
 
 HEADER_CHOICES = ("auto", "yes", "no")
 MISSING = ("", "?", "NA", "N/A", "NaN", "null", "na", "n/a", "nan", "NAN", "Null", "NULL")

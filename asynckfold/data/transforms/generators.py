@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asynckfold.transforms.samples import same_sample
+from asynckfold.data.transforms.samples import same_sample
 
 
 @contextmanager
