@@ -17,8 +17,6 @@ if TYPE_CHECKING:
         fit,
     )
     from asynckfold.api.kfold import AsyncKFold, JobsFailedWarning, load_results
-    from asynckfold.cv_results import CVResults
-    from asynckfold.ensemble import FoldEnsemble
     from asynckfold.errors import (
         AllJobsFailedError,
         AsyncKFoldError,
@@ -38,6 +36,8 @@ if TYPE_CHECKING:
     from asynckfold.jobs.plan import Job, Plan
     from asynckfold.jobs.result import Baseline, Epoch, Result
     from asynckfold.jobs.trainer_params import TrainerParams
+    from asynckfold.results.cv_results import CVResults
+    from asynckfold.results.ensemble import FoldEnsemble
     from asynckfold.store import RunStore
     from asynckfold.training.parameter_server import Hogwild, Server
 
@@ -78,8 +78,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "cv_results": ("CVResults",),
-    "ensemble": ("FoldEnsemble",),
+    "results.cv_results": ("CVResults",),
+    "results.ensemble": ("FoldEnsemble",),
     "errors": (
         "AllJobsFailedError",
         "AsyncKFoldError",

@@ -24,7 +24,7 @@ from asynckfold.cli import main
 from asynckfold.jobs.placement import Request
 from asynckfold.jobs.result import ENDED
 from asynckfold.planning import thread_choice
-from asynckfold.report.page import write_report
+from asynckfold.results.report.page import write_report
 from tests.toy import Tiny, adam, samples
 
 

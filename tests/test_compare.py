@@ -12,8 +12,8 @@ from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
 from asynckfold.cli import main
-from asynckfold.compare import Comparison, compare_runs
 from asynckfold.jobs.result import StageEpoch
+from asynckfold.results.compare import Comparison, compare_runs
 from tests.toy import Tiny, adam, samples
 
 

@@ -21,7 +21,6 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InputError
 from asynckfold.cli import main
-from asynckfold.compare import compare_runs
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
@@ -34,11 +33,12 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import ELASTIC, claim
 from asynckfold.jobs.result import DIVERGED, DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.packing import packing_of
 from asynckfold.planning.thread_search import TIE
-from asynckfold.report.charts.gantt import _lanes
-from asynckfold.report.findings import ran_on
-from asynckfold.report.summary import summarize
+from asynckfold.results.compare import compare_runs
+from asynckfold.results.report.charts.timeline import _lanes
+from asynckfold.results.report.sentences import ran_on
+from asynckfold.results.report.summary import summarize
+from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.elastic import Elastic, steps_of, stretched, worth
 from asynckfold.store import RunStore
 from asynckfold.sweep import Sweep

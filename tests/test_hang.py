@@ -17,9 +17,9 @@ import torch
 
 from asynckfold import AsyncKFold
 from asynckfold.api.kfold import JobsFailedWarning
-from asynckfold.cv_results import CVResults
 from asynckfold.engines import pool as pools
 from asynckfold.jobs.result import DONE, FAILED
+from asynckfold.results.cv_results import CVResults
 from asynckfold.store import RunStore
 from tests.leftovers import descendants, gone
 from tests.nursery import Nursery

@@ -17,12 +17,12 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InputError, JobsFailedWarning, RunStore
 from asynckfold.cli import main
-from asynckfold.cv_results import CVResults
 from asynckfold.errors import Problem
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import DECISIVE, RULES, claim, differences
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.report.page import write_report
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.page import write_report
 from asynckfold.training import software
 from tests.toy import Tiny, adam, samples
 

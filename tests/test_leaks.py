@@ -102,7 +102,7 @@ import sys
 from pathlib import Path
 from tests.test_leaks import run
 run(Path(sys.argv[1]), parallelize=True)
-from asynckfold.report.page import write_report
+from asynckfold.results.report.page import write_report
 from asynckfold.store import RunStore
 with RunStore.read(Path(sys.argv[1])) as store:
     print(write_report(store))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.paired import paired_difference
+from asynckfold.results.statistics import paired_difference
 
 scores = st.lists(st.floats(0, 1), min_size=2, max_size=12)
 

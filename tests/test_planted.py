@@ -14,7 +14,7 @@ import pytest
 from asynckfold.api.kfold import load_results
 from asynckfold.api.session import write_out_of_fold
 from asynckfold.errors import AsyncKFoldError, InputError, StorageError
-from asynckfold.report.page import write_report
+from asynckfold.results.report.page import write_report
 from asynckfold.store import RunStore
 from asynckfold.system.files import (
     alone,

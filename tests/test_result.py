@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import GridSearchCV
 
-from asynckfold.candidates import Candidate, rank
-from asynckfold.cv_results import CVResults
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import (
@@ -32,7 +30,9 @@ from asynckfold.jobs.result import (
     fingerprint,
 )
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.paired import bounds_of, confidence_interval
+from asynckfold.results.candidates import Candidate, rank
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.statistics import bounds_of, confidence_interval
 
 TARGETS = np.array([0, 1] * 6)
 MODELS, SCHEDULES = ["B<b>", "A"], ["cosine", "warm"]

@@ -29,7 +29,7 @@ from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.packing import packing_of
+from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.backlog import ROW_SECONDS, ROW_SHARE, Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.sweep import Sweep

@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 from asynckfold.errors import InputError
 from asynckfold.jobs.objective import Objective, ordinary
-from asynckfold.scoring import resolve
+from asynckfold.results.scoring import resolve
 
 Array = npt.NDArray[Any]
 CLASSES, NUMBERS = ordinary(True), ordinary(False)

@@ -23,11 +23,11 @@ import numpy.typing as npt
 
 from asynckfold.api.kfold import AsyncKFold
 from asynckfold.api.refit import SEEN, SEEN_AGAIN
-from asynckfold.cv_results import CVResults
 from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.recipe import InitialState
 from asynckfold.jobs.result import Epoch, Result
+from asynckfold.results.cv_results import CVResults
 from asynckfold.system.files import make_folder, write_whole
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from asynckfold.cv_results import CVResults
 from asynckfold.data import (
     Batches,
     Given,
@@ -38,12 +37,13 @@ from asynckfold.data import (
     seen_by,
 )
 from asynckfold.data.transforms import Array, Step, kind_of
-from asynckfold.ensemble import Outputs
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.folds import Fold, Indices
 from asynckfold.jobs.objective import Transform
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.recipe import Recipe
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.ensemble import Outputs
 from asynckfold.training import building, preprocessing, seeding
 from asynckfold.training.isolation import isolated
 from asynckfold.training.precision import outputs_of

@@ -19,8 +19,6 @@ from asynckfold.api.planner import folds_of, look_ahead, make_draft, read_alone
 from asynckfold.api.refit import on_all_samples
 from asynckfold.api.resources import Sharing
 from asynckfold.api.session import Session, held, make_machine, write_out_of_fold
-from asynckfold.candidates import Candidate
-from asynckfold.cv_results import CVResults
 from asynckfold.errors import (
     OUT_OF_TIME,
     AllJobsFailedError,
@@ -34,7 +32,9 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import DONE, Result, cause
 from asynckfold.planning.forecast import Forecast
-from asynckfold.report.summary import read_results
+from asynckfold.results.candidates import Candidate
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.summary import read_results
 from asynckfold.store import RunStore
 from asynckfold.store.layout import refit_folder
 from asynckfold.system.signals import listening
@@ -506,7 +506,7 @@ def load_results(store: RunStore, error_score: float = float("nan")) -> CVResult
     root = store.root
 
     def build_report() -> Path:
-        from asynckfold.report.page import write_report
+        from asynckfold.results.report.page import write_report
 
         with RunStore.read(root) as reader:
             return write_report(reader)

@@ -29,15 +29,15 @@ from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import Recipe, sending_problems
 from asynckfold.jobs.trainer_params import KINDS, TrainerParams
-from asynckfold.packing import decided_of
 from asynckfold.planning import cost_cache, fusion_groups, memory_format, thread_choice
 from asynckfold.planning.forecast import Forecast, forecast, foreseen
 from asynckfold.planning.fusion_groups import Fuse, Grouping, grouped
 from asynckfold.planning.thread_choice import Choice
 from asynckfold.probing import Prober
 from asynckfold.reading import WorkerReaders, warm_pool
+from asynckfold.results.scoring import resolve
+from asynckfold.results.utilization import decided_of
 from asynckfold.scheduling.elastic import steps_of
-from asynckfold.scoring import resolve
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
 from asynckfold.sweep import Inbox

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from asynckfold.api.arguments import Settings
-from asynckfold.candidates import Candidate
+from asynckfold.results.candidates import Candidate
 from asynckfold.store.layout import refit_folder
 
 SEEN_AGAIN = 1000

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asynckfold import scoring as scores
 from asynckfold.api.arguments import Settings, one_line
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs import objective as objectives
@@ -39,6 +38,7 @@ from asynckfold.jobs.objective import (
     Objective,
 )
 from asynckfold.jobs.plan import Plan
+from asynckfold.results import scoring as scores
 
 if TYPE_CHECKING:
     from asynckfold.data import Prepared

@@ -19,7 +19,6 @@ from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
 from asynckfold.api.planner import Engines, Planned, Planner
 from asynckfold.asking import Sampler, ask
-from asynckfold.cv_results import CVResults
 from asynckfold.errors import (
     InterruptedRunError,
     NoRoomError,
@@ -33,11 +32,12 @@ from asynckfold.jobs.recipe import Recipe, sending_problems
 from asynckfold.jobs.reproducibility import CPU, ELASTIC, THREADS, differences
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Baseline, Result, job_by_id
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.packing import decided_of, packing_of
 from asynckfold.planning import process_advice, thread_choice
 from asynckfold.planning.thread_choice import Choice
-from asynckfold.report.findings import packing as packing_text
-from asynckfold.scoring import Score, resolve
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.sentences import packing as packing_text
+from asynckfold.results.scoring import Score, resolve
+from asynckfold.results.utilization import decided_of, packing_of
 from asynckfold.store import RunStore, Sample
 from asynckfold.sweep import Sweep, is_stray
 from asynckfold.system import terminal

@@ -52,7 +52,6 @@ from asynckfold.cli.sweep_file import (
     sharing_of,
     sweep_parts,
 )
-from asynckfold.compare import Comparison, compare_runs
 from asynckfold.engines import pool
 from asynckfold.errors import (
     OUT_OF_TIME,
@@ -67,6 +66,7 @@ from asynckfold.errors import (
     nearest,
     refuse,
 )
+from asynckfold.results.compare import Comparison, compare_runs
 from asynckfold.store import RunStore
 from asynckfold.store.layout import path_problems
 from asynckfold.system import terminal
@@ -257,7 +257,7 @@ def status(parsed: argparse.Namespace, out: Output) -> int:
 
 def report(parsed: argparse.Namespace, out: Output) -> int:
     """Build the HTML report."""
-    from asynckfold.report.page import write_report
+    from asynckfold.results.report.page import write_report
 
     with _opened(parsed.directory) as store:
         path = write_report(store)

@@ -16,7 +16,7 @@ from asynckfold.cli.sweep_file import DEFAULTS
 from asynckfold.data.sources import Choice, Inspection, column_words, inspect
 from asynckfold.data.sources.columns import FEATURE, LEFT_OUT, REFUSED
 from asynckfold.errors import refuse
-from asynckfold.report.findings import plural
+from asynckfold.results.report.sentences import plural
 
 _MOST_ROWS = 30
 _MOST_WIDTH = 50

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from asynckfold.api.kfold import load_results
 from asynckfold.cli.output import Output
-from asynckfold.cv_results import CVResults
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.report.findings import plural
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.sentences import plural
 from asynckfold.store import RunStore
 from asynckfold.system.files import write_whole
 

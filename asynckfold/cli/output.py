@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from asynckfold.api.display import shown
-from asynckfold.candidates import folds_note
-from asynckfold.cv_results import CVResults
 from asynckfold.errors import AsyncKFoldError
-from asynckfold.packing import Packing, packing_of
-from asynckfold.report.text import plain_data
+from asynckfold.results.candidates import folds_note
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.sanitize import plain_data
+from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.store import RunStore
 from asynckfold.system import terminal
 from asynckfold.system.console import console, spinner
@@ -65,7 +65,7 @@ def patience(parsed: argparse.Namespace, text: str) -> AbstractContextManager[ob
 def tell_results(root: Path, out: Output, with_report: bool) -> int:
     """Print the table, the best, the speedup and the report's path; return the exit code."""
     from asynckfold.api.kfold import load_results
-    from asynckfold.report.summary import told_refit
+    from asynckfold.results.report.summary import told_refit
 
     with RunStore.read(root) as store:
         results, packing, refit = load_results(store), packing_of(store), told_refit(store)
@@ -191,7 +191,7 @@ def _verdict(results: CVResults) -> str:
 
 def partial_report(root: Path, out: Output) -> None:
     """Build the report of an interrupted run; its failure is told, and fails nothing."""
-    from asynckfold.report.page import write_report
+    from asynckfold.results.report.page import write_report
 
     if not (root / "run.db").exists():
         return  # it was interrupted before there was anything to tell

@@ -18,7 +18,6 @@ from asynckfold.cli.export import best, new_file_problems
 from asynckfold.cli.output import Output
 from asynckfold.cli.parser import make_parser, stored_command
 from asynckfold.cli.sweep_file import DEFAULTS, live_parts, names_code
-from asynckfold.cv_results import CVResults
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.criteria import MARGINS, PROBABILITIES, VALUES
 from asynckfold.jobs.digests import changes
@@ -27,8 +26,9 @@ from asynckfold.jobs.digests.parts import of_run
 from asynckfold.jobs.objective import MULTICLASS, REGRESSION, Objective
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.recipe import Recipe
-from asynckfold.report.findings import plural
-from asynckfold.scoring import resolve
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.sentences import plural
+from asynckfold.results.scoring import resolve
 from asynckfold.store import RunStore
 from asynckfold.system.files import write_whole
 
@@ -151,7 +151,7 @@ def _content(
     """Return the file: a table, or arrays."""
     names: Sequence[Any] = samples.names or range(len(found))
     if path.suffix == ".csv":
-        from asynckfold.report.page import csv_table
+        from asynckfold.results.report.page import csv_table
 
         return csv_table((_header(found, classes), _rows(names, found, classes)))
     arrays = {"sample": np.array(names), "prediction": found}

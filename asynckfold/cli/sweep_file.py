@@ -292,7 +292,7 @@ def _positive_class(scoring: Sequence[str], given: str | None, source: Source) -
 
     Labels of a file are what stands there, and not the indices that became of them.
     """
-    from asynckfold.scoring import one_class_scorers
+    from asynckfold.results.scoring import one_class_scorers
 
     asking = one_class_scorers(scoring)
     if given is not None or len(source.classes) != 2 or not asking or source.classes[1] == "1":

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from asynckfold.api.kfold import load_results
 from asynckfold.api.session import write_out_of_fold
-from asynckfold.report import page
-from asynckfold.report.summary import summarize
+from asynckfold.results.report import page
+from asynckfold.results.report.summary import summarize
 from asynckfold.store import RunStore
 from tests.durability.work import FOLDS, PLAN, TARGETS, nursery, work
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asynckfold.report.page import write_report
+from asynckfold.results.report.page import write_report
 from asynckfold.store import CheckpointRef, RunStore
 from asynckfold.system.files import sha256
 from tests.durability.test_faults import (

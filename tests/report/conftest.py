@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asynckfold.report.summary import Summary, summarize
+from asynckfold.results.report.summary import Summary, summarize
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
 
-from asynckfold.report import findings
-from asynckfold.report.charts import Chart, draw, draw_scores, plotted
-from asynckfold.report.charts.style import name_candidates
-from asynckfold.report.summary import summarize
+from asynckfold.results.report import sentences
+from asynckfold.results.report.charts import Chart, draw, draw_scores, plotted
+from asynckfold.results.report.charts.style import name_candidates
+from asynckfold.results.report.summary import summarize
 from asynckfold.store import RunStore
 from tests.report.conftest import Summarize
 from tests.synthetic import Synthetic
@@ -49,7 +49,7 @@ def test_titles_state_what_was_found(complete: Path, charts: tuple[Chart, ...]) 
         summary = summarize(store)
     titles = {chart.name: chart.title for chart in charts}
     assert summary.best is not None
-    assert titles["scores"] == findings.winner(summary)
+    assert titles["scores"] == sentences.winner(summary)
     assert "Hardest class" in titles["classes"]
     assert "8 for 3" in titles["confusion"]
     assert "(measured)" in titles["speedup"]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.paired import Difference, Lead
-from asynckfold.report import findings
-from asynckfold.report.summary import AccuracyPair, Summary, summarize
+from asynckfold.results.report import sentences
+from asynckfold.results.report.summary import AccuracyPair, Summary, summarize
+from asynckfold.results.statistics import Difference, Lead
 from asynckfold.store import RunStore
 from tests.report.conftest import Summarize
 from tests.synthetic import Synthetic
@@ -39,10 +39,10 @@ def _with_lead(summary: Summary, difference: Difference) -> Summary:
 )
 def test_verdict_follows_the_test(summary: Summary, difference: Difference, word: str) -> None:
     found = _with_lead(summary, difference)
-    assert findings.verdict(found) == word
-    assert findings.is_real(found) == (word == "Probably real")
+    assert sentences.verdict(found) == word
+    assert sentences.is_real(found) == (word == "Probably real")
     # The headline says no more than the box beside it.
-    headline = findings.winner(found)
+    headline = sentences.winner(found)
     assert ("is best" in headline) == (word == "Probably real")
     assert (" tie: " in headline) == (word == "A tie")
     assert ("perhaps by chance" in headline) == (word == "May be chance")
@@ -50,48 +50,48 @@ def test_verdict_follows_the_test(summary: Summary, difference: Difference, word
 
 def test_speed_names_both_times_and_their_kind(summary: Summary) -> None:
     assert summary.speedup is not None
-    text = findings.speed(summary)
-    assert findings.duration(summary.packed_seconds) in text
-    assert findings.duration(summary.speedup.serial_seconds) in text
+    text = sentences.speed(summary)
+    assert sentences.duration(summary.packed_seconds) in text
+    assert sentences.duration(summary.speedup.serial_seconds) in text
     assert "measured" in text
     assert f"{summary.speedup.ratio:.2f}×" in text
 
 
 def test_all_that_tie_are_named_or_counted(summarized: Summarize) -> None:
     summary = summarized(Synthetic(score=0.9, models=("A", "B", "C"), lr_schedules=("x",)))
-    assert findings.winner(summary) == "A/x and 2 more tie: accuracy 0.9000 ± 0.0000"
-    assert findings.verdict(summary) == "A tie"
+    assert sentences.winner(summary) == "A/x and 2 more tie: accuracy 0.9000 ± 0.0000"
+    assert sentences.verdict(summary) == "A tie"
     two = replace(summary, candidates=(*summary.candidates[:2],))
-    assert findings.best_names(two) == "A/x and B/x"
+    assert sentences.best_names(two) == "A/x and B/x"
 
 
 def test_one_candidate_is_no_winner(summarized: Summarize) -> None:
     summary = summarized(Synthetic(score=0.9, models=("A",), lr_schedules=("x",)))
-    assert findings.winner(summary) == "A/x has accuracy 0.9000 ± 0.0000"
+    assert sentences.winner(summary) == "A/x has accuracy 0.9000 ± 0.0000"
 
 
 def test_a_disturbed_baseline_gives_no_speedup(summarized: Summarize) -> None:
     summary = summarized(Synthetic(others=0.8))
     assert summary.speedup is not None
     assert summary.speedup.ratio is None
-    text = findings.speed(summary)
+    text = sentences.speed(summary)
     assert "×" not in text
     assert "Speedup not reported: other programs used 0.8 of" in text
 
 
 def test_no_speedup_is_claimed_without_success(summarized: Summarize) -> None:
-    text = findings.speed(summarized(Synthetic(status=lambda job: "failed")))
+    text = sentences.speed(summarized(Synthetic(status=lambda job: "failed")))
     assert "×" not in text
     assert "no job succeeded" in text
 
 
 def test_failures_make_the_times_hard_to_compare(summarized: Summarize) -> None:
     summary = summarized(Synthetic(status=lambda job: "failed" if job.fold else "done"))
-    assert "16 jobs of 20" in findings.unequal_work(summary)
+    assert "16 jobs of 20" in sentences.unequal_work(summary)
 
 
 def test_equal_work_needs_no_warning(summary: Summary) -> None:
-    assert findings.unequal_work(summary) == ""
+    assert sentences.unequal_work(summary) == ""
 
 
 @pytest.mark.parametrize(
@@ -111,27 +111,27 @@ def test_accuracy_that_is_lost_for_speed_is_told(
     )
     assert summary.speedup is not None
     told = replace(summary, speedup=replace(summary.speedup, accuracy=pairs))
-    assert findings.costs_accuracy(told) is expected
-    assert findings.accuracies(told).startswith(f"accuracy {np.mean(packed):.4f} against 0.")
+    assert sentences.costs_accuracy(told) is expected
+    assert sentences.accuracies(told).startswith(f"accuracy {np.mean(packed):.4f} against 0.")
 
 
 def test_no_accuracy_is_told_of_an_estimate(summary: Summary) -> None:
     assert summary.speedup is not None
     estimated = replace(summary, speedup=replace(summary.speedup, accuracy=()))
     for told in (estimated, replace(summary, speedup=None)):
-        assert findings.accuracies(told) == ""
-        assert not findings.costs_accuracy(told)
+        assert sentences.accuracies(told) == ""
+        assert not sentences.costs_accuracy(told)
 
 
 def test_retried_attempts_are_those_with_a_successor(summarized: Summarize) -> None:
     summary = summarized(Synthetic(retried=("MLP/warm/fold-1",)))
-    found = [(bar.job, bar.attempt) for bar in findings.retried(summary)]
+    found = [(bar.job, bar.attempt) for bar in sentences.retried(summary)]
     assert found == [("MLP/warm/fold-1", 1)]
 
 
 @given(st.text(), st.integers(3, 40))
 def test_shortened_names_fit_and_keep_both_ends(name: str, limit: int) -> None:
-    short = findings.shorten(name, limit)
+    short = sentences.shorten(name, limit)
     assert len(short) <= limit
     assert short[:1] == name[:1]
     assert short[-1:] == name[-1:]
@@ -139,10 +139,10 @@ def test_shortened_names_fit_and_keep_both_ends(name: str, limit: int) -> None:
 
 @given(st.floats(0, 1e7))
 def test_durations_are_readable(seconds: float) -> None:
-    text = findings.duration(seconds)
+    text = sentences.duration(seconds)
     assert not re.search(r"(?<![\d.])60 (s|min)", text)
 
 
 def test_worst_confusion_ignores_the_diagonal() -> None:
-    assert findings.worst_confusion([[9, 1], [3, 9]]) == (1, 0, 3)
-    assert findings.worst_confusion([[9, 0], [0, 9]]) is None
+    assert sentences.worst_confusion([[9, 1], [3, 9]]) == (1, 0, 3)
+    assert sentences.worst_confusion([[9, 0], [0, 9]]) is None

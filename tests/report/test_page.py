@@ -19,9 +19,14 @@ from hypothesis import strategies as st
 from asynckfold.errors import StorageError
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import DONE, FAILED
-from asynckfold.report.page import csv_table, embedded_numbers, inert_json, write_report
-from asynckfold.report.summary import summarize
-from asynckfold.report.text import clean
+from asynckfold.results.report.page import (
+    csv_table,
+    embedded_numbers,
+    inert_json,
+    write_report,
+)
+from asynckfold.results.report.sanitize import clean
+from asynckfold.results.report.summary import summarize
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
@@ -339,7 +344,7 @@ def test_another_folder_can_be_named(root: Path, tmp_path: Path) -> None:
 def test_a_report_needs_neither_torch_nor_a_display(complete: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from asynckfold.store import RunStore;"
-        "from asynckfold.report.page import write_report;"
+        "from asynckfold.results.report.page import write_report;"
         "from pathlib import Path;"
         "write_report(RunStore.read(sys.argv[1]), Path(sys.argv[2]));"
         "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from asynckfold.jobs.plan import Job
-from asynckfold.report.summary import USE_POINTS, summarize
-from asynckfold.report.text import NAME_LIMIT
+from asynckfold.results.report.sanitize import NAME_LIMIT
+from asynckfold.results.report.summary import USE_POINTS, summarize
 from asynckfold.store import RunStore
 from tests.report.conftest import Summarize
 from tests.synthetic import Synthetic, write_run

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.report.text import clean
+from asynckfold.results.report.sanitize import clean
 
 
 @given(st.text(), st.integers(1, 50))

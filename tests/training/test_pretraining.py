@@ -21,7 +21,7 @@ from asynckfold.jobs.result import Result, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining, rbm
 from asynckfold.models.rbm import alone
-from asynckfold.report.page import _records
+from asynckfold.results.report.page import _records
 from asynckfold.training import checkpoint
 from asynckfold.training.pretraining import wanted
 from tests.training.teams import train

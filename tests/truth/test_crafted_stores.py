@@ -34,7 +34,7 @@ from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import folds_fingerprint
 from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.report import page
+from asynckfold.results.report import page
 from asynckfold.scheduling.wait_reasons import Wait
 from asynckfold.store import Placed, RunStore, Waiting, database
 from asynckfold.store.integrity import checksum

@@ -23,7 +23,7 @@ from asynckfold.data.sources import Source, load_samples, load_source
 from asynckfold.data.sources.counting import counts
 from asynckfold.data.sources.text_files import header_of
 from asynckfold.errors import InputError
-from asynckfold.report.page import write_report
+from asynckfold.results.report.page import write_report
 
 TABULAR = Path(__file__).parents[3] / "shared" / "data" / "tabular"
 

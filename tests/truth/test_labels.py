@@ -23,9 +23,9 @@ from asynckfold import (
 )
 from asynckfold.api.kfold import load_results
 from asynckfold.cli import main
-from asynckfold.confusion import count_classes
 from asynckfold.data import resolve_labels
-from asynckfold.report.summary import summarize
+from asynckfold.results.confusion import count_classes
+from asynckfold.results.report.summary import summarize
 from asynckfold.store import RunStore
 from tests.toy import samples
 

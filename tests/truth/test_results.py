@@ -22,14 +22,14 @@ from sklearn.model_selection import RepeatedStratifiedKFold, ShuffleSplit
 from torch import nn, optim
 
 from asynckfold import AsyncKFold
-from asynckfold.candidates import rank
-from asynckfold.confusion import count_classes
-from asynckfold.cv_results import CVResults
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.out_of_fold import layers_of
+from asynckfold.results.candidates import rank
+from asynckfold.results.confusion import count_classes
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.out_of_fold import layers_of
 from asynckfold.training import building, fused
 from asynckfold.training.stopwatch import Stopwatch
 from tests.training.test_fused import grouped

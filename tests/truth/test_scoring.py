@@ -22,7 +22,6 @@ from sklearn.metrics import get_scorer, make_scorer
 from torch import nn
 
 from asynckfold.data import resolve_labels
-from asynckfold.direction import ERRORS
 from asynckfold.errors import InputError
 from asynckfold.jobs import criteria
 from asynckfold.jobs.criteria import NOT_OF_PAIRS, TABLE, criterion_of, why_not_of_pairs
@@ -33,7 +32,8 @@ from asynckfold.jobs.objective import (
     probabilities,
     scale_of,
 )
-from asynckfold.scoring import fit_problems, resolve
+from asynckfold.results.direction import ERRORS
+from asynckfold.results.scoring import fit_problems, resolve
 
 Array = npt.NDArray[Any]
 

@@ -19,12 +19,12 @@ from torch.utils.data import TensorDataset
 
 from asynckfold import AsyncKFold
 from asynckfold.cli.output import _numbers, result_lines
-from asynckfold.cv_results import CVResults
 from asynckfold.jobs.result import ENDED, Baseline, Result
-from asynckfold.report import findings
-from asynckfold.report.page import write_report
-from asynckfold.report.summary import read_results
-from asynckfold.speedup import speedup_of
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report import sentences
+from asynckfold.results.report.page import write_report
+from asynckfold.results.report.summary import read_results
+from asynckfold.results.speedup import speedup_of
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 from tests.test_result import all_scores, make_results
@@ -180,9 +180,9 @@ def test_the_page_and_its_files_say_what_the_results_say(root: Path, run: Synthe
 
 
 def test_counted_use_is_this_run_s_own() -> None:
-    assert findings.cpu_use(0.15, 1.96, 2) == "this run 0.15 of 2 cores, other programs 1.81"
+    assert sentences.cpu_use(0.15, 1.96, 2) == "this run 0.15 of 2 cores, other programs 1.81"
     # Own use is measured by process, all use by core: their noise is no negative use of others.
-    assert findings.cpu_use(1.0, 0.99, 2).endswith("other programs 0.00")
+    assert sentences.cpu_use(1.0, 0.99, 2).endswith("other programs 0.00")
 
 
 # A run

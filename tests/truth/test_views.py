@@ -45,7 +45,7 @@ from asynckfold.data.duplicates import copies, digests
 from asynckfold.data.transforms import seeded
 from asynckfold.engines.pool import close_warm
 from asynckfold.jobs.folds import Fold, make_folds
-from asynckfold.report.summary import summarize
+from asynckfold.results.report.summary import summarize
 from asynckfold.training import baseline
 from asynckfold.training.batch_dependence import evaluation_depends_on
 from asynckfold.training.preprocessing import fitted

@@ -15,9 +15,9 @@ from torch import nn, optim
 
 from asynckfold.api.kfold import AsyncKFold
 from asynckfold.cli.bench.table import BenchTable, machine_facts
-from asynckfold.cv_results import CVResults
 from asynckfold.models import MLP
-from asynckfold.packing import Packing, packing_of
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.store import RunStore
 
 USE_TARGET, OVERHEAD_TARGET = 95.0, 5.0

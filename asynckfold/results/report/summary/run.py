@@ -6,32 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asynckfold.confusion import count_classes
-from asynckfold.cv_results import CVResults
 from asynckfold.jobs import reproducibility
 from asynckfold.jobs.result import job_by_id
-from asynckfold.packing import Packing
-from asynckfold.paired import Lead
-from asynckfold.report.race import Race, races
-from asynckfold.report.summary.candidates import (
+from asynckfold.results.confusion import count_classes
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.baseline_curves import Race, races
+from asynckfold.results.report.sanitize import clean, flat, plain_data, shown
+from asynckfold.results.report.summary.candidates import (
     CandidateRow,
     candidate_rows,
     class_names,
     fold_names,
     shown_lead,
 )
-from asynckfold.report.summary.facts import Facts, command, facts
-from asynckfold.report.summary.failures import FailureGroup, LogLine, failures
-from asynckfold.report.summary.jobs import (
+from asynckfold.results.report.summary.facts import Facts, command, facts
+from asynckfold.results.report.summary.failures import FailureGroup, LogLine, failures
+from asynckfold.results.report.summary.jobs import (
     AveragedJob,
     Bar,
     averaged,
     bars,
     shown_packing,
 )
-from asynckfold.report.summary.machine import Use, uses
-from asynckfold.report.summary.speedup import Timing, timing_of
-from asynckfold.report.text import clean, flat, plain_data, shown
+from asynckfold.results.report.summary.machine import Use, uses
+from asynckfold.results.report.summary.speedup import Timing, timing_of
+from asynckfold.results.statistics import Lead
+from asynckfold.results.utilization import Packing
 from asynckfold.store import RunStore
 
 

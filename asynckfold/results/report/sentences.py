@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from asynckfold.candidates import folds_note as _folds_note
-from asynckfold.packing import Packing
-from asynckfold.paired import Difference
-from asynckfold.report.summary import Bar, CandidateRow, Summary
+from asynckfold.results.candidates import folds_note as _folds_note
+from asynckfold.results.report.summary import Bar, CandidateRow, Summary
+from asynckfold.results.statistics import Difference
+from asynckfold.results.utilization import Packing
 from asynckfold.scheduling.wait_reasons import named_cores
 from asynckfold.system import units
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from asynckfold.report import findings
-from asynckfold.report.charts.style import (
+from asynckfold.results.report import sentences
+from asynckfold.results.report.charts.style import (
     OTHERS,
     Chart,
     chart_of,
@@ -19,7 +19,7 @@ from asynckfold.report.charts.style import (
     new_figure,
     styled,
 )
-from asynckfold.report.summary import CandidateRow, Curve, Summary
+from asynckfold.results.report.summary import CandidateRow, Curve, Summary
 
 _MEASURES = {"train_loss": "train loss", "valid_loss": "valid loss", "accuracy": "accuracy"}
 
@@ -41,7 +41,7 @@ def draw_curves(summary: Summary) -> Chart | None:
     for axes, measure in zip(panels, measures, strict=True):
         _draw_measure(axes, summary, rows, measure)
     name_candidates(figure, summary, [row.name for row in rows], lines=True)
-    alt = f"Mean over folds per epoch for {findings.plural(len(rows), 'candidate')}; thin: folds."
+    alt = f"Mean over folds per epoch for {sentences.plural(len(rows), 'candidate')}; thin: folds."
     return chart_of("curves", title, alt, figure)
 
 
@@ -52,7 +52,7 @@ def _curves_title(row: CandidateRow) -> str:
         return f"{row.name} has no finite validation loss on every fold"
     epoch = losses.index(min(losses)) + 1
     if len(losses) == 1:
-        return f"{row.name} reaches a validation loss of {findings.number(losses[0])} in one epoch"
+        return f"{row.name} reaches a validation loss of {sentences.number(losses[0])} in one epoch"
     if epoch == len(losses):
         return f"{row.name}: validation loss is lowest at the last epoch, more may help"
     return f"{row.name}: validation loss is lowest at epoch {epoch} of {len(losses)}"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from asynckfold.cv_results import CVResults
 from asynckfold.jobs.objective import BINARY, MULTICLASS, MULTILABEL, REGRESSION
 from asynckfold.jobs.plan import Plan
-from asynckfold.report.text import clean, flat
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.sanitize import clean, flat
 
 
 @dataclass(frozen=True)

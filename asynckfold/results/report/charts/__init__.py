@@ -20,15 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from asynckfold.report.charts.classes import draw_classes, draw_confusion
-from asynckfold.report.charts.curves import draw_curves
-from asynckfold.report.charts.gantt import draw_gantt
-from asynckfold.report.charts.race import draw_race
-from asynckfold.report.charts.scores import draw_scores
-from asynckfold.report.charts.speedup import draw_speedup
-from asynckfold.report.charts.style import Chart, plotted
-from asynckfold.report.charts.use import draw_use
-from asynckfold.report.summary import Summary
+from asynckfold.results.report.charts.classes import draw_classes, draw_confusion
+from asynckfold.results.report.charts.curves import draw_curves
+from asynckfold.results.report.charts.race import draw_race
+from asynckfold.results.report.charts.scores import draw_scores
+from asynckfold.results.report.charts.speedup import draw_speedup
+from asynckfold.results.report.charts.style import Chart, plotted
+from asynckfold.results.report.charts.timeline import draw_gantt
+from asynckfold.results.report.charts.use import draw_use
+from asynckfold.results.report.summary import Summary
 
 __all__ = ["Chart", "draw", "draw_scores", "plotted"]
 

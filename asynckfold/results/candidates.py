@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import CANCELLED, DIVERGED, DONE, FAILED, Result
-from asynckfold.paired import bounds_of, confidence_interval, tied
+from asynckfold.results.statistics import bounds_of, confidence_interval, tied
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def rank(rows: Sequence[Candidate], metric: str) -> list[int]:
     """Rank candidates by mean score, 1 is best; incomplete ones come last.
 
     Ties share the best of their ranks, as in scikit-learn. Means that differ by rounding only are
-    tied, see `asynckfold.paired.tied`: the order in which folds are added up ranks nobody.
+    tied, see `asynckfold.results.statistics.tied`: the order in which folds are added up ranks nobody.
     Independent of the order of the rows, NaN or not.
 
     Examples

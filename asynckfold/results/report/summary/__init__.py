@@ -17,11 +17,16 @@ is cleaned on its way in.
 
 from __future__ import annotations
 
-from asynckfold.report.summary.candidates import CandidateRow, Curve
-from asynckfold.report.summary.jobs import Bar
-from asynckfold.report.summary.machine import USE_POINTS, Use
-from asynckfold.report.summary.run import Summary, read_results, summarize, told_refit
-from asynckfold.report.summary.speedup import AccuracyPair
+from asynckfold.results.report.summary.candidates import CandidateRow, Curve
+from asynckfold.results.report.summary.jobs import Bar
+from asynckfold.results.report.summary.machine import USE_POINTS, Use
+from asynckfold.results.report.summary.run import (
+    Summary,
+    read_results,
+    summarize,
+    told_refit,
+)
+from asynckfold.results.report.summary.speedup import AccuracyPair
 
 __all__ = [
     "USE_POINTS",

@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from asynckfold.report import findings
-from asynckfold.report.charts.style import (
+from asynckfold.results.report import sentences
+from asynckfold.results.report.charts.style import (
     COLOURS,
     FAINT,
     Chart,
@@ -16,7 +16,7 @@ from asynckfold.report.charts.style import (
     styled,
     time_unit,
 )
-from asynckfold.report.summary import Summary, Use
+from asynckfold.results.report.summary import Summary, Use
 
 
 @styled
@@ -44,7 +44,7 @@ def _use_title(found: dict[str, Use]) -> str:
 
 
 def _told(use: Use) -> str:
-    return findings.cpu_use(use.mean_own, use.mean_used, use.cores)
+    return sentences.cpu_use(use.mean_own, use.mean_used, use.cores)
 
 
 def _draw_phase(axes: Axes, phase: str, use: Use | None, divisor: float, colour: str) -> None:

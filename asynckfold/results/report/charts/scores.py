@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from asynckfold.report import findings
-from asynckfold.report.charts.style import (
+from asynckfold.results.report import sentences
+from asynckfold.results.report.charts.style import (
     SHOWN,
     Chart,
     chart_of,
@@ -18,7 +18,7 @@ from asynckfold.report.charts.style import (
     plotted,
     styled,
 )
-from asynckfold.report.summary import CandidateRow, Summary
+from asynckfold.results.report.summary import CandidateRow, Summary
 
 
 @styled
@@ -27,7 +27,7 @@ def draw_scores(summary: Summary) -> Chart | None:
     rows = [row for row in summary.candidates if math.isfinite(row.mean[summary.metric])]
     if not rows:
         return None
-    title = findings.winner(summary)
+    title = sentences.winner(summary)
     shown = rows[:SHOWN]
     figure = new_figure(1.35 + 0.3 * len(shown), title)
     axes = figure.subplots()
@@ -43,7 +43,7 @@ def draw_scores(summary: Summary) -> Chart | None:
     hidden = f"; the first {SHOWN} of {len(rows)} candidates" if len(rows) > SHOWN else ""
     axes.set_title(f"dots: folds; bar: mean ± std{hidden}", loc="left")
     alt = "; ".join(
-        f"{row.name}: {findings.mean_std(row, summary.metric)} ({findings.folds_note(row)})"
+        f"{row.name}: {sentences.mean_std(row, summary.metric)} ({sentences.folds_note(row)})"
         for row in shown[:10]
     )
     return chart_of("scores", title, alt, figure)

@@ -21,12 +21,12 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from asynckfold.cv_results import CVResults
 from asynckfold.jobs.result import Epoch
-from asynckfold.report import findings
-from asynckfold.report.charts import Chart, draw
-from asynckfold.report.summary import Summary, read_results, summarize
-from asynckfold.report.text import clean
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report import sentences
+from asynckfold.results.report.charts import Chart, draw
+from asynckfold.results.report.sanitize import clean
+from asynckfold.results.report.summary import Summary, read_results, summarize
 from asynckfold.store import RunStore
 from asynckfold.system.files import (
     alone,
@@ -143,14 +143,14 @@ def render(summary: Summary, charts: Sequence[Chart]) -> str:
     return environment.get_template("page.html.jinja").render(
         run=summary,
         facts=summary.facts,
-        found=findings,
+        found=sentences,
         charts={chart.name: _picture(chart) for chart in charts},
         sections=SECTIONS,
         numbers=numbers,
         left_out=left_out,
         incomplete=any(not row.complete for row in summary.candidates),
         class_rows=[row for row in summary.candidates if row.class_accuracy is not None],
-        retried=findings.retried(summary),
+        retried=sentences.retried(summary),
         plan_rows=_plan_rows(summary),
         class_limit=CLASS_LIMIT,
         job_limit=JOB_LIMIT,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from asynckfold.report import findings
-from asynckfold.report.charts.style import (
+from asynckfold.results.report import sentences
+from asynckfold.results.report.charts.style import (
     COLOURS,
     OTHERS,
     Chart,
@@ -13,7 +13,7 @@ from asynckfold.report.charts.style import (
     styled,
     time_unit,
 )
-from asynckfold.report.summary import Summary
+from asynckfold.results.report.summary import Summary
 
 
 @styled
@@ -22,7 +22,7 @@ def draw_speedup(summary: Summary) -> Chart | None:
     found = summary.speedup
     if found is None or found.why_not or found.serial_seconds is None:
         return None
-    title = findings.speed(summary)
+    title = sentences.speed(summary)
     figure = new_figure(1.75, title)
     axes = figure.subplots()
     divisor, unit = time_unit(max(found.serial_seconds, found.packed_seconds))
@@ -33,7 +33,7 @@ def draw_speedup(summary: Summary) -> Chart | None:
         bars[0].set_edgecolor("white")
     axes.bar_label(
         bars,
-        [findings.duration(found.serial_seconds), findings.duration(found.packed_seconds)],
+        [sentences.duration(found.serial_seconds), sentences.duration(found.packed_seconds)],
         padding=5,
     )
     axes.set_yticks([0, 1], [f"serial ({plotted(found.kind)})", "packed"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, Result, cause
-from asynckfold.report.text import TEXT_LIMIT, clean, shown
+from asynckfold.results.report.sanitize import TEXT_LIMIT, clean, shown
 
 
 @dataclass(frozen=True)

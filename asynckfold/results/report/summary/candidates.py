@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.candidates import Candidate, rank
-from asynckfold.confusion import class_accuracy
-from asynckfold.cv_results import CVResults
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import Epoch, Result
-from asynckfold.paired import Lead, train_valid_ratio
-from asynckfold.report.text import clean
+from asynckfold.results.candidates import Candidate, rank
+from asynckfold.results.confusion import class_accuracy
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.sanitize import clean
+from asynckfold.results.statistics import Lead, train_valid_ratio
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.direction import direction_problems
 from asynckfold.errors import Problem, nearest, refuse
 from asynckfold.jobs.criteria import (
     LOG_PROBABILITIES,
@@ -34,6 +33,7 @@ from asynckfold.jobs.objective import (
     predicted,
     probabilities,
 )
+from asynckfold.results.direction import direction_problems
 
 Outputs = npt.NDArray[np.float32]
 Score = Callable[[npt.NDArray[Any], Outputs], float]

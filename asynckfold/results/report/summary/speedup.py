@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asynckfold.cv_results import CVResults
 from asynckfold.jobs.result import Baseline
-from asynckfold.report.summary.candidates import CandidateRow
-from asynckfold.report.text import clean
-from asynckfold.speedup import Speedup
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.sanitize import clean
+from asynckfold.results.report.summary.candidates import CandidateRow
+from asynckfold.results.speedup import Speedup
 
 
 @dataclass(frozen=True)

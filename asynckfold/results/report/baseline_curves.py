@@ -12,10 +12,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from asynckfold.cv_results import CVResults
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Epoch
-from asynckfold.report.text import clean
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.sanitize import clean
 
 Line = tuple[tuple[float, float], ...]
 """Seconds since training began, and the mean training loss, at the end of each epoch."""

@@ -19,8 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from asynckfold.report import findings
-from asynckfold.report.summary import Summary
+from asynckfold.results.report import sentences
+from asynckfold.results.report.summary import Summary
 
 # Okabe and Ito (2008), "Color Universal Design": told apart with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5A00", "#000000")
@@ -101,9 +101,9 @@ def plotted(text: str, limit: int = 30) -> str:
     >>> plotted("LeNet5/cosine"), plotted("网络/warm")
     ('LeNet5/cosine', '□□/warm')
     """
-    line = " ".join(findings.shorten(text, 4 * limit).split()) or "□"
+    line = " ".join(sentences.shorten(text, 4 * limit).split()) or "□"
     known = "".join(sign if ord(sign) in _glyphs() else "□" for sign in line)
-    return findings.shorten(known, limit)
+    return sentences.shorten(known, limit)
 
 
 def new_figure(height_inches: float, title: str) -> Figure:

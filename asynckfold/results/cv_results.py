@@ -11,16 +11,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.candidates import Candidate, candidates, folds_note, rank, score_of
-from asynckfold.ensemble import FoldEnsemble, FoldModels
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.reproducibility import Claim
 from asynckfold.jobs.result import DONE, ENDED, Baseline, Epoch, Result, fingerprint
-from asynckfold.out_of_fold import layers_of, mean_of_layers, out_of_fold
-from asynckfold.paired import Lead, paired_difference, train_valid_ratio
-from asynckfold.speedup import Speedup, speedup_of
+from asynckfold.results.candidates import (
+    Candidate,
+    candidates,
+    folds_note,
+    rank,
+    score_of,
+)
+from asynckfold.results.ensemble import FoldEnsemble, FoldModels
+from asynckfold.results.out_of_fold import layers_of, mean_of_layers, out_of_fold
+from asynckfold.results.speedup import Speedup, speedup_of
+from asynckfold.results.statistics import Lead, paired_difference, train_valid_ratio
 from asynckfold.system.plain_text import one_line
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from asynckfold.report import findings
-from asynckfold.report.charts.style import (
+from asynckfold.results.report import sentences
+from asynckfold.results.report.charts.style import (
     Chart,
     chart_of,
     colours_of,
@@ -19,7 +19,7 @@ from asynckfold.report.charts.style import (
     styled,
     time_unit,
 )
-from asynckfold.report.summary import Bar, Summary
+from asynckfold.results.report.summary import Bar, Summary
 
 
 @styled
@@ -60,8 +60,8 @@ def _gantt_title(summary: Summary, lanes: Sequence[tuple[str, Sequence[Bar]]]) -
     if known is not None and known.cores is not None and known.held is not None:
         rows, longest, share = known.cores, known.makespan, known.held
     return (
-        f"{findings.plural(jobs, 'job')} on {findings.plural(rows, 'core')} in "
-        f"{findings.duration(longest)}; jobs held {findings.percent(share)} of the core time"
+        f"{sentences.plural(jobs, 'job')} on {sentences.plural(rows, 'core')} in "
+        f"{sentences.duration(longest)}; jobs held {sentences.percent(share)} of the core time"
     )
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.cv_results import CVResults
 from asynckfold.jobs.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.jobs.objective import BINARY, MULTICLASS, Objective, predicted
 from asynckfold.jobs.result import DONE, Result
+from asynckfold.results.cv_results import CVResults
 
 Counts = npt.NDArray[np.int64]
 

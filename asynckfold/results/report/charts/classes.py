@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 
-from asynckfold.report import findings
-from asynckfold.report.charts.style import (
+from asynckfold.results.report import sentences
+from asynckfold.results.report.baseline_curves import Race
+from asynckfold.results.report.charts.style import (
     INK,
     SHOWN,
     Chart,
@@ -19,8 +20,7 @@ from asynckfold.report.charts.style import (
     plotted,
     styled,
 )
-from asynckfold.report.race import Race
-from asynckfold.report.summary import CandidateRow, Summary
+from asynckfold.results.report.summary import CandidateRow, Summary
 
 
 @styled
@@ -63,13 +63,15 @@ def _class_rows(
 
 
 def _classes_title(summary: Summary, row: CandidateRow) -> str:
-    worst = findings.hardest(summary.facts.classes, row.class_accuracy or ())
+    worst = sentences.hardest(summary.facts.classes, row.class_accuracy or ())
     if worst is None:
         return "No class has held-out samples"
     if worst[1] == 1:
         return f"{row.name} recognises every class without a mistake"
     name = plotted(worst[0])
-    return f"Hardest class for {plotted(row.name)}: {name}, {findings.percent(worst[1])} recognised"
+    return (
+        f"Hardest class for {plotted(row.name)}: {name}, {sentences.percent(worst[1])} recognised"
+    )
 
 
 def _hardest_columns(table: np.ndarray[Any, np.dtype[np.float64]]) -> list[int]:
@@ -150,7 +152,7 @@ def _counts_repeats(summary: Summary, row: CandidateRow) -> bool:
 
 def _confusion_title(summary: Summary, row: CandidateRow) -> str:
     assert row.confusion is not None
-    found = findings.worst_confusion(row.confusion)
+    found = sentences.worst_confusion(row.confusion)
     if found is None:
         return f"{plotted(row.name)} confuses no classes"
     true, said, count = found

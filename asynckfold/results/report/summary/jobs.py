@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from asynckfold.cv_results import CVResults
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Result
-from asynckfold.packing import Packing, packing_of
-from asynckfold.report.text import clean, shown
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.sanitize import clean, shown
+from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.store import Attempt, Placed, RunStore
 
 
