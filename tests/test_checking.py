@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.checking import ATTEMPTS, Checker, joined
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import InputError, WorkerDiedError
 from asynckfold.jobs.messages import Facts, Task
 from asynckfold.jobs.placement import Load, Placement
+from asynckfold.sweep.dry_run import ATTEMPTS, Checker, joined
 from asynckfold.system.signals import Interruption
 
 RULE = ("a rule", "what was received", "a remedy")

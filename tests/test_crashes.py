@@ -21,10 +21,10 @@ from torch import nn
 
 from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore
 from asynckfold.api import planner
-from asynckfold.checking import Checker
 from asynckfold.engines.pool import close_warm
 from asynckfold.jobs.result import ENDED
 from asynckfold.store import Attempt
+from asynckfold.sweep.dry_run import Checker
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples()

@@ -41,7 +41,7 @@ from asynckfold.results.report.summary import summarize
 from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.elastic import Elastic, steps_of, stretched, worth
 from asynckfold.store import RunStore
-from asynckfold.sweep import Sweep
+from asynckfold.sweep.loop import Sweep
 from asynckfold.system.file_descriptors import nameless_file
 from asynckfold.system.heartbeat import Pulse, Pulses
 from asynckfold.system.hysteresis import MOST_CHANGES

@@ -37,9 +37,9 @@ from asynckfold.planning.thread_choice import (
     requests,
 )
 from asynckfold.planning.thread_search import OVERTURN, jobs_per_gpu
-from asynckfold.probing import Prober
 from asynckfold.scheduling.place import place
 from asynckfold.store import RunStore
+from asynckfold.sweep.probe import Prober
 from asynckfold.system.heartbeat import Pulse
 from asynckfold.system.signals import Interruption
 from asynckfold.training import building, probe, worker
@@ -296,8 +296,8 @@ def test_one_probe_meets_nobody() -> None:
 
 
 def test_probes_that_did_not_meet_were_not_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asynckfold.probing.MEETING_SECONDS", 0.1)
-    monkeypatch.setattr("asynckfold.probing.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("asynckfold.sweep.probe.MEETING_SECONDS", 0.1)
+    monkeypatch.setattr("asynckfold.sweep.probe.TICK_SECONDS", 0.01)
     assert len(prober(FakeEngine(come=1))("A", 1, 2)) == 1
     dead = prober(FakeEngine(come=0))("A", 1, 2)
     assert [bool(item.failure) for item in dead] == [True]

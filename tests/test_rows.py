@@ -32,7 +32,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.backlog import ROW_SECONDS, ROW_SHARE, Backlog
 from asynckfold.scheduling.place import place
-from asynckfold.sweep import Sweep
+from asynckfold.sweep.loop import Sweep
 from tests.test_sweep import Recording, done
 from tests.toy import Tiny, adam, samples
 

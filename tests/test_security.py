@@ -21,8 +21,11 @@ PACKAGE = Path(asynckfold.__file__).parent
 
 ALLOWED = {
     ("training/worker.py", "unpickling"): "the sweep's objects, through the pipe from its parent",
-    ("reading.py", "file opened to write"): "a memory file without a name, for our own readers",
-    ("reading.py", "unpickling"): "what our own readers answer, through their pipe",
+    (
+        "sweep/reading.py",
+        "file opened to write",
+    ): "a memory file without a name, for our own readers",
+    ("sweep/reading.py", "unpickling"): "what our own readers answer, through their pipe",
     ("training/reads.py", "unpickling"): "the dataset, from the parent's memory file",
     ("__init__.py", "import by name"): "its own rooms, on use, from a table",
     ("cli/bench/__init__.py", "import by name"): "its own rooms, from a table",

@@ -15,10 +15,10 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InputError, NoRoomError
 from asynckfold.api.resources import Sharing, room_problems
-from asynckfold.asking import Patience
 from asynckfold.cli import main
 from asynckfold.engines import pool as pools
 from asynckfold.store import RunStore
+from asynckfold.sweep.single_task import Patience
 from asynckfold.system.limits import allowed_cores
 from tests.toy import Tiny, adam, samples
 

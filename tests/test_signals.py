@@ -376,9 +376,9 @@ def test_ctrl_c_at_any_call_of_the_command(
 
 PATIENT = """
 import sys
-import asynckfold.sweep
+import asynckfold.sweep.loop
 from asynckfold.cli import program
-asynckfold.sweep.GRACE_SECONDS = 3600
+asynckfold.sweep.loop.GRACE_SECONDS = 3600
 sys.exit(program())
 """
 

@@ -30,7 +30,7 @@ from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, FAILED, Epoch, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef, RunStore
-from asynckfold.sweep import Sweep
+from asynckfold.sweep.loop import Sweep
 
 Behaviour = Callable[[Task], Any]
 
@@ -114,7 +114,7 @@ class Recording:
 def quick() -> Iterator[None]:
     """A fake world needs no waiting."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asynckfold.sweep.TICK_SECONDS", 0.001)
+        patch.setattr("asynckfold.sweep.loop.TICK_SECONDS", 0.001)
         yield
 
 

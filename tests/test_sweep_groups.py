@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold import sweep as sweeps
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.folds import make_folds
@@ -22,7 +21,8 @@ from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import RunStore
-from asynckfold.sweep import Sweep
+from asynckfold.sweep import loop as sweeps
+from asynckfold.sweep.loop import Sweep
 from tests.test_sweep import Recording, done
 
 GROUP = ("A/cosine/fold-0", "A/cosine/fold-1", "A/cosine/fold-2")

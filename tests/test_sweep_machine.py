@@ -44,7 +44,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef, RunStore, job_folder
 from asynckfold.store.layout import DATABASE
 from asynckfold.store.reader import RunReader
-from asynckfold.sweep import Sweep
+from asynckfold.sweep.loop import Sweep
 from tests.test_sweep import set_full
 
 EXHAUSTIVE = bool(os.environ.get("ASYNCKFOLD_EXHAUSTIVE"))

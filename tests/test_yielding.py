@@ -32,7 +32,7 @@ from asynckfold.jobs.result import DONE
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.preemption import Held, yielded
 from asynckfold.store import RunStore
-from asynckfold.sweep import Sweep
+from asynckfold.sweep.loop import Sweep
 from asynckfold.system.limits import Host, allowed_cores
 from asynckfold.system.machine import Machine
 from tests.engines.fakes import FakeMachine

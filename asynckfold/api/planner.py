@@ -15,7 +15,6 @@ from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
 from asynckfold.api.resources import room_problems
-from asynckfold.checking import Checker
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
 from asynckfold.engines.process import ProcessEngine, preloads
@@ -33,14 +32,15 @@ from asynckfold.planning import cost_cache, fusion_groups, memory_format, thread
 from asynckfold.planning.forecast import Forecast, forecast, foreseen
 from asynckfold.planning.fusion_groups import Fuse, Grouping, grouped
 from asynckfold.planning.thread_choice import Choice
-from asynckfold.probing import Prober
-from asynckfold.reading import WorkerReaders, warm_pool
 from asynckfold.results.scoring import resolve
 from asynckfold.results.utilization import decided_of
 from asynckfold.scheduling.elastic import steps_of
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
-from asynckfold.sweep import Inbox
+from asynckfold.sweep.dry_run import Checker
+from asynckfold.sweep.loop import Inbox
+from asynckfold.sweep.probe import Prober
+from asynckfold.sweep.reading import WorkerReaders, warm_pool
 from asynckfold.system.machine import Machine, resolve_n_jobs, total_memory, watched
 from asynckfold.system.signals import Interruption, listening
 

@@ -18,7 +18,6 @@ import numpy as np
 from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
 from asynckfold.api.planner import Engines, Planned, Planner
-from asynckfold.asking import Sampler, ask
 from asynckfold.errors import (
     InterruptedRunError,
     NoRoomError,
@@ -39,7 +38,8 @@ from asynckfold.results.report.sentences import packing as packing_text
 from asynckfold.results.scoring import Score, resolve
 from asynckfold.results.utilization import decided_of, packing_of
 from asynckfold.store import RunStore, Sample
-from asynckfold.sweep import Sweep, is_stray
+from asynckfold.sweep.loop import Sweep, is_stray
+from asynckfold.sweep.single_task import Sampler, ask
 from asynckfold.system import terminal
 from asynckfold.system.files import make_folders, slug, write_whole
 from asynckfold.system.machine import Machine

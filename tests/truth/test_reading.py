@@ -149,7 +149,7 @@ class Slow(Rows):
 
 def test_several_processes_read_ranges(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asynckfold.reading.SECONDS_EACH", 0.05)
+        patch.setattr("asynckfold.sweep.reading.SECONDS_EACH", 0.05)
         made = kfold(Slow(count=100), tmp_path / "run").settings
         with read_alone(made, make_machine(made)) as data:
             handle = data.handle()
@@ -211,7 +211,7 @@ def test_what_runs_no_code_of_the_users_needs_no_process(
     def refused(*found: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("asynckfold.reading.WorkerReaders.__call__", refused)
+    monkeypatch.setattr("asynckfold.sweep.reading.WorkerReaders.__call__", refused)
     x, y = torch.rand(COUNT, 4), torch.arange(COUNT) % 2
     pixels = np.zeros((COUNT, 4, 4), np.uint8)
     steps = v2.Compose([v2.Resize(3), v2.RandomHorizontalFlip(), v2.ToImage()])

@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from asynckfold.asking import ask, room
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import Problem, WorkerDiedError, refuse
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import Placement
+from asynckfold.sweep.single_task import ask, room
 from asynckfold.system.signals import Interruption
 
 LOOK_SECONDS = 0.1

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
-from asynckfold.asking import TICK_SECONDS, room
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.messages import Started
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.plan import Plan
-from asynckfold.sweep import Inbox
+from asynckfold.sweep.loop import Inbox
+from asynckfold.sweep.single_task import TICK_SECONDS, room
 from asynckfold.system.signals import Interruption
 
 MEETING_SECONDS = 60.0

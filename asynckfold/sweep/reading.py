@@ -22,12 +22,12 @@ import cloudpickle
 import numpy as np
 
 from asynckfold.api.display import Display
-from asynckfold.asking import TICK_SECONDS
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.process import ProcessEngine, named
 from asynckfold.errors import InputError, Problem, UnpackError, WorkerDiedError
 from asynckfold.jobs.placement import Placement
+from asynckfold.sweep.single_task import TICK_SECONDS
 from asynckfold.system import file_descriptors
 from asynckfold.system.machine import Machine
 from asynckfold.system.signals import Interruption

@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, Protocol
 
-from asynckfold.asking import TICK_SECONDS, Patience, Sampler
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import (
     InterruptedRunError,
@@ -47,14 +46,15 @@ from asynckfold.jobs.messages import (
 )
 from asynckfold.jobs.placement import Load, Placement, Request, fused
 from asynckfold.jobs.result import FAILED, Result, job_by_id
-from asynckfold.lending import Lender
-from asynckfold.running import Running, RunningJobs
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import Bookings, place
 from asynckfold.scheduling.preemption import yielded
 from asynckfold.scheduling.retries import decide
 from asynckfold.scheduling.wait_reasons import Obstacle, Wait, Waits
 from asynckfold.store import Placed, RunStore, Waiting
+from asynckfold.sweep.core_lending import Lender
+from asynckfold.sweep.running import Running, RunningJobs
+from asynckfold.sweep.single_task import TICK_SECONDS, Patience, Sampler
 from asynckfold.system.files import remove
 from asynckfold.system.signals import Interruption
 from asynckfold.system.units import gibibytes

@@ -15,10 +15,10 @@ from dataclasses import replace
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.jobs.messages import Progress, Remark, Resized
 from asynckfold.jobs.placement import Load, Placement
-from asynckfold.running import Running, RunningJobs
 from asynckfold.scheduling.elastic import Elastic, stretched
 from asynckfold.scheduling.place import Bookings
 from asynckfold.scheduling.wait_reasons import named_cores
+from asynckfold.sweep.running import Running, RunningJobs
 from asynckfold.system.hysteresis import MOST_CHANGES, WINDOW_SECONDS
 
 
