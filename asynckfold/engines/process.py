@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer, Look, Tell
-from asynckfold.engines.hangs import Hangs
+from asynckfold.engines.hung_workers import Hangs
 from asynckfold.errors import StorageError
 from asynckfold.jobs.messages import Remark, Task
 from asynckfold.jobs.placement import Load, Placement
