@@ -110,7 +110,7 @@ def is_server(pid: int) -> bool:
 def _serves(pid: int) -> bool:
     folder = PROC / str(pid)
     try:
-        fresh = b"asynckfold.training.server" in (folder / "cmdline").read_bytes()
+        fresh = b"asynckfold.training.worker.fork_server" in (folder / "cmdline").read_bytes()
         return fresh or (folder / "comm").read_text().strip() == SERVER
     except OSError:
         return False

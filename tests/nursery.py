@@ -340,12 +340,12 @@ class Spare:
 
 def serve(detail: list[Any], files: list[int]) -> None:
     """Be a server, and never come back."""
-    from asynckfold.training import server
+    from asynckfold.training.worker import fork_server
 
     be_called_server()
     preload, nice = detail
     try:
-        server.serve(*files, preload, nice)
+        fork_server.serve(*files, preload, nice)
     finally:
         os._exit(1)
 
@@ -361,7 +361,7 @@ def main() -> None:
         importlib.import_module(name)
     for name in ("cli", "report.page", "training.worker", "training.preflight", "training.server"):
         importlib.import_module(f"asynckfold.{name}")
-    sys.modules["asynckfold.training.server"]._warm_up()
+    sys.modules["asynckfold.training.worker.fork_server"]._warm_up()
     # The tests themselves may run where these are ignored, as SIGINT may be.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

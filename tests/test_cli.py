@@ -30,7 +30,7 @@ from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.jobs.result import Baseline
 from asynckfold.models import ARCHITECTURES
 from asynckfold.store import RunStore, Waiting
-from asynckfold.training.optimizers import OPTIMIZERS
+from asynckfold.training.named_optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone, shared_memory
 from tests.nursery import Nursery, Started
 from tests.test_result import all_scores, make_results

@@ -47,7 +47,7 @@ from asynckfold.system.heartbeat import Pulse, Pulses
 from asynckfold.system.hysteresis import MOST_CHANGES
 from asynckfold.system.limits import allowed_cores
 from asynckfold.system.machine import Machine
-from asynckfold.training import worker as workers
+from asynckfold.training.worker import main as workers
 from tests.synthetic import FakeClockStore, Synthetic, write_run
 from tests.test_packing import CHOICE, FOLDS, PLAN, TARGETS
 from tests.test_sweep import Recording, done, open_store, store

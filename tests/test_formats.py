@@ -19,7 +19,7 @@ from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import VGG, LeNet, LeNet5, MobileNet
 from asynckfold.planning.memory_format import Convolution, chosen, why_not_paying
-from asynckfold.training import preflight
+from asynckfold.training.dry_run import preflight
 from asynckfold.training.flops import FlopCounter
 from tests.training.tiny import Tiny, checkpoints
 

@@ -42,7 +42,8 @@ from asynckfold.store import RunStore
 from asynckfold.sweep.probe import Prober
 from asynckfold.system.heartbeat import Pulse
 from asynckfold.system.signals import Interruption
-from asynckfold.training import building, probe, worker
+from asynckfold.training import probe, setup
+from asynckfold.training.worker import main as worker
 from tests import test_choice
 from tests.test_packing import FOLDS, PLAN, TARGETS
 from tests.test_yielding import look
@@ -436,5 +437,5 @@ def test_half_of_the_free_memory_is_for_inputs(monkeypatch: pytest.MonkeyPatch) 
     figures: Mapping[int, tuple[int, int]] = {0: (100, 1000), 1: (7, 1000)}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: figures[device.index])
     for device in ("cpu", "cuda:0", "cuda:1"):
-        building.moved(Data(), torch.device(device))  # type: ignore[arg-type]
+        setup.moved(Data(), torch.device(device))  # type: ignore[arg-type]
     assert [room for _, room in seen] == [None, 50, 3]

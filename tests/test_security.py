@@ -20,20 +20,32 @@ from tests.leftovers import descendants, listening, sockets
 PACKAGE = Path(asynckfold.__file__).parent
 
 ALLOWED = {
-    ("training/worker.py", "unpickling"): "the sweep's objects, through the pipe from its parent",
+    (
+        "training/worker/main.py",
+        "unpickling",
+    ): "the sweep's objects, through the pipe from its parent",
     (
         "sweep/reading.py",
         "file opened to write",
     ): "a memory file without a name, for our own readers",
     ("sweep/reading.py", "unpickling"): "what our own readers answer, through their pipe",
-    ("training/reads.py", "unpickling"): "the dataset, from the parent's memory file",
+    ("training/worker/reads.py", "unpickling"): "the dataset, from the parent's memory file",
     ("__init__.py", "import by name"): "its own rooms, on use, from a table",
     ("cli/bench/__init__.py", "import by name"): "its own rooms, from a table",
-    ("training/frames.py", "network"): "the parameter server that the user starts; no pickle",
+    (
+        "training/parameter_server/wire.py",
+        "network",
+    ): "the parameter server that the user starts; no pickle",
     ("training/parameter_server/server.py", "network"): "the same",
-    ("training/crew.py", "unpickling"): "what a forked process of the job raised, through its pipe",
+    (
+        "training/process_group/members.py",
+        "unpickling",
+    ): "what a forked process of the job raised, through its pipe",
     ("training/compiling.py", "import by name"): "torch's compiler, when somebody wants it",
-    ("training/server.py", "import by name"): "modules that the parent names to preload",
+    (
+        "training/worker/fork_server.py",
+        "import by name",
+    ): "modules that the parent names to preload",
     ("cli/sweep_file.py", "import by name"): "code that the user names on the command line",
     ("system/gpus.py", "import by name"): "pynvml, an optional extra",
     ("training/bundle.py", "file opened to write"): "the job's log, which is appended to",
@@ -48,7 +60,7 @@ ALLOWED = {
         "temporary file elsewhere",
     ): "the name of their folder; none is made",
     ("store/aside.py", "renaming"): "the whole folder of a run, of which no half can be left",
-    ("training/worker.py", "file opened to write"): "/dev/null, where no job has a log",
+    ("training/worker/main.py", "file opened to write"): "/dev/null, where no job has a log",
     ("training/fusion/lowering.py", "network"): "binds the arguments of a function",
     ("system/file_descriptors.py", "file opened to write"): "a memory file without a name",
     (
@@ -60,7 +72,10 @@ ALLOWED = {
         "system/terminal.py",
         "file opened to write",
     ): "/dev/null, when nobody reads, or a stream was closed",
-    ("training/server.py", "file opened to write"): "/dev/null, as the output of workers",
+    (
+        "training/worker/fork_server.py",
+        "file opened to write",
+    ): "/dev/null, as the output of workers",
     ("results/cv_results.py", "HTML by f-string"): "_repr_html_; every cell is escaped",
 }
 """(file, rule) → why it may; nothing else may."""

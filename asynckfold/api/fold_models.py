@@ -44,8 +44,8 @@ from asynckfold.jobs.plan import Job
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.ensemble import Outputs
-from asynckfold.training import building, preprocessing, seeding
-from asynckfold.training.isolation import isolated
+from asynckfold.training import preprocessing, seeding, setup
+from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.precision import outputs_of
 
 CHECKED = 8
@@ -100,7 +100,7 @@ class RunModels:
         weights = self.results.state_dict(job.candidate, job.fold, job.repeat)
         with seeding.preserved(), isolated():
             torch.set_default_dtype(self.default_dtype)
-            model = building.made(self.recipe, self.results.plan, job, torch.device("cpu"))
+            model = setup.made(self.recipe, self.results.plan, job, torch.device("cpu"))
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:

@@ -128,7 +128,7 @@ class Planner:
         stored : Plan or None
             Of the run so far, whose groups stay.
         """
-        from asynckfold.training.isolation import open_autocast
+        from asynckfold.training.isolation.guard import open_autocast
 
         refuse(open_autocast())
         # Before any of the user's code runs, which may change what it refers to.
@@ -257,8 +257,8 @@ class Planner:
     def _bundle(self, plan: Plan, folds: tuple[Fold, ...], data: Prepared, fuse: Fuse) -> Any:
         import torch
 
-        from asynckfold.training import numerics
         from asynckfold.training.bundle import Bundle
+        from asynckfold.training.isolation import torch_settings
 
         root, dtype = self.settings.root_dir.absolute(), str(torch.get_default_dtype())
         return Bundle(
@@ -269,7 +269,7 @@ class Planner:
             root,
             default_dtype=dtype.removeprefix("torch."),
             deterministic=torch.get_deterministic_debug_mode(),
-            numerics=numerics.current(),
+            numerics=torch_settings.current(),
             fuse=fuse,
             job_timeout_s=self.settings.job_timeout_s,
             highest=data.highest,

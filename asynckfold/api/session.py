@@ -66,7 +66,7 @@ class Session:
 
     def run(self) -> None:
         """Prepare, check, sweep, compare."""
-        from asynckfold.training.initial import keep_initial_weights
+        from asynckfold.training.initial_weights import keep_initial_weights
 
         planner = Planner(
             self.settings, self.recipe, self.params, self.machine, self.signals, self.display
@@ -418,7 +418,7 @@ def slow_notes(plan: Plan, software: Mapping[str, str]) -> Iterator[str]:
 
 def replaced_notes() -> Iterator[str]:
     """Yield that functions of torch are others here, which workers may not have."""
-    from asynckfold.training.patches import foreign
+    from asynckfold.training.isolation.patches import foreign
 
     if found := foreign():
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""

@@ -339,7 +339,7 @@ def _flag_problems(
 
 
 def _optimizer_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
-    from asynckfold.training.optimizers import MOMENTUM, OPTIMIZERS
+    from asynckfold.training.named_optimizers import MOMENTUM, OPTIMIZERS
 
     if parsed.optimizer not in OPTIMIZERS:
         known = ", ".join(sorted(OPTIMIZERS))
@@ -365,7 +365,7 @@ def _optimizer_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
 
 
 def _optimizer(parsed: argparse.Namespace) -> Any:
-    from asynckfold.training.optimizers import NamedOptimizer
+    from asynckfold.training.named_optimizers import NamedOptimizer
 
     return NamedOptimizer(*(getattr(parsed, name) for name in _OPTIMIZER))
 

@@ -501,7 +501,7 @@ def _start_server(
     here, there = multiprocessing.Pipe()
     code = (
         f"import sys; sys.path[:] = {json.dumps(sys.path)}; "
-        f"from asynckfold.training.server import serve; "
+        f"from asynckfold.training.worker.fork_server import serve; "
         f"serve({there.fileno()}, {pulses}, {json.dumps(list(preload))}, {nice})"
     )
     with there:

@@ -59,16 +59,17 @@ class SerialEngine:
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Run the placement now; the future is done when this returns."""
-        from asynckfold.training import seeding, worker
+        from asynckfold.training import seeding
+        from asynckfold.training.worker import main
 
         future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()
         try:
             with seeding.preserved(), self._signals.breakable():
-                results = worker.in_turn(
+                results = main.in_turn(
                     placement,
                     tasks,
-                    lambda part: worker.execute(
+                    lambda part: main.execute(
                         self._bundle, self._data, placement, part, self._tell, self._signals.asked
                     ),
                     self._tell,

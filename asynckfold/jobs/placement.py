@@ -160,7 +160,7 @@ class Placement:
         """Return whether its worker is to be a new one, which ends afterwards.
 
         It forks processes, from which it keeps the GPUs that torch would find on this machine: see
-        `asynckfold.training.spared`.
+        `asynckfold.training.process_group.gpu_handoff`.
         """
         return self.trainer in SEVERAL and (has_gpu or self.gpu is not None)
 

@@ -139,7 +139,7 @@ class WorkerReaders:
         import torch
 
         from asynckfold.data import ArraySpec, SharedArray
-        from asynckfold.training.reads import Files, NotUnpacked, Reads
+        from asynckfold.training.worker.reads import Files, NotUnpacked, Reads
 
         edges = np.linspace(0, count, number + 1).round().astype(int).tolist()
         pool = self._take_pool()
@@ -251,7 +251,7 @@ class _Crew:
 
 def _problem(found: _ReaderDiedError) -> Problem:
     """Name the sample that a reader had in hand."""
-    from asynckfold.training.reads import STEPS
+    from asynckfold.training.worker.reads import STEPS
 
     death = found.death
     places = {0: "the dataset", STEPS: "dataset[0] and others, with their transform,"}

@@ -24,7 +24,7 @@ from asynckfold.training.losses import adds_up
 from asynckfold.training.precision import outputs_of
 
 if TYPE_CHECKING:
-    from asynckfold.training.course import Training
+    from asynckfold.training.training_run import Training
 
 
 def evaluate(

@@ -25,9 +25,9 @@ from asynckfold.jobs.messages import Remark, Task
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training import building, checkpoint, restoring, saving
+from asynckfold.training import checkpoint, checkpointing, saving, setup
 from asynckfold.training.bundle import Bundle, JobLog
-from asynckfold.training.course import Course, Diverged, Report, Training
+from asynckfold.training.training_run import Course, Diverged, Report, Training
 
 _PLACE, _SECONDS = "__asynckfold_place__", "__asynckfold_seconds__"
 """Attributes of an exception: where it was raised, and how long the job had trained by then."""
@@ -71,12 +71,12 @@ def train(
     pulse = pulse or Pulse()
     pulse.aside()
     with JobLog(bundle.root, task.job) as log:
-        return trained(building.build(bundle, task, data, device, log, pulse), report, stop)
+        return trained(setup.build(bundle, task, data, device, log, pulse), report, stop)
 
 
 def trained(training: Training, report: Report, stop: Callable[[], bool]) -> Result | None:
     """Train from the newest good checkpoint to the result; None when asked to stop before."""
-    restoring.restore(training, report)
+    checkpointing.restore(training, report)
     if training.pretrained:
         report(Remark(training.task.job.id, "pretrained", training.pretrained))
         training.save(report)

@@ -34,7 +34,7 @@ from asynckfold.jobs.result import StageEpoch
 from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import seeding
 from asynckfold.training.bundle import JobLog
-from asynckfold.training.summing import Summing
+from asynckfold.training.process_group.parallel_sum import Summing
 
 
 class Report(Protocol):

@@ -25,8 +25,9 @@ from asynckfold.jobs.messages import News, Started, Task
 from asynckfold.jobs.plan import Job
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training import batching, building, course, evaluation, fused
+from asynckfold.training import batches, evaluation, setup, training_run
 from asynckfold.training.bundle import Bundle, NoLog
+from asynckfold.training.fusion import trainer
 
 PROBE_SECONDS = 0.25
 """How long steps are timed."""
@@ -93,7 +94,7 @@ def _timing(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with NoLog() as log:
-        training = building.build(bundle, Task(job), data, device, log, Pulse(), pretrains=False)
+        training = setup.build(bundle, Task(job), data, device, log, Pulse(), pretrains=False)
         valid = training.valid[: bundle.plan.params.eval_batch_size]
         if bundle.plan.params.compile:
             # What compiling takes, once a shape, is no part of a step.
@@ -120,13 +121,13 @@ def _seconds_together(
     plan = replace(bundle.plan, params=params, groups=(tuple(job.id for job in jobs),))
     tasks = [Task(job) for job in jobs]
     with ExitStack() as logs:
-        group = fused.build(
+        group = trainer.build(
             replace(bundle, plan=plan), tasks, data, device, Pulse(), logs, logged=False
         )
         return _seconds(_fused_steps(group), device, PROBE_SECONDS) / len(jobs)
 
 
-def _fused_steps(group: fused.Group) -> Iterator[Callable[[], object]]:
+def _fused_steps(group: trainer.Group) -> Iterator[Callable[[], object]]:
     """Steps over the batches of the first epoch, again and again."""
     while True:
         group.begin_epoch()
@@ -137,13 +138,13 @@ def _fused_steps(group: fused.Group) -> Iterator[Callable[[], object]]:
             row.stand_at(0, 0)
 
 
-def _steps(training: course.Training) -> Iterator[Callable[[], object]]:
+def _steps(training: training_run.Training) -> Iterator[Callable[[], object]]:
     """Steps over the batches of the first epoch, again and again."""
-    order = torch.from_numpy(batching.epoch_order(training.train, training.seed, 0))
+    order = torch.from_numpy(batches.epoch_order(training.train, training.seed, 0))
     training.model.train()
 
     def step(low: int, high: int) -> object:
-        return course.training_step(
+        return training_run.training_step(
             training, *training.data.train(order[low:high], training.seed, 0)
         )
 

@@ -26,8 +26,8 @@ from asynckfold.jobs.reproducibility import (
     TORCH,
     VARIABLES,
 )
-from asynckfold.training import numerics
-from asynckfold.training.denormals import flushing
+from asynckfold.training.isolation import torch_settings
+from asynckfold.training.isolation.denormals import flushing
 
 REVISION = "2"
 """Of what asynckfold itself computes: raise it with every change that gives other bits.
@@ -76,7 +76,7 @@ def software(
         ENVIRONMENT: " ".join(f"{key}={os.environ[key]}" for key in VARIABLES if key in os.environ),
         THREADS: str(threads_per_job),
         KERNELS: "yes" if torch.get_deterministic_debug_mode() == 2 else "no",
-        NUMERICS: numerics.unusual(numerics.current(), gpu=bool(gpus)),
+        NUMERICS: torch_settings.unusual(torch_settings.current(), gpu=bool(gpus)),
         ARITHMETIC: REVISION,
         DENORMALS: "taken for 0" if flushing(1 if in_workers else threads_per_job) else "kept",
     }

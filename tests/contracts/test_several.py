@@ -15,7 +15,7 @@ import torch
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.trainer_params import SEVERAL, TrainerParams
 from asynckfold.training import checkpoint
-from asynckfold.training.several import TRAINERS
+from asynckfold.training.multiprocess.train import TRAINERS
 from tests.training.teams import (
     OPTIMIZERS,
     Fragile,

@@ -28,7 +28,7 @@ from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training.denormals import SHARE, flushed
+from asynckfold.training.isolation.denormals import SHARE, flushed
 from tests.fake_gpu import OnFakeGpu
 from tests.leftovers import alive, descendants, gone, shared_memory
 from tests.nursery import Nursery

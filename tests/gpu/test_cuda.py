@@ -89,7 +89,7 @@ def test_after_a_fork_it_is_taken_where_the_parent_was_shown_none() -> None:
     """As a worker does: it differentiates on a CPU, after it has forked who takes the GPU."""
     script = """
 import os, torch
-from asynckfold.training.spared import spared
+from asynckfold.training.process_group.gpu_handoff import spared
 
 def train(device):
     layer = torch.nn.Linear(3, 2).to(device)

@@ -18,7 +18,8 @@ from asynckfold.jobs.messages import EpochEnded, News, Task
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef
-from asynckfold.training import preflight, several
+from asynckfold.training.dry_run import preflight
+from asynckfold.training.multiprocess import train as several
 from tests.leftovers import descendants
 from tests.training.tiny import Plain, Tiny, always, checkpoints, never, sgd
 

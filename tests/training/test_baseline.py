@@ -18,7 +18,7 @@ from torch import nn, optim
 from torch.utils.data import Dataset
 
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training import baseline
+from asynckfold.training import serial_baseline
 from tests.training.tiny import (
     FEATURES,
     Noisy,
@@ -70,7 +70,7 @@ def test_it_sees_the_samples_of_the_sweep_in_batches_of_the_same_sizes(
     sweep, serial = make(ours), make(theirs)
     for job in sweep.jobs:
         sweep.train(job)
-    assert baseline.measure(serial.bundle, serial.batches, never) is not None
+    assert serial_baseline.measure(serial.bundle, serial.batches, never) is not None
     sizes = [[len(batch) for batch in side.of(training=True)] for side in (ours, theirs)]
     assert sizes[0] == sizes[1]
     for training in (True, False):
@@ -85,7 +85,7 @@ def test_it_reads_sample_by_sample_from_the_views_of_the_user(tmp_path: Path) ->
     tiny = Tiny(tmp_path)
     views = tuple(Counting(view) for view in tiny.bundle.ordinary)
     tiny.bundle = replace(tiny.bundle, ordinary=views)
-    baseline.measure(tiny.bundle, tiny.batches, never)
+    serial_baseline.measure(tiny.bundle, tiny.batches, never)
     train, valid = (view.read for view in views)
     epochs = tiny.params.epochs
     assert train == Counter(dict.fromkeys(range(60), 2 * epochs))
@@ -101,7 +101,7 @@ def test_its_accuracy_is_near_that_of_the_sweep(tmp_path: Path) -> None:
         params=TrainerParams(6),
         data=samples(180),
     )
-    measured = baseline.measure(tiny.bundle, tiny.batches, never)
+    measured = serial_baseline.measure(tiny.bundle, tiny.batches, never)
     assert measured is not None
     ours: dict[str, list[float]] = {}
     for job in tiny.jobs:
@@ -118,7 +118,7 @@ def test_its_accuracy_is_near_that_of_the_sweep(tmp_path: Path) -> None:
 def test_seconds_add_up(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, {"a": Plain, "b": Plain})
     started = time.perf_counter()
-    measured = baseline.measure(tiny.bundle, tiny.batches, never)
+    measured = serial_baseline.measure(tiny.bundle, tiny.batches, never)
     passed = time.perf_counter() - started
     assert measured is not None
     assert measured.kind == "measured"
@@ -131,7 +131,7 @@ def test_seconds_add_up(tmp_path: Path) -> None:
 def test_of_jobs_of_several_processes_it_keeps_epochs_and_classes(tmp_path: Path) -> None:
     def measured(**params: Any) -> Any:
         tiny = Tiny(tmp_path, params=TrainerParams(3, **params), opt_fn=adam)
-        return baseline.measure(tiny.bundle, tiny.batches, never), tiny.jobs
+        return serial_baseline.measure(tiny.bundle, tiny.batches, never), tiny.jobs
 
     alone, _ = measured()
     assert (alone.epochs, alone.class_counts) == ({}, {})
@@ -170,15 +170,15 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(baseline, "time", made)
+    monkeypatch.setattr(serial_baseline, "time", made)
     return made
 
 
 def test_an_estimate_is_near_what_is_measured(tmp_path: Path, clock: Clock) -> None:
     slow = clock.model(lambda: 0.004)
     tiny = Tiny(tmp_path, {"slow": slow}, params=TrainerParams(2), data=samples(90), batch_size=10)
-    estimated = baseline.estimate(tiny.bundle, tiny.batches, never)
-    measured = baseline.measure(tiny.bundle, tiny.batches, never)
+    estimated = serial_baseline.estimate(tiny.bundle, tiny.batches, never)
+    measured = serial_baseline.measure(tiny.bundle, tiny.batches, never)
     assert estimated is not None
     assert measured is not None
     assert (estimated.kind, estimated.accuracy) == ("estimated", {})
@@ -191,7 +191,7 @@ def test_an_estimate_is_not_led_astray_by_a_few_slow_batches(tmp_path: Path, clo
     disturbed = clock.model(lambda: 0.1 if next(calls) % 8 == 7 else 0.001)
     folds = [(np.arange(160), np.arange(160, 180))]
     tiny = Tiny(tmp_path, {"m": disturbed}, data=samples(180), cv=folds, params=TrainerParams(1))
-    estimated = baseline.estimate(tiny.bundle, tiny.batches, never)
+    estimated = serial_baseline.estimate(tiny.bundle, tiny.batches, never)
     assert estimated is not None
     mean = (16 * 0.001 + 2 * 0.1) * 16 / 18
     assert estimated.seconds < mean / 2
@@ -205,7 +205,7 @@ def test_an_estimate_knows_the_sizes_of_the_folds(tmp_path: Path, clock: Clock) 
 
     def seconds(*sizes: int) -> float:
         tiny = Tiny(tmp_path, {"m": slow}, cv=folds(*sizes), batch_size=5, params=TrainerParams(1))
-        found = baseline.estimate(tiny.bundle, tiny.batches, never)
+        found = serial_baseline.estimate(tiny.bundle, tiny.batches, never)
         assert found is not None
         return found.seconds
 
@@ -220,13 +220,13 @@ def test_each_model_is_timed_once(tmp_path: Path) -> None:
         return Plain()
 
     tiny = Tiny(tmp_path, {"m": make}, {"cosine": "cosine", "warm": "warm"})
-    found = baseline.estimate(tiny.bundle, tiny.batches, never)
+    found = serial_baseline.estimate(tiny.bundle, tiny.batches, never)
     assert len(made) == 1
     assert found is not None
     assert found.by_candidate["m/cosine"] == pytest.approx(found.by_candidate["m/warm"])
 
 
-@pytest.mark.parametrize("trainer", [baseline.measure, baseline.estimate])
+@pytest.mark.parametrize("trainer", [serial_baseline.measure, serial_baseline.estimate])
 def test_a_stop_is_obeyed_at_once(tmp_path: Path, trainer: Any) -> None:
     seen = Seen()
     tiny = Tiny(tmp_path, {"m": watched(Plain, seen)})
@@ -242,7 +242,7 @@ def failing(error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
-@pytest.mark.parametrize("trainer", [baseline.measure, baseline.estimate])
+@pytest.mark.parametrize("trainer", [serial_baseline.measure, serial_baseline.estimate])
 def test_a_model_that_fails_is_left_to_the_sweep(
     tmp_path: Path, trainer: Any, error: type[BaseException]
 ) -> None:
@@ -256,7 +256,7 @@ def test_it_sees_preprocessed_samples(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, preprocess=StandardScaler(), opt_fn=adam, params=TrainerParams(8))
     inputs, targets = samples()
     tiny.data = (inputs * 1e4, targets)
-    measured = baseline.measure(tiny.bundle, tiny.batches, never)
+    measured = serial_baseline.measure(tiny.bundle, tiny.batches, never)
     assert measured is not None
     assert measured.accuracy["plain/constant"] > 0.6
 
@@ -280,7 +280,7 @@ def test_any_optimizer_and_numbers_as_targets(tmp_path: Path, make: Any) -> None
         data=(inputs / 60, inputs[:, 1:2]),
         wants_classes=False,
     )
-    measured = baseline.measure(tiny.bundle, tiny.batches, never)
+    measured = serial_baseline.measure(tiny.bundle, tiny.batches, never)
     assert measured is not None
     assert measured.accuracy == {}
     assert all(value > 0.001 for value in measured.by_candidate.values())

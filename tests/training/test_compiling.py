@@ -14,7 +14,7 @@ import torch
 from asynckfold.errors import InputError
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning import fusion_groups
-from asynckfold.training import preflight
+from asynckfold.training.dry_run import preflight
 from tests.training.tiny import Plain, Tiny, checkpoints
 
 COMPILED = TrainerParams(epochs=2, compile=True)

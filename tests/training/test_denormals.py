@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from asynckfold.training.denormals import flushed, flushing
+from asynckfold.training.isolation.denormals import flushed, flushing
 from tests.training.tiny import Plain, Tiny
 
 SMALLEST = torch.tensor(1, dtype=torch.int32).view(torch.float32)
@@ -65,7 +65,7 @@ OLD_POOL = """
 import torch
 torch.set_num_threads(2)
 torch.rand(1 << 20).exp()
-from asynckfold.training.denormals import flush, flushed, flushing
+from asynckfold.training.isolation.denormals import flush, flushed, flushing
 assert flushing(1)
 assert not flushing(2)
 assert not flushed()
@@ -76,7 +76,7 @@ assert software(2, in_workers=False)["denormal numbers"] == "kept"
 
 NEW_POOL = """
 import torch
-from asynckfold.training.denormals import SHARE, flush, flushed, flushing
+from asynckfold.training.isolation.denormals import SHARE, flush, flushed, flushing
 assert flushing(2)
 assert not flushed()
 flush()

@@ -18,9 +18,10 @@ from asynckfold.jobs.messages import Remark
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import claim
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training import checkpoint, preflight
+from asynckfold.training import checkpoint
+from asynckfold.training.dry_run import preflight
+from asynckfold.training.multiprocess.downpour import Replica
 from asynckfold.training.parameter_server.server import Held
-from asynckfold.training.parameter_server.trainer import Replica
 from tests.training.teams import OPTIMIZERS, attempt, params, train, train_with_stops
 from tests.training.tiny import Noisy, Tiny, checkpoints
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.errors import InputError, PeerLostError
-from asynckfold.training import frames
+from asynckfold.training.parameter_server import wire
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -39,10 +39,10 @@ VALUES = st.recursive(st.none() | st.integers() | st.text(max_size=9), st.lists,
 def test_what_is_sent_arrives(header: dict[str, object], payload: bytes) -> None:
     here, there = made_pair()
     with here, there:
-        frames.send(here, header, memoryview(payload))
-        assert frames.receive(there) == (header, len(payload))
+        wire.send(here, header, memoryview(payload))
+        assert wire.receive(there) == (header, len(payload))
         room = bytearray(len(payload))
-        frames.fill(there, memoryview(room), len(payload))
+        wire.fill(there, memoryview(room), len(payload))
         assert room == payload
 
 
@@ -51,10 +51,10 @@ def test_a_large_payload_arrives_in_pieces() -> None:
     with here, there:
         here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         values = np.arange(500, dtype=np.float64)
-        frames.send(here, {}, memoryview(values).cast("B"))
+        wire.send(here, {}, memoryview(values).cast("B"))
         found = np.empty_like(values)
-        frames.receive(there)
-        frames.fill(there, memoryview(found).cast("B"), values.nbytes)
+        wire.receive(there)
+        wire.fill(there, memoryview(found).cast("B"), values.nbytes)
         assert np.array_equal(found, values)
 
 
@@ -66,7 +66,7 @@ def framed(magic: bytes, text: bytes, length: int | None = None) -> bytes:
     ("data", "told"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no message"),
-        (framed(b"AKF1", b"{}", frames.HEADER_LIMIT + 1), "is no message"),
+        (framed(b"AKF1", b"{}", wire.HEADER_LIMIT + 1), "is no message"),
         (framed(b"AKF1", b"{"), "no JSON"),
         (framed(b"AKF1", b"\xff"), "no JSON"),
         (framed(b"AKF1", b"[" * 100_000), "no JSON"),
@@ -79,8 +79,8 @@ def test_what_is_no_message_is_refused(pair: Pair, data: bytes, told: str) -> No
     here, there = pair
     here.sendall(data)
     here.close()
-    with pytest.raises(frames.FrameError, match=told):
-        frames.receive(there)
+    with pytest.raises(wire.FrameError, match=told):
+        wire.receive(there)
 
 
 @given(st.binary(max_size=64))
@@ -90,41 +90,41 @@ def test_noise_never_does_more_than_that(data: bytes) -> None:
         here.sendall(data)
         here.close()
         try:
-            header, _ = frames.receive(there)
-        except frames.FrameError:
+            header, _ = wire.receive(there)
+        except wire.FrameError:
             return
         assert json.dumps(header).startswith("{")
 
 
 def test_a_payload_of_another_length_is_refused(pair: Pair) -> None:
     here, there = pair
-    frames.send(here, {}, memoryview(b"12345"))
-    _, size = frames.receive(there)
-    with pytest.raises(frames.FrameError, match="announces 5 bytes where 4 belong"):
-        frames.fill(there, memoryview(bytearray(4)), size)
+    wire.send(here, {}, memoryview(b"12345"))
+    _, size = wire.receive(there)
+    with pytest.raises(wire.FrameError, match="announces 5 bytes where 4 belong"):
+        wire.fill(there, memoryview(bytearray(4)), size)
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:x", "host:65536", "host:-1"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(InputError, match=r"must be host:port.* Write for instance '127"):
-        frames.parse(address)
+        wire.parse(address)
 
 
 def test_a_port_in_use_is_refused() -> None:
-    with closing(frames.listen("127.0.0.1:0")) as taken:
+    with closing(wire.listen("127.0.0.1:0")) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(InputError, match=rf"free port: received {address} \(Address already"):
-            frames.listen(address)
+            wire.listen(address)
 
 
 @pytest.mark.parametrize("address", ["203.0.113.1:0", "no.such.host.invalid:0"])
 def test_an_address_of_another_machine_is_refused(address: str) -> None:
     with pytest.raises(InputError, match="an address of this machine"):
-        frames.listen(address)
+        wire.listen(address)
 
 
 def test_an_address_that_does_not_answer_is_told_after_the_timeout() -> None:
-    with closing(frames.listen("127.0.0.1:0")) as free:
+    with closing(wire.listen("127.0.0.1:0")) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(PeerLostError, match=rf"no parameter server answered at {address} within"):
-        frames.connect(address, 0.3)
+        wire.connect(address, 0.3)

@@ -29,8 +29,9 @@ from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training import checkpoint, course, fused
+from asynckfold.training import checkpoint, training_run
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.fusion import trainer as fused
 from tests.training.tiny import (
     CLASSES,
     CPU,
@@ -498,7 +499,7 @@ def test_one_beat_a_step(tmp_path: Path) -> None:
 
 
 def test_progress_is_told_of_each_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(course, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(training_run, "NEWS_SECONDS", 0.0)
     tiny = grouped(tmp_path, params=TrainerParams(epochs=1, print_frequency=2))
     _, news = tiny.group()
     for job in tiny.jobs:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold
-from asynckfold.training.gpu_count import counted_once
+from asynckfold.training.worker.gpu_count import counted_once
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.cuda.is_built(), reason="this torch is not built for CUDA, and never asks"

@@ -14,8 +14,13 @@ from torch import nn, optim
 
 from asynckfold.jobs.result import DIVERGED
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training import hogwild, saving
-from asynckfold.training.shared import share_model, share_state, shared
+from asynckfold.training import saving
+from asynckfold.training.multiprocess import hogwild
+from asynckfold.training.process_group.shared_tensors import (
+    share_model,
+    share_state,
+    shared,
+)
 from tests.training import teams
 from tests.training.teams import (
     OPTIMIZERS,

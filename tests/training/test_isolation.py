@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from asynckfold.jobs.result import DONE
-from asynckfold.training.isolation import isolated
+from asynckfold.training.isolation.guard import isolated
 from tests.training.tiny import Noisy, Plain, Tiny
 
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {

@@ -14,7 +14,7 @@ HOME = Path(__file__).parents[2]
 
 BUSY = """
 import sys
-from asynckfold.training.lifeline import lifeline
+from asynckfold.training.worker.parent_watch import lifeline
 
 sys.setrecursionlimit(200)  # no handlers must nest, however much arrives
 with lifeline(int(sys.argv[1])):

@@ -24,12 +24,14 @@ from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import (
-    batching,
+    batches as batching,
+)
+from asynckfold.training import (
     checkpoint,
-    course,
     lr_schedules,
     preprocessing,
     saving,
+    training_run,
 )
 from asynckfold.training.bundle import job_folder
 from tests.training.tiny import (
@@ -823,7 +825,7 @@ def test_a_transformer_may_look_at_the_targets_of_the_training_fold(tmp_path: Pa
 def test_progress_is_told_for_each_batch_when_there_is_time(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(course, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(training_run, "NEWS_SECONDS", 0.0)
     _, news = tiny.attempt()
     told = [(item.epoch, item.batch) for item in news if isinstance(item, Progress)]
     assert told == [(epoch, batch) for epoch in (1, 2) for batch in (1, 2, 3, 4)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.training.optimizers import MOMENTUM, OPTIMIZERS, NamedOptimizer
+from asynckfold.training.named_optimizers import MOMENTUM, OPTIMIZERS, NamedOptimizer
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

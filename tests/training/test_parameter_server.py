@@ -19,9 +19,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from asynckfold import Hogwild, InputError, PeerLostError, Server
-from asynckfold.training import frames
-from asynckfold.training.flattened import Layout
-from asynckfold.training.parameter_server import Served
+from asynckfold.training.parameter_server import Served, wire
+from asynckfold.training.parameter_server.flat_parameters import Layout
 from tests.leftovers import gone
 from tests.nursery import Nursery, Started
 
@@ -301,7 +300,7 @@ def test_a_port_in_use_is_refused() -> None:
 
 
 def test_they_meet_where_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    with frames.listen(ANY) as free:
+    with wire.listen(ANY) as free:
         port = free.getsockname()[1]
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
@@ -323,7 +322,7 @@ def test_who_is_missing_is_not_waited_for_without_end() -> None:
 
 
 def test_nothing_answers_and_something_else_does() -> None:
-    with frames.listen(ANY) as silent:
+    with wire.listen(ANY) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(PeerLostError, match=rf"at {address} ended or answers no more \(timed"):
             hogwild(net(), address, timeout_s=0.3)
@@ -345,8 +344,8 @@ def _speak_http(listener: socket.socket) -> None:
 
 WRONG: dict[str, Callable[[socket.socket], None]] = {
     "noise": lambda line: line.sendall(b"\0" * 64),
-    "an unknown kind": lambda line: frames.send(line, {"kind": "what"}),
-    "a payload too long": lambda line: frames.send(line, {"kind": "push"}, memoryview(bytes(999))),
+    "an unknown kind": lambda line: wire.send(line, {"kind": "what"}),
+    "a payload too long": lambda line: wire.send(line, {"kind": "push"}, memoryview(bytes(999))),
     "half a push": lambda line: line.sendall(b"AKF1\0\0\0\x10"),
 }
 
@@ -357,17 +356,17 @@ def test_a_replica_that_talks_nonsense_harms_nobody(name: str) -> None:
     before = copy.deepcopy(served)
     with serving(served, replicas=2) as (addresses, done):
         ours = hogwild(replica, addresses)
-        with frames.connect(addresses[0], 5) as line:
-            frames.send(line, {"model": Layout.of(served).to_json()})
-            _, size = frames.receive(line)
-            frames.fill(line, memoryview(bytearray(size)), size)
-            frames.send(line, {"kind": "begin"})
+        with wire.connect(addresses[0], 5) as line:
+            wire.send(line, {"model": Layout.of(served).to_json()})
+            _, size = wire.receive(line)
+            wire.fill(line, memoryview(bytearray(size)), size)
+            wire.send(line, {"kind": "begin"})
             WRONG[name](line)
         for hello in ({}, {"model": {"shapes": 1, "dtype": "<f4"}}, {"model": [float("inf")]}):
-            with frames.connect(addresses[0], 5) as line:
-                frames.send(line, hello)
+            with wire.connect(addresses[0], 5) as line:
+                wire.send(line, hello)
                 with pytest.raises(OSError, match=r"closed|reset"):
-                    frames.receive(line)
+                    wire.receive(line)
         alike(served, before)
         step(replica, ours, batches(1)[0])
         ours.close()

@@ -18,8 +18,9 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import CPU as CPU_CLASS
 from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TRAINERS, TrainerParams
-from asynckfold.training import preflight, several
+from asynckfold.training.dry_run import preflight
 from asynckfold.training.fusion import check_equivalence
+from asynckfold.training.multiprocess import train
 from asynckfold.training.precision import outputs_of
 from tests.training.fusion.test_zoo import replicas, steps
 from tests.training.fusion.zoo import ZOO
@@ -82,7 +83,7 @@ def test_training_and_evaluation_compute_in_it_and_the_loss_does_not(
     if trainer == "plain":
         result = tiny.train()
     else:
-        result = several.train(
+        result = train.train(
             tiny.bundle, Task(tiny.jobs[0]), tiny.batches, (), lambda news: None, never
         )
     assert result.status == DONE

@@ -23,7 +23,7 @@ from torch.nn import functional
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
-from asynckfold.training import preflight
+from asynckfold.training.dry_run import preflight
 from asynckfold.training.fusion.rules import linear
 from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, samples, sgd
 

@@ -36,9 +36,9 @@ def probed(tiny: Tiny, model: str = "plain", threads: int = 1) -> Timing:
 
 def probed_jobs(tiny: Tiny, jobs: Sequence[Job], threads: int = 1) -> Timing:
     placement = Placement(tuple(job.id for job in jobs), (0,), threads, trainer="probe")
-    from asynckfold.training import worker
+    from asynckfold.training.worker import main
 
-    (found,) = worker.execute(
+    (found,) = main.execute(
         tiny.bundle, tiny.batches, placement, [], lambda news: None, lambda: False
     )
     assert isinstance(found, Timing)

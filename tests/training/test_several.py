@@ -20,7 +20,7 @@ from asynckfold.jobs.result import DIVERGED, Averaged
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint
-from asynckfold.training.team import average
+from asynckfold.training.multiprocess.base import average
 from tests.training.teams import (
     OPTIMIZERS,
     attempt,
@@ -170,7 +170,7 @@ def test_a_mean_of_clones_is_weighted_by_samples(tmp_path: Path) -> None:
     _, news = alone.attempt(stop=lambda: True)
     refs = checkpoints(news)
     first = checkpoint.load(alone.root / refs[0].file, refs[0].sha256, alone.root)["model"]
-    from asynckfold.training.batching import epoch_order
+    from asynckfold.training.batches import epoch_order
 
     order = epoch_order(tiny.bundle.folds[0].train, tiny.jobs[0].seed, 0)
     clones = []

@@ -18,9 +18,10 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
 from asynckfold.store import CheckpointRef
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training import pretraining, several
-from asynckfold.training.spared import GpuToTake, SparedGpu, spared
-from asynckfold.training.team import frozen, thawed
+from asynckfold.training import pretraining
+from asynckfold.training.multiprocess import train
+from asynckfold.training.multiprocess.base import frozen, thawed
+from asynckfold.training.process_group.gpu_handoff import GpuToTake, SparedGpu, spared
 from tests.leftovers import descendants
 from tests.training.teams import OPTIMIZERS, noted, noting
 from tests.training.tiny import (
@@ -73,7 +74,7 @@ def attempt(
     task = Task(made.jobs[0], number, tuple(refs or ()))
     before = descendants()
     try:
-        found = several.train(made.bundle, task, made.batches, (), news.append, stop, gpu=gpu)
+        found = train.train(made.bundle, task, made.batches, (), news.append, stop, gpu=gpu)
     finally:
         assert descendants() <= before
     return found, news
@@ -214,7 +215,7 @@ def test_while_the_last_process_has_more_to_do_there_are_signs_of_life(tmp_path:
     made = tiny(tmp_path / "run", 2, 1, models={"slow": Slow}, **parts)
     pulse, gpu = Counting(), Fake(tmp_path / "taken")
     task = Task(made.jobs[0], 1, ())
-    several.train(made.bundle, task, made.batches, (), lambda news: None, never, pulse, gpu)
+    train.train(made.bundle, task, made.batches, (), lambda news: None, never, pulse, gpu)
     # It takes 18 steps, and rank 0 the first batch alone; some more are of the evaluation.
     assert pulse.count >= 12
 

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.training import spinning
-from asynckfold.training.spinning import (
+from asynckfold.training.worker import spinning
+from asynckfold.training.worker.spinning import (
     CALM,
     CORES,
     CROWDED,
@@ -158,7 +158,7 @@ def test_seconds_without_a_core_are_summed_over_threads(tmp_path: Path) -> None:
 ON_ONE_CORE = """
 import json, os, sys, time
 import torch
-from asynckfold.training.spinning import lent
+from asynckfold.training.worker.spinning import lent
 
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 torch.set_num_threads(2)

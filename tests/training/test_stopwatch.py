@@ -22,7 +22,8 @@ from asynckfold.jobs.messages import News
 from asynckfold.jobs.result import DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.store import CheckpointRef
-from asynckfold.training import building, checkpoint, fused
+from asynckfold.training import checkpoint, setup
+from asynckfold.training.fusion import trainer as fused
 from asynckfold.training.stopwatch import Stopwatch
 from tests.training.teams import (
     OPTIMIZERS,
@@ -62,7 +63,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of all jobs that are built."""
     found = Clock()
-    for module in (building, fused):
+    for module in (setup, fused):
         monkeypatch.setattr(module, "Stopwatch", partial(Stopwatch, clock=found))
     return found
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from asynckfold.errors import WorkerDiedError
 from asynckfold.models import RBM, Pretraining
 from asynckfold.models import rbm as rbms
-from asynckfold.training.summing import Summing
+from asynckfold.training.process_group.parallel_sum import Summing
 from tests.leftovers import descendants
 
 BY = pytest.mark.parametrize("processes", [2, 3])

@@ -20,8 +20,9 @@ from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.result import DONE, FAILED, Baseline
 from asynckfold.system import file_descriptors
-from asynckfold.training import course, worker
+from asynckfold.training import training_run
 from asynckfold.training.bundle import job_folder
+from asynckfold.training.worker import main
 from tests.training.tiny import Plain, Tiny, never
 
 
@@ -192,8 +193,8 @@ class Pipe:
 
 
 @pytest.fixture
-def served(tiny: Tiny) -> worker._Worker:
-    found = worker._Worker(Pipe(), never)  # type: ignore[arg-type]
+def served(tiny: Tiny) -> main._Worker:
+    found = main._Worker(Pipe(), never)  # type: ignore[arg-type]
     found.bundle, found.data = tiny.bundle, tiny.batches
     return found
 
@@ -219,7 +220,7 @@ def placed(tiny: Tiny) -> tuple[Placement, list[Task]]:
 
 def test_prints_go_to_the_log_of_the_job(
     tiny: Tiny,
-    served: worker._Worker,
+    served: main._Worker,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -236,7 +237,7 @@ def test_prints_go_to_the_log_of_the_job(
 
 def test_prints_of_a_dry_run_go_nowhere(
     tiny: Tiny,
-    served: worker._Worker,
+    served: main._Worker,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -248,9 +249,9 @@ def test_prints_of_a_dry_run_go_nowhere(
 
 
 def test_news_and_storage_errors_go_up_the_pipe(
-    tiny: Tiny, served: worker._Worker, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, served: main._Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(course, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(training_run, "NEWS_SECONDS", 0.0)
     served.run(*placed(tiny))
     sent = served.pipe.sent  # type: ignore[attr-defined]
     assert {kind for kind, _ in sent} == {"news"}
@@ -265,7 +266,7 @@ def test_news_and_storage_errors_go_up_the_pipe(
 
 
 def test_a_bundle_that_could_not_be_unpacked_is_told_for_each_task(tiny: Tiny) -> None:
-    found = worker._Worker(Pipe(), never)  # type: ignore[arg-type]
+    found = main._Worker(Pipe(), never)  # type: ignore[arg-type]
     found.broken = "Traceback\n  ...\nModuleNotFoundError: No module named 'mine'\n"
     assert found.run(*placed(tiny)) == (
         "error",
@@ -280,13 +281,13 @@ def test_want_of_memory_while_it_is_unpacked_is_no_fault_of_the_user(
     def refused(packed: Any) -> Any:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("asynckfold.training.worker.cloudpickle.loads", refused)
+    monkeypatch.setattr("asynckfold.training.worker.main.cloudpickle.loads", refused)
     packed = file_descriptors.nameless_file(pack(tiny.bundle))
     here, there = multiprocessing.Pipe()
     with here, there:
         file_descriptors.send(there, "bundle", [packed])
         here.recv()
-        found = worker._Worker(here, never)
+        found = main._Worker(here, never)
         found.take_bundle(sys.argv, sys.path, str(Path.cwd()), dict(os.environ), 1)
     os.close(packed)
     assert found.run(*placed(tiny)) == ("lost", "MemoryError: no room", "oom")
@@ -303,7 +304,7 @@ def test_workers_that_unpack_a_bundle_at_once_do_not_move_each_others_place_in_i
     with here, there:
         file_descriptors.send(there, "bundle", [packed, *handle.fds])
         here.recv()
-        found = worker._Worker(here, never)
+        found = main._Worker(here, never)
         found.take_bundle(
             sys.argv, sys.path, str(Path.cwd()), dict(os.environ), 1 + len(handle.fds)
         )

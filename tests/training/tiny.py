@@ -23,8 +23,9 @@ from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef
-from asynckfold.training import loop, worker
+from asynckfold.training import loop
 from asynckfold.training.bundle import Bundle, job_folder
+from asynckfold.training.worker import main
 
 CPU = torch.device("cpu")
 FEATURES, CLASSES = 8, 3
@@ -207,7 +208,7 @@ class Tiny:
         """What a worker answers."""
         tasks = [Task(job) for job in jobs]
         placement = Placement(tuple(job.id for job in jobs), (0,), threads, trainer=trainer)
-        return worker.execute(self.bundle, self.batches, placement, tasks, lambda news: None, never)
+        return main.execute(self.bundle, self.batches, placement, tasks, lambda news: None, never)
 
     def log(self, job: Job | None = None) -> str:
         """The text of a job's log."""

@@ -25,9 +25,10 @@ from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.reproducibility import NUMERICS, claim
 from asynckfold.jobs.result import DONE
 from asynckfold.store import RunStore
-from asynckfold.training import numerics, worker
-from asynckfold.training.isolation import isolated
-from asynckfold.training.patches import foreign
+from asynckfold.training.isolation import torch_settings
+from asynckfold.training.isolation.guard import isolated
+from asynckfold.training.isolation.patches import foreign
+from asynckfold.training.worker import main
 from tests.training.tiny import Noisy, Plain, Tiny, never, samples, sgd
 from tests.truth.leaks import LEAKS, kept
 
@@ -135,7 +136,7 @@ def test_ordinary_jobs_leave_nothing(tmp_path: Path) -> None:
         job = tiny.jobs[0]
         tasks = [Task(job)] if trainer == "plain" else []
         placement = Placement((job.id,), (0,), 1, trainer=trainer)
-        worker.execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
+        main.execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
     assert not [item for item in told if isinstance(item, Left)]
     facts = tiny.execute(trainer="preflight")[0]
     assert "changes its process" not in facts.fusible.get("ordinary", "")
@@ -146,7 +147,7 @@ def test_what_cannot_be_put_back_is_told(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, {"importing": lambda: Leaking("import")})
     placement = Placement((tiny.jobs[0].id,), (0,), 1)
     tasks = [Task(tiny.jobs[0])]
-    worker.execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
+    main.execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
     assert [item for item in told if isinstance(item, Left)] == [
         Left(tiny.jobs[0].id, ("imports",))
     ]
@@ -265,13 +266,13 @@ def test_contexts_of_the_caller_do_not_change_its_jobs(tmp_path: Path) -> None:
 def test_settings_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     with isolated():
         torch.set_float32_matmul_precision("medium")
-        medium = numerics.current()
+        medium = torch_settings.current()
     with isolated():
-        numerics.apply(medium)
-        assert numerics.current() == medium
+        torch_settings.apply(medium)
+        assert torch_settings.current() == medium
         assert torch.get_float32_matmul_precision() == "medium"
     assert torch.get_float32_matmul_precision() == "highest"
-    assert numerics.unusual(numerics.current(), gpu=False) == ""
+    assert torch_settings.unusual(torch_settings.current(), gpu=False) == ""
 
 
 @pytest.mark.parametrize("parallelize", [True, False])

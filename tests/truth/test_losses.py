@@ -19,14 +19,8 @@ from torch.nn import functional as F
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training import (
-    baseline,
-    batching,
-    loss_trial,
-    losses,
-    preflight,
-    seeding,
-)
+from asynckfold.training import batches, losses, seeding, serial_baseline
+from asynckfold.training.dry_run import loss_trial, preflight
 from tests.training import teams
 from tests.training.test_fused import Grouped
 from tests.training.tiny import CLASSES, FEATURES, Plain, Tiny, never, samples
@@ -342,7 +336,7 @@ def by_hand(tiny: Tiny, summed: Loss, counts: Loss | None = None) -> list[tuple[
     inputs, targets = (torch.from_numpy(item) for item in tiny.data)
     found = []
     for epoch in range(params.epochs):
-        order = batching.epoch_order(fold.train, job.seed, epoch)
+        order = batches.epoch_order(fold.train, job.seed, epoch)
         total = count = 0.0
         model.train()
         for low in range(0, len(order), tiny.batch_size):
@@ -463,7 +457,7 @@ def test_the_serial_baseline_means_the_same(tmp_path: Path, kind: str) -> None:
     tiny = prepared(
         Tiny(tmp_path, criterion=criterion, opt_fn=frozen, batch_size=7, params=TrainerParams(1))
     )
-    trained = baseline._train(tiny.bundle, tiny.jobs[0], tiny.batches, never)
+    trained = serial_baseline._train(tiny.bundle, tiny.jobs[0], tiny.batches, never)
     assert trained is not None
     ((_, train_loss),) = trained.epochs
     ((wanted, _),) = by_hand(tiny, summed, counts)

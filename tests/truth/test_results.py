@@ -30,7 +30,8 @@ from asynckfold.results.candidates import rank
 from asynckfold.results.confusion import count_classes
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.out_of_fold import layers_of
-from asynckfold.training import building, fused
+from asynckfold.training import setup
+from asynckfold.training.fusion import trainer
 from asynckfold.training.stopwatch import Stopwatch
 from tests.training.test_fused import grouped
 from tests.training.tiny import Plain, Tiny, checkpoints
@@ -231,7 +232,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of all jobs that are built."""
     found = Clock()
-    for module in (building, fused):
+    for module in (setup, trainer):
         monkeypatch.setattr(module, "Stopwatch", partial(Stopwatch, clock=found))
     return found
 

@@ -12,7 +12,7 @@ import pytest
 
 from asynckfold.system import readers
 from asynckfold.training.bundle import JobLog, log_path
-from asynckfold.training.lifeline import lifeline
+from asynckfold.training.worker.parent_watch import lifeline
 from tests.training.tiny import Tiny
 
 

@@ -19,8 +19,9 @@ from torch.optim import lr_scheduler as torch_schedules
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training import lr_schedules, preflight
-from asynckfold.training.schedule_fit import Fit, Steps, fit_of, rates_of
+from asynckfold.training import lr_schedules
+from asynckfold.training.dry_run import preflight
+from asynckfold.training.dry_run.schedule_fit import Fit, Steps, fit_of, rates_of
 from tests.training.tiny import Plain, Tiny, samples
 
 Make = Callable[[Any], Any]

@@ -46,8 +46,8 @@ from asynckfold.data.transforms import seeded
 from asynckfold.engines.pool import close_warm
 from asynckfold.jobs.folds import Fold, make_folds
 from asynckfold.results.report.summary import summarize
-from asynckfold.training import baseline
-from asynckfold.training.batch_dependence import evaluation_depends_on
+from asynckfold.training import serial_baseline
+from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
 from asynckfold.training.preprocessing import fitted
 from tests.toy import Tiny, adam, samples
 
@@ -208,7 +208,7 @@ def test_the_serial_baseline_augments_and_preprocesses(tmp_path: Path) -> None:
     from tests.training.tiny import Tiny as Sweep
 
     tiny = Sweep(tmp_path, preprocess=StandardScaler(), data=Augmented(shaken))
-    train, valid = baseline.views(tiny.bundle, tiny.batches, tiny.bundle.folds[0])
+    train, valid = serial_baseline.views(tiny.bundle, tiny.batches, tiny.bundle.folds[0])
     scaler = StandardScaler().fit(X[tiny.bundle.folds[0].train])
     assert np.allclose(valid[7][0], scaler.transform(X[7:8])[0], atol=1e-5)
     drawn = torch.stack([train[7][0] for _ in range(200)])

@@ -19,7 +19,7 @@ from asynckfold.models import VGG, LeNet, LeNet5
 from asynckfold.system import process
 from asynckfold.system.limits import allowed_cores
 from asynckfold.training import seeding
-from asynckfold.training.spinning import CORES, lent, waited
+from asynckfold.training.worker.spinning import CORES, lent, waited
 
 CASES = (
     Case("LeNet5", LeNet5, (1, 32, 32)),

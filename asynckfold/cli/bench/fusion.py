@@ -25,10 +25,11 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import MLP, VGG, LeNet, LeNet5
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training import building, fused, seeding
+from asynckfold.training import seeding, setup
 from asynckfold.training.bundle import Bundle, JobLog
-from asynckfold.training.course import Course, Training
 from asynckfold.training.flops import FlopCounter
+from asynckfold.training.fusion import trainer
+from asynckfold.training.training_run import Course, Training
 
 FOLDS, SAMPLES = 5, 2000
 
@@ -97,7 +98,7 @@ def _row(case: Case, width: int, seconds: float) -> tuple[object, ...]:
         data = handle.open(handle.fds)
         tasks = [Task(job) for job in bundle.plan.jobs]
         plain: list[Course] = [
-            building.build(
+            setup.build(
                 bundle,
                 task,
                 data,
@@ -107,7 +108,7 @@ def _row(case: Case, width: int, seconds: float) -> tuple[object, ...]:
             )
             for task in tasks
         ]
-        group = fused.build(bundle, tasks, data, CPU, Pulse(), logs)
+        group = trainer.build(bundle, tasks, data, CPU, Pulse(), logs)
         with FlopCounter() as counter:
             _step(plain[:1])
         times: list[tuple[float, float]] = []
@@ -138,7 +139,7 @@ def _step(courses: Sequence[Course]) -> float:
 def _rewind(course: Course) -> None:
     """Begin the epoch anew: what is between two epochs is not timed."""
     course.batch = 0
-    if isinstance(course, fused.Group):
+    if isinstance(course, trainer.Group):
         for row in course.rows:
             row.stand_at(0, 0)
     elif isinstance(course, Training):

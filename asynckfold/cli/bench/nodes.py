@@ -54,9 +54,9 @@ from asynckfold.cli.bench.trainers import (
 )
 from asynckfold.models import DBN, MLP
 from asynckfold.system import process
-from asynckfold.training.crew import Crew
 from asynckfold.training.parameter_server import Hogwild, Server
-from asynckfold.training.shared import share_model, shared
+from asynckfold.training.process_group.members import Crew
+from asynckfold.training.process_group.shared_tensors import share_model, shared
 
 COLUMNS = (
     "table",

@@ -24,14 +24,7 @@
 
 from __future__ import annotations
 
-from asynckfold.training.fusion.arms import Arm, OwnArm, StackedArm, arms_of
-from asynckfold.training.fusion.equivalence import (
-    Differences,
-    Equivalence,
-    check_equivalence,
-)
-from asynckfold.training.fusion.fused import FusedModule, fuse, why_not_fusible
-from asynckfold.training.fusion.gradients import (
+from asynckfold.training.fusion.backward import (
     Criterion,
     FusedCriterion,
     Part,
@@ -41,7 +34,14 @@ from asynckfold.training.fusion.gradients import (
     fuse_criterion,
     parts_of,
 )
+from asynckfold.training.fusion.equivalence import (
+    Differences,
+    Equivalence,
+    check_equivalence,
+)
 from asynckfold.training.fusion.layouts import NotFusible
+from asynckfold.training.fusion.module import FusedModule, fuse, why_not_fusible
+from asynckfold.training.fusion.optimizers import Arm, OwnArm, StackedArm, arms_of
 
 __all__ = [
     "Arm",

@@ -18,14 +18,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from asynckfold.training import seeding
-from asynckfold.training.fusion.fused import FusedModule, fuse
-from asynckfold.training.fusion.gradients import (
-    Batch,
-    backward,
-    fuse_criterion,
-    parts_of,
-)
+from asynckfold.training.fusion.backward import Batch, backward, fuse_criterion, parts_of
 from asynckfold.training.fusion.layouts import NotFusible
+from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.precision import outputs_of
 

@@ -14,7 +14,7 @@ that LR schedules of torch work on a replica as on any optimizer. Buffers (runni
 BatchNorm) are no parameters: each replica has its own.
 
 A replica that dies is missed by nobody: what it had not pushed is lost, and another may take its
-place at any time. That is why the numbers travel over plain TCP (`asynckfold.training.frames`) and
+place at any time. That is why the numbers travel over plain TCP (`asynckfold.training.parameter_server.wire`) and
 not over ``torch.distributed``. Measured with its gloo backend (torch 2.15, a timeout of 8 s, kill
 -9 of a replica): a server that receives from anybody is not told of the death, and waited the whole
 8 s for its last replica; a new process of the same rank could not join (``connectFullMesh failed``,
@@ -31,7 +31,7 @@ References
    IJCAI.
 """
 
-from asynckfold.training.parameter_server.replica import Hogwild
+from asynckfold.training.parameter_server.optimizer import Hogwild
 from asynckfold.training.parameter_server.server import Served, Server
 
 __all__ = ["Hogwild", "Served", "Server"]

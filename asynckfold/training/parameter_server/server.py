@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from asynckfold.errors import PeerLostError, refuse
-from asynckfold.training import frames
-from asynckfold.training.flattened import Floats, Layout, as_bytes
+from asynckfold.training.parameter_server import wire
 from asynckfold.training.parameter_server.checks import (
     count_problems,
     shard_problems,
     timeout_problems,
 )
+from asynckfold.training.parameter_server.flat_parameters import Floats, Layout, as_bytes
 
 ACCEPT_SECONDS = 0.1
 """Between two looks of a server at whether all replicas have left."""
@@ -108,7 +108,7 @@ class Held:
         with self._lock:
             seen = self.pushes
             np.copyto(room, self._values)
-        frames.send(line, {"kind": "values", "shard": self._shard}, as_bytes(room))
+        wire.send(line, {"kind": "values", "shard": self._shard}, as_bytes(room))
         return seen
 
     def obey(self, line: socket.socket, seen: int = 0) -> None:
@@ -121,10 +121,10 @@ class Held:
         """
         room = np.empty_like(self._values)
         while True:
-            header, size = frames.receive(line)
+            header, size = wire.receive(line)
             kind = header.get("kind")
             if kind == "push":
-                frames.fill(line, as_bytes(room), size)
+                wire.fill(line, as_bytes(room), size)
                 with self._lock:
                     self._apply(room, self.pushes - seen)
                 # Its own parameters moved along with what it pushed.
@@ -132,10 +132,10 @@ class Held:
             elif kind == "pull":
                 seen = self.give(line, room)
             elif kind == "leave":
-                frames.send(line, {"kind": "left"})
+                wire.send(line, {"kind": "left"})
                 return
             else:
-                raise frames.FrameError(f"a message of unknown kind {kind!r:.40}")
+                raise wire.FrameError(f"a message of unknown kind {kind!r:.40}")
 
     def _apply(self, update: Floats, staleness: int) -> None:
         self.pushes += 1
@@ -211,7 +211,7 @@ class Server:
         self._came = 0
         self._lost: list[str] = []
         self._refused: list[str] = []
-        self._listener = frames.listen(frames.default_address() if address is None else address)
+        self._listener = wire.listen(wire.default_address() if address is None else address)
         self._listener.settimeout(ACCEPT_SECONDS)
         host, port = self._listener.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -283,7 +283,7 @@ class Server:
                 raise
             line.settimeout(None)
             with self._lock:
-                self._lines[frames.prepared(line)] = f"{place[0]}:{place[1]}"
+                self._lines[wire.prepared(line)] = f"{place[0]}:{place[1]}"
             threads.append(threading.Thread(target=self._attend, args=(line,)))
             threads[-1].start()
 
@@ -306,14 +306,14 @@ class Server:
     def _admit(self, line: socket.socket) -> int:
         """Give a replica the parameters, unless it has another model, and wait until it begins."""
         line.settimeout(self.timeout_s)
-        header, _ = frames.receive(line)
+        header, _ = wire.receive(line)
         difference = self._held.layout.difference(Layout.from_json(header.get("model")))
         if difference:
-            frames.send(line, {"kind": "refused", "difference": difference})
-            raise frames.FrameError(f"another model, {difference}")
+            wire.send(line, {"kind": "refused", "difference": difference})
+            raise wire.FrameError(f"another model, {difference}")
         seen = self._held.give(line)
         # It may find that the servers are not all parts of one model.
-        frames.receive(line)
+        wire.receive(line)
         line.settimeout(None)
         with self._lock:
             self._came += 1

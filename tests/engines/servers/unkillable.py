@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from asynckfold.training import server
+from asynckfold.training.worker import fork_server
 
 
 def _kill(pid: int) -> None:
     """Killed, and still there."""
 
 
-server._kill = _kill
+fork_server._kill = _kill

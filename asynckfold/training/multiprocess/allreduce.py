@@ -33,10 +33,10 @@ from functools import cached_property
 
 import torch
 
-from asynckfold.training import batching, course
+from asynckfold.training import batches, training_run
 from asynckfold.training.losses import portions
-from asynckfold.training.shared import place, shared
-from asynckfold.training.team import Team, average
+from asynckfold.training.multiprocess.base import Team, average
+from asynckfold.training.process_group.shared_tensors import place, shared
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class AllReduce(Team):
         shares = self._shares(self.batch)
         self._add_up(parts)
         average(self.buffers, shares)
-        course.clip(self)
+        training_run.clip(self)
         self.optimizer.step()
         weights = self._weights(self.batch)
         losses = [parts[rank].loss * weight for rank, weight in enumerate(weights)]
@@ -118,7 +118,7 @@ class AllReduce(Team):
         if low == high or not weight:
             return 0.0
         inputs, targets = self.data.train(self.order[low:high], self.seed, self.epoch)
-        return float(course.add_gradient(self, inputs, targets, weight))
+        return float(training_run.add_gradient(self, inputs, targets, weight))
 
     def _add_up(self, parts: dict[int, _Part]) -> None:
         """Add the gradients of the others to that of rank 0, in order."""
@@ -142,7 +142,7 @@ class AllReduce(Team):
 
     @cached_property
     def _least(self) -> int:
-        return 2 if batching.normalises_batches(self.model) else 1
+        return 2 if batches.normalises_batches(self.model) else 1
 
     def _shares(self, batch: int) -> list[float]:
         """Of the batch's samples, the share of each rank."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from asynckfold.errors import Problem, refuse
-from asynckfold.training.frames import FrameError
+from asynckfold.training.parameter_server.wire import FrameError
 
 Floats = npt.NDArray[np.floating[Any]]
 

@@ -10,13 +10,18 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from asynckfold.training.fusion import replicas
-from asynckfold.training.fusion.exchange import exchange
+from asynckfold.training.fusion import compatibility
 from asynckfold.training.fusion.layouts import Layout, NotFusible
 from asynckfold.training.fusion.lowering import Lowering
+from asynckfold.training.fusion.peephole import exchange
 from asynckfold.training.fusion.rules import RULES
 from asynckfold.training.fusion.rules.convolution import CONVOLUTIONS
-from asynckfold.training.fusion.stack import Slot, Stack, aliases_of, slots_of
+from asynckfold.training.fusion.stacked_parameters import (
+    Slot,
+    Stack,
+    aliases_of,
+    slots_of,
+)
 from asynckfold.training.fusion.tracing import (
     Trace,
     copied,
@@ -64,7 +69,7 @@ class Batched:
         first = models[0]
         self._traces: dict[bool, Trace] = {}
         self._constants: dict[bool, dict[str, list[torch.Tensor]]] = {}
-        traced = models[:1] if replicas.surely_alike(models) else models
+        traced = models[:1] if compatibility.surely_alike(models) else models
         for training in (True, False):
             traces = [
                 trace(model, inputs, training=training, leaf_types=frozenset(RULES.leaves))

@@ -50,29 +50,24 @@ from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import FAILED, Result
 from asynckfold.system import file_descriptors, process, terminal
 from asynckfold.system.heartbeat import STACKS_SIGNAL, Pulse
-from asynckfold.training import (
-    baseline,
-    denormals,
-    fused,
-    loop,
-    numerics,
-    preflight,
-    probe,
-    several,
-)
+from asynckfold.training import loop, probe, serial_baseline
 from asynckfold.training.bundle import Bundle, JobLog
-from asynckfold.training.faults import outcome_of
-from asynckfold.training.gpu_count import counted_once
-from asynckfold.training.isolation import (
+from asynckfold.training.dry_run import preflight
+from asynckfold.training.fusion import trainer
+from asynckfold.training.isolation import denormals, torch_settings
+from asynckfold.training.isolation.guard import (
     LIMITS,
     WITHOUT_NUMBERS,
     isolated,
     leave_contexts,
     limits,
 )
-from asynckfold.training.reads import Reads, read_range
-from asynckfold.training.spared import SparedGpu, spared
-from asynckfold.training.spinning import Spinning
+from asynckfold.training.multiprocess import train
+from asynckfold.training.process_group.gpu_handoff import SparedGpu, spared
+from asynckfold.training.worker.failure_kinds import outcome_of
+from asynckfold.training.worker.gpu_count import counted_once
+from asynckfold.training.worker.reads import Reads, read_range
+from asynckfold.training.worker.spinning import Spinning
 
 Report = Callable[[News], None]
 Stop = Callable[[], bool]
@@ -116,7 +111,7 @@ def execute(
     """
     with isolated() as traces:
         leave_contexts()
-        numerics.apply(bundle.numerics)
+        torch_settings.apply(bundle.numerics)
         found = _execute(bundle, data, placement, tasks, report, stop, pulse or Pulse())
     if traces.left:
         job = placement.jobs[0] if placement.jobs else None
@@ -134,7 +129,7 @@ def _execute(
     stop: Stop,
     pulse: Pulse,
 ) -> list[Any]:
-    on_several = placement.trainer in several.TRAINERS
+    on_several = placement.trainer in train.TRAINERS
     # There GPUs are hidden, and seen again by one process: their count changes.
     with nullcontext() if on_several else counted_once():
         denormals.flush()
@@ -145,9 +140,9 @@ def _execute(
             models = {job.model for job in bundle.plan.jobs if job.id in placement.jobs}
             return [preflight.check(bundle, data, pulse, models)]
         if placement.trainer == "measure":
-            return [baseline.measure(bundle, data, stop)]
+            return [serial_baseline.measure(bundle, data, stop)]
         if placement.trainer == "estimate":
-            return [baseline.estimate(bundle, data, stop)]
+            return [serial_baseline.estimate(bundle, data, stop)]
         if on_several:
             with spared(placement.gpu) as gpu:
                 task, cores = tasks[0], placement.cores
@@ -242,7 +237,7 @@ def _train_on_several(
     pulse: Pulse,
 ) -> Result | Setback | None:
     def work() -> list[Any]:
-        return [several.train(bundle, task, data, cores, report, stop, pulse, gpu)]
+        return [train.train(bundle, task, data, cores, report, stop, pulse, gpu)]
 
     found: Result | Setback | None = _attempted(bundle, [task], work)[0]
     return found
@@ -269,7 +264,7 @@ def _train_group(
         return failure(bundle, task, error)
 
     def work() -> list[Any]:
-        return list(fused.train(bundle, tasks, data, device, tell, stop, pulse, fail))
+        return list(trainer.train(bundle, tasks, data, device, tell, stop, pulse, fail))
 
     found = _attempted(bundle, tasks, work)
     return [ended.get(task.job.id, item) for task, item in zip(tasks, found, strict=True)]

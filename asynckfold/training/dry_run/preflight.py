@@ -30,22 +30,15 @@ from asynckfold.jobs.objective import BINARY, Look
 from asynckfold.planning import fusion_groups
 from asynckfold.planning import memory_format as formats
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training import (
-    building,
-    checkpoint,
-    learning,
-    loss_trial,
-    lr_schedules,
-    pretraining,
-    schedule_fit,
-    seeding,
-)
-from asynckfold.training.batch_dependence import evaluation_depends_on
+from asynckfold.training import checkpoint, lr_schedules, pretraining, seeding, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.compiling import compile_whole
-from asynckfold.training.flattened import Layout
+from asynckfold.training.dry_run import learning, loss_trial, schedule_fit
+from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
+from asynckfold.training.dry_run.looks import look_at
 from asynckfold.training.flops import FlopCounter
+from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion import (
     arms_of,
     backward,
@@ -54,12 +47,11 @@ from asynckfold.training.fusion import (
     fuse_criterion,
     parts_of,
 )
-from asynckfold.training.fusion.arms import why_not_on_views, why_not_stackable
+from asynckfold.training.fusion.optimizers import why_not_on_views, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
-from asynckfold.training.isolation import isolated
-from asynckfold.training.kernels import with_fused_kernel
-from asynckfold.training.looks import look_at
+from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.losses import SUMS
+from asynckfold.training.parameter_server.flat_parameters import Layout
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fitted
 
@@ -256,9 +248,9 @@ class _DryRun:
         plan, spec = self.bundle.plan, self.bundle.recipe.lr_schedules[schedule]
         sizes = [len(fold.train) for fold in self.bundle.folds]
         least, most = (
-            building.steps_of(plan, count, self.model) for count in (min(sizes), max(sizes))
+            setup.steps_of(plan, count, self.model) for count in (min(sizes), max(sizes))
         )
-        batches = building.steps_of(plan, max(sizes), self.model, "batch")
+        batches = setup.steps_of(plan, max(sizes), self.model, "batch")
         steps = schedule_fit.Steps(least, most, plan.params.lr_step, batches)
 
         def make(optimizer: torch.optim.Optimizer) -> Any:

@@ -14,8 +14,7 @@ from torch import nn
 
 from asynckfold.errors import PeerLostError, refuse
 from asynckfold.system.files import write_whole
-from asynckfold.training import frames
-from asynckfold.training.flattened import Layout, as_bytes
+from asynckfold.training.parameter_server import wire
 from asynckfold.training.parameter_server.checks import (
     count_problems,
     difference_problems,
@@ -25,6 +24,7 @@ from asynckfold.training.parameter_server.checks import (
     parts_problems,
     timeout_problems,
 )
+from asynckfold.training.parameter_server.flat_parameters import Layout, as_bytes
 
 
 class Hogwild(torch.optim.Optimizer):
@@ -104,7 +104,7 @@ class Hogwild(torch.optim.Optimizer):
         self._calls = self._steps = self._unpushed = 0
         self._layout = Layout.of(model)
         self._vector = self._layout.empty()
-        given = frames.default_address() if address is None else address
+        given = wire.default_address() if address is None else address
         self._addresses = [given] if isinstance(given, str) else list(given)
         self._lines: list[socket.socket] = []
         try:
@@ -119,25 +119,25 @@ class Hogwild(torch.optim.Optimizer):
     def _join(self, timeout_s: float) -> None:
         count = len(self._addresses)
         for number, address in enumerate(self._addresses):
-            self._lines.append(frames.connect(address, timeout_s))
+            self._lines.append(wire.connect(address, timeout_s))
             with self._telling(number):
-                frames.send(self._lines[number], {"model": self._layout.to_json()})
+                wire.send(self._lines[number], {"model": self._layout.to_json()})
         shards: list[Any] = []
         for number, line in enumerate(self._lines):
             with self._telling(number):
-                header, size = frames.receive(line)
+                header, size = wire.receive(line)
                 refuse(difference_problems(header))
                 shards.append(header.get("shard"))
                 refuse(parts_problems(shards, count))
                 part = self._layout.part(*shards[number])
-                frames.fill(line, as_bytes(self._vector.numpy()[part]), size)
+                wire.fill(line, as_bytes(self._vector.numpy()[part]), size)
         # In the order of their parts, whatever the order of their addresses.
         order = sorted(range(count), key=lambda number: int(shards[number][0]))
         self._lines = [self._lines[number] for number in order]
         self._addresses = [self._addresses[number] for number in order]
         for number, line in self._open():
             with self._telling(number):
-                frames.send(line, {"kind": "begin"})
+                wire.send(line, {"kind": "begin"})
         self._take_up()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -210,7 +210,7 @@ class Hogwild(torch.optim.Optimizer):
                 update.zero_()
         for number, line in self._open():
             with self._telling(number):
-                frames.send(line, {"kind": "push"}, self._piece(number))
+                wire.send(line, {"kind": "push"}, self._piece(number))
 
     @torch.no_grad()
     def pull(self) -> None:
@@ -223,11 +223,11 @@ class Hogwild(torch.optim.Optimizer):
         """
         for number, line in self._open():
             with self._telling(number):
-                frames.send(line, {"kind": "pull"})
+                wire.send(line, {"kind": "pull"})
         for number, line in self._open():
             with self._telling(number):
-                _, size = frames.receive(line)
-                frames.fill(line, self._piece(number), size)
+                _, size = wire.receive(line)
+                wire.fill(line, self._piece(number), size)
         self._take_up()
 
     @torch.no_grad()
@@ -288,8 +288,8 @@ class Hogwild(torch.optim.Optimizer):
                 self.push()
             for number, line in self._open():
                 with self._telling(number):
-                    frames.send(line, {"kind": "leave"})
-                    frames.receive(line)
+                    wire.send(line, {"kind": "leave"})
+                    wire.receive(line)
             self._hang_up()
 
     def _hang_up(self) -> None:

@@ -24,8 +24,8 @@ import torch
 from torch import nn, optim
 from torch.optim import Optimizer
 
-from asynckfold.training.fusion.fused import FusedModule
-from asynckfold.training.kernels import follow_parameters
+from asynckfold.training.fused_optimizers import follow_parameters
+from asynckfold.training.fusion.module import FusedModule
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from asynckfold.training import seeding
-from asynckfold.training.fusion import replicas
+from asynckfold.training.fusion import compatibility
+from asynckfold.training.fusion.backends import Batched, Forward, Programs, Vmapped
 from asynckfold.training.fusion.layouts import NotFusible
-from asynckfold.training.fusion.programs import Batched, Forward, Programs, Vmapped
-from asynckfold.training.fusion.stack import Stack
+from asynckfold.training.fusion.stacked_parameters import Stack
 
 
 class FusedModule:
@@ -221,14 +221,14 @@ def _programs(
 def _found(
     models: Sequence[nn.Module], inputs: Sequence[Any], plain_order: bool
 ) -> tuple[Programs, str]:
-    own_functions = replicas.check(models, inputs)
+    own_functions = compatibility.check(models, inputs)
     try:
         for name in own_functions:
             # A trace would look into it, and take the derivative of what it finds.
             raise NotFusible(f"the model uses {name}, an autograd function of its own")
         return Batched(models, inputs, plain_order), ""
     except NotFusible as error:
-        if not replicas.surely_alike(models):
+        if not compatibility.surely_alike(models):
             # vmap would take for all of them what the first one holds.
             raise NotFusible(f"{error}; other replicas hold other objects") from error
         try:

@@ -16,14 +16,20 @@ from asynckfold.jobs.messages import Task
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training import batching, lr_schedules, pretraining, restoring, seeding
+from asynckfold.training import (
+    batches,
+    checkpointing,
+    lr_schedules,
+    pretraining,
+    seeding,
+)
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.compiling import compile_whole
-from asynckfold.training.course import Training
-from asynckfold.training.kernels import with_fused_kernel
+from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.preprocessing import fitted
 from asynckfold.training.pretraining import Pretrained
 from asynckfold.training.stopwatch import Stopwatch
+from asynckfold.training.training_run import Training
 
 RESIDENT_SHARE = 0.5
 """Of the free memory of a GPU, what inputs may take to reside there: the rest is for the model, its
@@ -54,7 +60,7 @@ def build(
 
     def prepare(model: nn.Module) -> None:
         nonlocal pretrained
-        if pretrains and pretraining.wanted(model) and not restoring.restorable(bundle, task):
+        if pretrains and pretraining.wanted(model) and not checkpointing.restorable(bundle, task):
             size, count = plan.params.eval_batch_size, plan.params.processes
             pretrained = pretraining.pretrain(
                 model, data, fold.train, job.seed, log, pulse, size, count, cores
@@ -77,7 +83,7 @@ def build(
         schedule,
         data,
         train_part,
-        list(batching.bounds(len(train_part), plan.batch_size, model)),
+        list(batches.bounds(len(train_part), plan.batch_size, model)),
         steer,
         fold.valid,
         log,
@@ -156,8 +162,8 @@ def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
     """
     if (each or plan.params.lr_step) == "epoch":
         return plan.params.epochs
-    dealt = batching.deal_of(plan, count, model)
-    per_epoch = dealt.bounds if dealt else list(batching.bounds(count, plan.batch_size, model))
+    dealt = batches.deal_of(plan, count, model)
+    per_epoch = dealt.bounds if dealt else list(batches.bounds(count, plan.batch_size, model))
     return plan.params.epochs * len(per_epoch)
 
 

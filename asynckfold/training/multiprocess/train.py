@@ -10,15 +10,15 @@ from asynckfold.data import Batches
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.result import Result
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training import building, loop
-from asynckfold.training.allreduce import AllReduce
-from asynckfold.training.averaging import Averaging
+from asynckfold.training import loop, setup
 from asynckfold.training.bundle import Bundle, JobLog
-from asynckfold.training.course import Report
-from asynckfold.training.hogwild import Hogwild
-from asynckfold.training.parameter_server.trainer import Downpour
-from asynckfold.training.spared import GpuToTake
-from asynckfold.training.team import Team
+from asynckfold.training.multiprocess.allreduce import AllReduce
+from asynckfold.training.multiprocess.averaging import Averaging
+from asynckfold.training.multiprocess.base import Team
+from asynckfold.training.multiprocess.downpour import Downpour
+from asynckfold.training.multiprocess.hogwild import Hogwild
+from asynckfold.training.process_group.gpu_handoff import GpuToTake
+from asynckfold.training.training_run import Report
 
 TRAINERS: dict[str, type[Team]] = {
     "hogwild": Hogwild,
@@ -65,7 +65,7 @@ def train(
     pulse = pulse or Pulse()
     pulse.aside()
     with JobLog(bundle.root, task.job) as log:
-        plain = building.build(bundle, task, data, torch.device("cpu"), log, pulse, cores=cores)
+        plain = setup.build(bundle, task, data, torch.device("cpu"), log, pulse, cores=cores)
         make = TRAINERS[bundle.plan.params.trainer]
         training = make(**vars(plain), cores=tuple(cores), gpu=gpu)
         try:

@@ -45,13 +45,13 @@ from torch import nn
 from asynckfold.jobs.messages import Remark
 from asynckfold.jobs.result import Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training import frames
-from asynckfold.training.course import Report
-from asynckfold.training.crew import Crew
-from asynckfold.training.flattened import Layout, as_bytes
-from asynckfold.training.hogwild import Hogwild
+from asynckfold.training.multiprocess.hogwild import Hogwild
+from asynckfold.training.parameter_server import wire
+from asynckfold.training.parameter_server.flat_parameters import Layout, as_bytes
 from asynckfold.training.parameter_server.server import Held
-from asynckfold.training.shared import place
+from asynckfold.training.process_group.members import Crew
+from asynckfold.training.process_group.shared_tensors import place
+from asynckfold.training.training_run import Report
 
 
 class Replica:
@@ -92,7 +92,7 @@ class Replica:
 
     def _push(self) -> None:
         self._note()
-        frames.send(self._line, {"kind": "push"}, as_bytes(self._moved.numpy()))
+        wire.send(self._line, {"kind": "push"}, as_bytes(self._moved.numpy()))
         self._moved.zero_()
         self._unpushed = 0
 
@@ -100,9 +100,9 @@ class Replica:
     def pull(self) -> None:
         """Fetch the parameters; what was not pushed yet is not in them, and stays to be pushed."""
         self._note()
-        frames.send(self._line, {"kind": "pull"})
-        _, size = frames.receive(self._line)
-        frames.fill(self._line, as_bytes(self._known.numpy()), size)
+        wire.send(self._line, {"kind": "pull"})
+        _, size = wire.receive(self._line)
+        wire.fill(self._line, as_bytes(self._known.numpy()), size)
         for parameter, known, _ in self._parts():
             parameter.copy_(known)
             # In a smaller type, what was rounded away is no movement.

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from asynckfold.system import process
-from asynckfold.training.crew import Crew
-from asynckfold.training.shared import place, shared
+from asynckfold.training.process_group.members import Crew
+from asynckfold.training.process_group.shared_tensors import place, shared
 
 Part = Callable[[Any, int, int], Sequence[torch.Tensor]]
 """(order, rank, processes) → tensors."""

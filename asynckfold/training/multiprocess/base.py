@@ -25,11 +25,11 @@ from torch import nn
 from asynckfold.jobs.folds import Indices
 from asynckfold.system import process
 from asynckfold.training import evaluation, seeding
-from asynckfold.training.course import Training
-from asynckfold.training.crew import Crew
-from asynckfold.training.kernels import follow_parameters
-from asynckfold.training.shared import share_state
-from asynckfold.training.spared import GpuToTake
+from asynckfold.training.fused_optimizers import follow_parameters
+from asynckfold.training.process_group.gpu_handoff import GpuToTake
+from asynckfold.training.process_group.members import Crew
+from asynckfold.training.process_group.shared_tensors import share_state
+from asynckfold.training.training_run import Training
 
 
 class _Frozen(NamedTuple):

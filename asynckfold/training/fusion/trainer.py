@@ -38,17 +38,18 @@ from asynckfold.store import CheckpointRef
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import (
-    batching,
-    building,
+    batches as batching,
+)
+from asynckfold.training import (
     checkpoint,
-    course,
+    checkpointing,
     loop,
     lr_schedules,
-    restoring,
     seeding,
+    setup,
+    training_run,
 )
 from asynckfold.training.bundle import Bundle, JobLog, NoLog
-from asynckfold.training.course import Report, Training
 from asynckfold.training.fusion import (
     Arm,
     Criterion,
@@ -63,6 +64,7 @@ from asynckfold.training.fusion import (
 )
 from asynckfold.training.preprocessing import fitted
 from asynckfold.training.stopwatch import Stopwatch
+from asynckfold.training.training_run import Report, Training
 
 Tree = dict[str, Any]
 
@@ -276,7 +278,7 @@ class Group:
         """
         try:
             yield
-        except (StorageError, WorkerDiedError, course.Diverged):
+        except (StorageError, WorkerDiedError, training_run.Diverged):
             raise
         except (Exception, SystemExit) as error:
             loop.note_place(error, self)
@@ -333,7 +335,7 @@ class Group:
         try:
             with self._sparing_others([row]), row.drawing():
                 return row.scored()
-        except course.Diverged as error:
+        except training_run.Diverged as error:
             self._end(row, loop.diverged(row, error))
         return None
 
@@ -412,7 +414,7 @@ def _tree(row: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
     root = row.bundle.root
     try:
         tree = checkpoint.load(root / ref.file, ref.sha256, root)
-        restoring.check(row.bundle, row.task, tree)
+        checkpointing.check(row.bundle, row.task, tree)
     except StoreCorruptError as error:
         text = f"{error}; its group goes on from an older one, or starts anew"
         report(Remark(row.task.job.id, "damage", text))
@@ -493,7 +495,7 @@ def build(
     by_id = {job.id: job for job in bundle.plan.jobs}
     jobs = [by_id[name] for name in ids]
     stopwatch = Stopwatch(bundle.job_timeout_s, len(jobs))
-    begun = [building.begun(bundle, job, device) for job in jobs]
+    begun = [setup.begun(bundle, job, device) for job in jobs]
     seen = _data_by_fold(bundle, [bundle.fold_of(job) for job in jobs], data, device)
     divided = [
         _Division.of(bundle, job, *pair, seen[job.repeat, job.fold])
@@ -512,7 +514,7 @@ def build(
     rows = []
     for arm in arms:
         lead = arm.rows.start
-        schedule, *_ = building.schedule_of(
+        schedule, *_ = setup.schedule_of(
             bundle, jobs[lead], models[lead], arm.optimizer, bundle.fold_of(jobs[lead]).train
         )
         for row in arm.rows:
@@ -550,9 +552,9 @@ def _data_by_fold(
     """What each fold sees: the same for all, unless something is fitted on its training part."""
     preprocess = bundle.recipe.preprocess
     if preprocess is None:
-        return dict.fromkeys((fold.key for fold in folds), building.moved(data, device))
+        return dict.fromkeys((fold.key for fold in folds), setup.moved(data, device))
     return {
-        fold.key: building.moved(fitted(data, preprocess, fold.train), device)
+        fold.key: setup.moved(fitted(data, preprocess, fold.train), device)
         for fold in {fold.key: fold for fold in folds}.values()
     }
 
@@ -580,7 +582,7 @@ class _Division:
         # An LR schedule changes the optimizer that it is made for.
         spare = copy.copy(optimizer)
         spare.param_groups = [dict(group) for group in optimizer.param_groups]
-        schedule, train, steer = building.schedule_of(bundle, job, model, spare, fold.train)
+        schedule, train, steer = setup.schedule_of(bundle, job, model, spare, fold.train)
         return cls(
             data,
             train,

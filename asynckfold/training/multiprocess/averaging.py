@@ -40,13 +40,9 @@ from torch import nn
 
 from asynckfold.jobs.messages import Remark
 from asynckfold.jobs.result import Averaged, Epoch
-from asynckfold.training import batching, building, course
-from asynckfold.training.course import Report
-from asynckfold.training.crew import Crew
-from asynckfold.training.kernels import follow_parameters, leave_open
-from asynckfold.training.partitions import Deal
-from asynckfold.training.shared import copy_each, place, shared
-from asynckfold.training.team import (
+from asynckfold.training import batches, setup, training_run
+from asynckfold.training.fused_optimizers import follow_parameters, leave_open
+from asynckfold.training.multiprocess.base import (
     Stepping,
     average,
     frozen,
@@ -55,6 +51,10 @@ from asynckfold.training.team import (
     tensors_of,
     thawed,
 )
+from asynckfold.training.partitions import Deal
+from asynckfold.training.process_group.members import Crew
+from asynckfold.training.process_group.shared_tensors import copy_each, place, shared
+from asynckfold.training.training_run import Report
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Averaging(Stepping):
     def __post_init__(self) -> None:
         (self.steps,) = shared([torch.zeros(self.params.processes, dtype=torch.int64)])
         self.seen = [0] * self.params.processes
-        self.deal = batching.deal_of(self.bundle.plan, len(self.train), self.model)
+        self.deal = batches.deal_of(self.bundle.plan, len(self.train), self.model)
         if self.deal is not None:
             self.bounds = self.deal.bounds
 
@@ -161,7 +161,7 @@ class Averaging(Stepping):
         place(tensors_of(self.model), copies)
         # For modules that do more than that, such as LSTM, whose weights are to lie side by side.
         self.model.to(self.device)
-        self.data = building.moved(self.data, self.device)
+        self.data = setup.moved(self.data, self.device)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
         # It was forked before any epoch began.
@@ -227,7 +227,7 @@ class Averaging(Stepping):
         """Train on one's part of the round that begins with this batch; return the losses."""
         losses = []
         for batch in self._part(first, self.rank):
-            losses.append(course.training_step(self, *self.samples_of(batch)))
+            losses.append(training_run.training_step(self, *self.samples_of(batch)))
             self.steps[self.rank] += 1
             if self.rank == 0:
                 self.pulse.beat()

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from asynckfold.training.fusion.fused import FusedModule, fuse
 from asynckfold.training.fusion.layouts import NotFusible
+from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.precision import outputs_of
 
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -31,11 +31,11 @@ import torch
 from asynckfold.jobs.result import Epoch
 from asynckfold.system import process
 from asynckfold.system.heartbeat import PAUSE_SECONDS
-from asynckfold.training import course
-from asynckfold.training.course import Report
+from asynckfold.training import training_run
 from asynckfold.training.losses import portions
-from asynckfold.training.shared import share_model, shared
-from asynckfold.training.team import Stepping, set_settings, settings_of
+from asynckfold.training.multiprocess.base import Stepping, set_settings, settings_of
+from asynckfold.training.process_group.shared_tensors import share_model, shared
+from asynckfold.training.training_run import Report
 
 WAIT_SECONDS = 0.02
 """Between two looks of a process that is through at whether the others are."""
@@ -145,7 +145,7 @@ class Hogwild(Stepping):
         before or after all of them.
         """
         if len(batches) == 1:
-            losses = [course.training_step(self, *self.samples_of(batches[0]))]
+            losses = [training_run.training_step(self, *self.samples_of(batches[0]))]
         else:
             losses = self._accumulated(batches)
         for batch, loss in zip(batches, losses, strict=True):
@@ -161,10 +161,10 @@ class Hogwild(Stepping):
         )
         self.optimizer.zero_grad()
         losses = [
-            course.add_gradient(self, *self.samples_of(batch), weight)
+            training_run.add_gradient(self, *self.samples_of(batch), weight)
             for batch, weight in zip(batches, weights, strict=True)
         ]
-        course.clip(self)
+        training_run.clip(self)
         self.optimizer.step()
         return losses
 

@@ -31,10 +31,10 @@ import torch
 from torch.utils import _python_dispatch as dispatch
 
 from asynckfold.errors import Problem
-from asynckfold.training import numerics
-from asynckfold.training.denormals import flushed
-from asynckfold.training.numerics import Setting
-from asynckfold.training.patches import Patches
+from asynckfold.training.isolation import torch_settings
+from asynckfold.training.isolation.denormals import flushed
+from asynckfold.training.isolation.patches import Patches
+from asynckfold.training.isolation.torch_settings import Setting
 
 LIMITS = "resource limits"
 
@@ -256,7 +256,7 @@ _SETTINGS: tuple[Setting, ...] = (
         torch.get_deterministic_debug_mode,
         torch.set_deterministic_debug_mode,
     ),
-    *numerics.SETTINGS,
+    *torch_settings.SETTINGS,
     Setting("denormal numbers", flushed, torch.set_flush_denormal),
     Setting("dispatch keys of torch", _dispatch_keys, _leave_as_it_is),
     Setting("numpy.seterr", np.geterr, lambda found: np.seterr(**found)),

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from asynckfold.system import file_descriptors, process, terminal
 from asynckfold.system.heartbeat import Pulses
-from asynckfold.training.lifeline import lifeline
+from asynckfold.training.worker.parent_watch import lifeline
 
 
 def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> None:
@@ -59,7 +59,7 @@ def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> No
         # What is imported stays: looking for garbage in it took a tenth of the start.
         gc.disable()
         _warm_up()
-        for name in ["asynckfold.training.worker", *preload]:
+        for name in ["asynckfold.training.worker.main", *preload]:
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -74,7 +74,7 @@ def _warm_up() -> None:
     import torch
 
     from asynckfold.training.compiling import import_on_demand
-    from asynckfold.training.denormals import flush
+    from asynckfold.training.isolation.denormals import flush
 
     flush()
     import_on_demand()
@@ -204,9 +204,9 @@ class _Server:
             for descriptor in (self.wake_read, self.wake_write, self.control.fileno()):
                 os.close(descriptor)
             own = _let_go_of_output()
-            from asynckfold.training import worker
+            from asynckfold.training.worker import main
 
-            worker.main(pipe, self.pulses[name])
+            main.main(pipe, self.pulses[name])
             status = 0
         except SystemExit as request:
             # User code called sys.exit: no answer was sent, so the sweep sees a death.

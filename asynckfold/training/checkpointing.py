@@ -10,7 +10,7 @@ from asynckfold.jobs.messages import Remark, Task
 from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.course import Report, Training
+from asynckfold.training.training_run import Report, Training
 
 
 def _tree(bundle: Bundle, task: Task, ref: CheckpointRef) -> dict[str, Any]:

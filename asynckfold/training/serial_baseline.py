@@ -28,15 +28,15 @@ from asynckfold.jobs.objective import REGRESSION, Objective
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Baseline
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training import batching, lr_schedules, seeding
-from asynckfold.training.building import schedule_of
+from asynckfold.training import batches, lr_schedules, seeding
 from asynckfold.training.bundle import Bundle, NoLog
 from asynckfold.training.evaluation import right
-from asynckfold.training.isolation import isolated
+from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.losses import factor_and_count
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fit_on, fitted, preprocessed
 from asynckfold.training.pretraining import pretrain, wanted
+from asynckfold.training.setup import schedule_of
 
 ESTIMATE_SECONDS = 0.3
 """How long an estimate times the batches of one model, for training and for evaluation each."""
@@ -152,7 +152,7 @@ class _Loop:
         )
         self.reacts = lr_schedules.needs_metric(self.lr_schedule)
         self.per_batch = plan.params.lr_step == "batch" and not self.reacts
-        bounds = list(batching.bounds(len(train), plan.batch_size, self.model))
+        bounds = list(batches.bounds(len(train), plan.batch_size, self.model))
         train_view, eval_view = views(bundle, data, self.fold)
         self.train_loader = DataLoader(
             Subset(train_view, train.tolist()), batch_sampler=_Shuffled(bounds)

@@ -1,0 +1,1 @@
+"""What user code changes in its process is put back after each job."""

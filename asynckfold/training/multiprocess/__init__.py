@@ -1,0 +1,1 @@
+"""The trainers of jobs that run on several processes."""

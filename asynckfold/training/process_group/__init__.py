@@ -1,0 +1,1 @@
+"""The processes of one job: forked, shared memory, barriers."""

@@ -1,0 +1,1 @@
+"""A worker process: its life, its fork server, and what it reports."""
