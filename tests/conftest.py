@@ -29,7 +29,7 @@ settings.register_profile("asynckfold", deadline=None)
 settings.load_profile("asynckfold")
 
 # Asserts for several files of tests: they shall tell as much as those in the tests.
-pytest.register_assert_rewrite("tests.training.teams")
+pytest.register_assert_rewrite("tests.training.multiprocess.teams")
 
 os.environ[leftovers.MARK] = "1"
 os.environ["PYTHONFAULTHANDLER"] = "1"

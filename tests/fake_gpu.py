@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from asynckfold.training.process_group.gpu_handoff import SparedGpu
-from tests.engines.test_gpus import FakeNvml
+from tests.system.test_gpus import FakeNvml
 from tests.toy import Tiny
 
 GIB = 1 << 30

@@ -32,8 +32,8 @@ class Mutation:
 
 POWER = "tests/durability/test_power_loss.py::test_power_loss_at_any_moment"
 DAMAGE = "tests/durability/test_damage.py"
-PLANTED = "tests/test_planted.py::test_it_is_refused_by_its_name_in_one_line"
-PLACED = "tests/test_placement.py"
+PLANTED = "tests/faults/test_planted_files.py::test_it_is_refused_by_its_name_in_one_line"
+PLACED = "tests/scheduling/test_place.py"
 PROCESSES = "tests/durability/test_processes.py"
 KILLED = "tests/durability/test_faults.py::test_killed_at_any_call_nothing_acknowledged_is_lost"
 
@@ -113,7 +113,7 @@ MUTATIONS = (
         "training/fold_models.py",
         "            refuse(self._difference(member, job, fold))\n",
         "",
-        "tests/test_ensemble.py::test_what_has_changed_since_the_run_is_told_with_the_fold",
+        "tests/api/test_fold_models.py::test_what_has_changed_since_the_run_is_told_with_the_fold",
     ),
     Mutation(
         "no digest check of a result",
@@ -183,7 +183,7 @@ MUTATIONS = (
         "training/course.py",
         "            seeding.restore(self.random)\n",
         "",
-        "tests/test_kill.py::test_ctrl_c_saves_running_jobs_in_the_middle_of_an_epoch",
+        "tests/faults/test_kill.py::test_ctrl_c_saves_running_jobs_in_the_middle_of_an_epoch",
     ),
     Mutation(
         "no kill of a worker's process group",
@@ -225,21 +225,21 @@ MUTATIONS = (
         "training/spinning.py",
         "            self._take_back()\n            self._take_back = None\n",
         "            self._take_back = None\n",
-        "tests/training/test_spinning.py::test_the_end_of_a_job_takes_back_what_was_lent",
+        "tests/training/worker/test_spinning.py::test_the_end_of_a_job_takes_back_what_was_lent",
     ),
     Mutation(
         "libgomp gets too few threads to spin little",
         "training/spinning.py",
         "count + 1, 0",
         "1, 0",
-        "tests/training/test_spinning.py::test_with_more_threads_than_cores_libgomp_spins_little",
+        "tests/training/worker/test_spinning.py::test_with_more_threads_than_cores_libgomp_spins_little",
     ),
     Mutation(
         "Ctrl-C strikes the import of a compiled module",
         "interruption.py",
         "        if _must_wait(frame):\n",
         "        if False:\n",
-        "tests/test_signals.py::test_an_interruption_waits_for_the_import_of_a_compiled_module",
+        "tests/faults/test_signals.py::test_an_interruption_waits_for_the_import_of_a_compiled_module",
     ),
 )
 

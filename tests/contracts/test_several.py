@@ -16,7 +16,7 @@ from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.trainer_params import SEVERAL, TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.multiprocess.train import TRAINERS
-from tests.training.teams import (
+from tests.training.multiprocess.teams import (
     OPTIMIZERS,
     Fragile,
     attempt,

@@ -22,9 +22,9 @@ from asynckfold.training.dry_run import preflight
 from asynckfold.training.fusion import check_equivalence
 from asynckfold.training.multiprocess import train
 from asynckfold.training.precision import outputs_of
+from tests.training.fusion.test_trainer import MODELS, digests, grouped
 from tests.training.fusion.test_zoo import replicas, steps
 from tests.training.fusion.zoo import ZOO
-from tests.training.test_fused import MODELS, digests, grouped
 from tests.training.tiny import Plain, Tiny, never
 
 SHORT = TrainerParams(epochs=2, precision="bf16")

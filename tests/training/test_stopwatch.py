@@ -25,7 +25,8 @@ from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint, setup
 from asynckfold.training.fusion import trainer as fused
 from asynckfold.training.stopwatch import Stopwatch
-from tests.training.teams import (
+from tests.training.fusion.test_trainer import Grouped, digests, grouped, refs_of
+from tests.training.multiprocess.teams import (
     OPTIMIZERS,
     attempt,
     each_sample,
@@ -33,7 +34,6 @@ from tests.training.teams import (
     params,
     samples_in,
 )
-from tests.training.test_fused import Grouped, digests, grouped, refs_of
 from tests.training.tiny import Plain, Tiny, always, checkpoints, never
 
 MOMENT = 1e-9

@@ -41,9 +41,9 @@ from asynckfold.store.integrity import checksum
 from asynckfold.store.layout import MOST_PATH, path_problems
 from asynckfold.store.records import CheckpointRef, result_of
 from asynckfold.store.schema import COLUMNS, TYPES
+from tests.cli.test_output import is_clean
 from tests.records import PLAN, begin, finish
 from tests.synthetic import Synthetic, write_run
-from tests.truth.test_output import is_clean
 
 pytestmark = pytest.mark.damages("every test here writes a run that was made to hurt")
 

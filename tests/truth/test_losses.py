@@ -21,8 +21,8 @@ from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import batches, losses, seeding, serial_baseline
 from asynckfold.training.dry_run import loss_trial, preflight
-from tests.training import teams
-from tests.training.test_fused import Grouped
+from tests.training.fusion.test_trainer import Grouped
+from tests.training.multiprocess import teams
 from tests.training.tiny import CLASSES, FEATURES, Plain, Tiny, never, samples
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

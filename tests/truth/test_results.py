@@ -33,7 +33,7 @@ from asynckfold.results.out_of_fold import layers_of
 from asynckfold.training import setup
 from asynckfold.training.fusion import trainer
 from asynckfold.training.stopwatch import Stopwatch
-from tests.training.test_fused import grouped
+from tests.training.fusion.test_trainer import grouped
 from tests.training.tiny import Plain, Tiny, checkpoints
 
 SAMPLES = 12

@@ -26,8 +26,8 @@ from asynckfold.results.report.page import write_report
 from asynckfold.results.report.summary import read_results
 from asynckfold.results.speedup import speedup_of
 from asynckfold.store import RunStore
+from tests.results.test_cv_results import all_scores, make_results
 from tests.synthetic import Synthetic, write_run
-from tests.test_result import all_scores, make_results
 
 NUMBER = re.compile(r"\d(\.\d+)?\s?[x×]( as fast|,|:)")
 JOBS = [f"A/x/fold-{number}" for number in range(4)]

@@ -1,0 +1,83 @@
+"""The public door: its names, and that opening it does nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import asynckfold
+
+ROOT = Path(__file__).parents[2]
+
+PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn"}
+"""Import names that differ from the package's."""
+
+
+def test_all_is_sorted_and_importable() -> None:
+    assert asynckfold.__all__ == sorted(asynckfold.__all__)
+    assert all(hasattr(asynckfold, name) for name in asynckfold.__all__)
+    public = {
+        name
+        for name, value in vars(asynckfold).items()
+        if getattr(value, "__module__", "").startswith("asynckfold.") and not name.startswith("_")
+    }
+    assert public | set(asynckfold._PLACES) == set(asynckfold.__all__)
+
+
+def test_importing_has_no_side_effects_and_costs_no_torch() -> None:
+    script = """
+import os, sys, threading, signal
+before = dict(os.environ), signal.getsignal(signal.SIGINT), list(sys.path)
+import asynckfold, asynckfold.cli
+heavy = {"torch", "torchvision", "sklearn", "matplotlib", "pandas", "ray"} & set(sys.modules)
+assert not heavy, heavy
+assert threading.active_count() == 1
+assert before == (dict(os.environ), signal.getsignal(signal.SIGINT), list(sys.path))
+assert not os.listdir(f"/proc/{os.getpid()}/task")[1:]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={"OPENBLAS_NUM_THREADS": "1", "PATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def imported_by(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]
+
+
+def test_every_library_that_is_imported_is_declared() -> None:
+    required = metadata.requires("asynckfold") or []
+    declared = {
+        re.split(r"[ <>=;\[]", item)[0]
+        for item in required
+        # The peers that a benchmark compares with are an extra.
+        if "extra ==" not in item or re.search(r"extra == .bench\b", item)
+    }
+    found = {name for path in (ROOT / "asynckfold").rglob("*.py") for name in imported_by(path)}
+    foreign = found - set(sys.stdlib_module_names) - {"asynckfold"}
+    assert {PACKAGES.get(name, name) for name in foreign} <= declared
+
+
+def test_every_library_that_is_declared_is_imported() -> None:
+    required = metadata.requires("asynckfold") or []
+    declared = {re.split(r"[ <>=;\[]", item)[0] for item in required if "extra ==" not in item}
+    found = {name for path in (ROOT / "asynckfold").rglob("*.py") for name in imported_by(path)}
+    assert declared <= {PACKAGES.get(name, name) for name in found}
+
+
+def test_the_changelog_has_the_version_in_hand() -> None:
+    version = metadata.version("asynckfold")
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert "## Unreleased" in text or f"## {version}" in text

@@ -1,0 +1,665 @@
+"""The command: exit codes, what is printed where, and runs that are continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynckfold.cli import VERBS, main
+from asynckfold.cli.doctor import now
+from asynckfold.cli.output import result_lines
+from asynckfold.cli.parser import EXIT_CODES, make_parser
+from asynckfold.cli.status import lines, state_of
+from asynckfold.data.sources import SOURCES
+from asynckfold.engines.pool import close_warm
+from asynckfold.errors import AsyncKFoldError
+from asynckfold.jobs.placement import Gpu, Load
+from asynckfold.jobs.recipe import LR_SCHEDULES
+from asynckfold.jobs.result import Baseline
+from asynckfold.models import ARCHITECTURES
+from asynckfold.store import RunStore, Waiting
+from asynckfold.training.named_optimizers import OPTIMIZERS
+from tests.leftovers import descendants, gone, shared_memory
+from tests.nursery import Nursery, Started
+from tests.results.test_cv_results import all_scores, make_results
+from tests.sweep.test_loop import open_store
+
+SMALL = "--data digits --limit 200 --folds 2 --epochs 2 --baseline none --no-report"
+
+SWEEP = """
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Size:
+    hidden: int = 8
+
+
+class Net(nn.Module):
+    def __init__(self, size: Size):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, size.hidden), nn.ReLU(), nn.Linear(size.hidden, 2))
+
+    def forward(self, inputs):
+        if self.training and (HERE / "SLOW").exists():
+            time.sleep(0.25 if (HERE / "SLOWER").exists() else 0.01)
+        if not self.training and (HERE / "FAIL").exists() and (inputs[:, 1] == 99).any():
+            raise ValueError("99 is in the held-out fold")
+        return self.layers(inputs)
+
+
+X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+y = (X[:, 0] > 0).long()
+X[0, 1] = 99
+dataset = (X, y)
+criterion = nn.CrossEntropyLoss()
+models = {"net": lambda: Net(Size(16)), "linear": lambda: nn.Linear(4, 2)}
+schedulers = ["cosine"]
+opt_fn = lambda model: torch.optim.SGD(model.parameters(), 1e-2)
+trainer_params = {"epochs": 5}
+settings = {"n_splits": 3, "batch_size": 8, "baseline": None}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_stays() -> Iterator[None]:
+    yield
+    close_warm()
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    path = tmp_path / "sweep.py"
+    path.write_text(SWEEP)
+    return path
+
+
+def shell(*words: Any, **settings: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "asynckfold", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **settings,
+    )
+
+
+def warmly(warm: Nursery, root: Path, *words: Any) -> tuple[Started, Path, Path]:
+    """Start the command where importing torch has ended; return where it prints, too."""
+    out, err = root.with_name("printed"), root.with_name("errors")
+    return warm.start(["-m", "asynckfold", *words], out, errors=err), out, err
+
+
+def ended(run: Started, out: Path, err: Path) -> tuple[int, str, str]:
+    """Wait for its end; return its exit code and what it printed."""
+    return run.wait(100), out.read_text(), err.read_text()
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
+    """Run a verb here with ``--json`` and return the one object that it prints."""
+    capsys.readouterr()
+    assert main([*map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def buffered(**more: str) -> dict[str, str]:
+    """An environment in which what is printed waits in a buffer, as users have it."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {**kept, **more}
+
+
+def test_the_command_imports_no_compiler_and_loses_nothing_of_a_sweep_file(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.py"
+    path.write_text(
+        "import atexit, sys, torchvision.transforms\n"
+        "atexit.register(print, 'goodbye')\n"
+        "left = open(__file__ + '.txt', 'w')\n"
+        "left.write('written at the very end')\n"
+        "raise ValueError('torch._dynamo.eval_frame' in sys.modules)\n"
+    )
+    run = shell("run", path, "--root", tmp_path / "run", env=buffered())
+    out, err = run.communicate(timeout=100)
+    assert (run.returncode, out) == (2, "goodbye\n")
+    assert "ValueError: False" in err
+    assert Path(f"{path}.txt").read_text() == "written at the very end"
+
+
+END = """
+import atexit, os
+
+class Left:
+    def __del__(self, write=os.write):
+        write(1, b"taken down\\n")
+
+left = Left()
+atexit.register(print, "goodbye")
+"""
+
+
+def asked_for_nothing(folder: Path) -> subprocess.Popen[str]:
+    """Ask for a run that is not there, where something is to be said and done at the end."""
+    (folder / "sitecustomize.py").write_text(END)
+    path = os.pathsep.join([str(folder), str(Path(__file__).parent.parent)])
+    return shell("status", folder / "nowhere", env=buffered(PYTHONPATH=path))
+
+
+def with_a_sweep_file(folder: Path) -> subprocess.Popen[str]:
+    """Run a file that has nothing but something to be said and done at the end."""
+    path = folder / "sweep.py"
+    path.write_text(END)
+    return shell("plan", path, "--root", folder / "run", env=buffered())
+
+
+def test_without_code_of_the_users_it_ends_right_after_exit_handlers(tmp_path: Path) -> None:
+    run = asked_for_nothing(tmp_path)
+    out, err = run.communicate(timeout=100)
+    assert (run.returncode, out) == (2, "goodbye\n"), err
+    assert "which holds no run.db" in err
+
+
+@pytest.mark.parametrize("start", [asked_for_nothing, with_a_sweep_file])
+def test_what_exit_handlers_print_for_nobody_changes_no_exit_code(
+    tmp_path: Path, start: Callable[[Path], subprocess.Popen[str]]
+) -> None:
+    with start(tmp_path) as run:
+        assert run.stdout is not None
+        run.stdout.close()
+        assert run.wait(100) == 2
+
+
+def test_the_last_lines_give_the_speedup_with_both_times() -> None:
+    told = "\n".join(
+        result_lines(make_results(all_scores(), baseline=Baseline("measured", 25.0, 2)))
+    )
+    (line,) = re.findall(r"^speedup.*$", told, re.MULTILINE)
+    assert line == "speedup: 2.50x, serial loop 25.0 s (measured, 2 threads) / packed 10.0 s"
+
+
+# A run from its start to its end
+
+
+def test_a_run_and_every_verb_that_looks_at_it(
+    root: Path, warm: Nursery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, memory = descendants(), shared_memory()
+    words = ["run", *SMALL.split(), "--root", root, "--json", "--models", "mlp,lenet5"]
+    code, out, err = ended(*warmly(warm, root, *words))
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["planned"], found["done"], found["failed"]) == (4, 4, 0)
+    assert found["best"]["model"] in ("mlp", "lenet5")
+    assert found["report"] is None
+    for word in ("Traceback", "leaked", "Warning"):
+        assert word not in err
+    assert not descendants() - before
+    assert shared_memory() == memory
+
+    state = told(capsys, "status", root)
+    keys = {"planned", "done", "failed", "diverged", "cancelled", "pending", "running"}
+    assert keys | {"fingerprint", "holder", "running_jobs"} <= set(state)
+    assert state["bit_identity"] == found["bit_identity"] == {"claimed": True, "reasons": []}
+    assert state["ended"] == "complete"
+    assert state["continue_with"] is None
+    assert state["fingerprint"] == found["fingerprint"]
+    assert state["pending"] == state["running"] == 0
+    page = Path(told(capsys, "report", root)["report"])
+    assert "lenet5" in page.read_text()
+    assert main(["status", str(root)]) == 0
+    out = capsys.readouterr().out
+    assert "4 planned = 4 done + 0 failed" in out
+    assert "not held by anyone: complete\n" in out
+    assert f"fingerprint {found['fingerprint']}, bit-identity claimed" in out
+
+
+def test_python_dash_m() -> None:
+    shown = shell("--version")
+    out, _ = shown.communicate(timeout=30)
+    assert shown.returncode == 0
+    assert re.fullmatch(r"\d+\.\d+\S*\n", out)
+
+
+def test_status_is_light(root: Path) -> None:
+    with RunStore.hold(root):
+        pass
+    script = (
+        "import sys, json; from asynckfold.cli import main; main(['status', sys.argv[1]]); "
+        "heavy = {'torch', 'torchvision', 'sklearn', 'pandas', 'matplotlib', 'scipy'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, root], capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "holds no plan yet" in done.stderr
+
+
+def test_status_names_what_idle_cores_and_gpus_wait_for(root: Path) -> None:
+    for store in open_store(root):
+        assert state_of(store)["idle"] is None
+        store.start_attempt("A/cosine/fold-0", (0,), 1, "cpu", 1.0)
+        store.note_waiting(Waiting((0, 1, 2), (2,), (0,), {"memory: needs 3 MiB, 2 MiB free": 5}))
+        found = state_of(store)
+        assert found["idle"] == {
+            "cores": [1],
+            "gpus": [0],
+            "neighbours": [2],
+            "jobs": {"memory: needs 3 MiB, 2 MiB free": 5},
+        }
+        told = list(lines(found))
+        assert "  idle core 1: 5 jobs wait for memory: needs 3 MiB, 2 MiB free" in told
+        assert "  left to neighbours: core 2" in told
+        store.note_waiting(Waiting((0, 1), (), (), {}))
+        assert "  idle core 1: no job is left to start" in list(lines(state_of(store)))
+
+
+def test_plan_decides_as_run_does_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = descendants()
+    found = told(capsys, "plan", *["--data", "digits", "--models", "mlp", "--folds", "4"])
+    assert found["jobs"] == [f"mlp/constant/fold-{index}" for index in range(4)]
+    assert sum(fold["valid"] for fold in found["folds"]) == 1797
+    assert found["first"][0]["jobs"] == ["mlp/constant/fold-0"]
+    assert set(found["first"][0]["cores"]) <= set(found["cores"])
+    assert {span["job"] for span in found["spans"]} == set(found["jobs"])
+    assert main(["plan", "--data", "digits"]) == 0
+    out = capsys.readouterr().out
+    assert "5 jobs on cpu" in out or "5 jobs on cuda" in out
+    assert "at a time now: the limit is" in out
+    assert "predicted: " in out
+    assert "[mlp/constant/fold-0=" in out
+    assert out.endswith("nothing was trained, and nothing written into a run's folder\n")
+    close_warm()
+    assert not descendants() - before
+    assert not list(tmp_path.iterdir())
+
+
+def test_plan_and_run_decide_the_same(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before, in the folder that a run began, and out of that folder alone."""
+    words = ["--data", "digits", "--models", "mlp", "--folds", "3", "--epochs", "1", "--root", root]
+    before = told(capsys, "plan", *words)
+    assert main(["run", "-q", "--baseline", "none", "--no-report", *map(str, words)]) == 0
+    capsys.readouterr()
+    with RunStore.read(root) as store:
+        decided, expected = store.about["decision"], store.attempts()[0].expected
+    assert before["threads"] == decided["threads"]
+    assert before["why"] == decided["why"]
+    again, stored = told(capsys, "plan", *words), told(capsys, "plan", root)
+    for found in (again, stored):
+        assert found["prediction"] == decided["prediction"]
+        assert found["requests"]["mlp/constant/fold-0"]["seconds"] == expected
+    assert again["spans"] == stored["spans"]
+    assert main(["plan", *map(str, words), "--batch-size", "8"]) == 2
+    assert "a run of another plan" in capsys.readouterr().err
+
+
+def test_plan_and_run_train_the_same_jobs_as_one(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", "digits", "--models", "mlp", "--folds", "3", "--epochs", "1", "--root", root]
+    words += ["--fuse", "2"]
+    before = told(capsys, "plan", *words)
+    assert main(["run", "-q", "--baseline", "none", "--no-report", *map(str, words)]) == 0
+    capsys.readouterr()
+    with RunStore.read(root) as store:
+        (group,) = store.plan.groups
+        decided, attempts = store.about["decision"], store.attempts()
+    again, stored = told(capsys, "plan", *words), told(capsys, "plan", root)
+    for found in (before, again, stored):
+        assert found["groups"] == [list(group)]
+        assert found["fusing"]["mlp"].startswith("fused: 2 of 3 jobs")
+        spans = {span["job"]: span for span in found["spans"]}
+        assert spans.keys() == {"mlp/constant/fold-0", "mlp/constant/fold-2"}
+        assert spans[group[0]]["jobs"] == list(group)
+    for found in (again, stored):
+        assert found["prediction"] == decided["prediction"]
+        assert max(span["end"] for span in found["spans"]) == decided["prediction"]["makespan"]
+        expected = sum(found["requests"][name]["seconds"] for name in group)
+        assert {item.expected for item in attempts if item.job_id in group} == {expected}
+    assert main(["plan", str(root)]) == 0
+    assert "jobs trained as one:\n  mlp: fused: 2 of 3 jobs" in capsys.readouterr().out
+    other = ["plan", *map(str, words), "--fuse", "auto", "--root", str(root.parent / "other")]
+    assert main(other) == 0
+    assert "jobs trained as one:\n  mlp: not fused: its jobs take" in capsys.readouterr().out
+
+
+# Sweep files
+
+
+def test_flags_stand_above_the_file(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "plan", sweep)
+    assert (len(found["jobs"]), found["epochs"], found["batch_size"]) == (6, 5, 8)
+    flags = "--folds 2 --epochs 1 --batch-size 4 --schedulers step,warm --optimizer adam --lr 0.1"
+    found = told(capsys, "plan", sweep, *flags.split())
+    assert found["candidates"] == ["net/step", "net/warm", "linear/step", "linear/warm"]
+    assert (len(found["jobs"]), found["epochs"], found["batch_size"]) == (8, 1, 4)
+
+
+def test_the_sweep_file_of_the_readme_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    (text,) = [block for block in blocks if "settings = " in block]
+    (tmp_path / "mine.py").write_text(text)
+    assert len(told(capsys, "plan", tmp_path / "mine.py")["jobs"]) == 10
+
+
+def test_some_jobs_fail(sweep: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (sweep.parent / "FAIL").touch()
+    assert main(["run", str(sweep), "--root", str(root), "--no-report"]) == 1
+    out, err = capsys.readouterr()
+    lines = [line.split() for line in out.splitlines()]
+    assert [line[:3] for line in lines[1:3]] == [["1", "linear", "cosine"], ["-", "net", "cosine"]]
+    assert "2 of 3 folds, incomplete" in out
+    assert "5 of 6 jobs done, 1 failed" in out
+    assert "1 × ValueError: 99 is in the held-out fold (net/cosine/fold-" in out
+    assert "best: linear with cosine" in out
+    assert err.count("Traceback") == 1
+    assert "in forward" in err
+    # A run's folder never names code that is then run.
+    assert main(["resume", str(root)]) == 2
+    told = capsys.readouterr().err
+    assert f"asynckfold run {sweep} --root {root} --no-report" in told
+    assert "it continues the run" in told
+    # Repaired, the same command runs the failed job only.
+    (sweep.parent / "FAIL").unlink()
+    assert main(["run", str(sweep), "--root", str(root), "--no-report"]) == 0
+    with RunStore.read(root) as store:
+        assert len(store.attempts()) == 7
+
+
+def test_all_jobs_fail(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.py").write_text(SWEEP + "models = {'wide': lambda: nn.Linear(5, 2)}\n")
+    assert main(["run", str(tmp_path / "bad.py"), "--root", str(root)]) == 1
+    out, err = capsys.readouterr()
+    assert "0 of 3 jobs done, 3 failed" in out
+    assert "3 × RuntimeError" in out
+    assert "speedup" not in out
+    assert "Traceback" in err
+    assert (root / "report" / "index.html").is_file()
+
+
+def test_a_model_of_a_module_in_this_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+"""
+    (tmp_path / "own_models.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main([*f"run {SMALL} --root r --json --models".split(), "own_models:Net,mlp"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["done"] == 4
+    # A module's name is code, which a run's folder may not name.
+    assert main(["resume", "r"]) == 2
+    assert "asynckfold run --data digits" in capsys.readouterr().err
+
+
+# Interrupted, continued, held
+
+
+def wait_for_results(root: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            with RunStore.read(root) as store:
+                if len(store.finished()) >= count:
+                    return
+        except AsyncKFoldError:
+            pass  # it has not begun
+        time.sleep(0.02)
+    raise AssertionError(f"no {count} results in time")
+
+
+def test_ctrl_c_ends_with_130_and_the_same_command_finishes(
+    sweep: Path, tmp_path: Path, root: Path, warm: Nursery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", str(sweep), "--no-report", "--n-jobs", "2", "--epochs", "12"]
+    assert main([*words, "--root", str(tmp_path / "golden"), "--json"]) == 0
+    golden = json.loads(capsys.readouterr().out)["fingerprint"]
+    words += ["--root", str(root)]
+    (sweep.parent / "SLOW").touch()
+    run, *printed = warmly(warm, root, *words)
+    wait_for_results(root, 1)
+    (sweep.parent / "SLOWER").touch()  # it must not end while it is looked at
+    family = descendants(run.pid)
+    assert main(words) == 3
+    assert f"held by process {run.pid}" in capsys.readouterr().err
+    state = told(capsys, "status", root)
+    assert state["holder"]["pid"] == run.pid
+    assert state["running"] == len(state["running_jobs"]) >= 1
+    assert state["ended"] is None
+    run.send_signal(signal.SIGINT)
+    code, _, err = ended(run, *printed)
+    assert code == 130, err
+    assert f"continue with: asynckfold {shlex.join(words)}" in err
+    assert "partial report: " in err
+    assert "Traceback" not in err
+    assert gone(family)
+    (sweep.parent / "SLOW").unlink()
+    state = told(capsys, "status", root)
+    assert state["pending"] > 0
+    assert state["ended"] == "interrupted by SIGINT"
+    assert state["continue_with"] == f"asynckfold {shlex.join(words)}"
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["done"] == 6
+    assert found["fingerprint"] == golden
+
+
+@pytest.mark.damages("a result is deleted, so that there is something to resume")
+def test_resume_continues_a_built_in_run_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").mkdir()
+    rows = "".join(f"{n},{n % 7},{'xyz'[n % 3]}\n" for n in range(60))
+    (tmp_path / "there" / "rows.csv").write_text(f"a,b,label\n{rows}")
+    monkeypatch.chdir(tmp_path / "there")
+    line = "run --data csv:rows.csv --folds 2 --epochs 1 --baseline none --no-report --root r"
+    assert main(shlex.split(line)) == 0
+    with RunStore.hold(tmp_path / "there" / "r") as store:
+        store._db.execute("DELETE FROM results WHERE job_id LIKE '%fold-1'")
+        store._db.execute("UPDATE attempts SET outcome = 'died' WHERE job_id LIKE '%fold-1'")
+        store._seal("attempts", "TRUE")
+    fingerprint = told(capsys, "status", "r")["fingerprint"]
+    monkeypatch.chdir(tmp_path)
+    found = told(capsys, "resume", "there/r")
+    assert (found["done"], found["pending"]) == (2, 0)
+    assert found["fingerprint"] != fingerprint
+    with RunStore.read(tmp_path / "there" / "r") as store:
+        tries = [attempt.job_id for attempt in store.attempts()]
+    assert sorted(tries) == ["mlp/constant/fold-0", *["mlp/constant/fold-1"] * 2]
+
+
+def test_another_plan_in_the_same_folder_is_refused(
+    sweep: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", str(sweep), "--root", str(root), "--no-report", "--epochs", "1"]
+    assert main(words) == 0
+    assert main([*words, "--batch-size", "4"]) == 2
+    err = capsys.readouterr().err
+    assert "holds a run of another plan" in err
+    assert "batch_size: 8 there, 4 here" in err
+
+
+def test_a_reader_that_goes_away_stops_nothing(root: Path, warm: Nursery) -> None:
+    out, err = (root.with_name(name) for name in ("printed", "errors"))
+    for pipe in (out, err):
+        os.mkfifo(pipe)
+    # Opened for writing as well, so that nobody waits for the other end.
+    with out.open("r+b", 0), err.open("r+b", 0) as errors:
+        run, *_ = warmly(warm, root, "run", *SMALL.split(), "--root", root, "-v")
+        errors.readline()
+    assert run.wait(100) == 0
+    with RunStore.read(root) as store:
+        assert store.counts()["done"] == 2
+
+
+FULL_DISK = """
+mount -t tmpfs -o size=100k none "$ROOT"
+"$@"; echo "first $?"
+mount -o remount,size=50m "$ROOT"
+"$@"; echo "second $?"
+"""
+
+
+def test_a_full_disk_ends_with_5_and_the_same_command_finishes(root: Path) -> None:
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"]).returncode:
+        pytest.skip("no mount namespace without privileges here")
+    root.mkdir()
+    command = [sys.executable, "-m", "asynckfold", "run", *SMALL.split(), "--root", str(root)]
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", FULL_DISK, "sh", *command],
+        env={**os.environ, "ROOT": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    codes = [line for line in done.stdout.splitlines() if line.startswith(("first", "second"))]
+    assert codes == ["first 5", "second 0"], done.stderr
+    assert "No space left" in done.stderr or "full" in done.stderr
+    assert f"continue with: asynckfold run {SMALL} --root {root}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Help and doctor
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_is_complete(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert EXIT_CODES in text
+    (verbs,) = [item for item in make_parser()._actions if isinstance(item.choices, dict)]
+    for action in verbs.choices[verb]._actions:  # type: ignore[index]
+        assert action.help, action
+        assert all(option in text for option in action.option_strings)
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "passes"),
+    [
+        ("--partition-size 1000 --epochs-per-round 2", 1000, 2),
+        (
+            "--partition-size cpu=1000,gpu=8000 --epochs-per-round cpu=1,gpu=3",
+            {"cpu": 1000, "gpu": 8000},
+            {"cpu": 1, "gpu": 3},
+        ),
+    ],
+)
+def test_parts_may_be_given_by_kind_of_process(words: str, size: Any, passes: Any) -> None:
+    parsed = make_parser().parse_args(["run", "--root", "r", *words.split()])
+    assert (parsed.partition_size, parsed.epochs_per_round) == (size, passes)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--partition-size many", "must be a whole number, or one by kind such as cpu=1000,gpu=8"),
+        ("--epochs-per-round cpu=1,gpu", "or one by kind such as cpu=1000,gpu=8000, received 'cpu"),
+        (
+            "--partition-size tpu=3",
+            "--partition-size by kind of process has a number for 'cpu', or",
+        ),
+        (
+            "--partition-size cpu=9,gpu=0 --epochs-per-round 0",
+            "--epochs-per-round must be a whole number of at least 1: received 0",
+        ),
+        (
+            "--partition-size cpu=40,gpu=80 --devices cpu",
+            "received partition_size={'cpu': 40, 'gpu': 80}, and none: devices is 'cpu'. Leave the "
+            "kind 'gpu' out, or pass --devices auto (`asynckfold doctor`",
+        ),
+        (
+            "--partition-size cpu=10000,gpu=40 --batch-size 41 --devices cpu",
+            "of the kind 'gpu' and batch_size=41. Pass --partition-size cpu=100,gpu=41, or --batch",
+        ),
+        (
+            "--partition-size cpu=1,cpu=2",
+            "must name each kind once, such as cpu=1000,gpu=8000, rec",
+        ),
+    ],
+)
+def test_what_is_wrong_with_parts_is_told_in_flags(
+    words: str, told: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = f"run {SMALL} --trainer averaging --processes 2 --root {root} {words}"
+    try:
+        code = main(given.split())
+    except SystemExit as caught:
+        code = int(caught.code or 0)
+    assert code == 2
+    assert told in capsys.readouterr().err
+    assert not root.exists()
+
+
+def test_help_names_everything_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    words = set(re.split(r"[\s,()]+", capsys.readouterr().out))
+    for names in (ARCHITECTURES, LR_SCHEDULES, OPTIMIZERS, SOURCES):
+        assert set(names) <= words
+
+
+def test_doctor_says_what_would_run_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "doctor")
+    assert found["now"]["jobs"] >= 1
+    assert {"versions", "cpu", "memory", "gpus"} <= set(found)
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^now +\d+ jobs? of one thread would run now on cores? \d", out)
+    assert re.search(r"memory +\d+\.\d GiB of \d+\.\d GiB available", out)
+    assert not re.search(r"\d{7}", out)  # no sizes in bytes
+
+
+@pytest.mark.parametrize(
+    ("idle", "busy", "gpus", "text"),
+    [
+        ((0, 1), [], (), "2 jobs of one thread would run now on cores 0, 1: the limit is affinity, "
+         "2 cores; nobody else uses them"),
+        ((1,), [0], (), "1 job of one thread would run now on core 1: the limit is affinity, "
+         "2 cores; others use core 0 (97 %)"),
+        ((), [0, 1], (), "1 job of one thread would run now on core 0: the limit is affinity, "
+         "2 cores; others use core 0 (97 %), core 1 (50 %), and one job always runs"),
+        ((0, 1), [], (Gpu(3, 1, 2),), "2 jobs of one thread would run now on cores 0, 1: the limit "
+         "is affinity, 2 cores; nobody else uses them; with GPUs, one job on each: 3"),
+    ],
+)  # fmt: skip
+def test_now(idle: Sequence[int], busy: list[int], gpus: tuple[Gpu, ...], text: str) -> None:
+    cpu = {
+        "limit": "affinity",
+        "allowed": 2,
+        "busy": busy,
+        "foreign_load": {"0": 0.97, "1": 0.5},
+    }
+    assert str(now(cpu, Load((0, 1), tuple(idle), 1, gpus))) == text

@@ -1,0 +1,118 @@
+"""What is foreseen is what was decided, job by job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold.planning.forecast import Forecast, forecast, forecast_of, foreseen
+from asynckfold.planning.fusion_groups import Grouping, gain, grouped
+from asynckfold.planning.thread_choice import Choice, Workload
+from asynckfold.store import RunStore
+from tests.planning.test_thread_choice import LARGE, SMALL, choose, workload
+from tests.synthetic import Synthetic, write_run
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+def test_the_simulated_sweep_takes_what_was_predicted(gpus: int) -> None:
+    work = replace(workload(3, 4, "cuda" if gpus else "cpu", A=LARGE, B=SMALL), gpus=gpus)
+    found = forecast(work, choose(work))
+    assert found.simulation.makespan == pytest.approx(found.choice.prediction.makespan)
+    assert found.simulation.lower_bound == pytest.approx(found.choice.prediction.lower_bound)
+    spans = found.simulation.spans
+    assert sorted(span.job for span in spans) == sorted(job.id for job in work.plan.jobs)
+    if gpus:
+        # One job at a time on each GPU, however many cores there are.
+        seconds = sum(request.seconds for request in found.requests.values())
+        assert found.simulation.makespan >= seconds / gpus * (1 - 1e-9)
+    assert {span.gpu for span in spans} == (set(range(gpus)) or {None})
+
+
+def test_a_group_takes_the_seconds_of_all_its_jobs_on_the_cores_of_one() -> None:
+    work = workload(3, 4, "cpu", A=LARGE, B=SMALL)
+    alone = choose(work)
+    grouping = grouped(work.plan.with_threads(alone.threads), 4, {"A": "", "B": "no"}, 4)
+    decided = foreseen(work, alone, grouping)
+    found = forecast(work, decided, grouping)
+    assert decided.threads == alone.threads
+    assert decided.prediction.makespan == found.simulation.makespan
+    assert decided.prediction.longest > alone.prediction.longest
+    assert found.plan.groups == grouping.groups
+    spans = {span.job: span for span in found.simulation.spans}
+    assert len(spans) == 3 + 12
+    for group in grouping.groups:
+        span, seconds = spans[group[0]], [found.requests[name].seconds for name in group]
+        assert span.end - span.start == pytest.approx(sum(seconds))
+        assert len(span.cores) == found.choice.threads["A"]
+    assert foreseen(work, alone, Grouping()) is alone
+
+
+def in_fours(work: Workload, choice: Choice) -> tuple[Forecast, Forecast]:
+    """What is foreseen of jobs by themselves, and of four as one."""
+    names = {job.model: "" for job in work.plan.jobs}
+    grouping = grouped(work.plan.with_threads(choice.threads), 4, names, choice.cores)
+    assert {len(group) for group in grouping.groups} == {4}
+    return forecast(work, choice), forecast(work, choice, grouping)
+
+
+def with_costs(choice: Choice, step: float, evaluation: float, measured: float) -> Choice:
+    cost = replace(choice.costs["B"], step_seconds={1: step}, eval_seconds={1: evaluation})
+    return replace(choice, costs={"B": replace(cost, fused_gain=measured)})
+
+
+def test_a_forecast_credits_what_fusing_gains_to_training_steps() -> None:
+    work = workload(1, 4, "cpu", B=SMALL)
+    alone = choose(work)
+    plain, together = in_fours(work, alone)
+    cost = alone.costs["B"]
+    faster = gain(cost.flops, 4)
+    assert faster > 1.2
+    for name, done in work.works().items():
+        evaluations = done.evaluations * cost.eval_seconds[1]
+        assert evaluations > 0
+        steps = plain.requests[name].seconds - evaluations
+        assert together.requests[name].seconds == pytest.approx(steps / faster + evaluations)
+
+
+@given(
+    st.floats(1e-6, 1.0),
+    st.one_of(st.just(0.0), st.floats(1e-6, 1.0)),
+    st.one_of(st.just(0.0), st.floats(0.01, 20.0)),
+    st.integers(1, 5),
+)
+def test_no_job_of_a_group_takes_less_than_its_evaluations(
+    step: float, evaluation: float, measured: float, epochs: int
+) -> None:
+    work = workload(epochs, 4, "cpu", B=SMALL)
+    plain, together = in_fours(work, with_costs(choose(work), step, evaluation, measured))
+    faster = gain(SMALL, 4, measured)
+    for name, done in work.works().items():
+        alone, one = plain.requests[name].seconds, together.requests[name].seconds
+        assert one >= done.evaluations * evaluation
+        assert one == pytest.approx(alone - done.steps * step * (1 - 1 / faster))
+        # As a group is faster by no more than its steps are, it is slower by no more.
+        assert min(1.0, faster) * one <= alone * (1 + 1e-9)
+        assert max(1.0, faster) * one >= alone * (1 - 1e-9)
+        if not evaluation:
+            assert one == pytest.approx(alone / faster)
+
+
+def test_the_more_a_job_evaluates_the_less_its_group_gains() -> None:
+    work = workload(2, 4, "cpu", B=SMALL)
+    found = []
+    for evaluation in (0.0, 0.01, 0.1, 1.0, 1e6):
+        both = in_fours(work, with_costs(choose(work), 0.01, evaluation, 2.0))
+        alone, one = (sum(item.seconds for item in made.requests.values()) for made in both)
+        found.append(alone / one)
+    assert found == sorted(found, reverse=True)
+    assert found[0] == pytest.approx(gain(SMALL, 4, 2.0))
+    assert found[-1] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_run_that_recorded_no_decision_has_no_forecast(root: Path) -> None:
+    with RunStore.read(write_run(root, Synthetic())) as store:
+        assert forecast_of(store) is None

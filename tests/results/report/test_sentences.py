@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold.results.report import sentences
+from asynckfold.results.report.summary import AccuracyPair, Summary, summarize
+from asynckfold.results.statistics import Difference, Lead
+from asynckfold.store import RunStore
+from tests.results.report.conftest import Summarize
+from tests.synthetic import Synthetic
+
+
+@pytest.fixture
+def summary(complete: Path) -> Summary:
+    with RunStore.read(complete) as store:
+        return summarize(store)
+
+
+def _with_lead(summary: Summary, difference: Difference) -> Summary:
+    return replace(summary, lead=Lead("A/cosine", "B/cosine", difference))
+
+
+@pytest.mark.parametrize(
+    ("difference", "word"),
+    [
+        (Difference(0.02, 0.01, 0.03, 9.0, 0.001, 5), "Probably real"),
+        (Difference(0.02, -0.01, 0.05, 1.0, 0.3, 5), "May be chance"),
+        (Difference(0.0, math.nan, math.nan, math.nan, math.nan, 5), "A tie"),
+        (Difference(0.1, math.nan, math.nan, math.nan, math.nan, 1), "Cannot be tested"),
+    ],
+)
+def test_verdict_follows_the_test(summary: Summary, difference: Difference, word: str) -> None:
+    found = _with_lead(summary, difference)
+    assert sentences.verdict(found) == word
+    assert sentences.is_real(found) == (word == "Probably real")
+    # The headline says no more than the box beside it.
+    headline = sentences.winner(found)
+    assert ("is best" in headline) == (word == "Probably real")
+    assert (" tie: " in headline) == (word == "A tie")
+    assert ("perhaps by chance" in headline) == (word == "May be chance")
+
+
+def test_speed_names_both_times_and_their_kind(summary: Summary) -> None:
+    assert summary.speedup is not None
+    text = sentences.speed(summary)
+    assert sentences.duration(summary.packed_seconds) in text
+    assert sentences.duration(summary.speedup.serial_seconds) in text
+    assert "measured" in text
+    assert f"{summary.speedup.ratio:.2f}×" in text
+
+
+def test_all_that_tie_are_named_or_counted(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(score=0.9, models=("A", "B", "C"), lr_schedules=("x",)))
+    assert sentences.winner(summary) == "A/x and 2 more tie: accuracy 0.9000 ± 0.0000"
+    assert sentences.verdict(summary) == "A tie"
+    two = replace(summary, candidates=(*summary.candidates[:2],))
+    assert sentences.best_names(two) == "A/x and B/x"
+
+
+def test_one_candidate_is_no_winner(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(score=0.9, models=("A",), lr_schedules=("x",)))
+    assert sentences.winner(summary) == "A/x has accuracy 0.9000 ± 0.0000"
+
+
+def test_a_disturbed_baseline_gives_no_speedup(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(others=0.8))
+    assert summary.speedup is not None
+    assert summary.speedup.ratio is None
+    text = sentences.speed(summary)
+    assert "×" not in text
+    assert "Speedup not reported: other programs used 0.8 of" in text
+
+
+def test_no_speedup_is_claimed_without_success(summarized: Summarize) -> None:
+    text = sentences.speed(summarized(Synthetic(status=lambda job: "failed")))
+    assert "×" not in text
+    assert "no job succeeded" in text
+
+
+def test_failures_make_the_times_hard_to_compare(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(status=lambda job: "failed" if job.fold else "done"))
+    assert "16 jobs of 20" in sentences.unequal_work(summary)
+
+
+def test_equal_work_needs_no_warning(summary: Summary) -> None:
+    assert sentences.unequal_work(summary) == ""
+
+
+@pytest.mark.parametrize(
+    ("packed", "serial", "expected"),
+    [
+        ((0.8, 0.9), (0.9, 0.9), True),
+        ((0.9, 0.899), (0.9, 0.9), False),
+        ((0.9, 0.7), (0.8, 0.8), False),
+    ],
+)
+def test_accuracy_that_is_lost_for_speed_is_told(
+    summary: Summary, packed: tuple[float, ...], serial: tuple[float, ...], expected: bool
+) -> None:
+    pairs = tuple(
+        AccuracyPair(f"m{number}", *pair)
+        for number, pair in enumerate(zip(packed, serial, strict=True))
+    )
+    assert summary.speedup is not None
+    told = replace(summary, speedup=replace(summary.speedup, accuracy=pairs))
+    assert sentences.costs_accuracy(told) is expected
+    assert sentences.accuracies(told).startswith(f"accuracy {np.mean(packed):.4f} against 0.")
+
+
+def test_no_accuracy_is_told_of_an_estimate(summary: Summary) -> None:
+    assert summary.speedup is not None
+    estimated = replace(summary, speedup=replace(summary.speedup, accuracy=()))
+    for told in (estimated, replace(summary, speedup=None)):
+        assert sentences.accuracies(told) == ""
+        assert not sentences.costs_accuracy(told)
+
+
+def test_retried_attempts_are_those_with_a_successor(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(retried=("MLP/warm/fold-1",)))
+    found = [(bar.job, bar.attempt) for bar in sentences.retried(summary)]
+    assert found == [("MLP/warm/fold-1", 1)]
+
+
+@given(st.text(), st.integers(3, 40))
+def test_shortened_names_fit_and_keep_both_ends(name: str, limit: int) -> None:
+    short = sentences.shorten(name, limit)
+    assert len(short) <= limit
+    assert short[:1] == name[:1]
+    assert short[-1:] == name[-1:]
+
+
+@given(st.floats(0, 1e7))
+def test_durations_are_readable(seconds: float) -> None:
+    text = sentences.duration(seconds)
+    assert not re.search(r"(?<![\d.])60 (s|min)", text)
+
+
+def test_worst_confusion_ignores_the_diagonal() -> None:
+    assert sentences.worst_confusion([[9, 1], [3, 9]]) == (1, 0, 3)
+    assert sentences.worst_confusion([[9, 0], [0, 9]]) is None

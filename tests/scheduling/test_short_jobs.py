@@ -1,0 +1,277 @@
+"""Short jobs that one worker does one after another: rows."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from asynckfold import AsyncKFold, RunStore
+from asynckfold.cli.status import state_of
+from asynckfold.engines.engine import Answer
+from asynckfold.errors import WorkerDiedError
+from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.messages import JobEnded, Setback, Started, Task
+from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DONE, FAILED, Result
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.results.utilization import packing_of
+from asynckfold.scheduling.backlog import ROW_SECONDS, ROW_SHARE, Backlog
+from asynckfold.scheduling.place import place
+from asynckfold.sweep.loop import Sweep
+from tests.sweep.test_loop import Recording, done
+from tests.toy import Tiny, adam, samples
+
+FOLDS = 8
+NAMES = tuple(f"A/cosine/fold-{fold}" for fold in range(FOLDS))
+
+requests = st.builds(
+    Request,
+    job_id=st.text("abc", min_size=1, max_size=4),
+    seconds=st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.3, 1.0]),
+    threads=st.integers(1, 2),
+    memory=st.integers(0, 3),
+    alone=st.sampled_from([False, False, False, True]),
+    jobs_per_gpu=st.integers(1, 2),
+    trainer=st.sampled_from(["plain", "plain", "plain", "hogwild"]),
+)
+
+
+@given(
+    st.lists(requests, max_size=40, unique_by=lambda request: request.job_id),
+    st.integers(1, 4),
+)
+def test_a_row_is_short_fits_where_its_first_job_does_and_loses_nobody(
+    pending: list[Request], cores: int
+) -> None:
+    every = {request.job_id: request for request in pending}
+    backlog = Backlog(pending)
+    load = Load(tuple(range(cores)), tuple(range(cores)), 100)
+    found = place(backlog, [], load)
+    taken = [backlog.remove(item.jobs[0]) for item in found]
+    rows = [backlog.row(first, item, cores) for first, item in zip(taken, found, strict=True)]
+    started = [name for row in rows for name in row.jobs]
+    assert sorted([*started, *(request.job_id for request in backlog)]) == sorted(every)
+    for before, row in zip(found, rows, strict=True):
+        first, *others = (every[name] for name in row.jobs)
+        assert (row.cores, row.threads, row.memory) == (before.cores, before.threads, before.memory)
+        assert len(others) <= len(pending) / (ROW_SHARE * cores)
+        if others:
+            assert row.is_row
+            assert sum(item.seconds for item in (first, *others)) <= ROW_SECONDS + 1e-9
+        for other in others:
+            assert other.trainer == first.trainer == "plain"
+            assert other.seconds > 0
+            assert not other.alone
+            assert other.threads == first.threads
+            assert other.memory <= first.memory
+
+
+def test_a_group_is_in_no_row() -> None:
+    group = Request("g", 0.01, jobs=("g", "h"), trainer="fused")
+    backlog = Backlog([group, *(Request(f"j{number}", 0.01) for number in range(20))])
+    first = backlog.remove("j0")
+    row = backlog.row(first, Placement(("j0",), (0,)), cores=1)
+    assert len(row.jobs) == 1 + 20 // ROW_SHARE
+    assert "g" in backlog
+    placed = Placement(("g", "h"), (0,), trainer="fused")
+    assert backlog.row(backlog.remove("g"), placed, cores=1) == placed
+    assert not placed.is_row
+
+
+@dataclass
+class Engine:
+    """Answers at once what `behaviour` says of the n-th placement."""
+
+    behaviour: Callable[[int, Sequence[Task], Callable[[Any], None]], Any]
+    inbox: queue.SimpleQueue[Any]
+    placed: list[Placement] = field(default_factory=list)
+    now: float = 0.0
+
+    def load(self, running: Sequence[Placement]) -> Load:
+        self.now += 1.0
+        return Load((0,), (0,), 1 << 40)
+
+    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        self.placed.append(placement)
+        found = self.behaviour(len(self.placed), tasks, self.inbox.put)
+        if isinstance(found, BaseException):
+            future.set_exception(found)
+        else:
+            future.set_result(Answer(found, pid=1))
+        return future
+
+    def close(self, grace_s: float = 0.0) -> None:
+        pass
+
+
+@pytest.fixture
+def store(root: Path) -> Iterator[RunStore]:
+    targets = np.arange(32) % 2
+    folds = make_folds(32, targets, FOLDS)
+    plan = Plan(
+        make_jobs(["A"], ["cosine"], folds, 0),
+        TrainerParams(epochs=1),
+        4,
+        1,
+        0,
+        "cpu",
+        ("accuracy",),
+        "data",
+        folds_fingerprint(folds),
+        ("0", "1"),
+    )
+    with RunStore.hold(root) as held:
+        held.begin(plan, folds, targets)
+        yield held
+
+
+def run(store: RunStore, behaviour: Any) -> tuple[Engine, Recording]:
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    engine, watch = Engine(behaviour, inbox), Recording()
+    asked = {job.id: Request(job.id, 0.01) for job in store.plan.jobs}
+    Sweep(store, engine, inbox, asked, lambda found: found, watch, lambda: engine.now).run()
+    return engine, watch
+
+
+def in_turn(tasks: Sequence[Task], tell: Callable[[Any], None]) -> list[Any]:
+    """Do as a worker does."""
+    for task in tasks[:-1]:
+        tell(Started(task.job.id, task.attempt, 1))
+        tell(JobEnded(done(task)))
+    tell(Started(tasks[-1].job.id, tasks[-1].attempt, 1))
+    return [*(None for _ in tasks[:-1]), done(tasks[-1])]
+
+
+def test_short_jobs_are_placed_in_rows_and_each_has_its_result(store: RunStore) -> None:
+    engine, watch = run(store, lambda number, tasks, tell: in_turn(tasks, tell))
+    assert [len(placement.jobs) for placement in engine.placed] == [2, 2, 1, 1, 1, 1]
+    assert sorted(result.job_id for result in watch.results) == sorted(NAMES)
+    results = store.results()
+    assert {result.status for result in results.values()} == {DONE}
+    assert {result.attempt for result in results.values()} == {1}
+    # Their times do not overlap: a core belongs to one job at a time.
+    spans = sorted((result.started, result.ended) for result in results.values())
+    assert all(ended <= later for (_, ended), (later, _) in pairwise(spans))
+    packing = packing_of(store)
+    assert packing is not None
+    assert 0 < packing.core_seconds <= packing.makespan + 1e-9
+
+
+def test_of_a_row_whose_worker_dies_only_the_job_in_hand_is_to_blame(store: RunStore) -> None:
+    def behaviour(number: int, tasks: Sequence[Task], tell: Callable[[Any], None]) -> Any:
+        if number > 1:
+            return in_turn(tasks, tell)
+        tell(Started(tasks[0].job.id, 1, 1))
+        return WorkerDiedError(1, "killed", "died")
+
+    engine, _ = run(store, behaviour)
+    guilty, innocent = engine.placed[0].jobs
+    outcomes: dict[str, list[str | None]] = {}
+    for attempt in store.attempts():
+        outcomes.setdefault(attempt.job_id, []).append(attempt.outcome)
+    assert outcomes[guilty] == ["died", "ok"]
+    assert outcomes[innocent] == ["interrupted", "ok"]
+    packing = packing_of(store)
+    assert packing is not None
+    assert packing.core_seconds <= packing.makespan + 1e-9
+    assert {result.status for result in store.results().values()} == {DONE}
+
+
+def test_a_row_that_was_asked_to_stop_goes_on_later(store: RunStore) -> None:
+    def behaviour(number: int, tasks: Sequence[Task], tell: Callable[[Any], None]) -> Any:
+        return in_turn(tasks, tell) if number > 1 else [done(tasks[0]), None]
+
+    run(store, behaviour)
+    assert sorted(result.attempt for result in store.results().values()) == [1] * 7 + [2]
+
+
+def test_a_setback_in_a_row_is_that_of_its_job_alone(store: RunStore) -> None:
+    def behaviour(number: int, tasks: Sequence[Task], tell: Callable[[Any], None]) -> Any:
+        if number > 1:
+            return in_turn(tasks, tell)
+        return [Setback("oom", Result(tasks[0].job.id, 1, FAILED)), done(tasks[1])]
+
+    engine, _ = run(store, behaviour)
+    assert engine.placed[-1].alone
+    assert engine.placed[-1].jobs == engine.placed[0].jobs[:1]
+    assert {result.status for result in store.results().values()} == {DONE}
+
+
+class Loud(nn.Module):
+    """Says a word, and kills its worker once in the run, where some jobs are through."""
+
+    def __init__(self, mark: Path, root: Path) -> None:
+        super().__init__()
+        self.tiny, self.mark, self.root, self.said = Tiny(), mark, root, False
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not self.said:
+            self.said = True
+            print("a word of its own")
+        elif len([*self.root.rglob("checkpoint-*")]) > 1 and not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.tiny(inputs)
+
+
+def test_rows_of_real_jobs_survive_a_kill_and_change_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "acted"
+
+    def sweep(name: str) -> Any:
+        kfold = AsyncKFold(
+            8, samples(), tmp_path / name, nn.CrossEntropyLoss(), 8, n_jobs=2, verbose=0, fuse=False
+        )
+        return kfold(
+            {f"loud-{number}": lambda: Loud(mark, tmp_path / name) for number in range(4)},
+            ["constant"],
+            adam,
+            {"epochs": 1},
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asynckfold.scheduling.backlog.ROW_SECONDS", 0.0)
+        mark.touch()
+        one_by_one = sweep("singly")
+        mark.unlink()
+    monkeypatch.setattr("asynckfold.scheduling.backlog.ROW_SECONDS", 1.0)
+    rows = sweep("rows")
+    assert mark.exists()
+    assert rows.fingerprint == one_by_one.fingerprint
+    with RunStore.read(tmp_path / "rows") as store:
+        outcomes = [attempt.outcome for attempt in store.attempts()]
+
+    assert outcomes.count("died") == 1
+    # The jobs of its row that it had not come to.
+    assert outcomes.count("interrupted") >= 1
+    assert outcomes.count("ok") == 32
+    logs = [*(tmp_path / "rows").rglob("log.txt")]
+    assert len(logs) == 32
+    assert all(log.read_text().count("a word of its own") >= 1 for log in logs)
+
+
+def test_status_names_the_job_of_a_row_that_is_in_hand(store: RunStore) -> None:
+    for name in NAMES[:3]:
+        store.start_attempt(name, (0,), 1, "cpu", 0.1)
+    store.start_attempt(NAMES[3], (1,), 1, "cpu", 0.1)
+    store.started(NAMES[1], 1, 7)
+    shown = [item["job"] for item in state_of(store)["running_jobs"]]
+    # That of the other core has no process yet that is known.
+    assert shown == [NAMES[1], NAMES[3]]

@@ -1,0 +1,236 @@
+"""Jobs that are trained as one in the loop of a sweep, with an engine that runs nothing."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynckfold.engines.engine import Answer
+from asynckfold.errors import WorkerDiedError
+from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.messages import JobEnded, Setback, Started, Task
+from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.store import RunStore
+from asynckfold.sweep import loop as sweeps
+from asynckfold.sweep.loop import Sweep
+from tests.sweep.test_loop import Recording, done
+
+GROUP = ("A/cosine/fold-0", "A/cosine/fold-1", "A/cosine/fold-2")
+ALONE = "A/cosine/fold-3"
+
+Behaviour = Callable[[int, Sequence[Task]], Any]
+
+
+@dataclass
+class Engine:
+    """Answers at once what `behaviour` says of the n-th placement of the group."""
+
+    behaviour: Behaviour
+    inbox: queue.SimpleQueue[Any]
+    placed: list[Placement] = field(default_factory=list)
+    now: float = 0.0
+
+    def load(self, running: Sequence[Placement]) -> Load:
+        self.now += 1.0
+        return Load((0, 1), (0, 1), 1 << 40)
+
+    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        assert tuple(task.job.id for task in tasks) == placement.jobs
+        self.placed.append(placement)
+        found = [done(task) for task in tasks]
+        if placement.trainer == "fused":
+            found = self.behaviour(len(self.of_group()), tasks)
+        if isinstance(found, BaseException):
+            future.set_exception(found)
+        else:
+            future.set_result(Answer(found, pid=1))
+        return future
+
+    def of_group(self) -> list[Placement]:
+        return [placement for placement in self.placed if placement.trainer == "fused"]
+
+    def close(self, grace_s: float = 0.0) -> None:
+        pass
+
+
+@dataclass
+class Moving(Engine):
+    """Ends nothing; its cores are as idle as it is told."""
+
+    idle: tuple[int, ...] = (0, 1)
+    shifts: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    running: dict[Future[Answer], Placement] = field(default_factory=dict)
+
+    def load(self, running: Sequence[Placement]) -> Load:
+        return Load((0, 1, 2), self.idle, 1 << 40)
+
+    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        self.running[future] = placement
+        return future
+
+    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
+        self.shifts.append((self.running[future].jobs[0], tuple(cores)))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "TICK_SECONDS", 0.001)
+
+
+@pytest.fixture
+def store(root: Path) -> Iterator[RunStore]:
+    targets = np.arange(12) % 2
+    folds = make_folds(12, targets, 4)
+    plan = Plan(
+        make_jobs(["A"], ["cosine"], folds, 0),
+        TrainerParams(epochs=1),
+        4,
+        1,
+        0,
+        "cpu",
+        ("accuracy",),
+        "data",
+        folds_fingerprint(folds),
+        ("0", "1"),
+        groups=(GROUP,),
+    )
+    with RunStore.hold(root) as held:
+        held.begin(plan, folds, targets)
+        yield held
+
+
+def run(store: RunStore, behaviour: Behaviour) -> tuple[Engine, Recording]:
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    engine, watch = Engine(behaviour, inbox), Recording()
+    requests = {job.id: Request(job.id, 1.0 + job.fold, memory=10) for job in store.plan.jobs}
+    Sweep(store, engine, inbox, requests, lambda found: found, watch, lambda: engine.now).run()
+    return engine, watch
+
+
+def died() -> WorkerDiedError:
+    return WorkerDiedError(1, "killed", "died")
+
+
+def test_a_group_is_one_placement_and_each_job_has_its_result(store: RunStore) -> None:
+    engine, watch = run(store, lambda number, tasks: [done(task) for task in tasks])
+    (group,) = engine.of_group()
+    assert group.jobs == GROUP
+    assert group.memory == 30
+    # The longest first: the group has the seconds of all its jobs.
+    assert [placement.jobs for placement in engine.placed] == [GROUP, (ALONE,)]
+    assert engine.placed[1].trainer == "plain"
+    assert sorted(result.job_id for result in watch.results) == [*GROUP, ALONE]
+    assert {result.status for result in store.results().values()} == {DONE}
+
+
+def test_a_group_whose_worker_dies_is_tried_again_without_what_ended(store: RunStore) -> None:
+    def behaviour(number: int, tasks: Sequence[Task]) -> Any:
+        if number > 1:
+            return [done(task) for task in tasks]
+        engine_inbox.put(JobEnded(Result(GROUP[1], 1, DIVERGED, error="nan", pid=7)))
+        return died()
+
+    engine_inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    engine, watch = Engine(behaviour, engine_inbox), Recording()
+    requests = {job.id: Request(job.id, 1.0, memory=10) for job in store.plan.jobs}
+    Sweep(
+        store, engine, engine_inbox, requests, lambda found: found, watch, lambda: engine.now
+    ).run()
+    assert [placement.jobs for placement in engine.of_group()] == [GROUP, (GROUP[0], GROUP[2])]
+    # What diverged goes along, in memory and in time.
+    assert {placement.memory for placement in engine.of_group()} == {30}
+    again = [item for item in store.attempts() if item.attempt == 2]
+    assert [(item.job_id, item.expected) for item in again] == [(GROUP[0], 3.0), (GROUP[2], 3.0)]
+    placed = store.placed()
+    waits = [placed[name, 2].waits for name in (GROUP[0], GROUP[2])]
+    assert waits[0] == waits[1]
+    assert any(wait.kind == "pause" for wait in waits[0])
+    results = store.results()
+    assert results[GROUP[1]].status == DIVERGED
+    assert results[GROUP[1]].pid == 7
+    assert [results[name].attempt for name in GROUP] == [2, 1, 2]
+    assert {results[name].status for name in (GROUP[0], GROUP[2], ALONE)} == {DONE}
+
+
+def test_a_group_that_always_dies_fails_whole_and_once(store: RunStore) -> None:
+    engine, watch = run(store, lambda number, tasks: died())
+    assert [placement.jobs for placement in engine.of_group()] == [GROUP] * 3
+    failed = [result.job_id for result in watch.results if result.status == FAILED]
+    assert sorted(failed) == list(GROUP)
+
+
+def test_a_group_short_of_memory_is_tried_again_alone(store: RunStore) -> None:
+    def behaviour(number: int, tasks: Sequence[Task]) -> list[Any]:
+        if number > 1:
+            return [done(task) for task in tasks]
+        return [Setback("oom", Result(task.job.id, task.attempt, FAILED)) for task in tasks]
+
+    engine, _ = run(store, behaviour)
+    first, second = engine.of_group()
+    assert (first.alone, second.alone) == (False, True)
+    assert second.jobs == GROUP
+    assert {result.status for result in store.results().values()} == {DONE}
+
+
+def test_a_group_that_was_asked_to_stop_by_others_goes_on(store: RunStore) -> None:
+    engine, _ = run(
+        store,
+        lambda number, tasks: [done(task) if number > 1 else None for task in tasks],
+    )
+    assert [placement.jobs for placement in engine.of_group()] == [GROUP, GROUP]
+    assert {result.status for result in store.results().values()} == {DONE}
+
+
+def test_a_group_makes_room_as_one(store: RunStore) -> None:
+    engine = Moving(lambda number, tasks: None, queue.SimpleQueue())
+    requests = {job.id: Request(job.id, 1.0) for job in store.plan.jobs}
+    sweep = Sweep(
+        store, engine, engine.inbox, requests, lambda found: found, Recording(), yields=True
+    )
+    sweep.step(0.001)
+    for name in (*GROUP, ALONE):
+        engine.inbox.put(Started(name, 1, 7))
+    engine.inbox.put(JobEnded(Result(GROUP[1], 1, DIVERGED, error="nan", pid=7)))
+    sweep.step(0.001)
+    engine.idle = (1, 2)
+    sweep.step(0.001)
+    assert engine.shifts == [(GROUP[0], (2,))]
+    engine.idle, engine.shifts = (1,), []
+    sweep.step(0.001)
+    assert engine.shifts == [(GROUP[0], ())]
+    engine.idle, engine.shifts = (0, 1), []
+    sweep.step(0.001)
+    assert engine.shifts == [(GROUP[0], (0,))]
+    sweep.leave()
+    assert store.results()[GROUP[1]].status == DIVERGED
+
+
+def test_a_pause_counts_the_jobs_that_are_left(store: RunStore) -> None:
+    engine_inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    engine, watch = Engine(lambda number, tasks: died(), engine_inbox), Recording()
+    requests = {job.id: Request(job.id, 1.0) for job in store.plan.jobs}
+    sweep = Sweep(store, engine, engine_inbox, requests, lambda found: found, watch, lambda: 0.0)
+    sweep.step(0.001)
+    sweep.step(0.001)
+    waiting = store.waiting
+    assert waiting is not None
+    assert waiting.jobs == {"its pause after attempt 1 (died)": 3}
+
+
+def test_jobs_with_results_are_left_out_from_the_start(store: RunStore) -> None:
+    number = store.start_attempt(GROUP[0], (), 1, "cpu", 1.0)
+    store.record(Result(GROUP[0], number, DONE, outputs=np.zeros((3, 2), np.float32)))
+    engine, _ = run(store, lambda number, tasks: [done(task) for task in tasks])
+    assert [placement.jobs for placement in engine.of_group()] == [GROUP[1:]]

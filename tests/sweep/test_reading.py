@@ -1,0 +1,328 @@
+"""A dataset is read in worker processes: what its code does there ends neither call nor caller."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from asynckfold import AsyncKFold, fit
+from asynckfold.api.planner import read_alone
+from asynckfold.api.session import make_machine
+from asynckfold.data import Prepared
+from asynckfold.engines import pool as pools
+from asynckfold.errors import InputError
+from tests.toy import adam
+
+COUNT, BAD = 60, 43
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_stays() -> Iterator[None]:
+    yield
+    pools.close_warm()
+
+
+class Rows(Dataset):  # type: ignore[type-arg]
+    """Rows whose place is told by their values; the one at `BAD` does something else."""
+
+    def __init__(self, bad: Any = None, count: int = COUNT) -> None:
+        self.bad = bad
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        if index == BAD and self.bad is not None:
+            self.bad()
+        return torch.tensor([index / 10, 1.0]), index % 2
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def never_end() -> None:
+    while True:
+        time.sleep(60)
+
+
+def exit_now() -> None:
+    os._exit(3)
+
+
+def leave() -> None:
+    sys.exit(3)
+
+
+def kfold(dataset: Any, root: Path, **settings: Any) -> AsyncKFold:
+    settings = {"verbose": 0, "baseline": None, "threads_per_job": 1, "n_jobs": 2, **settings}
+    return AsyncKFold(3, dataset, root, nn.CrossEntropyLoss(), 16, **settings)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(2, 2)
+
+
+def read(dataset: Any, root: Path, **settings: Any) -> Prepared:
+    """Return what a call would read."""
+    made = kfold(dataset, root, **settings).settings
+    with read_alone(made, make_machine(made)) as data:
+        return data
+
+
+def message(dataset: Any, root: Path, **settings: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        kfold(dataset, root, **settings)({"linear": linear}, ["constant"], adam, {"epochs": 1})
+    assert len(caught.value.problems) == 1
+    assert not root.exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (
+            segfault,
+            "dataset[43] must be readable: received the process that read it ended: SIGSEGV",
+        ),
+        (exit_now, "dataset[43] must be readable: received the process that read it ended: exit c"),
+        (leave, "dataset[43] must be readable: received SystemExit: 3"),
+        (lambda: 1 / 0, "dataset[43] must be readable: received ZeroDivisionError"),
+    ],
+)
+def test_a_sample_that_ends_its_process_is_named(bad: Any, text: str, root: Path) -> None:
+    assert message(Rows(bad), root).startswith(text)
+
+
+def test_a_sample_that_never_ends_is_named(root: Path) -> None:
+    text = message(Rows(never_end), root, stall_timeout=1.0)
+    assert text.startswith("dataset[43] must be read in time: received no end within stall_timeout")
+
+
+def test_a_step_that_ends_its_process_is_named(root: Path) -> None:
+    def step(row: torch.Tensor) -> torch.Tensor:
+        return exit_now() if row[0].item() > 4.25 else row
+
+    inputs = torch.stack([Rows()[index][0] for index in range(COUNT)])
+    dataset = (inputs, torch.arange(COUNT) % 2)
+    text = message(dataset, root, eval_transform=step)
+    assert text.startswith("dataset[0] and others, with their transform, must be readable")
+
+
+def test_each_sample_is_read_as_the_caller_reads_it(tmp_path: Path) -> None:
+    for root, dtype in (("a", torch.float32), ("b", torch.float64)):
+        torch.set_default_dtype(dtype)
+        try:
+            here = read(Rows(), tmp_path / root, parallelize=False)
+            there = read(Rows(), tmp_path / root)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert here.fingerprint == there.fingerprint
+        assert there.targets.tolist() == [index % 2 for index in range(COUNT)]
+
+
+class Slow(Rows):
+    """So slow that several readers pay."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        time.sleep(0.01)
+        inputs, target = super().__getitem__(index)
+        return torch.cat([inputs, torch.tensor([float(os.getpid())])]), target
+
+
+def test_several_processes_read_ranges(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asynckfold.sweep.reading.SECONDS_EACH", 0.05)
+        made = kfold(Slow(count=100), tmp_path / "run").settings
+        with read_alone(made, make_machine(made)) as data:
+            handle = data.handle()
+            inputs = handle.open(handle.fds).eval(np.arange(100))[0]
+    pids = inputs[:, 2].tolist()
+    # The samples that are compared with those of this process differ, so that it reads all.
+    assert set(pids) == {float(np.float32(os.getpid()))}
+    assert any("samples were read in this process" in note for note in data.notes)
+
+
+def test_a_module_that_was_changed_after_its_import_is_read_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.sweep.test_reading.BAD", 3)
+
+    class Changed(Rows):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            inputs, target = super().__getitem__(index)
+            return inputs + sys.modules["tests.sweep.test_reading"].BAD, target
+
+    data = read(Changed(), tmp_path / "run")
+    assert any("samples were read in this process" in note for note in data.notes)
+    assert data.fingerprint == read(Changed(), tmp_path / "run", parallelize=False).fingerprint
+
+
+def test_the_environment_is_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scaled(Rows):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            inputs, target = super().__getitem__(index)
+            return inputs * float(os.environ.get("TRUTH_SCALE", "1")), target
+
+    first = read(Scaled(), tmp_path / "run").fingerprint
+    monkeypatch.setenv("TRUTH_SCALE", "2")
+    again = read(Scaled(), tmp_path / "run")
+    assert again.fingerprint != first
+    assert again.notes == ()
+    monkeypatch.delenv("TRUTH_SCALE")
+    assert read(Scaled(), tmp_path / "run").fingerprint == first
+
+
+def test_what_cannot_be_sent_is_read_here_and_that_is_said(tmp_path: Path) -> None:
+    dataset = Rows()
+    dataset.lock = threading.Lock()  # type: ignore[attr-defined]
+    data = read(dataset, tmp_path / "run")
+    said = [note for note in data.notes if "which a crash would end" in note]
+    assert len(said) == 1
+    assert "cannot be sent" in said[0]
+    assert data.held
+
+
+@pytest.mark.parametrize("name", ["tuple", "tensors", "images"])
+def test_what_runs_no_code_of_the_users_needs_no_process(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchvision.transforms import v2
+
+    from asynckfold.data.sources.datasets import ImageArrays
+
+    def refused(*found: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("asynckfold.sweep.reading.WorkerReaders.__call__", refused)
+    x, y = torch.rand(COUNT, 4), torch.arange(COUNT) % 2
+    pixels = np.zeros((COUNT, 4, 4), np.uint8)
+    steps = v2.Compose([v2.Resize(3), v2.RandomHorizontalFlip(), v2.ToImage()])
+    dataset = {
+        "tuple": (x, y),
+        "tensors": TensorDataset(x, y),
+        "images": ImageArrays(pixels, y.numpy(), steps),
+    }[name]
+    assert read(dataset, tmp_path / "run").held
+    with pytest.raises(AssertionError):
+        read(Rows(), tmp_path / "run")
+
+
+def test_the_same_bits_with_and_without_processes(tmp_path: Path) -> None:
+    class Drawn(Rows):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            target = int(torch.randint(2, ()))
+            return torch.tensor([float(target), index / COUNT]), target
+
+    found = [
+        kfold(Drawn(), tmp_path / str(parallel), parallelize=parallel)(
+            {"linear": linear}, ["constant"], adam, {"epochs": 2}
+        )
+        for parallel in (True, False)
+    ]
+    assert found[0].fingerprint == found[1].fingerprint
+    one, other = (results.oof["linear/constant"] for results in found)
+    assert np.array_equal(one, other)
+
+
+def test_a_random_dataset_is_learned_from_its_pairs(tmp_path: Path) -> None:
+    class Drawn(Rows):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            target = int(torch.randint(2, ()))
+            return torch.tensor([10.0 * target - 5, 1.0]), target
+
+    found = fit(
+        linear,
+        Drawn(),
+        lambda model: torch.optim.SGD(model.parameters(), 0.5),
+        nn.CrossEntropyLoss(),
+        tmp_path / "run",
+        16,
+        valid=range(0, COUNT, 3),
+        epochs=8,
+        verbose=0,
+        parallelize=False,
+    )
+    assert found.score == 1.0
+
+
+def test_data_that_were_edited_between_two_calls_are_refused(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(COUNT, 2)).astype(np.float32)
+
+    class Mapped(Rows):
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+            return torch.tensor(mapped[index]) + 0 * torch.rand(2), index % 2
+
+    def call() -> Any:
+        np.save(tmp_path / "rows.npy", rows)
+        made = kfold(Mapped(), tmp_path / "run", parallelize=False)
+        return made({"linear": linear}, ["constant"], adam, {"epochs": 1})
+
+    first = call()
+    assert call().fingerprint == first.fingerprint
+    rows[BAD, 1] += 0.5
+    with pytest.raises(InputError, match="data"):
+        call()
+
+
+SCRIPT = """
+import sys, time
+import torch
+from torch.utils.data import Dataset
+from asynckfold import AsyncKFold
+
+class Slow(Dataset):
+    def __len__(self): return 50
+    def __getitem__(self, index):
+        if index == 43:
+            print("there", file=open(sys.argv[1] + "/there", "w"))
+            time.sleep(600)
+        return torch.zeros(2), index % 2
+
+def main():
+    kfold = AsyncKFold(2, Slow(), sys.argv[1] + "/run", torch.nn.CrossEntropyLoss(), 8, verbose=0)
+    kfold({"a": lambda: torch.nn.Linear(2, 2)}, ["constant"], lambda m: None, {"epochs": 1})
+
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_end_of_the_caller_ends_its_readers(number: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    path = f"{Path(__file__).parents[2]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    with subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as caller:
+        end = time.monotonic() + 90
+        while not (tmp_path / "there").exists() and time.monotonic() < end:
+            assert caller.poll() is None
+            time.sleep(0.05)
+        started = psutil.Process(caller.pid).children(recursive=True)
+        assert started
+        caller.send_signal(number)
+        _, told = caller.communicate(timeout=30)
+    assert b"InterruptedRunError" in told if number == signal.SIGINT else told == b""
+    assert psutil.wait_procs(started, timeout=10)[1] == []
+    assert not (tmp_path / "run" / "run.db").exists() or number == signal.SIGKILL

@@ -1,0 +1,372 @@
+"""Which cores others use, from fake counters; and a look at the real ones."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold.system.cpu_load import (
+    BUSY_SHARE,
+    IDLE_SHARE,
+    STALE_SECONDS,
+    LoadSampler,
+    OwnUse,
+    foreign_shares,
+    settle,
+)
+from asynckfold.system.readers import read_core_seconds
+from tests.system.fakes import ME, FakeMachine
+
+
+def watch(
+    fake: FakeMachine,
+    sampler: LoadSampler,
+    seconds: float,
+    workers: Mapping[int, tuple[int, ...]],
+    foreign: Mapping[int, float] | None = None,
+    own: Mapping[int, tuple[float, int]] | None = None,
+) -> list[frozenset[int]]:
+    """Sample every quarter of a second while the machine is used as told."""
+    seen = []
+    for _ in range(round(seconds / 0.25)):
+        fake.run(0.25, foreign, own)
+        sampler.sample(workers)
+        seen.append(sampler.busy)
+    return seen
+
+
+def test_nothing_is_known_before_the_first_window() -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    sampler.sample()
+    assert sampler.busy == {0, 1}
+    fake.run(0.25)
+    sampler.sample()
+    assert sampler.busy == frozenset()
+
+
+def test_an_early_look_is_heeded_where_nobody_is_there() -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    fake.run(0.05)
+    sampler.sample()
+    assert not sampler.known
+    fake.run(0.06)
+    sampler.sample()
+    assert sampler.known
+    assert sampler.busy == frozenset()
+    # What comes then is seen as soon as ever.
+    seen = watch(fake, sampler, 2, {}, foreign={1: 1.0})
+    assert seen.index(frozenset({1})) < 4
+
+
+@pytest.mark.parametrize("share", [0.4, 1.0])
+def test_an_early_look_that_finds_somebody_waits_for_a_whole_window(share: float) -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    fake.run(0.11, foreign={1: share})
+    sampler.sample()
+    assert not sampler.known
+    # A burst at the start would be taken for a neighbour by half a window.
+    fake.run(0.3)
+    sampler.sample()
+    assert sampler.known
+    assert sampler.busy == frozenset()
+
+
+def test_a_worker_that_was_pinned_within_a_window_is_own_where_it_ran_before() -> None:
+    fake = FakeMachine()
+    fake.processes[11] = (0.0, 1)
+    sampler = fake.sampler()
+    sampler.sample({11: ()})
+    fake.run(0.15, own={11: (1.0, 1)})
+    fake.run(0.15, own={11: (1.0, 0)})
+    sampler.sample({11: (0,)})
+    assert sampler.busy == frozenset()
+    assert sampler.shares == pytest.approx({0: 0.0, 1: 0.0}, abs=0.01)
+
+
+def test_counters_since_boot_are_not_taken_for_load() -> None:
+    fake = FakeMachine()
+    fake.cores = {0: 9e6, 1: 9e6}
+    sampler = fake.sampler()
+    fake.run(0.25)
+    sampler.sample()
+    assert sampler.busy == frozenset()
+
+
+def test_a_window_that_is_too_short_is_not_read() -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    fake.run(0.1, foreign={0: 1.0})
+    fake.broken = AssertionError("read within the window")
+    sampler.sample()
+
+
+def test_a_lasting_foreign_load_is_seen_within_a_second_and_forgotten_within_three() -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    assert watch(fake, sampler, 2, {})[-1] == frozenset()
+    during = watch(fake, sampler, 10, {}, foreign={1: 1.0})
+    assert during.index(frozenset({1})) < 4
+    assert set(during[4:]) == {frozenset({1})}
+    after = watch(fake, sampler, 10, {})
+    assert after.index(frozenset()) < 12
+    assert set(after[12:]) == {frozenset()}
+
+
+def test_a_short_burst_changes_nothing() -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    watch(fake, sampler, 2, {})
+    assert watch(fake, sampler, 0.25, {}, foreign={0: 1.0}) == [frozenset()]
+    assert set(watch(fake, sampler, 2, {})) == {frozenset()}
+
+
+def test_a_load_between_the_thresholds_changes_no_mind() -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    watch(fake, sampler, 2, {})
+    assert set(watch(fake, sampler, 20, {}, foreign={0: 0.22})) == {frozenset()}
+    watch(fake, sampler, 5, {}, foreign={0: 1.0})
+    assert set(watch(fake, sampler, 20, {}, foreign={0: 0.22})) == {frozenset({0})}
+
+
+def test_own_workers_are_not_foreign_load() -> None:
+    fake = FakeMachine()
+    fake.processes |= {11: (0.0, 0), 12: (0.0, 1)}
+    sampler = fake.sampler()
+    own = {11: (0,), 12: (1,)}
+    watch(fake, sampler, 1, own)
+    seen = watch(fake, sampler, 60, own, own={11: (0.98, 0), 12: (0.98, 1), ME: (0.01, 0)})
+    changes = sum(before != after for before, after in itertools.pairwise(seen))
+    assert changes == 0
+    assert seen[-1] == frozenset()
+
+
+def test_a_hog_on_the_core_of_an_own_worker_is_seen() -> None:
+    fake = FakeMachine()
+    fake.processes[11] = (0.0, 0)
+    sampler = fake.sampler()
+    watch(fake, sampler, 1, {11: (0,)})
+    seen = watch(fake, sampler, 3, {11: (0,)}, foreign={0: 0.5}, own={11: (0.5, 0)})
+    assert seen[-1] == {0}
+
+
+def test_this_process_is_own_wherever_it_ran() -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    watch(fake, sampler, 1, {})
+    for _ in range(20):
+        fake.run(0.125, own={ME: (1.0, 0)})
+        fake.run(0.125, own={ME: (1.0, 1)})
+        sampler.sample({})
+        assert sampler.busy == frozenset()
+
+
+def test_children_of_workers_count_as_own_and_other_children_do_not() -> None:
+    fake = FakeMachine()
+    fake.processes |= {11: (0.0, 0), 21: (0.0, 0), 31: (0.0, 1)}
+    fake.parents = {11: ME, 21: 11, 31: ME}
+    sampler = fake.sampler()
+    watch(fake, sampler, 1, {11: (0,)})
+    seen = watch(fake, sampler, 5, {11: (0,)}, own={21: (1.0, 0), 31: (1.0, 1)})
+    assert seen[-1] == {1}
+
+
+def test_a_worker_that_ended_leaves_its_core_as_it_was_thought_of() -> None:
+    fake = FakeMachine()
+    fake.processes[11] = (0.0, 0)
+    sampler = fake.sampler()
+    watch(fake, sampler, 1, {11: (0,)}, own={11: (1.0, 0)})
+    fake.run(0.25, own={11: (1.0, 0)})
+    del fake.processes[11]
+    sampler.sample({11: (0,)})
+    assert sampler.busy == frozenset()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        psutil.AccessDenied(1),
+        psutil.NoSuchProcess(1),
+        OSError("no"),
+        ValueError("no"),
+        IndexError("no"),
+        RuntimeError("no"),
+        NotImplementedError("no"),
+    ],
+)
+def test_a_reading_that_fails_keeps_the_last_state_then_is_busy(error: Exception) -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    watch(fake, sampler, 1, {})
+    fake.broken = error
+    assert set(watch(fake, sampler, STALE_SECONDS, {})) == {frozenset()}
+    assert watch(fake, sampler, 1, {})[-1] == {0, 1}
+    fake.broken = None
+    assert watch(fake, sampler, 3, {})[-1] == frozenset()
+
+
+def test_a_first_reading_that_fails_is_busy_and_recovers() -> None:
+    fake = FakeMachine()
+    fake.broken = OSError("no")
+    sampler = fake.sampler()
+    assert watch(fake, sampler, 1, {})[-1] == {0, 1}
+    fake.broken = None
+    assert watch(fake, sampler, 1, {})[-1] == frozenset()
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_a_core_with_a_wrong_counter_is_unknown_alone(wrong: float) -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    watch(fake, sampler, 1, {})
+    fake.cores[1] = wrong
+    seen = watch(fake, sampler, 8, {}, foreign={0: 1.0})
+    assert seen[0] == frozenset()
+    assert 0 in seen[4]
+    assert sampler.shares[0] > 0.9
+
+
+def test_cores_may_go_and_come() -> None:
+    fake = FakeMachine(4)
+    sampler = fake.sampler()
+    watch(fake, sampler, 1, {})
+    gone = {core: fake.cores.pop(core) for core in (2, 3)}
+    assert watch(fake, sampler, 8, {})[-1] == {2, 3}
+    fake.cores |= gone | {7: 1.0}
+    assert watch(fake, sampler, 3, {})[-1] == frozenset()
+
+
+def test_an_own_process_that_may_not_be_read_leaves_its_core_unknown() -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    watch(fake, sampler, 1, {99: (0,)})
+    assert 0 in sampler.busy
+    assert 1 not in sampler.busy
+
+
+def test_a_warm_worker_is_no_neighbour_in_the_first_window() -> None:
+    fake = FakeMachine()
+    fake.processes[11] = (70.0, 0)
+    sampler = fake.sampler()
+    fake.run(0.1)
+    sampler.sample({11: (0,)})
+    fake.run(0.4, own={11: (1.0, 0)})
+    sampler.sample({11: (0,)})
+    assert sampler.busy == frozenset()
+    assert sampler.shares[0] == pytest.approx(0.0, abs=0.01)
+
+
+@pytest.mark.parametrize(("age", "busy"), [(0.3, frozenset()), (5.0, {0})])
+def test_a_worker_that_began_within_a_window_is_no_neighbour_in_it(
+    age: float, busy: set[int]
+) -> None:
+    fake = FakeMachine()
+    sampler = fake.sampler()
+    fake.processes[11] = (0.0, 0)
+    fake.run(0.4, own={11: (1.0, 0)})
+    fake.born[11] = fake.now - age
+    sampler.sample({11: ()})
+    assert sampler.busy == busy
+
+
+def test_the_idlest_core_comes_first_and_equals_by_number() -> None:
+    fake = FakeMachine(4)
+    sampler = fake.sampler()
+    watch(fake, sampler, 3, {}, foreign={0: 0.9, 1: 0.01, 2: 0.25, 3: 0.0})
+    assert sampler.idlest == (1, 3, 2, 0)
+
+
+def test_usage_is_the_last_window_in_cores_worth() -> None:
+    fake = FakeMachine()
+    fake.processes[11] = (0.0, 1)
+    sampler = fake.sampler()
+    sampler.sample({11: (1,)})
+    watch(fake, sampler, 0.25, {11: (1,)})
+    watch(fake, sampler, 0.25, {11: (1,)}, foreign={0: 0.5}, own={11: (1.0, 1)})
+    used, own, cores = sampler.usage()
+    assert used == pytest.approx(1.5)
+    assert own == pytest.approx(1.0)
+    assert cores == pytest.approx((0.5, 1.0))
+
+
+use_of = st.floats(0, 2)
+
+
+@given(
+    st.lists(use_of, min_size=3, max_size=3),
+    st.lists(st.tuples(use_of, st.permutations([0, 1, 2]), st.booleans()), max_size=4),
+)
+def test_what_is_foreign_and_own_adds_up(
+    busy: list[float], own: list[tuple[float, list[int], bool]]
+) -> None:
+    uses = [OwnUse(seconds, tuple(cores), pinned) for seconds, cores, pinned in own]
+    shares = foreign_shares(dict(enumerate(busy)), uses, 2.0)
+    assert all(0 <= share <= 1 for share in shares.values())
+    rest = max(0.0, sum(busy) - sum(use.seconds for use in uses))
+    assert sum(shares.values()) * 2.0 == pytest.approx(rest, abs=1e-9)
+
+
+@given(
+    st.lists(
+        st.tuples(st.one_of(st.floats(0, 1), st.just(math.nan)), st.floats(0.2, 30)), max_size=30
+    )
+)
+def test_a_core_that_settled_is_on_the_right_side_of_the_thresholds(
+    windows: list[tuple[float, float]],
+) -> None:
+    state, now = settle(None, math.nan, 0.0, 0.0), 0.0
+    for share, window in windows:
+        now += window
+        state = settle(state, share, window, now)
+        assert state.busy or state.share <= BUSY_SHARE
+        assert not state.busy or state.share >= IDLE_SHARE
+
+
+# The real machine
+
+
+def test_the_counters_of_the_real_machine_have_a_core_each() -> None:
+    seconds = read_core_seconds()
+    assert set(seconds) >= os.sched_getaffinity(0)
+    assert all(value >= 0 for value in seconds.values())
+
+
+def test_a_real_worker_is_own_and_a_real_hog_is_foreign() -> None:
+    """The same busy loop, pinned, told as own and not told: only the latter makes its core busy."""
+    core = max(os.sched_getaffinity(0))
+    code = (
+        f"import os; os.sched_setaffinity(0, [{core}])\nprint('up', flush=True)\nwhile True: pass"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as hog:
+        try:
+            assert hog.stdout is not None
+            hog.stdout.readline()
+            own, foreign = LoadSampler([core]), LoadSampler([core])
+            shares: list[float] = []
+            own.sample({hog.pid: (core,)})
+            began, before = time.monotonic(), sum(psutil.Process(hog.pid).cpu_times()[:2])
+            for _ in range(5):
+                time.sleep(0.25)
+                own.sample({hog.pid: (core,)})
+                foreign.sample()
+                shares.append(foreign.shares[core] - own.shares[core])
+            got = sum(psutil.Process(hog.pid).cpu_times()[:2]) - before
+            got /= time.monotonic() - began
+        finally:
+            hog.kill()
+    assert foreign.busy == {core}
+    # Others may use the core as well: what the hog got is what the two views differ by.
+    assert max(shares) > got / 2

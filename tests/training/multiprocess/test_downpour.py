@@ -1,0 +1,224 @@
+"""Replicas and their server within a job: what is pushed and fetched, and what stays."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+from asynckfold.errors import InputError
+from asynckfold.jobs.messages import Remark
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.reproducibility import claim
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.training import checkpoint
+from asynckfold.training.dry_run import preflight
+from asynckfold.training.multiprocess.downpour import Replica
+from asynckfold.training.parameter_server.server import Held
+from tests.training.multiprocess.teams import (
+    OPTIMIZERS,
+    attempt,
+    params,
+    train,
+    train_with_stops,
+)
+from tests.training.tiny import Noisy, Tiny, checkpoints
+
+
+class One(nn.Module):
+    """One number, which each step of `step` lowers by one."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros(1, dtype=dtype))
+
+    def step(self) -> None:
+        with torch.no_grad():
+            self.value -= 1
+
+
+@contextmanager
+def served(model: nn.Module, replicas: int, **given: Any) -> Iterator[tuple[Held, list[Any]]]:
+    """A server in threads, and the lines to it."""
+    held = Held(model, **given)
+    pairs = [socket.socketpair() for _ in range(replicas)]
+
+    def serve(line: socket.socket) -> None:
+        with pytest.raises(OSError):
+            held.obey(line)
+
+    threads = [threading.Thread(target=serve, args=(line,)) for line, _ in pairs]
+    for thread in threads:
+        thread.start()
+    try:
+        yield held, [line for _, line in pairs]
+    finally:
+        for pair in pairs:
+            pair[1].close()
+        for thread in threads:
+            thread.join()
+        for pair in pairs:
+            pair[0].close()
+
+
+def replica(line: socket.socket, model: One, n_push: int = 1, n_pull: int = 1) -> Replica:
+    given = params("parameter_server", n_push=n_push, n_pull=n_pull)
+    return Replica(model, line, given)
+
+
+def stepped(model: One, ours: Replica, count: int = 1) -> float:
+    for _ in range(count):
+        model.step()
+        ours.stepped()
+    return model.value.item()
+
+
+def test_a_replica_sees_what_another_pushed() -> None:
+    one, other = One(), One()
+    with served(One(), 2) as (held, lines):
+        ours, theirs = replica(lines[0], one), replica(lines[1], other)
+        assert [stepped(one, ours), stepped(other, theirs), stepped(one, ours)] == [-1, -2, -3]
+        assert (held.pushes, held.staleness, held.max_staleness) == (3, 2, 1)
+
+
+def test_what_was_not_pushed_survives_a_fetch() -> None:
+    one, other = One(), One()
+    with served(One(), 2) as (held, lines):
+        ours, theirs = replica(lines[0], one, n_push=3, n_pull=2), replica(lines[1], other)
+        stepped(other, theirs)
+        # After two steps the server's -1 is fetched, after three all of them are pushed.
+        assert [stepped(one, ours) for _ in range(3)] == [-1, -1, -2]
+        # A push is not answered; what is asked on the same line is, after it.
+        ours.pull()
+        theirs.pull()
+        assert other.value.item() == -4
+        stepped(one, ours)
+        ours.settle()
+        ours.settle()
+        assert one.value.item() == -5
+        assert held.pushes == 3  # where nothing is left, nothing is pushed
+
+
+@pytest.mark.parametrize(("aware", "value"), [(False, -6), (True, -4.5)])
+def test_a_stale_push_counts_less_where_asked(aware: bool, value: float) -> None:
+    one, other = One(), One()
+    with served(One(), 2, staleness_aware=aware) as (_, lines):
+        ours, theirs = replica(lines[0], one), replica(lines[1], other, n_push=2, n_pull=9)
+        stepped(one, ours, 4)
+        # Two steps in one push, which is four pushes behind.
+        stepped(other, theirs, 2)
+        theirs.settle()
+        assert other.value.item() == value
+
+
+def test_rounding_is_no_movement() -> None:
+    model, coarse = One(), One(torch.bfloat16)
+    with torch.no_grad():
+        model.value.fill_(1.001)
+        coarse.value.fill_(1.0)
+    with served(model, 1) as (held, lines):
+        ours = replica(lines[0], coarse)
+        ours.pull()
+        ours._push()
+        ours.pull()
+        held.give_back()
+    assert model.value.item() == pytest.approx(1.001)
+
+
+def test_one_replica_takes_the_steps_of_the_plain_trainer_to_rounding(tmp_path: Path) -> None:
+    """Where the other has no part, as of an epoch of two batches the first of which is alone."""
+
+    def opt_fn(model: nn.Module) -> optim.Optimizer:
+        return optim.SGD(model.parameters(), 0.05)
+
+    def weights(name: str, given: TrainerParams) -> dict[str, Any]:
+        tiny = Tiny(tmp_path / name, opt_fn=opt_fn, params=given, batch_size=20)
+        news = (attempt(tiny) if given.processes > 1 else tiny.attempt())[1]
+        ref = checkpoints(news)[0]
+        found: dict[str, Any] = checkpoint.load(tiny.root / ref.file, ref.sha256, tiny.root)
+        return found["model"]
+
+    mine = weights("mine", params("parameter_server", epochs=1))
+    theirs = weights("theirs", TrainerParams(epochs=1))
+    for name, value in mine.items():
+        torch.testing.assert_close(value, theirs[name])
+
+
+@pytest.mark.parametrize(
+    "given", [{"n_push": 3, "n_pull": 2}, {"staleness_aware": True}, {"accumulate": 2}]
+)
+def test_they_learn_with_any_exchange(tmp_path: Path, given: dict[str, Any]) -> None:
+    asked = params("parameter_server", 3, epochs=12, **given)
+    # Twelve runs of each ended at 0.95, whatever the order of their updates.
+    opt_fn = OPTIMIZERS["sgd"]
+    found = train(Tiny(tmp_path, {"noisy": Noisy}, opt_fn=opt_fn, params=asked, batch_size=5))
+    assert found.epochs[-1].accuracy is not None
+    assert found.epochs[-1].accuracy > 0.7
+
+
+def test_it_tells_pushes_and_staleness_of_all_attempts(tmp_path: Path) -> None:
+    def told(name: str, stops: int) -> str:
+        # 8 batches an epoch: the very first alone, then one push each.
+        given = params("parameter_server", epochs=2)
+        tiny = Tiny(tmp_path / name, params=given, batch_size=5)
+        asked = iter([False, True] * stops)
+        _, attempts = train_with_stops(tiny, lambda: next(asked, False))
+        assert (attempts > 1) == (stops > 0)
+        return tiny.log()
+
+    assert "15 pushes; between" in told("whole", 0)
+    assert "15 pushes; between" in told("parts", 2)
+    tiny = Tiny(tmp_path / "event", params=params("parameter_server", epochs=1))
+    (remark,) = [item for item in attempt(tiny)[1] if isinstance(item, Remark)]
+    assert remark.kind == "parameter_server"
+    assert remark.text in tiny.log()
+
+
+def test_its_bits_are_not_claimed() -> None:
+    def reasons(count: int) -> tuple[str, ...]:
+        given = TrainerParams(trainer="parameter_server", processes=count)
+        plan = Plan((), given, 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+        return claim(plan, [{"torch": "2"}]).reasons
+
+    (reason,) = reasons(2)
+    assert "2 processes pushed to the server of each model" in reason
+    assert reasons(1) == ()
+
+
+def test_a_model_that_a_server_cannot_hold_is_refused(tmp_path: Path) -> None:
+    class Turning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 3, dtype=torch.complex64)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.linear(inputs.to(torch.complex64)).abs()
+            return found
+
+    tiny = Tiny(tmp_path, {"m": Turning}, params=params("parameter_server"))
+    ((rule, received, _),) = preflight.check(tiny.bundle, tiny.batches).problems
+    assert rule == "parameters must be real numbers"
+    assert "complex64" in received
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"n_push": 0}, "n_push must be a whole number of at least 1"),
+        ({"n_pull": 1.5}, "n_pull must be a whole number of at least 1"),
+        ({"staleness_aware": 1}, "staleness_aware must be True or False"),
+        ({"trainer": "hogwild", "n_push": 2}, "n_push applies to the trainer 'parameter_server'"),
+        ({"trainer": "averaging", "accumulate": 2}, "trainer 'hogwild' or 'parameter_server' only"),
+        ({"shared_state": True}, "shared_state applies to the trainer 'hogwild' only"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        TrainerParams.from_mapping({"trainer": "parameter_server", "processes": 2, **given})

@@ -1,0 +1,163 @@
+"""Several processes on one model; what they share with other trainers is in tests/contracts."""
+
+from __future__ import annotations
+
+import math
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+from asynckfold.jobs.result import DIVERGED
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.training import saving
+from asynckfold.training.multiprocess import hogwild
+from asynckfold.training.process_group.shared_tensors import (
+    share_model,
+    share_state,
+    shared,
+)
+from tests.training.multiprocess import teams
+from tests.training.multiprocess.teams import (
+    OPTIMIZERS,
+    Fragile,
+    attempt,
+    check_that_all_see_each_sample_once_an_epoch,
+    check_that_the_learning_rate_is_that_of_one,
+    counting,
+    problems,
+    train,
+)
+from tests.training.tiny import FEATURES, Tiny
+
+params = partial(teams.params, "hogwild")
+
+
+@pytest.mark.parametrize("shared_state", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_all_together_see_each_sample_once_an_epoch(
+    tmp_path: Path, optimizer: str, shared_state: bool
+) -> None:
+    given = params(3, shared_state=shared_state)
+    check_that_all_see_each_sample_once_an_epoch(tmp_path, given, OPTIMIZERS[optimizer])
+
+
+@pytest.mark.parametrize("step", ["epoch", "batch"])
+def test_the_learning_rate_follows_what_all_have_done(tmp_path: Path, step: str) -> None:
+    alone = TrainerParams(3, lr_step=step)
+    check_that_the_learning_rate_is_that_of_one(tmp_path, params(2, lr_step=step), alone)
+
+
+def test_a_checkpoint_has_what_each_optimizer_keeps(tmp_path: Path) -> None:
+    def kept(shared_state: bool) -> int:
+        tiny = Tiny(tmp_path / str(shared_state), params=params(2, shared_state=shared_state))
+        seen: list[int] = []
+        original = hogwild.Hogwild.optimizer_state
+
+        def look(self: hogwild.Hogwild) -> dict[str, Any]:
+            found = original(self)
+            seen.append(len(found["ranks"]))
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hogwild.Hogwild, "optimizer_state", look)
+            # Also after the first epoch: after the last, no step will want it.
+            patch.setattr(saving, "EPOCH_SECONDS", 0.0)
+            patch.setattr(saving, "SHARE", math.inf)
+            train(tiny)
+        return seen[-1]
+
+    assert (kept(shared_state=False), kept(shared_state=True)) == (2, 1)
+
+
+# What goes wrong
+
+
+class Unsendable(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("no")
+
+
+def _raise_unsendable() -> None:
+    raise Unsendable("what it said")
+
+
+def test_what_cannot_be_sent_is_told(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, {"m": lambda: Fragile(_raise_unsendable)}, params=params(2))
+    with pytest.raises(RuntimeError, match="what it said"):
+        attempt(tiny)
+
+
+def test_one_that_diverges_says_where(tmp_path: Path) -> None:
+    tiny = Tiny(
+        tmp_path, opt_fn=lambda model: optim.SGD(model.parameters(), 1e38), params=params(2)
+    )
+    result, _ = attempt(tiny)
+    assert result is not None
+    assert result.status == DIVERGED
+    assert "learning rate 1e+38" in result.error
+
+
+def test_what_cannot_be_shared_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    def tiny(name: str, opt_fn: Any, **given: Any) -> Tiny:
+        return Tiny(tmp_path / name, opt_fn=opt_fn, params=params(2, **given))
+
+    assert problems(tiny("adam", OPTIMIZERS["adam"], shared_state=True)) == []
+    assert problems(tiny("own", counting)) == []
+    ((rule, received, _),) = problems(tiny("counting", counting, shared_state=True))
+    assert "tensors only" in rule
+    assert "Counting, whose seen is a int" in received
+    ((rule, received, _),) = problems(tiny("lbfgs", lambda model: optim.LBFGS(model.parameters())))
+    assert "LBFGS" in received
+
+
+# Shared memory
+
+
+def test_shared_tensors_keep_shape_layout_and_values() -> None:
+    given = [
+        torch.arange(6).reshape(2, 3).T,
+        torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.tensor(1.5, dtype=torch.float64),
+        torch.empty(0, 3),
+        torch.tensor([True, False, True]),
+    ]
+    found = shared(given)
+    for mine, theirs in zip(found, given, strict=True):
+        assert torch.equal(mine, theirs)
+        assert mine.dtype == theirs.dtype
+        assert mine.stride() == theirs.stride()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_shared_model_is_what_it_was_and_seen_from_elsewhere() -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    model[2].weight = model[2].weight
+    tied = nn.Sequential(model, model[0])
+    before = {name: value.clone() for name, value in tied.state_dict().items()}
+    parameter = model[0].weight
+    share_model(tied)
+    assert tied[1].weight is parameter
+    assert all(torch.equal(value, before[name]) for name, value in tied.state_dict().items())
+    pid = os.fork()
+    if pid == 0:
+        with torch.no_grad():
+            tied[1].weight.fill_(3.0)
+            model[1].running_mean.fill_(2.0)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert torch.equal(parameter, torch.full_like(parameter, 3.0))
+    assert torch.equal(tied.state_dict()["0.1.running_mean"], torch.full((4,), 2.0))
+
+
+def test_the_state_of_an_optimizer_is_copied_and_the_rest_stays() -> None:
+    item = torch.zeros(2)
+    state = {item: {"moment": torch.ones(2), "count": 3}}
+    found = share_state(state)
+    assert found[item]["count"] == 3
+    assert torch.equal(found[item]["moment"], torch.ones(2))  # type: ignore[arg-type]
+    assert found[item]["moment"] is not state[item]["moment"]

@@ -1,0 +1,326 @@
+"""Parts of the samples for each process of averaging: who has which, how often, in which rounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold.data import Batches
+from asynckfold.errors import InputError
+from asynckfold.jobs.cost import work_of
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.messages import News, Remark
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.result import Averaged, Result
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.training.partitions import Deal, deal_of, dealt
+from tests.training.multiprocess.teams import attempt, noted, noting, params, train
+from tests.training.tiny import Noisy, Tiny, checkpoints
+
+
+def cut(count: int) -> Iterator[tuple[int, int]]:
+    """Batches of 4."""
+    return ((low, min(low + 4, count)) for low in range(0, count, 4))
+
+
+@st.composite
+def deals(draw: st.DrawFn) -> tuple[int, Deal]:
+    count = draw(st.integers(1, 40))
+    parts = draw(
+        st.lists(st.tuples(st.integers(1, count), st.integers(1, 3)), min_size=1, max_size=4)
+    )
+    sizes, passes = zip(*parts, strict=True)
+    return count, dealt(sizes, passes, count, cut)
+
+
+def parts_of(deal: Deal, order: Any) -> list[dict[int, list[int]]]:
+    """By pass and rank, the samples that are trained on, batch after batch."""
+    found: list[dict[int, list[int]]] = [{} for _ in range(max(deal.passes))]
+    for batch, owner in enumerate(deal.owners):
+        low, high = deal.bounds[batch]
+        found[deal.numbers[batch]].setdefault(owner, []).extend(order[low:high].tolist())
+    return found
+
+
+@given(deals(), st.integers(0, 3))
+def test_each_has_as_many_as_asked_and_they_overlap_where_they_must(
+    made: tuple[int, Deal], epoch: int
+) -> None:
+    count, deal = made
+    shuffled = np.random.default_rng(0).permutation(count) + 100
+    first, *again = parts_of(deal, deal.order(shuffled, 7, epoch))
+    assert tuple(len(first[rank]) for rank in range(len(deal.sizes))) == deal.sizes
+    assert all(len(set(part)) == len(part) for part in first.values())
+    seen = Counter(sample for part in first.values() for sample in part)
+    if sum(deal.sizes) >= count:
+        assert set(seen) == set(shuffled.tolist())
+    if sum(deal.sizes) <= count:
+        assert max(seen.values()) == 1
+    for number, other in enumerate(again, 1):
+        assert {rank: sorted(part) for rank, part in other.items()} == {
+            rank: sorted(part) for rank, part in first.items() if deal.passes[rank] > number
+        }
+
+
+@given(deals(), st.integers(1, 5))
+def test_batches_fill_the_order_and_rounds_give_each_so_many(
+    made: tuple[int, Deal], steps: int
+) -> None:
+    _, deal = made
+    edges = sorted(deal.bounds)
+    assert [low for low, _ in edges] == [0, *(high for _, high in edges[:-1])]
+    assert edges[-1][1] == sum(map(mul, deal.sizes, deal.passes))
+    first, rounds = 0, []
+    while first < len(deal.owners):
+        end = deal.end_of_round(first, steps)
+        rounds.append(Counter(deal.owners[first:end]))
+        first = end
+    most = Counter(deal.owners)
+    assert sum(rounds, Counter()) == most
+    for rank, total in most.items():
+        assert [found[rank] for found in rounds if found[rank]] == [
+            min(steps, total - done) for done in range(0, total, steps)
+        ]
+    assert deal.end_of_round(0, None) == len(deal.owners)
+
+
+def test_every_pass_and_every_epoch_has_another_order() -> None:
+    deal = dealt([20, 20], [3, 3], 40, cut)
+    shuffled = np.arange(40)
+    one, other = (deal.order(shuffled, 0, epoch).tolist() for epoch in (0, 1))
+    assert one == deal.order(shuffled, 0, 0).tolist()
+    assert one[:40] == other[:40]
+    passes = [one[low : low + 20] for low in range(0, 120, 20)] + [other[40:60]]
+    assert len({tuple(part) for part in passes}) == 7
+
+
+def test_a_rank_with_more_passes_is_dealt_what_others_have_besides() -> None:
+    deal = dealt([6, 8], [1, 3], 14, cut)
+    assert deal.owners == (0, 1, 0, 1, 1, 1, 1, 1)
+    assert deal.numbers == (0, 0, 0, 0, 1, 1, 2, 2)
+    order = deal.order(np.arange(14), 0, 0)
+    assert order[:14].tolist() == list(range(14))
+    # As if the first had as many passes, each pass of the second has the same order.
+    equal = dealt([6, 8], [3, 3], 14, cut).order(np.arange(14), 0, 0)
+    assert np.concatenate([order[14:22], order[22:]]).tolist() == [*equal[20:28], *equal[34:]]
+
+
+def test_without_these_words_nothing_is_dealt_and_equal_parts_have_no_rest() -> None:
+    assert deal_of(TrainerParams(trainer="averaging", processes=3), 40, cut) is None
+    given = TrainerParams(trainer="averaging", processes=3, epochs_per_round=1)
+    found = deal_of(given, 40, cut)
+    assert found is not None
+    assert (found.sizes, found.starts) == ((13, 13, 14), (0, 13, 26))
+    # Where an LR schedule sets samples aside, there may be fewer than a part was to have.
+    few = deal_of(TrainerParams(trainer="averaging", processes=2, partition_size=50), 40, cut)
+    assert few is not None
+    assert few.sizes == (40, 40)
+
+
+def by_kind(**given: Any) -> TrainerParams:
+    return TrainerParams.from_mapping({"trainer": "averaging", "processes": 3, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes", "passes"),
+    [
+        ({"partition_size": {"cpu": 10, "gpu": 30}}, (10, 10, 30), (1, 1, 1)),
+        ({"partition_size": {"cpu": 10, "gpu": 90}}, (10, 10, 40), (1, 1, 1)),
+        ({"epochs_per_round": {"cpu": 1, "gpu": 3}}, (13, 13, 14), (1, 1, 3)),
+        ({"partition_size": 20, "epochs_per_round": {"cpu": 2, "gpu": 1}}, (20,) * 3, (2, 2, 1)),
+        ({"partition_size": {"cpu": 9, "gpu": 20}, "epochs_per_round": 2}, (9, 9, 20), (2, 2, 2)),
+    ],
+)
+def test_the_last_process_has_what_the_kind_gpu_is_given(
+    given: dict[str, Any], sizes: tuple[int, ...], passes: tuple[int, ...]
+) -> None:
+    words = by_kind(**given)
+    found = deal_of(words, 40, cut)
+    assert found is not None
+    assert (found.sizes, found.passes, words.on_gpu) == (sizes, passes, True)
+    assert words.seen(40) == sum(map(mul, sizes, passes)) == found.bounds[-1][1]
+
+
+# A training
+
+
+def parted(root: Path, processes: int = 2, **given: Any) -> Tiny:
+    found = {"epochs": 2, "trainer": "averaging", "processes": processes, **given}
+    return Tiny(root, params=TrainerParams(**found), batch_size=5)
+
+
+def told(news: list[News]) -> str:
+    (remark,) = [item for item in news if isinstance(item, Remark)]
+    return remark.text
+
+
+def test_parts_overlap_and_every_sample_is_in_one(tmp_path: Path) -> None:
+    path = tmp_path / "noted"
+    # 40 samples to train on.
+    tiny = parted(tmp_path / "run", partition_size=30, steps_per_round=2)
+    tiny.models = {"m": noting(path)}
+    _, news = attempt(tiny)
+    lines = noted(path)
+    seen = Counter(number for _, numbers in lines for number in numbers)
+    assert set(seen) == {int(number) for number in tiny.bundle.folds[0].train}
+    assert sum(seen.values()) == 2 * 2 * 30
+    assert max(seen.values()) <= 4
+    assert len({pid for pid, _ in lines}) == 2
+    # 6 batches each an epoch; of the first epoch the very first is trained on alone.
+    assert "6 rounds in" in told(news)
+    assert "samples × epochs of each process: 60, 60" in told(news)
+
+
+def test_small_parts_leave_samples_for_other_epochs(tmp_path: Path) -> None:
+    path = tmp_path / "noted"
+    tiny = parted(tmp_path / "run", partition_size=10, epochs=1)
+    tiny.models = {"m": noting(path)}
+    attempt(tiny)
+    seen = Counter(number for _, numbers in noted(path) for number in numbers)
+    assert sorted(seen.values()) == [1] * 20
+
+
+def test_a_round_may_be_some_passes_over_a_part(tmp_path: Path) -> None:
+    path = tmp_path / "noted"
+    tiny = parted(tmp_path / "run", epochs_per_round=3)
+    tiny.models = {"m": noting(path)}
+    result, news = attempt(tiny)
+    seen = Counter(number for _, numbers in noted(path) for number in numbers)
+    assert seen == Counter({int(number): 2 * 3 for number in tiny.bundle.folds[0].train})
+    assert "2 rounds in" in told(news)
+    assert "samples × epochs of each process: 120, 120" in told(news)
+    assert result is not None
+    assert result.averaged == Averaged(2, (120, 120))
+    assert [item.number for item in result.epochs] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"partition_size": 15, "steps_per_round": 1},
+        {"partition_size": 25, "epochs_per_round": 2},
+        {"epochs_per_round": 2},
+    ],
+)
+def test_again_or_stopped_after_every_round_the_bits_are_the_same(
+    tmp_path: Path, how: dict[str, int]
+) -> None:
+    def tiny(name: str) -> Tiny:
+        # An LR schedule that has to know how many batches there will be.
+        schedules = {"onecycle": "onecycle"}
+        given = params("averaging", 3, epochs=2, lr_step="batch", **{"steps_per_round": 16, **how})
+        return Tiny(tmp_path / name, {"noisy": Noisy}, schedules, params=given, batch_size=5)
+
+    stopped, refs = tiny("stopped"), []
+    result: Result | None = None
+    for number in range(1, 100):
+        result, news = attempt(stopped, number, refs, lambda: True)
+        if result is not None:
+            break
+        refs = checkpoints(news)
+    assert number > 2
+    assert result is not None
+    once, twice = train(tiny("once")), train(tiny("twice"))
+    assert result.digest == once.digest == twice.digest
+    assert result.averaged == once.averaged == twice.averaged
+
+
+def test_random_steps_draw_anew_in_each_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+    original = Batches.train
+
+    def noting_train(self: Batches, indices: Any, seed: int, epoch: int) -> Any:
+        drawn.append(epoch)
+        return original(self, indices, seed, epoch)
+
+    monkeypatch.setattr(Batches, "train", noting_train)
+    train(parted(tmp_path, 1, partition_size=10, epochs_per_round=2))
+    assert drawn == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+# Words
+
+
+def test_plans_hold_the_words_where_they_are_used_only() -> None:
+    def plan(**given: Any) -> str:
+        params = TrainerParams.from_mapping({"trainer": "averaging", "processes": 2, **given})
+        return Plan((), params, 32, 1, 0, "cpu", ("accuracy",), "d", "f").to_json()
+
+    assert "partition_size" not in plan()
+    assert "epochs_per_round" not in plan()
+    text = plan(partition_size={"cpu": np.int64(30)}, epochs_per_round=2)
+    assert Plan.from_json(text).params.partition_size == 30
+    assert text == plan(partition_size=30, epochs_per_round=2)
+    assert text == plan(partition_size=30, epochs_per_round={"cpu": 2})
+    assert "gpu" not in text
+    given = plan(partition_size={"cpu": 30, "gpu": np.int64(30)}, epochs_per_round=2)
+    kept = Plan.from_json(given)
+    assert kept.to_json() == given != text
+    assert kept.params == by_kind(
+        processes=2, partition_size={"cpu": 30, "gpu": 30}, epochs_per_round=2
+    )
+    assert len({kept.params, Plan.from_json(text).params}) == 2
+    assert kept.params.by_kind == "partition_size={'cpu': 30, 'gpu': 30}"
+    told = kept.first_difference(Plan.from_json(text))
+    assert told == "params.gpu_partition_size: 30 there, null here"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"partition_size": 0}, "partition_size must be a whole number of at least 1: received 0"),
+        ({"partition_size": {"cpu": 2.5}}, "partition_size must be a whole number"),
+        ({"epochs_per_round": True}, "epochs_per_round must be a whole number"),
+        ({"epochs_per_round": 2, "steps_per_round": 4}, "a round is so many steps, or so many"),
+        (
+            {"partition_size": {}},
+            "by kind of process has a number for 'cpu', or for 'cpu' and 'gpu'",
+        ),
+        (
+            {"partition_size": {"gpu": 8}},
+            r"received partition_size=\{'gpu': 8\}. Pass one for each",
+        ),
+        ({"partition_size": {"cpu": None}}, "partition_size by kind of process"),
+        ({"epochs_per_round": {"cpu": 1, "tpu": 2}}, "epochs_per_round by kind of process"),
+        (
+            {"partition_size": {"cpu": 8, "gpu": 0}},
+            "partition_size of the kind 'gpu' must be a whole number of at least 1: received 0",
+        ),
+        (
+            {"epochs_per_round": {"cpu": "1", "gpu": 2.5}},
+            "(?s)epochs_per_round must be a whole.*'1'.*of the kind 'gpu' must be a whole.*2.5",
+        ),
+        (
+            {"processes": 1, "partition_size": {"cpu": 8, "gpu": 9}},
+            r"computes on the GPU.*processes=1, partition_size=\{'cpu': 8, 'gpu': 9\}. Pass proc",
+        ),
+        ({"gpu_partition_size": 8}, "must use known keys: received 'gpu_partition_size'"),
+        (
+            {"trainer": "hogwild", "partition_size": {"cpu": 8, "gpu": 9}},
+            "partition_size applies to the trainer 'averaging' only",
+        ),
+        ({"trainer": "hogwild", "partition_size": 9}, "partition_size applies to the trainer 'ave"),
+        ({"trainer": "allreduce", "epochs_per_round": 2}, "epochs_per_round applies to the train"),
+    ],
+)
+def test_words_that_make_no_sense_are_refused(words: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        TrainerParams.from_mapping({"trainer": "averaging", "processes": 2, **words})
+
+
+def test_expected_work_counts_what_all_parts_have() -> None:
+    fold = Fold(0, 0, np.arange(100), np.arange(100, 150))
+    given = TrainerParams(
+        epochs=2, trainer="averaging", processes=2, partition_size=80, epochs_per_round=3
+    )
+    assert work_of(fold, given, 10).steps == 2 * 3 * 16

@@ -1,0 +1,306 @@
+"""Trainers of several processes that promise the same bits: gradients added up, clones averaged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn, optim
+
+from asynckfold.jobs.messages import News, Remark
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.result import DIVERGED, Averaged
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.store import CheckpointRef
+from asynckfold.training import checkpoint
+from asynckfold.training.multiprocess.base import average
+from tests.training.multiprocess.teams import (
+    OPTIMIZERS,
+    attempt,
+    counting,
+    each_sample,
+    noting,
+    params,
+    problems,
+    samples_in,
+    train,
+    train_with_stops,
+)
+from tests.training.tiny import Noisy, Plain, Tiny, checkpoints
+
+BOTH = pytest.mark.parametrize("trainer", ["allreduce", "averaging"])
+
+
+def weights(tiny: Tiny, result_of: Callable[[Tiny], tuple[Any, list[News]]]) -> dict[str, Any]:
+    """The parameters and buffers at the end of a job."""
+    ref = checkpoints(result_of(tiny)[1])[0]
+    found: dict[str, Any] = checkpoint.load(tiny.root / ref.file, ref.sha256, tiny.root)["model"]
+    return found
+
+
+# Both
+
+
+@BOTH
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_again_or_stopped_after_every_step_the_bits_are_the_same(
+    tmp_path: Path, trainer: str, optimizer: str
+) -> None:
+    def tiny(name: str) -> Tiny:
+        return Tiny(
+            tmp_path / name,
+            {"noisy": Noisy},
+            {"cosine": "cosine"},
+            OPTIMIZERS[optimizer],
+            params=params(trainer, 3, epochs=2, lr_step="batch"),
+            batch_size=5,
+        )
+
+    result, attempts = train_with_stops(tiny("stopped"))
+    assert attempts > 3
+    once, twice = train(tiny("once")), train(tiny("twice"))
+    assert result.weights == once.weights == twice.weights
+    np.testing.assert_array_equal(result.outputs, once.outputs)
+    losses = [[item.train_loss for item in found.epochs] for found in (result, once, twice)]
+    assert losses[0] == losses[1] == losses[2]
+    # What was done before a stop counts.
+    assert result.averaged == once.averaged
+    assert (once.averaged is not None) == (trainer == "averaging")
+
+
+# Gradients added up
+
+
+def close(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        torch.testing.assert_close(value, theirs[name])
+
+
+@pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum")])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_several_take_the_steps_of_one_to_rounding(
+    tmp_path: Path, criterion: nn.Module, clip: float | None
+) -> None:
+    def tiny(name: str, given: TrainerParams) -> Tiny:
+        def opt_fn(model: nn.Module) -> optim.Optimizer:
+            return optim.SGD(model.parameters(), 0.01, momentum=0.5)
+
+        return Tiny(tmp_path / name, opt_fn=opt_fn, criterion=criterion, params=given, batch_size=7)
+
+    several = tiny("several", params("allreduce", 3, clip_grad_norm=clip))
+    alone = tiny("alone", TrainerParams(epochs=3, clip_grad_norm=clip))
+    close(weights(several, attempt), weights(alone, lambda item: item.attempt()))
+    mine, theirs = (
+        [item.train_loss for item in run]
+        for run in (
+            train(tiny("again", params("allreduce", 3, clip_grad_norm=clip))).epochs,
+            tiny("plain", TrainerParams(epochs=3, clip_grad_norm=clip)).train().epochs,
+        )
+    )
+    assert mine == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_rprop_on_all_samples_takes_the_steps_of_one(tmp_path: Path, processes: int) -> None:
+    def tiny(name: str, given: TrainerParams) -> Tiny:
+        def opt_fn(model: nn.Module) -> optim.Optimizer:
+            return optim.Rprop(model.parameters(), 0.01)
+
+        return Tiny(tmp_path / name, {"mlp": Smooth}, opt_fn=opt_fn, params=given, batch_size=1000)
+
+    class Smooth(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.layers(inputs / 30)
+            return found
+
+    several = tiny("several", params("allreduce", processes, epochs=15))
+    alone = tiny("alone", TrainerParams(epochs=15))
+    close(weights(several, attempt), weights(alone, lambda item: item.attempt()))
+
+
+def test_parameters_without_a_gradient_stay(tmp_path: Path) -> None:
+    class Branching(Plain):
+        """Uses a part only for some samples, and another never."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.some, self.never = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            found = super().forward(inputs)
+            return self.some(found) if (inputs[:, 0] < 20).any() else found
+
+    def tiny(name: str, given: TrainerParams) -> Tiny:
+        return Tiny(tmp_path / name, {"m": Branching}, params=given, batch_size=4)
+
+    found = weights(tiny("run", params("allreduce", 2)), attempt)
+    start = Branching
+    torch.manual_seed(0)
+    assert set(found) == set(start().state_dict())
+    assert all(torch.isfinite(value).all() for value in found.values())
+
+
+# Clones averaged
+
+
+def test_a_mean_of_clones_is_weighted_by_samples(tmp_path: Path) -> None:
+    """One epoch of plain SGD by hand: the first batch alone, then a round."""
+
+    def opt_fn(model: nn.Module) -> optim.Optimizer:
+        return optim.SGD(model.parameters(), 0.1)
+
+    # 40 samples of the fold in batches of 15: one alone, then 15 and 10.
+    given = params("averaging", 2, epochs=1, steps_per_round=4)
+    tiny = Tiny(tmp_path / "run", opt_fn=opt_fn, params=given, batch_size=15)
+    found = weights(tiny, attempt)
+    alone = Tiny(tmp_path / "alone", opt_fn=opt_fn, params=TrainerParams(epochs=1), batch_size=15)
+    refs: list[CheckpointRef] = []
+    _, news = alone.attempt(stop=lambda: True)
+    refs = checkpoints(news)
+    first = checkpoint.load(alone.root / refs[0].file, refs[0].sha256, alone.root)["model"]
+    from asynckfold.training.batches import epoch_order
+
+    order = epoch_order(tiny.bundle.folds[0].train, tiny.jobs[0].seed, 0)
+    clones = []
+    for low, high in ((15, 30), (30, 40)):
+        clone = Plain()
+        clone.load_state_dict(first)
+        optimizer = opt_fn(clone)
+        inputs, targets = tiny.batches.train(order[low:high], 0, 0)
+        nn.functional.cross_entropy(clone(inputs), targets).backward()
+        optimizer.step()
+        clones.append(clone.state_dict())
+    for name, value in found.items():
+        torch.testing.assert_close(value, 0.6 * clones[0][name] + 0.4 * clones[1][name])
+
+
+def test_it_tells_rounds_time_and_samples_of_each(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, params=params("averaging", 2, epochs=2, print_frequency=3), batch_size=5)
+    result, news = attempt(tiny)
+    (told,) = [item for item in news if isinstance(item, Remark)]
+    assert told.kind == "averaging"
+    # 8 batches an epoch: the very first alone, then rounds of 4.
+    assert "4 rounds in" in told.text
+    assert "samples × epochs of each process: 45, 35" in told.text
+    assert result is not None
+    assert result.averaged == Averaged(4, (45, 35))
+    assert told.text in tiny.log()
+    assert [f"batch {batch}/8" in tiny.log() for batch in (1, 4, 5, 8)] == [False, True, True, True]
+
+
+def test_a_job_that_diverges_tells_what_was_done_until_then(tmp_path: Path) -> None:
+    def opt_fn(model: nn.Module) -> optim.Optimizer:
+        return optim.SGD(model.parameters(), math.inf)
+
+    tiny = Tiny(tmp_path, opt_fn=opt_fn, params=params("averaging", 2, epochs=2), batch_size=5)
+    result, _ = attempt(tiny)
+    assert result is not None
+    # It is seen at the end of the first epoch.
+    assert (result.status, result.averaged) == (DIVERGED, Averaged(2, (25, 15)))
+
+
+@given(
+    st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=4),
+    st.lists(st.integers(1, 9), min_size=4, max_size=4),
+)
+def test_clones_that_are_equal_stay_and_shares_are_those_of_samples(
+    values: list[float], counts: list[int]
+) -> None:
+    copies = [[torch.tensor([value]), torch.tensor(rank)] for rank, value in enumerate(values)]
+    counts = counts[: len(values)]
+    average(copies, [count / sum(counts) for count in counts])
+    mean = np.average(values, weights=counts)
+    assert all(float(copy[0]) == pytest.approx(mean, abs=1e-5) for copy in copies)
+    assert all(int(copy[1]) == 0 for copy in copies)
+
+
+# Hogwild, several batches an update
+
+
+def test_an_update_of_several_batches_is_one_of_a_greater_batch(tmp_path: Path) -> None:
+    def tiny(name: str, given: TrainerParams, batch_size: int) -> Tiny:
+        return Tiny(tmp_path / name, params=given, batch_size=batch_size)
+
+    # 40 samples: batches of 7 with an end of 5, three an update, against batches of 21.
+    small = tiny("small", params("hogwild", 1, accumulate=3), 7)
+    great = tiny("great", TrainerParams(epochs=3), 21)
+    close(weights(small, attempt), weights(great, lambda item: item.attempt()))
+
+
+def test_one_process_that_accumulates_ends_alike_after_stops(tmp_path: Path) -> None:
+    def tiny(name: str) -> Tiny:
+        return Tiny(tmp_path / name, {"noisy": Noisy}, params=params("hogwild", 1, accumulate=3))
+
+    result, _ = train_with_stops(tiny("stopped"))
+    assert result.weights == train(tiny("whole")).weights
+
+
+def test_with_several_each_sample_is_still_seen_once(tmp_path: Path) -> None:
+    path = tmp_path / "noted"
+    tiny = Tiny(
+        tmp_path / "run",
+        {"m": noting(path)},
+        params=params("hogwild", 2, accumulate=2),
+        batch_size=3,
+    )
+    train(tiny)
+    assert samples_in(path) == each_sample(tiny)
+
+
+# Refusals and formats
+
+
+def test_what_an_optimizer_keeps_must_suit_the_trainer(tmp_path: Path) -> None:
+    def tiny(trainer: str) -> Tiny:
+        return Tiny(tmp_path / trainer, opt_fn=counting, params=params(trainer))
+
+    assert problems(tiny("allreduce")) == []
+    ((rule, received, remedy),) = problems(tiny("averaging"))
+    assert "trainer='averaging' needs an optimizer that keeps tensors only" in rule
+    assert "Counting, whose seen is a int" in received
+    assert "such as SGD or Adam" in remedy
+
+
+def test_sparse_gradients_are_not_added_up(tmp_path: Path) -> None:
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(60, 3, sparse=True)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.table(inputs[:, 0].long())
+            return found
+
+    def opt_fn(model: nn.Module) -> optim.Optimizer:
+        return optim.SGD(model.parameters(), 0.1)
+
+    tiny = Tiny(tmp_path, {"m": Looking}, opt_fn=opt_fn, params=params("allreduce"))
+    ((rule, received, remedy),) = problems(tiny)
+    assert "must be dense" in rule
+    assert "sparse=True" in received
+    assert "trainer='hogwild'" in remedy
+
+
+def test_a_plan_without_the_new_words_is_what_it_was() -> None:
+    def plan(**given: Any) -> str:
+        params = TrainerParams(**given)
+        return Plan((), params, 32, 1, 0, "cpu", ("accuracy",), "d", "f").to_json()
+
+    assert "steps_per_round" not in plan()
+    assert "accumulate" not in plan(trainer="hogwild", processes=2)
+    text = plan(trainer="averaging", processes=2, steps_per_round=3)
+    assert '"steps_per_round":3' in text
+    assert Plan.from_json(text).params.steps_per_round == 3
+    assert Plan.from_json(plan()).params == TrainerParams()

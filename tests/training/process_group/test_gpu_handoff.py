@@ -1,0 +1,320 @@
+"""The process of a job that computes on a GPU, for which a CPU stands here, beside the others."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from asynckfold.jobs.messages import News, Remark, Task
+from asynckfold.jobs.result import DONE, Result
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.models import DBN, Pretraining
+from asynckfold.store import CheckpointRef
+from asynckfold.system.heartbeat import Pulse
+from asynckfold.training import pretraining
+from asynckfold.training.multiprocess import train
+from asynckfold.training.multiprocess.base import frozen, thawed
+from asynckfold.training.process_group.gpu_handoff import GpuToTake, SparedGpu, spared
+from tests.leftovers import descendants
+from tests.training.multiprocess.teams import OPTIMIZERS, noted, noting
+from tests.training.tiny import (
+    CLASSES,
+    FEATURES,
+    Noisy,
+    Plain,
+    Tiny,
+    always,
+    checkpoints,
+    never,
+)
+
+KINDS: dict[str, Any] = {
+    "partition_size": {"cpu": 10, "gpu": 30},
+    "epochs_per_round": {"cpu": 1, "gpu": 3},
+}
+
+
+@dataclass(frozen=True)
+class Fake:
+    """A GPU that is a CPU, and notes who takes it."""
+
+    path: Path
+
+    def take(self) -> torch.device:
+        with self.path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return torch.device("cpu")
+
+
+def tiny(root: Path, processes: int = 3, epochs: int = 3, **given: Any) -> Tiny:
+    """40 samples to train on, 20 to evaluate in batches of 4; a schedule that counts batches."""
+    changes = {name: given.pop(name) for name in ("models", "opt_fn") if name in given}
+    words = {"trainer": "averaging", "processes": processes, "epochs": epochs, **(given or KINDS)}
+    params = TrainerParams.from_mapping({"eval_batch_size": 4, "lr_step": "batch", **words})
+    schedules = {"onecycle": "onecycle"}
+    models = changes.pop("models", {"noisy": Noisy})
+    return Tiny(root, models, schedules, params=params, batch_size=5, **changes)
+
+
+def attempt(
+    made: Tiny,
+    gpu: GpuToTake | None,
+    number: int = 1,
+    refs: list[CheckpointRef] | None = None,
+    stop: Any = never,
+) -> tuple[Result | None, list[News]]:
+    news: list[News] = []
+    task = Task(made.jobs[0], number, tuple(refs or ()))
+    before = descendants()
+    try:
+        found = train.train(made.bundle, task, made.batches, (), news.append, stop, gpu=gpu)
+    finally:
+        assert descendants() <= before
+    return found, news
+
+
+def trained(made: Tiny, gpu: GpuToTake | None) -> Result:
+    found, _ = attempt(made, gpu)
+    assert found is not None
+    assert found.status == DONE
+    return found
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        KINDS,
+        {"partition_size": {"cpu": 10, "gpu": 30}, "steps_per_round": 2},
+        {"epochs_per_round": {"cpu": 2, "gpu": 1}},
+    ],
+    ids=["sizes and passes", "sizes", "passes"],
+)
+def test_where_it_computes_changes_no_bit(tmp_path: Path, optimizer: str, how: Any) -> None:
+    def made(name: str) -> Tiny:
+        return tiny(tmp_path / name, opt_fn=OPTIMIZERS[optimizer], **how)
+
+    on_gpu = trained(made("gpu"), Fake(tmp_path / "taken"))
+    on_cpus = trained(made("cpus"), None)
+    assert on_gpu.digest == on_cpus.digest
+    assert on_gpu.averaged == on_cpus.averaged
+    assert [item.train_loss for item in on_gpu.epochs] == [
+        item.train_loss for item in on_cpus.epochs
+    ]
+
+
+def test_the_last_process_alone_takes_the_gpu_and_trains_its_part(tmp_path: Path) -> None:
+    path, models = tmp_path / "noted", {"m": noting(tmp_path / "noted", Plain)}
+    _, news = attempt(tiny(tmp_path / "run", models=models), Fake(tmp_path / "taken"))
+    (taker,) = map(int, (tmp_path / "taken").read_text().split())
+    counts: dict[int, int] = {}
+    for pid, numbers in noted(path):
+        counts[pid] = counts.get(pid, 0) + len(numbers)
+    assert counts.pop(taker) == 3 * 3 * 30
+    assert taker != os.getpid()
+    assert counts.pop(os.getpid()) == 3 * 10
+    assert list(counts.values()) == [3 * 10]
+    (remark,) = [item.text for item in news if isinstance(item, Remark)]
+    assert remark.endswith("samples × epochs of each process: 30, 30, 270 (GPU)")
+
+
+def test_it_evaluates_its_share_with_the_model_of_all(tmp_path: Path) -> None:
+    path = tmp_path / "noted"
+    made = tiny(tmp_path / "run", models={"m": noting(path, Plain, training=False)})
+    trained(made, Fake(tmp_path / "taken"))
+    taker = int((tmp_path / "taken").read_text())
+    seen = [number for pid, numbers in noted(path) if pid == taker for number in numbers]
+    assert len(seen) == 3 * 8
+    assert set(seen) <= {int(number) for number in made.bundle.folds[0].valid}
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize(
+    "how", [KINDS, {"partition_size": {"cpu": 10, "gpu": 30}, "steps_per_round": 1}]
+)
+def test_stopped_after_every_round_the_bits_are_the_same(
+    tmp_path: Path, optimizer: str, how: Any
+) -> None:
+    def made(name: str) -> Tiny:
+        return tiny(tmp_path / name, opt_fn=OPTIMIZERS[optimizer], **how)
+
+    stopped, refs = made("stopped"), list[CheckpointRef]()
+    result: Result | None = None
+    for number in range(1, 100):
+        result, news = attempt(stopped, Fake(tmp_path / "taken"), number, refs, always)
+        if result is not None:
+            break
+        refs = checkpoints(news)
+    assert number > 3
+    assert result is not None
+    whole = trained(made("whole"), Fake(tmp_path / "taken"))
+    assert result.digest == whole.digest == trained(made("cpus"), None).digest
+    assert result.averaged == whole.averaged
+    # What was saved goes on where there is no GPU, too, with the same bits here.
+    last, _ = attempt(made("stopped"), None, number, refs)
+    assert last is not None
+    assert last.digest == whole.digest
+
+
+class Stack(DBN):
+    """A small one, with two layers to pretrain."""
+
+    def __init__(self) -> None:
+        super().__init__(FEATURES, (6, 4), CLASSES, pretraining=Pretraining(epochs=2))
+
+
+def test_a_pretrained_dbn_has_a_process_on_the_gpu_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(name: str) -> Tiny:
+        return tiny(tmp_path / name, models={"dbn": Stack})
+
+    pretrain, backward = pretraining.pretrain, torch.autograd.backward
+
+    def without_gradients(*given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(torch.autograd, "backward", None)
+        found = pretrain(*given, **more)
+        monkeypatch.setattr(torch.autograd, "backward", backward)
+        return found
+
+    monkeypatch.setattr(pretraining, "pretrain", without_gradients)
+    found = trained(made("gpu"), Fake(tmp_path / "taken"))
+    assert len(found.pretraining) == 4
+    assert found.digest == trained(made("cpus"), None).digest
+
+
+class Slow(Plain):
+    """Takes its time in any process but the first."""
+
+    first = os.getpid()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.05 if self.training and os.getpid() != self.first else 0)
+        return super().forward(inputs)
+
+
+class Counting(Pulse):
+    """Counts signs of life."""
+
+    count = 0
+
+    def beat(self) -> None:
+        self.count += 1
+        super().beat()
+
+
+def test_while_the_last_process_has_more_to_do_there_are_signs_of_life(tmp_path: Path) -> None:
+    parts = {"partition_size": {"cpu": 5, "gpu": 30}, "epochs_per_round": {"cpu": 1, "gpu": 3}}
+    made = tiny(tmp_path / "run", 2, 1, models={"slow": Slow}, **parts)
+    pulse, gpu = Counting(), Fake(tmp_path / "taken")
+    task = Task(made.jobs[0], 1, ())
+    train.train(made.bundle, task, made.batches, (), lambda news: None, never, pulse, gpu)
+    # It takes 18 steps, and rank 0 the first batch alone; some more are of the evaluation.
+    assert pulse.count >= 12
+
+
+class Centred(nn.Module):
+    """A loss that keeps a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.loss(outputs, targets)
+        if self.training:
+            self.mean.mul_(0.9).add_(found.detach(), alpha=0.1)
+        return found * (1 + self.mean)
+
+
+def test_a_criterion_with_a_state_begins_as_those_of_the_others(tmp_path: Path) -> None:
+    def made(name: str) -> Tiny:
+        found = tiny(tmp_path / name)
+        found.criterion = Centred()
+        return found
+
+    assert (
+        trained(made("gpu"), Fake(tmp_path / "taken")).digest == trained(made("cpus"), None).digest
+    )
+
+
+def test_no_tensor_goes_to_the_gpus_process_as_one() -> None:
+    tree = {"param_groups": [{"lr": torch.tensor(0.1), "betas": (torch.tensor([0.9]), 0.99)}]}
+    (told,) = frozen(tree)["param_groups"]
+    kinds = [type(item) for item in (told["lr"], *told["betas"])]
+    assert (torch.Tensor not in kinds, kinds[-1]) == (True, float)
+    (group,) = thawed(frozen(tree))["param_groups"]
+    assert torch.equal(group["lr"], torch.tensor(0.1))
+    assert torch.equal(group["betas"][0], torch.tensor([0.9]))
+    assert group["betas"][1] == 0.99
+
+
+class Busy:
+    """A GPU that cannot be taken."""
+
+    def take(self) -> torch.device:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy")
+
+
+def test_a_gpu_that_cannot_be_taken_ends_the_attempt(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="devices are busy"):
+        attempt(tiny(tmp_path), Busy())
+
+
+# The GPU
+
+
+def test_a_gpu_is_hidden_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+
+    def see() -> tuple[str | None, str | None]:
+        names = ("CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK")
+        return os.environ.get(names[0]), os.environ.get(names[1])
+
+    monkeypatch.setattr(torch.cuda, "init", lambda: calls.append(see()))
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    with spared(1) as gpu:
+        assert see() == ("", "1")
+        assert not torch.cuda.is_available()
+        assert isinstance(gpu, SparedGpu)
+        assert gpu.take() == torch.device("cuda", 1)
+    assert calls == [("3,5", None), 1]
+    with pytest.raises(ZeroDivisionError), spared(0):
+        raise ZeroDivisionError
+    assert see() == ("3,5", None)
+    with spared(None) as nothing:
+        assert (nothing, see()) == (None, ("", "1"))
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"HIP_VISIBLE_DEVICES": "0,1"}, {"ROCR_VISIBLE_DEVICES": "2"}]
+)
+def test_gpus_of_amd_are_hidden_by_the_variables_that_count_there(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with spared(0) as gpu:
+        assert gpu is not None
+        # What torch makes of the variables; AMD's runtime takes an empty one for none.
+        assert torch.cuda._parse_visible_devices() == []
+        assert os.environ["HIP_VISIBLE_DEVICES"] == "-1"
+        monkeypatch.setattr(torch.cuda, "init", lambda: None)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+        gpu.take()
+        assert {name: os.environ[name] for name in names if name in os.environ} == given
+    assert {name: os.environ[name] for name in names if name in os.environ} == given

@@ -1,0 +1,139 @@
+"""The log of a job: what user code prints, kept to a length, with the last words of a crash."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asynckfold.errors import StorageError
+from asynckfold.store import RunStore, job_folder
+from asynckfold.training.bundle import LOG_BYTES, JobLog
+from tests.durability.work import FOLDS, PLAN, TARGETS
+
+HOME = Path(__file__).parents[3]
+JOB = PLAN.jobs[0]
+
+
+@pytest.fixture
+def begun(root: Path) -> Path:
+    with RunStore.hold(root) as store:
+        store.begin(PLAN, FOLDS, TARGETS)
+    return root
+
+
+def test_a_log_keeps_its_begin_and_its_end(begun: Path) -> None:
+    with JobLog(begun, JOB) as found:
+        found.write("the very first line\n")
+        for number in range(30):
+            found.write(f"{number:03} " + "x" * (1 << 20) + "\n")
+            assert found.path.stat().st_size <= LOG_BYTES
+        found.write("the very last line\n")
+    data = (job_folder(begun, JOB) / "log.txt").read_text()
+    assert data.startswith("the very first line\n000 xxx")
+    assert data.endswith("xxx\nthe very last line\n")
+    assert data.count("the middle of this log was left out") == 1
+    assert LOG_BYTES // 2 < len(data) <= LOG_BYTES
+
+
+def test_a_descriptor_given_away_is_looked_after(begun: Path) -> None:
+    with JobLog(begun, JOB) as found:
+        with found.kept_short():
+            for number in range(64):
+                os.write(found.fileno(), f"{number:03}".encode() + bytes(1 << 20))
+        assert found.path.stat().st_size <= LOG_BYTES
+
+
+def test_a_log_that_a_crash_left_too_long_is_shortened_by_the_next_attempt(begun: Path) -> None:
+    path = job_folder(begun, JOB) / "log.txt"
+    path.write_bytes(bytes(LOG_BYTES + 1) + b"last words")
+    with JobLog(begun, JOB):
+        assert path.stat().st_size < LOG_BYTES
+    assert path.read_bytes().endswith(b"last words")
+
+
+def test_a_log_that_somebody_else_shortens_is_left_to_him(begun: Path) -> None:
+    with JobLog(begun, JOB) as one, JobLog(begun, JOB) as other:
+        os.write(one.fileno(), bytes(LOG_BYTES + 1))
+        fcntl.flock(one.fileno(), fcntl.LOCK_EX)
+        other.shorten()
+        assert one.path.stat().st_size == LOG_BYTES + 1
+        fcntl.flock(one.fileno(), fcntl.LOCK_UN)
+        other.shorten()
+        assert one.path.stat().st_size < LOG_BYTES
+
+
+def test_a_full_disk_is_told_by_the_log(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with JobLog(begun, JOB) as found:
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(StorageError, match=r"log\.txt: No space left"):
+            found.write("x")
+
+
+FLOOD = """
+import ctypes, os, resource, sys, torch, warnings
+from asynckfold import AsyncKFold
+
+warnings.simplefilter("ignore")
+X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+
+class Loud(torch.nn.Linear):
+    def forward(self, inputs):
+        for number in range(12):
+            print(f"line {number} " + "x" * (1 << 20))
+        os.write(1, bytes(range(256)) * 256)
+        return super().forward(inputs)
+
+class Crashing(Loud):
+    def forward(self, inputs):
+        super().forward(inputs)
+        os.write(2, b"these were the last words\\n")
+        ctypes.string_at(0)
+
+kfold = AsyncKFold(
+    2, (X, (X[:, 0] > 0).long()), sys.argv[1], torch.nn.CrossEntropyLoss(), 20,
+    baseline=None, verbose=0, n_jobs=1,
+)
+model = {"Loud": Loud, "Crashing": Crashing}[sys.argv[2]]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+results = kfold(
+    {"A": lambda: model(4, 2)}, ["constant"],
+    lambda model: torch.optim.SGD(model.parameters(), 0.1), {"epochs": 2},
+)
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(results.counts["done"], grown >> 10)
+"""
+
+
+def test_a_flood_of_prints_neither_fills_the_disk_nor_stops_the_job(root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FLOOD, root, "Loud"], cwd=HOME, capture_output=True, text=True
+    )
+    jobs, grown = map(int, done.stdout.split())
+    assert (jobs, done.stderr) == (2, "")
+    assert grown < 50, "megabytes of the sweep's own memory"
+    for fold in range(2):
+        data = (root / f"A/constant/fold-{fold}/log.txt").read_bytes()
+        assert len(data) <= LOG_BYTES
+        assert data.startswith(b"line 0 xxx")
+        assert b"the middle of this log was left out" in data
+        assert b"epoch 2 train_loss" in data[-4096:]
+
+
+def test_a_crash_after_a_flood_leaves_its_stack(root: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FLOOD, root, "Crashing"], cwd=HOME, capture_output=True, text=True
+    )
+    assert "AllJobsFailedError" in done.stderr
+    end = (root / "A/constant/fold-0/log.txt").read_bytes()[-4096:]
+    assert b"these were the last words" in end
+    assert b"Segmentation fault" in end
+    assert b"in forward" in end
