@@ -31,9 +31,8 @@ from asynckfold.jobs.trainer_params import KINDS, TrainerParams
 from asynckfold.planning import cost_cache, fusion_groups, memory_format, thread_choice
 from asynckfold.planning.forecast import Forecast, forecast, foreseen
 from asynckfold.planning.fusion_groups import Fuse, Grouping, grouped
-from asynckfold.planning.thread_choice import Choice
+from asynckfold.planning.thread_choice import Choice, decided_of
 from asynckfold.results.scoring import resolve
-from asynckfold.results.utilization import decided_of
 from asynckfold.scheduling.elastic import steps_of
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
@@ -413,7 +412,7 @@ def readers_of(
     root, stall = settings.root_dir.absolute(), settings.stall_timeout
     count = resolve_n_jobs(settings.n_jobs, machine.max_cores)
     return WorkerReaders(
-        take_pool, machine, min(most, count or most), stall, root, signals, display
+        take_pool, machine, min(most, count or most), stall, root, signals, display.doing
     )
 
 

@@ -32,11 +32,11 @@ from asynckfold.jobs.reproducibility import CPU, ELASTIC, THREADS, differences
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Baseline, Result, job_by_id
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning import process_advice, thread_choice
-from asynckfold.planning.thread_choice import Choice
+from asynckfold.planning.thread_choice import Choice, decided_of
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.sentences import packing as packing_text
 from asynckfold.results.scoring import Score, resolve
-from asynckfold.results.utilization import decided_of, packing_of
+from asynckfold.results.utilization import packing_of
 from asynckfold.store import RunStore, Sample
 from asynckfold.sweep.loop import Sweep, is_stray
 from asynckfold.sweep.single_task import Sampler, ask

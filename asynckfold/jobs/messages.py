@@ -8,7 +8,33 @@ from typing import Any
 from asynckfold.jobs.objective import Look
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Epoch, Result
-from asynckfold.store import CheckpointRef
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A checkpoint file that was durable when this was recorded.
+
+    Parameters
+    ----------
+    job_id, attempt : str, int
+        Who wrote it.
+    epoch, batch : int
+        Whole epochs that it contains, and batches of the next one.
+    file : str
+        Path relative to the run's folder.
+    sha256 : str
+        Digest of the file.
+    bytes : int
+        Its size.
+    """
+
+    job_id: str
+    attempt: int
+    epoch: int
+    batch: int
+    file: str
+    sha256: str
+    bytes: int
 
 
 @dataclass(frozen=True)

@@ -208,3 +208,26 @@ def units(requests: Mapping[str, Request], groups: Iterable[tuple[str, ...]]) ->
         for name in group[1:]:
             del found[name]
     return found
+
+
+@dataclass(frozen=True)
+class Wait:
+    """How long a job waited for one thing.
+
+    Parameters
+    ----------
+    seconds : float
+        In all, in however many pieces.
+    kind : str
+        Of the obstacle, see `asynckfold.scheduling.wait_reasons`, or ``"pause"`` after an attempt
+        whose worker died.
+    text : str
+        As it was last.
+    """
+
+    seconds: float
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.1f} s for {self.text}"

@@ -38,6 +38,8 @@ from asynckfold.planning.thread_search import (
     rule_cost,
     size_of,
 )
+from asynckfold.store import RunStore
+from asynckfold.store.database import decoding
 
 PROBE_SHARE = 0.05
 """The share of a sweep's expected seconds that probes may take at most; else there are none."""
@@ -534,3 +536,21 @@ def _estimated(model: Model, facts: Facts) -> Cost:
     """The rule's cost, brought to the seconds and bytes that the dry run saw."""
     cost = model.cost.scaled(facts.step_seconds.get(model.name, 0.0))
     return replace(cost, memory=facts.memory.get(model.name, 0))
+
+
+def decided_of(store: RunStore) -> Choice | None:
+    """Return what was decided for a run.
+
+    Raises
+    ------
+    StoreCorruptError
+        That is damaged.
+    """
+    with decoding(store.root):
+        return choice_of(store.about)
+
+
+def choice_of(about: Mapping[str, Any]) -> Choice | None:
+    """Return what was decided for a run, from what it knows about itself."""
+    decided = about.get("decision")
+    return Choice.from_dict(decided) if decided else None

@@ -113,8 +113,8 @@ def rank(rows: Sequence[Candidate], metric: str) -> list[int]:
     """Rank candidates by mean score, 1 is best; incomplete ones come last.
 
     Ties share the best of their ranks, as in scikit-learn. Means that differ by rounding only are
-    tied, see `asynckfold.results.statistics.tied`: the order in which folds are added up ranks nobody.
-    Independent of the order of the rows, NaN or not.
+    tied, see `asynckfold.results.statistics.tied`: the order in which folds are added up ranks
+    nobody. Independent of the order of the rows, NaN or not.
 
     Examples
     --------

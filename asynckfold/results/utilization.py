@@ -6,14 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, starmap
-from typing import Any
 
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Result, job_by_id
-from asynckfold.planning.thread_choice import Choice
+from asynckfold.planning.thread_choice import Choice, decided_of
 from asynckfold.planning.thread_search import Prediction
 from asynckfold.store import Attempt, RunStore
-from asynckfold.store.database import decoding
 
 _Group = tuple[str, ...]
 """Ids of the jobs that are trained as one, or of one job."""
@@ -121,24 +119,6 @@ def packing_of(store: RunStore) -> Packing | None:
         core_seconds / (cores * makespan) if cores and makespan else None,
         _models(store.plan, groups, store.results(), attempts, seconds, decided),
     )
-
-
-def decided_of(store: RunStore) -> Choice | None:
-    """Return what was decided for a run.
-
-    Raises
-    ------
-    StoreCorruptError
-        That is damaged.
-    """
-    with decoding(store.root):
-        return choice_of(store.about)
-
-
-def choice_of(about: Mapping[str, Any]) -> Choice | None:
-    """Return what was decided for a run, from what it knows about itself."""
-    decided = about.get("decision")
-    return Choice.from_dict(decided) if decided else None
 
 
 def _ends(attempts: Sequence[Attempt], sessions: Mapping[int, float]) -> list[float]:

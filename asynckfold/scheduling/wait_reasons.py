@@ -1,8 +1,8 @@
 """What pending jobs wait for, and how long: pure, the time is passed in.
 
-`placement.place` says what starts. What keeps a job from it follows from the same three values, and
-is the same for all jobs that ask for the same; so one account a kind of request is kept, and a job
-only remembers where the account stood when it came. That costs nothing more at 100,000 pending
+`scheduling.place` says what starts. What keeps a job from it follows from the same three values,
+and is the same for all jobs that ask for the same; so one account a kind of request is kept, and a
+job only remembers where the account stood when it came. That costs nothing more at 100,000 pending
 jobs.
 """
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from asynckfold.jobs.placement import Load, Request
+from asynckfold.jobs.placement import Load, Request, Wait
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import Bookings, place
 from asynckfold.system.units import gibibytes
@@ -41,28 +41,6 @@ class Obstacle:
     text: str
 
 
-@dataclass(frozen=True)
-class Wait:
-    """How long a job waited for one thing.
-
-    Parameters
-    ----------
-    seconds : float
-        In all, in however many pieces.
-    kind : str
-        Of the `Obstacle`, or ``"pause"`` after an attempt whose worker died.
-    text : str
-        As it was last.
-    """
-
-    seconds: float
-    kind: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.seconds:.1f} s for {self.text}"
-
-
 def obstacle(request: Request, running: Bookings, load: Load) -> Obstacle:
     """Say why a request does not start that `place` has left pending.
 
@@ -79,7 +57,7 @@ def obstacle(request: Request, running: Bookings, load: Load) -> Obstacle:
 
     Examples
     --------
-    >>> from asynckfold.placement import Placement
+    >>> from asynckfold.jobs.placement import Placement
     >>> running = Bookings([Placement(("a",), (0,)), Placement(("b",), (1,))])
     >>> obstacle(Request("c", 1.0), running, Load((0, 1), (0, 1), free_memory=1)).text
     'cores: 2 of 2 busy with own jobs'
@@ -160,7 +138,7 @@ class Waits:
 
     Examples
     --------
-    >>> from asynckfold.placement import Placement
+    >>> from asynckfold.jobs.placement import Placement
     >>> request, running = Request("b", 1.0), Bookings([Placement(("a",), (0,))])
     >>> waits = Waits()
     >>> waits.come(request, now=0.0)

@@ -30,7 +30,6 @@ from __future__ import annotations
 from asynckfold.store.layout import job_folder
 from asynckfold.store.records import (
     Attempt,
-    CheckpointRef,
     Event,
     Placed,
     Sample,
@@ -41,7 +40,6 @@ from asynckfold.store.run_store import RunStore
 
 __all__ = [
     "Attempt",
-    "CheckpointRef",
     "Event",
     "Placed",
     "RunStore",

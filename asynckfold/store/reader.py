@@ -13,6 +13,7 @@ import numpy.typing as npt
 from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.decoding import decoded, finite, parsed
 from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import ENDED, Baseline, Epoch, Result, fingerprint
 from asynckfold.store import splits
@@ -22,7 +23,6 @@ from asynckfold.store.records import (
     HELD,
     PLACED,
     Attempt,
-    CheckpointRef,
     Event,
     Placed,
     Sample,

@@ -11,41 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.jobs.decoding import decoded, finite, parsed
+from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.result import Averaged, Epoch, Result, StageEpoch
-from asynckfold.scheduling.wait_reasons import Wait
 
 PLACED = "placed"
 """The kind of the event that each attempt begins with."""
 
 HELD = "held"
 """The kind of the event by which an attempt goes on with other cores."""
-
-
-@dataclass(frozen=True)
-class CheckpointRef:
-    """A checkpoint file that was durable when this was recorded.
-
-    Parameters
-    ----------
-    job_id, attempt : str, int
-        Who wrote it.
-    epoch, batch : int
-        Whole epochs that it contains, and batches of the next one.
-    file : str
-        Path relative to the run's folder.
-    sha256 : str
-        Digest of the file.
-    bytes : int
-        Its size.
-    """
-
-    job_id: str
-    attempt: int
-    epoch: int
-    batch: int
-    file: str
-    sha256: str
-    bytes: int
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from asynckfold.errors import StorageError
+from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.plan import Job
 from asynckfold.store.layout import CHECKPOINT, SPLITS, job_folder, up_to
-from asynckfold.store.records import CheckpointRef
 from asynckfold.system.files import (
     TEMPORARY,
     alone,

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from asynckfold.errors import StorageError, StoreCorruptError
 from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import LEFT
 from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch, Result
@@ -35,7 +36,6 @@ from asynckfold.store.reader import RunReader
 from asynckfold.store.records import (
     HELD,
     PLACED,
-    CheckpointRef,
     Placed,
     Waiting,
     epochs_text,

@@ -44,13 +44,13 @@ from asynckfold.jobs.messages import (
     Started,
     Task,
 )
-from asynckfold.jobs.placement import Load, Placement, Request, fused
+from asynckfold.jobs.placement import Load, Placement, Request, Wait, fused
 from asynckfold.jobs.result import FAILED, Result, job_by_id
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import Bookings, place
 from asynckfold.scheduling.preemption import yielded
 from asynckfold.scheduling.retries import decide
-from asynckfold.scheduling.wait_reasons import Obstacle, Wait, Waits
+from asynckfold.scheduling.wait_reasons import Obstacle, Waits
 from asynckfold.store import Placed, RunStore, Waiting
 from asynckfold.sweep.core_lending import Lender
 from asynckfold.sweep.running import Running, RunningJobs

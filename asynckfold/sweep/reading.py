@@ -21,7 +21,6 @@ from typing import IO, TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from asynckfold.api.display import Display
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.process import ProcessEngine, named
@@ -62,7 +61,7 @@ class WorkerReaders:
         The run's folder.
     signals : Interruption
         Looked at meanwhile.
-    display : Display
+    doing : callable
         Told how far the reading is.
     """
 
@@ -74,12 +73,12 @@ class WorkerReaders:
         stall_timeout: float | str | None,
         root: Path,
         signals: Interruption,
-        display: Display,
+        doing: Callable[[str], None],
     ) -> None:
         self.notes: list[str] = []
         self._take_pool, self._machine, self._most = take_pool, machine, most
         self._stall_timeout, self._root = stall_timeout, root
-        self._signals, self._display = signals, display
+        self._signals, self._doing = signals, doing
 
     def __call__(
         self, task: Task, count: int, arrays: Sequence[SharedArray], seconds: float
@@ -184,7 +183,7 @@ class WorkerReaders:
                 engine.load([])
             if crew.count and time.monotonic() - said > SAY_SECONDS:
                 said = time.monotonic()
-                self._display.doing(f"reading the data: {crew.done:,} of {crew.count:,} samples")
+                self._doing(f"reading the data: {crew.done:,} of {crew.count:,} samples")
 
 
 class _Limited:

@@ -53,8 +53,8 @@ class Bundle:
     job_timeout_s : float or None
         Seconds that a job may train, see `Stopwatch`.
     code : Mapping
-        What the live objects are by value, see `asynckfold.jobs.digests`; empty where no module of the
-        user's own is imported for them.
+        What the live objects are by value, see `asynckfold.jobs.digests`; empty where no module of
+        the user's own is imported for them.
     highest : int
         The greatest class index of a sample; -1 where a dry run need not look at it.
     may_be_numbered : bool

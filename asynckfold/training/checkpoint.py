@@ -22,7 +22,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from asynckfold.errors import StoreCorruptError
-from asynckfold.store import CheckpointRef
+from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.system.files import read_plain, write_whole
 
 _DTYPES = {

@@ -6,8 +6,7 @@ import contextlib
 from typing import Any
 
 from asynckfold.errors import StoreCorruptError
-from asynckfold.jobs.messages import Remark, Task
-from asynckfold.store import CheckpointRef
+from asynckfold.jobs.messages import CheckpointRef, Remark, Task
 from asynckfold.training import checkpoint
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.training_run import Report, Training

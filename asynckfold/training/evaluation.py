@@ -2,65 +2,42 @@
 
 ::
 
-    evaluate ── outputs_on: batches, in order ── loss and accuracy of all samples at once
-                     └─ of a job on several processes, each does some of the batches
+    Training.evaluate ── outputs_on: batches, in order ── loss and accuracy of all samples at once
+                             └─ of a job on several processes, each does some of the batches
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
+from asynckfold.data import Batches
 from asynckfold.jobs.criteria import PROBABILITIES, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.objective import MULTICLASS, REGRESSION, Objective
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.losses import adds_up
 from asynckfold.training.precision import outputs_of
 
-if TYPE_CHECKING:
-    from asynckfold.training.training_run import Training
 
+def loss_and_accuracy(
+    found: torch.Tensor, wanted: torch.Tensor, criterion: Any, plan: Plan, objective: Objective
+) -> tuple[float, float | None]:
+    """Return the loss of all outputs (n, ...) at once, and the share of samples that are right.
 
-def evaluate(
-    training: Training, indices: Indices
-) -> tuple[npt.NDArray[np.float32], float, float | None]:
-    """Evaluate the model in hand; it is left in evaluation mode.
-
-    Parameters
-    ----------
-    training : Training
-        Has the model, the samples and the criterion.
-    indices : ndarray of int64, shape (n,)
-        Sample numbers; one at least.
-
-    Returns
-    -------
-    outputs : ndarray of float32, shape (n, ...)
-        In the order of `indices`.
-    loss : float
-        The criterion of all outputs at once; their mean, where it sums.
-    accuracy : float or None
-        Share of the samples whose class, or whose labels all, the outputs say; None for
-        regression, and where only the user's `output_transform` tells.
+    A loss that sums is divided by n. The accuracy is None for regression, and where only the
+    user's `output_transform` can tell.
     """
-    set_mode(training, train=False)
-    # Not inference_mode: what a model keeps of such a pass could not be trained with afterwards.
-    with torch.no_grad():
-        found = training.outputs_on(indices)
-        wanted = training.data.targets_of(indices)
-        loss = float(training.criterion(found, wanted))
-        if adds_up(training.criterion, training.bundle.plan):
-            loss /= len(indices)
-        asked = training.bundle.plan.objective_of(training.task.job.model)
-        hits = right(asked, found, wanted)
-        accuracy = None if hits is None else float(hits.double().mean())
-    return found.float().cpu().numpy(), loss, accuracy
+    loss = float(criterion(found, wanted))
+    if adds_up(criterion, plan):
+        loss /= len(wanted)
+    hits = right(objective, found, wanted)
+    return loss, None if hits is None else float(hits.double().mean())
 
 
 def right(asked: Objective, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
@@ -79,13 +56,18 @@ def right(asked: Objective, outputs: torch.Tensor, targets: torch.Tensor) -> tor
     return (said.reshape(wanted.shape) == wanted).reshape(len(wanted), -1).all(dim=1)
 
 
-def outputs_on(training: Training, indices: Indices, beat: Callable[[], None]) -> torch.Tensor:
+def outputs_on(
+    model: nn.Module,
+    data: Batches,
+    indices: Indices,
+    params: TrainerParams,
+    beat: Callable[[], None],
+) -> torch.Tensor:
     """Return outputs (n, ...) on samples (n,), in batches; `beat` is called after each of them."""
-    params = training.params
     outputs = []
     for low in range(0, len(indices), params.eval_batch_size):
         rows = torch.from_numpy(indices[low : low + params.eval_batch_size])
-        outputs.append(outputs_of(training.model, training.data.eval(rows)[0], params.precision))
+        outputs.append(outputs_of(model, data.eval(rows)[0], params.precision))
         beat()
     return torch.cat(outputs)
 
@@ -115,8 +97,8 @@ def shares(count: int, size: int, ranks: int) -> list[slice]:
     return [slice(low, high) for low, high in pairwise(edges)]
 
 
-def set_mode(training: Training, *, train: bool) -> None:
+def set_mode(model: nn.Module, criterion: Any, *, train: bool) -> None:
     """Set the mode of model and criterion."""
-    training.model.train(train)
-    if isinstance(training.criterion, nn.Module):
-        training.criterion.train(train)
+    model.train(train)
+    if isinstance(criterion, nn.Module):
+        criterion.train(train)

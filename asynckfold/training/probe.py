@@ -25,7 +25,7 @@ from asynckfold.jobs.messages import News, Started, Task
 from asynckfold.jobs.plan import Job
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training import batches, evaluation, setup, training_run
+from asynckfold.training import batches, setup, training_run
 from asynckfold.training.bundle import Bundle, NoLog
 from asynckfold.training.fusion import trainer
 
@@ -99,9 +99,9 @@ def _timing(
         if bundle.plan.params.compile:
             # What compiling takes, once a shape, is no part of a step.
             next(_steps(training))()
-            evaluation.evaluate(training, valid)
+            training.evaluate(valid)
         step = _seconds(_steps(training), device, PROBE_SECONDS, meet)
-        scored = cycle([lambda: evaluation.evaluate(training, valid)])
+        scored = cycle([lambda: training.evaluate(valid)])
         evaluating = _seconds(scored, device, 0.0)
     return Timing(
         step,

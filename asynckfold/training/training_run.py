@@ -14,10 +14,16 @@ from torch import nn
 
 from asynckfold.data import Batches
 from asynckfold.jobs.folds import Indices
-from asynckfold.jobs.messages import CheckpointWritten, EpochEnded, News, Progress, Task
+from asynckfold.jobs.messages import (
+    CheckpointRef,
+    CheckpointWritten,
+    EpochEnded,
+    News,
+    Progress,
+    Task,
+)
 from asynckfold.jobs.result import Averaged, Epoch, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import CheckpointRef
 from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import batches as batching
 from asynckfold.training import checkpoint, evaluation, lr_schedules, seeding
@@ -151,7 +157,7 @@ class Training:
             self.random = None
         if self.batch == 0:
             seeding.seed_all(self.epoch_seed)
-        evaluation.set_mode(self, train=True)
+        evaluation.set_mode(self.model, self.criterion, train=True)
 
     def put_in_order(self) -> None:
         """Begin or continue an epoch, but for the generators."""
@@ -239,7 +245,7 @@ class Training:
         # What is compiled for training may be compiled once more for evaluation.
         self.pulse.aside()
         scoring = time.perf_counter()
-        self.outputs, valid_loss, accuracy = evaluation.evaluate(self, self.valid)
+        self.outputs, valid_loss, accuracy = self.evaluate(self.valid)
         self.score_seconds = time.perf_counter() - scoring
         where = f"at epoch {self.epoch + 1} (learning rate {self.lr:g})"
         if np.isnan(self.outputs).any():
@@ -248,14 +254,28 @@ class Training:
             raise Diverged(f"the loss on the held-out fold became {valid_loss} {where}")
         return Epoch(self.epoch + 1, train_loss, valid_loss, accuracy, self.lr, 0.0)
 
+    def evaluate(self, indices: Indices) -> tuple[npt.NDArray[np.float32], float, float | None]:
+        """Return outputs (n, ...) on samples (n,), loss and accuracy; leaves evaluation mode on."""
+        evaluation.set_mode(self.model, self.criterion, train=False)
+        # Not inference_mode: what a model keeps of a pass could not be trained with afterwards.
+        with torch.no_grad():
+            found = self.outputs_on(indices)
+            wanted = self.data.targets_of(indices)
+            plan = self.bundle.plan
+            objective = plan.objective_of(self.task.job.model)
+            loss, accuracy = evaluation.loss_and_accuracy(
+                found, wanted, self.criterion, plan, objective
+            )
+        return found.float().cpu().numpy(), loss, accuracy
+
     def outputs_on(self, indices: Indices) -> torch.Tensor:
         """Return the outputs on some samples, in evaluation mode."""
-        return evaluation.outputs_on(self, indices, self.pulse.beat)
+        return evaluation.outputs_on(self.model, self.data, indices, self.params, self.pulse.beat)
 
     def step_lr_schedule(self) -> None:
         """Step it at the end of an epoch, with the loss that it may want."""
         if lr_schedules.needs_metric(self.lr_schedule):
-            self.lr_schedule.step(evaluation.evaluate(self, self.steer)[1])
+            self.lr_schedule.step(self.evaluate(self.steer)[1])
         elif self.params.lr_step == "epoch":
             self.lr_schedule.step()
 

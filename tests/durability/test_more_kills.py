@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.results.report.page import write_report
-from asynckfold.store import CheckpointRef, RunStore
+from asynckfold.store import RunStore
 from asynckfold.system.files import sha256
 from tests.durability.test_faults import (
     DOCUMENTED,

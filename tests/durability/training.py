@@ -14,9 +14,8 @@ from pathlib import Path
 
 import torch
 
-from asynckfold.jobs.messages import CheckpointWritten, News, Task
+from asynckfold.jobs.messages import CheckpointRef, CheckpointWritten, News, Task
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import CheckpointRef
 from asynckfold.training import loop, saving
 from tests.durability.work import nursery
 from tests.training.tiny import CPU, Noisy, Tiny, never

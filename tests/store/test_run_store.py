@@ -27,6 +27,7 @@ from asynckfold.errors import (
     StorageError,
     StoreCorruptError,
 )
+from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.plan import folds_fingerprint
 from asynckfold.jobs.result import (
     ENDED,
@@ -37,7 +38,7 @@ from asynckfold.jobs.result import (
     fingerprint,
 )
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import CheckpointRef, RunStore
+from asynckfold.store import RunStore
 from asynckfold.store.records import epochs_text
 from asynckfold.system.files import storage_error
 from tests.records import (

@@ -18,6 +18,7 @@ from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import (
+    CheckpointRef,
     CheckpointWritten,
     EpochEnded,
     News,
@@ -29,7 +30,7 @@ from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, FAILED, Epoch, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import CheckpointRef, RunStore
+from asynckfold.store import RunStore
 from asynckfold.sweep.loop import Sweep
 
 Behaviour = Callable[[Task], Any]

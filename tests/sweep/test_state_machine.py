@@ -30,6 +30,7 @@ from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import (
+    CheckpointRef,
     CheckpointWritten,
     EpochEnded,
     News,
@@ -41,7 +42,7 @@ from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DIVERGED, DONE, ENDED, FAILED, Epoch, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import CheckpointRef, RunStore, job_folder
+from asynckfold.store import RunStore, job_folder
 from asynckfold.store.layout import DATABASE
 from asynckfold.store.reader import RunReader
 from asynckfold.sweep.loop import Sweep

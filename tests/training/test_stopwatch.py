@@ -18,10 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from asynckfold.jobs.messages import News
+from asynckfold.jobs.messages import CheckpointRef, News
 from asynckfold.jobs.result import DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import SEVERAL
-from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint, setup
 from asynckfold.training.fusion import trainer as fused
 from asynckfold.training.stopwatch import Stopwatch

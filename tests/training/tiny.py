@@ -16,13 +16,12 @@ from torch import nn
 
 from asynckfold.data import Batches, Prepared, prepare
 from asynckfold.jobs.folds import make_folds
-from asynckfold.jobs.messages import CheckpointWritten, News, Task
+from asynckfold.jobs.messages import CheckpointRef, CheckpointWritten, News, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import CheckpointRef
 from asynckfold.training import loop
 from asynckfold.training.bundle import Bundle, job_folder
 from asynckfold.training.worker import main

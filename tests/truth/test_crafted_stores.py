@@ -31,6 +31,7 @@ from asynckfold.cli import main
 from asynckfold.errors import AsyncKFoldError, StoreCorruptError
 from asynckfold.jobs.decoding import decoded, parsed
 from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.plan import folds_fingerprint
 from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -39,7 +40,7 @@ from asynckfold.scheduling.wait_reasons import Wait
 from asynckfold.store import Placed, RunStore, Waiting, database
 from asynckfold.store.integrity import checksum
 from asynckfold.store.layout import MOST_PATH, path_problems
-from asynckfold.store.records import CheckpointRef, result_of
+from asynckfold.store.records import result_of
 from asynckfold.store.schema import COLUMNS, TYPES
 from tests.cli.test_output import is_clean
 from tests.records import PLAN, begin, finish

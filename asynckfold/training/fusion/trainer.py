@@ -31,10 +31,9 @@ from torch.nn.utils.rnn import pad_sequence
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.messages import JobEnded, News, Remark, Setback, Task
+from asynckfold.jobs.messages import CheckpointRef, JobEnded, News, Remark, Setback, Task
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Result
-from asynckfold.store import CheckpointRef
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import batches as batching
@@ -48,18 +47,16 @@ from asynckfold.training import (
     training_run,
 )
 from asynckfold.training.bundle import Bundle, JobLog, NoLog
-from asynckfold.training.fusion import (
-    Arm,
+from asynckfold.training.fusion.backward import (
     Criterion,
-    FusedModule,
     Part,
-    arms_of,
     backward,
     clip_gradients,
-    fuse,
     fuse_criterion,
     parts_of,
 )
+from asynckfold.training.fusion.module import FusedModule, fuse
+from asynckfold.training.fusion.optimizers import Arm, arms_of
 from asynckfold.training.preprocessing import fitted
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Report, Training

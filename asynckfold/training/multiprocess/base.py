@@ -115,20 +115,26 @@ class Team(Training):
 
     def _outputs_of_share(self, indices: Indices) -> Any:
         self.catch_up()
-        evaluation.set_mode(self, train=False)
+        evaluation.set_mode(self.model, self.criterion, train=False)
         try:
             part = indices[self._share_of(indices)]
             with torch.no_grad():
-                return frozen(evaluation.outputs_on(self, part, _unheard)) if len(part) else None
+                return (
+                    frozen(
+                        evaluation.outputs_on(self.model, self.data, part, self.params, _unheard)
+                    )
+                    if len(part)
+                    else None
+                )
         finally:
-            evaluation.set_mode(self, train=True)
+            evaluation.set_mode(self.model, self.criterion, train=True)
 
     def begin(self, epoch: int, step: int) -> None:
         """In a member: begin or continue an epoch, with random numbers of its own."""
         if self.epoch != epoch:
             self.epoch = epoch
             self.put_in_order()
-            evaluation.set_mode(self, train=True)
+            evaluation.set_mode(self.model, self.criterion, train=True)
         seeding.seed_all(seeding.stream(self.seed, epoch + 1, self.rank, step))
 
     def note_step(self, loss: torch.Tensor) -> None:

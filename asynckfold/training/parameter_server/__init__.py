@@ -14,12 +14,12 @@ that LR schedules of torch work on a replica as on any optimizer. Buffers (runni
 BatchNorm) are no parameters: each replica has its own.
 
 A replica that dies is missed by nobody: what it had not pushed is lost, and another may take its
-place at any time. That is why the numbers travel over plain TCP (`asynckfold.training.parameter_server.wire`) and
-not over ``torch.distributed``. Measured with its gloo backend (torch 2.15, a timeout of 8 s, kill
--9 of a replica): a server that receives from anybody is not told of the death, and waited the whole
-8 s for its last replica; a new process of the same rank could not join (``connectFullMesh failed``,
-after 40 s), since all ranks are counted and connected with each other at the start. Here the kernel
-tells the server at once, and who comes is welcome.
+place at any time. That is why the numbers travel over plain TCP (`wire`) and not over
+``torch.distributed``. Measured with its gloo backend (torch 2.15, a timeout of 8 s, kill -9 of a
+replica): a server that receives from anybody is not told of the death, and waited the whole 8 s for
+its last replica; a new process of the same rank could not join (``connectFullMesh failed``, after
+40 s), since all ranks are counted and connected with each other at the start. Here the kernel tells
+the server at once, and who comes is welcome.
 
 Whoever can reach the port can change the parameters: listen in a network that you trust.
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from asynckfold.data import Batches
 from asynckfold.jobs.messages import (
+    CheckpointRef,
     CheckpointWritten,
     EpochEnded,
     JobEnded,
@@ -27,7 +28,6 @@ from asynckfold.jobs.messages import (
 )
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import CheckpointRef
 from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import checkpoint, training_run
 from asynckfold.training.bundle import Bundle

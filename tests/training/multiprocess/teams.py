@@ -14,10 +14,9 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.jobs.messages import EpochEnded, News, Task
+from asynckfold.jobs.messages import CheckpointRef, EpochEnded, News, Task
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import CheckpointRef
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.multiprocess import train as several
 from tests.leftovers import descendants

@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from asynckfold.jobs.messages import News, Remark
+from asynckfold.jobs.messages import CheckpointRef, News, Remark
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DIVERGED, Averaged
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import CheckpointRef
 from asynckfold.training import checkpoint
 from asynckfold.training.multiprocess.base import average
 from tests.training.multiprocess.teams import (

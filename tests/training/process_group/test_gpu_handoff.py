@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.jobs.messages import News, Remark, Task
+from asynckfold.jobs.messages import CheckpointRef, News, Remark, Task
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
-from asynckfold.store import CheckpointRef
 from asynckfold.system.heartbeat import Pulse
 from asynckfold.training import pretraining
 from asynckfold.training.multiprocess import train

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from asynckfold.results.report import sentences
 from asynckfold.results.report.baseline_curves import Line, Race
 from asynckfold.results.report.charts.style import (
     COLOURS,
@@ -20,6 +19,7 @@ from asynckfold.results.report.charts.style import (
     styled,
     time_unit,
 )
+from asynckfold.results.report.sentences import duration, number, plural
 from asynckfold.results.report.summary import Summary
 
 
@@ -55,14 +55,14 @@ def draw_race(summary: Summary) -> Chart | None:
     axes.set_xlim(left=0)
     axes.set_xlabel(f"{unit} of training")
     axes.grid(axis="y")
-    threads = sentences.plural(first.threads, "thread")
+    threads = plural(first.threads, "thread")
     note = f"solid: {first.processes} processes; dashed: the serial loop, one process, {threads}"
     axes.set_title(f"train loss; {note}", loc="left")
     name_candidates(figure, summary, [race.candidate for race in shown], lines=True)
     alt = "; ".join(
-        f"{race.candidate}: loss {sentences.number(race.several[-1][1])} after "
-        f"{sentences.duration(race.several[-1][0])}, one process {sentences.number(race.one[-1][1])} "
-        f"after {sentences.duration(race.one[-1][0])}"
+        f"{race.candidate}: loss {number(race.several[-1][1])} after "
+        f"{duration(race.several[-1][0])}, one process {number(race.one[-1][1])} "
+        f"after {duration(race.one[-1][0])}"
         for race in shown
     )
     return chart_of("race", title, alt, figure)
@@ -76,12 +76,12 @@ def _race_title(race: Race) -> str:
     if reached is None:
         return (
             f"{name}: {race.processes} processes end at a training loss of "
-            f"{sentences.number(race.several[-1][1])} in {sentences.duration(race.several[-1][0])}, "
-            f"one at {sentences.number(goal)} in {sentences.duration(end)}"
+            f"{number(race.several[-1][1])} in {duration(race.several[-1][0])}, "
+            f"one at {number(goal)} in {duration(end)}"
         )
     return (
         f"{name}: {race.processes} processes have one's final training loss in "
-        f"{sentences.duration(reached)} instead of {sentences.duration(end)}"
+        f"{duration(reached)} instead of {duration(end)}"
     )
 
 
