@@ -359,7 +359,8 @@ def main() -> None:
     # What a run imports, at the latest when it tells its results.
     for name in ("torchvision", "sklearn.metrics", "pandas", "scipy.stats"):
         importlib.import_module(name)
-    for name in ("cli", "report.page", "training.worker", "training.preflight", "training.server"):
+    rooms = "cli", "results.report.page", "training.worker.main", "training.dry_run.preflight"
+    for name in (*rooms, "training.worker.fork_server"):
         importlib.import_module(f"asynckfold.{name}")
     sys.modules["asynckfold.training.worker.fork_server"]._warm_up()
     # The tests themselves may run where these are ignored, as SIGINT may be.

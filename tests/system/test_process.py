@@ -93,7 +93,7 @@ def test_the_peak_counts_what_is_free_again_until_it_is_reset() -> None:
 
 FAULTS = """
 import resource
-from asynckfold import proc
+from asynckfold.system import process as proc
 kept = {keep}
 def step():
     # Together more than what glibc keeps by itself.
