@@ -74,7 +74,6 @@ class Settings:
     trainer: str = "plain"
     processes: int = 1
     shared_state: bool = False
-    elastic: bool = False
     precision: str = "fp32"
     time_budget_s: float | None = None
     job_timeout_s: float | None = None
@@ -145,7 +144,6 @@ class Settings:
             )
         yield from self._plan_from_problems()
         yield from (Problem(*problem) for problem in fusion_groups.problems(self.fuse))
-        yield from self._elastic_problems()
 
     def _word_problems(self) -> Iterator[Problem]:
         choices = {"baseline": BASELINES, "resume": RESUMES}
@@ -215,21 +213,6 @@ class Settings:
                 "Drop one of them.",
             )
 
-    def _elastic_problems(self) -> Iterator[Problem]:
-        wanted: object = self.elastic
-        if not isinstance(wanted, bool):
-            yield Problem(
-                "elastic must be True or False",
-                repr(wanted),
-                "Pass elastic=True to let running jobs take cores that became free.",
-            )
-        elif wanted and not self.parallelize:
-            yield Problem(
-                "elastic lends cores to workers, and parallelize=False starts none",
-                "elastic=True",
-                "Drop one of them.",
-            )
-
     def recipe(
         self, models: Any, schedulers: Any, opt_fn: Any, trainer_params: Any
     ) -> tuple[Recipe, TrainerParams, list[str]]:
@@ -260,14 +243,6 @@ class Settings:
             except InputError as error:
                 problems += error.problems
         problems += self._process_problems(params)
-        if self.elastic and params.compile:
-            problems.append(
-                Problem(
-                    "compiled models keep their threads, which elastic changes",
-                    "compile=True, elastic=True",
-                    "Leave one of them out.",
-                )
-            )
         problems += _opt_fn_problems(opt_fn)
         parts = {
             **{f"model {name}": model for name, model in named.items()},

@@ -164,11 +164,6 @@ class AsyncKFold:
     yield_to_others : bool
         Let running jobs make room where others come to their cores: a job moves to idle cores, or
         pauses between two batches while another job goes on. One job always runs.
-    elastic : bool
-        Let running jobs take cores that became free, and that no pending job can use, and give them
-        back: both between two batches, only where the costs of the plan say that a step becomes
-        faster, and only as long as batches do not become slower. Since threads change bits, status,
-        report and comparison of such a run say that the same bits are not promised.
     precision : {"fp32", "bf16"}
         What models compute in, also where they are evaluated: float32, or bfloat16 by
         `torch.autocast`, faster on processors with AMX and on GPUs, and with 2 to 3 digits only;
@@ -266,7 +261,6 @@ class AsyncKFold:
         trainer: str = "plain",
         processes: int = 1,
         shared_state: bool = False,
-        elastic: bool = False,
         precision: str = "fp32",
         time_budget_s: float | None = None,
         job_timeout_s: float | None = None,
@@ -315,7 +309,6 @@ class AsyncKFold:
             trainer,
             plain(processes),
             shared_state,
-            elastic,
             precision,
             plain(time_budget_s),
             plain(job_timeout_s),

@@ -33,7 +33,6 @@ from asynckfold.planning.forecast import Forecast, forecast, foreseen
 from asynckfold.planning.fusion_groups import Fuse, Grouping, grouped
 from asynckfold.planning.thread_choice import Choice, decided_of
 from asynckfold.results.scoring import resolve
-from asynckfold.scheduling.elastic import steps_of
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
 from asynckfold.sweep.dry_run import Checker
@@ -93,12 +92,6 @@ class Planned:
             why = changes.incomparable(before, self.digest.parts)
             if why:
                 yield f"functions cannot be compared with those of the run: {why}"
-
-    @property
-    def steps(self) -> dict[str, tuple[float, ...]]:
-        """By model, seconds of a step with 1, 2, … threads."""
-        cores = self.work.cores
-        return {name: steps_of(cost, cores) for name, cost in self.choice.costs.items()}
 
 
 @dataclass(frozen=True, eq=False)

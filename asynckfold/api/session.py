@@ -28,10 +28,10 @@ from asynckfold.errors import (
 )
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe, sending_problems
-from asynckfold.jobs.reproducibility import CPU, ELASTIC, THREADS, differences
+from asynckfold.jobs.reproducibility import CPU, THREADS, differences
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Baseline, Result, job_by_id
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning import process_advice, thread_choice
+from asynckfold.planning import thread_choice
 from asynckfold.planning.thread_choice import Choice, decided_of
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.sentences import packing as packing_text
@@ -133,8 +133,6 @@ class Session:
             del found[THREADS]
             begun = next(iter(self.store.software() if self._continues else ()), {})
             found |= {THREADS: begun[THREADS]} if THREADS in begun else {}
-        if self.settings.elastic:
-            found[ELASTIC] = "yes"
         free = self.settings.allow_different_software or not self._continues
         if not free and self._pending(draft):
             refuse(_software_problems(self.store, found))
@@ -148,11 +146,7 @@ class Session:
     def _log(self, found: Planned) -> None:
         threads = found.choice
         work = found.work
-        plan, folds = work.plan, work.folds
-        slow = (
-            *slow_notes(plan, found.software),
-            *process_advice.notes(plan, folds, threads.costs),
-        )
+        slow = slow_notes(work.plan, found.software)
         replaced = replaced_notes() if self.settings.parallelize else ()
         told_of = (
             *(*self.store.notes, *found.data.notes, *self.notes, *found.notes),
@@ -198,7 +192,6 @@ class Session:
                     signals=self.signals,
                     max_wait=make.max_wait,
                     yields=self.settings.sharing.yield_to_others,
-                    steps=found.steps if self.settings.elastic else None,
                 ).run()
             achieved = packing_of(self.store)
             if achieved is not None:

@@ -495,13 +495,6 @@ def _add_running_flags(verb: argparse.ArgumentParser, root_required: bool) -> No
         "the plan" + _default("fuse"),
     )
     group.add_argument(
-        "--elastic",
-        action="store_true",
-        default=None,
-        help="running jobs take cores that became free, and give them back; changes bits, and the "
-        "report says so",
-    )
-    group.add_argument(
         "--plan-from",
         metavar="DIR",
         help="take the threads of each model and the groups of jobs from another run",

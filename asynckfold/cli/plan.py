@@ -19,10 +19,7 @@ from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 from asynckfold.cli.text_charts import gantt
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.reproducibility import ELASTIC
-from asynckfold.planning import process_advice
 from asynckfold.planning.forecast import Forecast, forecast_of
-from asynckfold.scheduling.elastic import steps_of, worth
 from asynckfold.scheduling.place import place
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
@@ -44,16 +41,15 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     count = resolve_n_jobs(kfold.settings.n_jobs, machine.max_cores)
     load = machine.load(count, threads=threads)
     first = place(list(found.units.values()), [], load)
-    elastic = kfold.settings.elastic
     out.data(
         {
-            **_numbers(found, elastic),
+            **_numbers(found),
             "cores": list(load.cores),
             "threads_per_job": kfold.settings.threads_per_job,
             "first": [{"jobs": item.jobs, "cores": item.cores, "gpu": item.gpu} for item in first],
         }
     )
-    _say(found, elastic, out)
+    _say(found, out)
     if kfold.settings.refit:
         out.say("then the best candidate on all samples, of which the seconds above know nothing")
     out.say(f"{len(first)} at a time now: {now(machine.describe()['cpu'], load).why}")
@@ -65,17 +61,16 @@ def _of_run(folder: Path, out: Output) -> None:
     """Print what was decided for a run, from its folder alone."""
     with RunStore.read(folder) as store:
         found = forecast_of(store)
-        elastic = any(ELASTIC in item for item in store.software())
     if found is None:
         rule = "DIR must hold a run whose decisions were recorded"
         remedy = "`asynckfold status` says how far it is."
         refuse([Problem(rule, f"{folder}, begun before they were", remedy)])
         return
-    out.data(_numbers(found, elastic))
-    _say(found, elastic, out)
+    out.data(_numbers(found))
+    _say(found, out)
 
 
-def _numbers(found: Forecast, elastic: bool) -> dict[str, Any]:
+def _numbers(found: Forecast) -> dict[str, Any]:
     """The object of ``--json``."""
     plan, choice = found.plan, found.choice
     return {
@@ -109,8 +104,7 @@ def _numbers(found: Forecast, elastic: bool) -> dict[str, Any]:
             for span in found.simulation.spans
         ],
         "failures": {**found.failures, **choice.failures},
-        "notes": [*found.notes, *process_advice.notes(plan, found.folds, choice.costs)],
-        "elastic": _most_threads(found) if elastic else None,
+        "notes": list(found.notes),
     }
 
 
@@ -119,35 +113,10 @@ def _channels_last(plan: Plan) -> list[str]:
     return list(dict.fromkeys(job.model for job in plan.jobs if plan.is_channels_last(job)))
 
 
-def _most_threads(found: Forecast) -> dict[str, int]:
-    """Return how many threads a job of each model takes at most where cores became free."""
-    choice = found.choice
-    return {
-        model: worth(steps_of(choice.costs[model], choice.cores), threads, choice.cores)
-        for model, threads in choice.threads.items()
-    }
-
-
-def _say(found: Forecast, elastic: bool, out: Output) -> None:
+def _say(found: Forecast, out: Output) -> None:
     out.say(_table(found))
     for line in _lines(found):
         out.say(line)
-    for line in _elastic_lines(found) if elastic else ():
-        out.say(line)
-
-
-def _elastic_lines(found: Forecast) -> Iterator[str]:
-    yield "elastic, of which the seconds above know nothing, and which changes bits:"
-    for model, most in _most_threads(found).items():
-        threads, cost = found.choice.threads[model], found.choice.costs[model]
-        steps = steps_of(cost, most)
-        if most == threads:
-            yield f"  {model}: more threads than {threads} bring nothing clear"
-        else:
-            yield (
-                f"  {model}: from {threads} to {most} threads where cores became free, "
-                f"{1000 * steps[threads - 1]:.3g} to {1000 * steps[most - 1]:.3g} ms per step"
-            )
 
 
 def _table(found: Forecast) -> Table:
@@ -194,7 +163,6 @@ def _lines(found: Forecast) -> Iterator[str]:
         rule = ", by the rule" if plan.params.memory_format == "auto" else ""
         yield f"channels last in memory{rule}: {', '.join(last)}"
     yield from found.notes
-    yield from process_advice.notes(plan, found.folds, choice.costs)
     for name, line in {**found.failures, **choice.failures}.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"
     prediction, cores = choice.prediction, choice.cores

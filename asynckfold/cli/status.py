@@ -71,7 +71,7 @@ def _at_work(store: RunStore, attempt: Attempt) -> dict[str, Any]:
         "attempt": attempt.attempt,
         "pid": attempt.pid or None,
         "cores": attempt.last_cores,
-        "threads": max(attempt.threads, len(attempt.last_cores)),
+        "threads": attempt.threads,
         "device": attempt.device,
         "started": attempt.started,
         "epochs_done": len(store.epochs(attempt.job_id)),

@@ -81,7 +81,6 @@ _SETTINGS = {
     "time_budget": "time_budget_s",
     "job_timeout": "job_timeout_s",
     "yield_to_others": "yield_to_others",
-    "elastic": "elastic",
     "refit": "refit",
 }
 _NEVER = ("stall_timeout", "max_wait", "time_budget_s", "job_timeout_s")
@@ -688,7 +687,7 @@ def _flagged(text: str) -> str:
     text = text.replace("stratify=False", "--no-stratify")
     if any(name in text for name in _NEVER):
         text = re.sub(r"\bNone\b", "off", text)
-    for name in ("allow_different_software", "yield_to_others", "elastic", "compile", "refit"):
+    for name in ("allow_different_software", "yield_to_others", "compile", "refit"):
         text = text.replace(f"{name}=True", _flag(name))
     text = re.sub(
         rf"\b({names})=('?)([^\s',;]*[^\s',;.])\2",

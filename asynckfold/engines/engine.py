@@ -52,9 +52,7 @@ class Engine(Protocol):
       exceptions are results, not exceptions.
     - News of a task arrive through the ``tell`` that the engine was made with, before its future
       ends, from any thread.
-    - `shift` returns at once. Other cores change neither what a placement computes nor how it ends;
-      another number of threads changes bits. It is taken up between two batches, once there are as
-      many cores, and `Resized` says so.
+    - `shift` returns at once. Other cores change neither what a placement computes nor how it ends.
     - `close` asks running tasks to save themselves, waits up to `grace_s` for their futures, then
       ends everything that the engine started. It may be called twice.
     """
@@ -67,13 +65,8 @@ class Engine(Protocol):
         """Start a placement."""
         ...
 
-    def shift(
-        self, future: Future[Answer], cores: Sequence[int], threads: int | None = None
-    ) -> None:
-        """Let a placement go on with other cores; without any, pause it until it gets some.
-
-        With `threads`, also with so many threads.
-        """
+    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
+        """Let a placement go on with other cores; without any, pause it until it gets some."""
         ...
 
     def close(self, grace_s: float = 0.0) -> None:

@@ -206,7 +206,6 @@ class WorkerPool:
             self._refused.append((work, error.errno or errno.EAGAIN))
             return None
         worker.pulse.ask(False)
-        worker.pulse.ask_threads(0)
         worker.pulse.aside()
         worker.used = True
         with self._lock:

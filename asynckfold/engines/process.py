@@ -115,9 +115,7 @@ class ProcessEngine:
         self._run(work)
         return work.future
 
-    def shift(
-        self, future: Future[Answer], cores: Sequence[int], threads: int | None = None
-    ) -> None:
+    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
         """Pin the worker of a placement anew and let it go on, or ask it to pause."""
         worker, work = self._running.get(future, (None, None))
         if worker is None or worker.work is not work:
@@ -126,8 +124,6 @@ class ProcessEngine:
             self._pool.pin(worker, cores)
             self._cores[future] = tuple(cores)
         worker.pulse.ask(not cores)
-        if threads is not None:
-            worker.pulse.ask_threads(threads)
 
     def _run(self, work: pools.Work) -> None:
         self._running[work.future] = (self._pool.run(work, self._key, self._files), work)

@@ -80,9 +80,7 @@ class SerialEngine:
             future.set_exception(error)
         return future
 
-    def shift(
-        self, future: Future[Answer], cores: Sequence[int], threads: int | None = None
-    ) -> None:
+    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
         """Nothing runs outside `submit`."""
 
     def close(self, grace_s: float = 0.0) -> None:

@@ -66,16 +66,6 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Resized:
-    """A worker has so many threads from now on; its ask was the so-manieth of this attempt."""
-
-    job_id: str
-    attempt: int
-    threads: int
-    ask: int
-
-
-@dataclass(frozen=True)
 class Progress:
     """Where a job is: ``batch`` of ``batches`` in epoch ``epoch`` (from 1) of ``epochs``."""
 
@@ -142,7 +132,7 @@ class Left:
     numbers: bool = True
 
 
-News = Started | Resized | Progress | EpochEnded | CheckpointWritten | JobEnded | Remark | Left
+News = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Remark | Left
 
 
 @dataclass(frozen=True)

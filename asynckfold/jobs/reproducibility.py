@@ -123,7 +123,7 @@ def _one_process(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
 
 def _fixed_threads(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
     if any(item.get(ELASTIC) == "yes" for item in sessions):
-        yield "running jobs may take cores that become free (elastic), and threads change bits"
+        yield "running jobs took cores that became free (elastic), and threads change bits"
 
 
 def _nothing_left(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:

@@ -65,8 +65,7 @@ class Packing:
         Seconds from the start of the first attempt to the end of the last: the tail is included,
         data, start-up and checks before the first job are not. Of several sessions, the sum.
     core_seconds : float
-        Cores that attempts held × seconds for which they held them, also those that were lost, and
-        those that were lent to them.
+        Cores that attempts held × seconds for which they held them, also those that were lost.
     longest : float
         Seconds of the longest job, or of the longest jobs that are trained as one, all attempts
         together.

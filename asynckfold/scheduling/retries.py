@@ -51,9 +51,6 @@ OOM = RetryClass(retries=1, alone=True)
 CLASS_OF = {"error": USER, "died": INFRA, "hang": INFRA, "device_lost": INFRA, "oom": OOM}
 """The retry class of each outcome."""
 
-MOST_ATTEMPTS = 1 + INFRA.retries + OOM.retries
-"""No job has more attempts than this in one session, whatever happens to it."""
-
 
 @dataclass(frozen=True)
 class Retry:

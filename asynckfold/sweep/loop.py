@@ -37,9 +37,7 @@ from asynckfold.jobs.messages import (
     JobEnded,
     Left,
     News,
-    Progress,
     Remark,
-    Resized,
     Setback,
     Started,
     Task,
@@ -47,12 +45,11 @@ from asynckfold.jobs.messages import (
 from asynckfold.jobs.placement import Load, Placement, Request, Wait, fused
 from asynckfold.jobs.result import FAILED, Result, job_by_id
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.place import Bookings, place
+from asynckfold.scheduling.place import place
 from asynckfold.scheduling.preemption import yielded
 from asynckfold.scheduling.retries import decide
 from asynckfold.scheduling.wait_reasons import Obstacle, Waits
 from asynckfold.store import Placed, RunStore, Waiting
-from asynckfold.sweep.core_lending import Lender
 from asynckfold.sweep.running import Running, RunningJobs
 from asynckfold.sweep.single_task import TICK_SECONDS, Patience, Sampler
 from asynckfold.system.files import remove
@@ -127,9 +124,6 @@ class Sweep:
         Seconds for which nothing may be able to start while nothing runs; None: any.
     yields : bool
         Whether running jobs make room where others come to their cores.
-    steps : Mapping of str to sequence of float, optional
-        By model, seconds of a step with 1, 2, … threads: running jobs then take cores that became
-        free where that pays, and give them back.
     """
 
     def __init__(
@@ -144,7 +138,6 @@ class Sweep:
         signals: Interruption | None = None,
         max_wait: float | None = None,
         yields: bool = False,
-        steps: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         self._yields = yields
         self._patience = Patience(max_wait)
@@ -170,22 +163,11 @@ class Sweep:
         self._recorded: list[Result] = []
         self._outdated: list[str] = []
         self._sampler = Sampler(store, "packed")
-        self._lender = self._lending(steps) if steps else None
         self._flushed = clock()
         self._told_shortage = False
         self._leaving = False
         for unit in dict.fromkeys(map(self._unit, self._left)):
             self._add(unit)
-
-    def _lending(self, steps: Mapping[str, Sequence[float]]) -> Lender:
-        return Lender(
-            self._running,
-            self._engine,
-            lambda job_id: steps[self._jobs[job_id].model],
-            lambda item: item.at + self._request(self._unit(item.placement.jobs[0])).seconds,
-            self._clock,
-            self._take,
-        )
 
     def run(self) -> None:
         """Work until every job has a result.
@@ -277,17 +259,12 @@ class Sweep:
         self._waits.come(request, self._clock(), before)
 
     def _placements(self) -> list[Placement]:
-        load = self._engine.load([item.whole for item in self._running])
+        load = self._engine.load([item.placement for item in self._running])
         self._sampler.look(load)
         self._watch.ticked(load)
         if self._yields:
             self._make_room(load)
-        # What is lent counts as free, and what would start there waits until it is given back.
-        lent = {core for item in self._running for core in item.lent}
-        lent_last = tuple(sorted(load.idle, key=lent.__contains__))
-        found = place(self._backlog, self._bookings, replace(load, idle=lent_last))
-        placed = [placement for placement in found if lent.isdisjoint(placement.cores)]
-        soon = [placement for placement in found if not lent.isdisjoint(placement.cores)]
+        placed = place(self._backlog, self._bookings, load)
         stuck = bool(self._backlog) and not (placed or self._running)
         if self._patience.look(self._clock(), _obstacle(load) if stuck else ""):
             self._take(Remark(None, "waiting", f"nothing can start: {_obstacle(load)}"))
@@ -298,15 +275,12 @@ class Sweep:
         ]
         for placement in placed:
             self._bookings.add(placement)
-        if self._lender is not None:
-            self._lender.stretch(load, placed, soon, self._yields)
-        whole = [item.whole for item in self._running]
-        self._look(load, placed, Bookings([*whole, *placed]) if soon else self._bookings)
+        self._look(load, placed)
         return placed
 
-    def _look(self, load: Load, placed: Sequence[Placement], bookings: Bookings) -> None:
+    def _look(self, load: Load, placed: Sequence[Placement]) -> None:
         """Note what the jobs that are left wait for, where that has changed."""
-        obstacles = self._waits.look(self._backlog, bookings, load, self._clock())
+        obstacles = self._waits.look(self._backlog, self._bookings, load, self._clock())
         jobs = {reason.text: count for reason, count in obstacles.items()}
         for unit, pause in self._pauses.items():
             jobs[pause.text] = jobs.get(pause.text, 0) + len(self._left_of(unit))
@@ -324,13 +298,15 @@ class Sweep:
     def _make_room(self, load: Load) -> None:
         """Move, pause and continue running jobs as the load asks for."""
         movable = {future: item.held for future, item in self._running.items() if item.can_move}
-        fixed = [core for item in self._running if not item.can_move for core in item.whole.cores]
+        fixed = [
+            core for item in self._running if not item.can_move for core in item.placement.cores
+        ]
         for future, cores in yielded(movable, load, fixed).items():
             item = self._running[future]
             self._engine.shift(future, cores)
             self._take(Remark(item.placement.jobs[0], *_told(item, cores)))
             changed = self._running.rebooked(item, cores or item.placement.cores)
-            self._running[future] = replace(changed, paused=not cores, pace=None)
+            self._running[future] = replace(changed, paused=not cores)
 
     def _tell_shortage(self, obstacles: Iterable[Obstacle]) -> None:
         """Say it, once, where jobs wait for nothing but memory."""
@@ -378,7 +354,7 @@ class Sweep:
                     # One after another: what follows one that raises stays in the inbox.
                     for news in chain([item], self._arrived()):
                         self._take(news)
-                        freed = freed or isinstance(news, (Future, Resized))
+                        freed = freed or isinstance(news, Future)
                 left = deadline - self._clock()
                 if left <= 0 or freed:
                     break
@@ -414,10 +390,6 @@ class Sweep:
             return
         if isinstance(item, Started):
             self._note_begun(item)
-        elif isinstance(item, Resized) and self._lender is not None:
-            self._lender.note_resized(item)
-        elif isinstance(item, Progress) and self._lender is not None:
-            self._lender.note_pace(item)
         elif isinstance(item, EpochEnded):
             self._store.epoch(item.job_id, item.attempt, item.epoch)
         elif isinstance(item, CheckpointWritten):

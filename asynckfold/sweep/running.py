@@ -4,7 +4,7 @@
 
     RunningJobs ── add, pop: with the bookings, so that no core is booked twice
                 ── holding job → (future, Running)
-                ── rebook: other cores, or more of them for a while; noted in the store
+                ── rebook: other cores; noted in the store
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from asynckfold.engines.engine import Answer
-from asynckfold.jobs.messages import Progress, Task
-from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.messages import Task
+from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.trainer_params import SEVERAL
-from asynckfold.scheduling.elastic import Pace
 from asynckfold.scheduling.place import Bookings
 from asynckfold.scheduling.preemption import Held
 
@@ -27,12 +26,7 @@ class Running:
     """A placement that runs, its tasks, when it started in run seconds, and jobs that ended.
 
     In a row it started when the job before ended. It can be moved once a worker has begun one of
-    its jobs: that pins itself before it says so. Beyond the cores of its placement it may hold some
-    that are lent to it, until its worker has given them back and goes on with those that it keeps;
-    `given_back` says when that was asked for lately, and `asks` how often its worker was asked for
-    another number of threads. `pace` is that of its job since the last change of threads, by the
-    news of `paced`; `before`, seconds of a batch until then. It grows no more once it was slower
-    with what was lent.
+    its jobs: that pins itself before it says so.
     """
 
     placement: Placement
@@ -41,19 +35,6 @@ class Running:
     ended: set[str] = field(default_factory=set)
     begun: set[str] = field(default_factory=set)
     paused: bool = False
-    lent: tuple[int, ...] = ()
-    keeps: tuple[int, ...] = ()
-    given_back: tuple[float, ...] = ()
-    asks: int = 0
-    pace: Pace | None = None
-    paced: str = ""
-    before: float | None = None
-    slower: bool = False
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of a batch with the threads that it has now, once they are known."""
-        return None if self.pace is None else self.pace.seconds
 
     @property
     def held(self) -> Held:
@@ -61,47 +42,11 @@ class Running:
         return Held(self.placement.cores, self.paused)
 
     @property
-    def whole(self) -> Placement:
-        """The placement with all cores that it holds now."""
-        if not self.lent:
-            return self.placement
-        return replace(self.placement, cores=(*self.placement.cores, *self.lent))
-
-    @property
     def can_move(self) -> bool:
         """Whether its worker has it in hand, and can be pinned to other cores as one process."""
         placement = self.placement
         single = placement.trainer not in SEVERAL
-        return bool(self.begun and placement.cores) and single and not self.lent
-
-    @property
-    def can_stretch(self) -> bool:
-        """Whether more threads may help: not on a GPU, nor where memory was short before.
-
-        Several processes of a job have one thread each, and a row of short ones is soon over.
-        """
-        placement = self.placement
-        if not self.begun or placement.trainer in SEVERAL or placement.is_row:
-            return False
-        return bool(placement.cores) and placement.gpu is None and not placement.alone
-
-    def is_disturbed(self, load: Load) -> bool:
-        """Whether others use one of its cores."""
-        return self.paused or not {*self.whole.cores} <= {*load.idle}
-
-    def with_progress(self, item: Progress, now: float) -> Running:
-        """Watch how fast it is: by the news of one of its jobs."""
-        batches = (item.epoch - 1) * item.batches + item.batch
-        if self.pace is None:
-            return replace(self, pace=Pace(now, now, batches, batches), paced=item.job_id)
-        if self.paced != item.job_id:
-            return self
-        return replace(self, pace=replace(self.pace, until=now, last=batches))
-
-    def watched_anew(self, now: float) -> Running:
-        """Watch its pace from now on."""
-        known = self.pace
-        return replace(self, pace=known and Pace(now, now, known.last, known.last))
+        return bool(self.begun and placement.cores) and single
 
 
 class RunningJobs:
@@ -157,12 +102,11 @@ class RunningJobs:
         return None
 
     def rebooked(self, running: Running, cores: tuple[int, ...]) -> Running:
-        """Let a placement hold these cores and no others, those beyond its threads lent."""
-        count = len(running.placement.cores)
-        placement = replace(running.placement, cores=cores[:count])
+        """Let a placement hold these cores and no others."""
+        placement = replace(running.placement, cores=cores)
         self.bookings.remove(running.placement)
         self.bookings.add(placement)
-        if cores != running.whole.cores:
+        if cores != running.placement.cores:
             for task in running.tasks:
                 self._note_cores(task.job.id, task.attempt, cores)
-        return replace(running, placement=placement, lent=cores[count:])
+        return replace(running, placement=placement)

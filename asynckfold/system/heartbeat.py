@@ -11,8 +11,7 @@ changes does neither, and costs the loop less than a microsecond.
 
 Two more words let a worker pause between two batches, where it holds no lock and owes no message:
 the sweep asks in one, and in the other the worker says that it does. A stopped process (SIGSTOP)
-may have half an answer in its pipe, for which the sweep would wait. In the last the sweep asks for
-another number of threads from the next batch on.
+may have half an answer in its pipe, for which the sweep would wait.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ STACKS_SIGNAL = signal.SIGRTMIN + 9
 PAUSE_SECONDS = 0.1
 """Between two looks of a paused worker at whether it may go on."""
 
-_SIGN, _ASKED, _PAUSED, _THREADS = range(4)
-_WORDS, _BYTES = 4, 8
-_MOST_THREADS = 1 << 16
+_SIGN, _ASKED, _PAUSED = range(3)
+_WORDS, _BYTES = 3, 8
 
 
 class Pulse:
@@ -40,14 +38,6 @@ class Pulse:
     ----------
     words : memoryview, optional
         Unsigned numbers of 8 bytes; of its own where nobody looks, as in the serial engine.
-
-    Examples
-    --------
-    >>> pulse = Pulse()
-    >>> pulse.ask_threads(2)
-    >>> pulse.ask_threads(2)
-    >>> pulse.asked_threads
-    (2, 2)
     """
 
     def __init__(self, words: memoryview | None = None) -> None:
@@ -81,16 +71,6 @@ class Pulse:
     def paused(self) -> bool:
         """Whether the worker pauses as it is asked to; no longer once it is asked to go on."""
         return bool(self._word[_ASKED] and self._word[_PAUSED])
-
-    def ask_threads(self, threads: int) -> None:
-        """Ask the worker for so many threads after its batch; 0 begins to count the asks anew."""
-        ask = self.asked_threads[0] + 1 if threads else 0
-        self._word[_THREADS] = ask * _MOST_THREADS + threads
-
-    @property
-    def asked_threads(self) -> tuple[int, int]:
-        """The number of the last ask, 0 for none, and for how many threads it was."""
-        return divmod(self._word[_THREADS], _MOST_THREADS)
 
     def rest(self, stop: Callable[[], bool]) -> None:
         """Pause, in the worker, for as long as that is asked for and it is not asked to stop."""

@@ -160,7 +160,7 @@ atexit.register(print, "goodbye")
 def asked_for_nothing(folder: Path) -> subprocess.Popen[str]:
     """Ask for a run that is not there, where something is to be said and done at the end."""
     (folder / "sitecustomize.py").write_text(END)
-    path = os.pathsep.join([str(folder), str(Path(__file__).parent.parent)])
+    path = os.pathsep.join([str(folder), str(Path(__file__).parents[2])])
     return shell("status", folder / "nowhere", env=buffered(PYTHONPATH=path))
 
 

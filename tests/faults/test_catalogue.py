@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", (TESTS / "FAULTS.md").read_text("utf-8"))))
 
 

@@ -224,7 +224,7 @@ def in_main(source: str) -> str:
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=Path(__file__).parent.parent,
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=True,

@@ -257,9 +257,7 @@ class FakeEngine:
 
     alone: bool = False
 
-    def shift(
-        self, future: Future[Answer], cores: Sequence[int], threads: int | None = None
-    ) -> None:
+    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
         self.shifts.append(tuple(cores))
         number = self.futures.index(future)
         if cores and not future.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asynckfold import AsyncKFold, InputError
+from asynckfold.cli import main
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import WorkerDiedError
-from asynckfold.jobs.messages import Started
+from asynckfold.jobs.messages import Started, Task
 from asynckfold.jobs.placement import Load, Placement, Request
-from asynckfold.jobs.result import DONE
+from asynckfold.jobs.result import DONE, Result
+from asynckfold.results.report.charts.timeline import _lanes
+from asynckfold.results.report.summary import summarize
+from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.preemption import Held, yielded
 from asynckfold.store import RunStore
@@ -44,7 +49,9 @@ from tests.faults.test_other_programs import (
 )
 from tests.leftovers import gone
 from tests.nursery import Nursery
-from tests.sweep.test_loop import FakeEngine, Recording, done, store
+from tests.results.test_utilization import CHOICE, FOLDS, PLAN, TARGETS
+from tests.sweep.test_loop import FakeEngine, Recording, done, open_store, store
+from tests.synthetic import FakeClockStore
 from tests.system.fakes import FakeMachine
 from tests.system.test_hysteresis import CORES, TICK, Wave, most_in_a_minute, waves
 from tests.toy import Tiny, adam, samples, task, toy_bundle
@@ -190,6 +197,152 @@ def test_jobs_move_pause_and_go_on_as_others_come_and_go(store: RunStore) -> Non
     assert store.results()[names[0]].cores == (2,)
     assert store.results()[names[1]].cores == (0,)
     sweep.leave()
+
+
+@dataclass
+class Job:
+    """What runs in the fake world, and on which cores."""
+
+    placement: Placement
+    cores: tuple[int, ...]
+    paused: bool = False
+
+
+@dataclass
+class World:
+    """An engine that ends nothing by itself; its cores are as idle as it is told."""
+
+    idle: tuple[int, ...] = tuple(range(CORES))
+    memory: int = 1 << 40
+    now: float = 0.0
+    inbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    running: dict[Future[Answer], tuple[Job, Task]] = field(default_factory=dict)
+
+    def clock(self) -> float:
+        return self.now
+
+    def load(self, running: Sequence[Placement]) -> Load:
+        self.now += 0.1
+        told = {core for item in running for core in item.cores}
+        assert told >= {core for job, _ in self.running.values() for core in job.cores}
+        return Load(tuple(range(CORES)), self.idle, self.memory)
+
+    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        self.running[future] = (Job(placement, placement.cores), tasks[0])
+        self.inbox.put(Started(tasks[0].job.id, tasks[0].attempt, 7))
+        return future
+
+    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
+        if future in self.running:
+            job, _ = self.running[future]
+            job.paused, job.cores = not cores, tuple(cores) or job.cores
+
+    def check(self) -> None:
+        jobs = [job for job, _ in self.running.values() if not job.paused]
+        held = [core for job in jobs for core in job.cores]
+        assert len(set(held)) == len(held)
+        assert all(len(job.cores) == job.placement.threads for job in jobs)
+
+    def end(self, future: Future[Answer], error: Exception | None = None) -> None:
+        _, task = self.running.pop(future)
+        if error is None:
+            future.set_result(Answer([done(task)], pid=1))
+        else:
+            future.set_exception(error)
+
+    def close(self, grace_s: float = 0.0) -> None:
+        pass
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.sampled_from(["end", "die"]), st.integers(0, 5)),
+    st.tuples(st.just("time"), st.sampled_from([0, 1, 3, 61])),
+    st.tuples(st.just("idle"), st.integers(0, 2**CORES - 1)),
+    st.tuples(st.just("memory"), st.sampled_from([0, 30, 1 << 40])),
+)
+
+
+@given(st.lists(ACTIONS, max_size=60), st.lists(st.integers(1, 2), min_size=6, max_size=6))
+@settings(max_examples=60)
+def test_no_core_is_held_twice_whatever_happens(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]], threads: list[int]
+) -> None:
+    for opened in open_store(tmp_path_factory.mktemp("run") / "run"):
+        happens(opened, actions, threads)
+
+
+def happens(store: RunStore, actions: Sequence[tuple[str, int]], threads: Sequence[int]) -> None:
+    store._db.execute("PRAGMA synchronous=OFF")
+    world = World()
+    requests = {
+        job.id: Request(job.id, float(number), count, memory=10)
+        for number, (job, count) in enumerate(zip(store.plan.jobs, threads, strict=True))
+    }
+    sweep = Sweep(
+        store, world, world.inbox, requests, lambda result: result, Recording(), world.clock,
+        yields=True,
+    )  # fmt: skip
+    for what, which in actions:
+        jobs = list(world.running)
+        if what == "time":
+            world.now += which
+        elif what == "idle":
+            world.idle = tuple(core for core in range(CORES) if which >> core & 1)
+        elif what == "memory":
+            world.memory = which
+        elif jobs:
+            error = WorkerDiedError(9, "SIGKILL") if what == "die" else None
+            world.end(jobs[which % len(jobs)], error)
+        if sweep.unfinished:
+            sweep.step(0.0)
+            world.check()
+    world.idle, world.memory = tuple(range(CORES)), 1 << 40
+    for _ in range(200):
+        if not sweep.unfinished:
+            break
+        world.now += 3
+        sweep.step(0.0)
+        assert not world.running or any(not job.paused for job, _ in world.running.values())
+        if world.running:
+            world.end(next(iter(world.running)))
+    assert not sweep.unfinished, "it does not end"
+    assert store.counts()["pending"] == 0
+
+
+def test_cores_to_which_a_job_moved_are_told_counted_and_drawn(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, other = "A/cosine/fold-0", "B/cosine/fold-0"
+    with FakeClockStore.hold(root) as store:
+        assert isinstance(store, FakeClockStore)
+        store.begin(PLAN, FOLDS, TARGETS, {"decision": CHOICE.to_dict()})
+        store.clock = 1.0
+        number = store.start_attempt(name, (0,), 1, "cpu", 5.0)
+        store.start_attempt(other, (1,), 1, "cpu", 5.0)
+        store.clock = 3.0
+        store.end_attempt(other, 1, "died")
+        store.note_cores(name, number, (1,))
+        store.flush()
+        assert main(["status", str(root), "--json"]) == 0
+        (job,) = json.loads(capsys.readouterr().out)["running_jobs"]
+        store.clock = 8.0
+        store.record(Result(name, number, DONE, {"accuracy": 1.0}))
+        assert "held" not in [event.kind for event in store.events()]
+        found = packing_of(store)
+        (item,) = [item for item in store.attempts() if item.job_id == name]
+        bars = summarize(store).bars
+    assert (job["cores"], job["threads"]) == ([1], 1)
+    assert item.changes == ((3.0, (1,)),)
+    assert (item.cores, item.last_cores) == ((0,), (1,))
+    assert found is not None
+    assert found.core_seconds == pytest.approx(7 + 2)
+    assert {
+        label: sorted((piece.start, piece.end) for piece in row) for label, row in _lanes(bars)
+    } == {
+        "core 0": [(1, 3)],
+        "core 1": [(1, 3), (3, 8)],
+    }
 
 
 # Real workers

@@ -5,16 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.scheduling.retries import (
-    CLASS_OF,
-    INFRA,
-    MOST_ATTEMPTS,
-    OOM,
-    PAUSE_SECONDS,
-    decide,
-)
+from asynckfold.scheduling.retries import CLASS_OF, INFRA, OOM, PAUSE_SECONDS, decide
 
 OUTCOMES = st.sampled_from(sorted(CLASS_OF))
+
+MOST_ATTEMPTS = 1 + INFRA.retries + OOM.retries
+"""Of a job in one session, whatever happens to it."""
 
 
 @given(st.lists(OUTCOMES, min_size=MOST_ATTEMPTS, max_size=20))

@@ -119,11 +119,8 @@ def gibibytes(count: int | None) -> str:
 
 
 def ran_on(bar: Bar) -> str:
-    """Return where an attempt ran: ``"cores 0, 1"``, ``"GPU 0, core 3"``, ``"core 0, up to 2"``."""
+    """Return where an attempt ran: ``"cores 0, 1"``, ``"GPU 0, core 3"``."""
     cores = named_cores(bar.cores) if bar.cores else "any core"
-    most = max((len(held) for _, held in bar.changes), default=0)
-    if most > len(bar.cores):
-        cores += f", up to {most}"
     return cores if bar.device == "cpu" else f"GPU {bar.device.partition(':')[2]}, {cores}"
 
 

@@ -36,7 +36,9 @@ from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Result
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training import batches as batching
+from asynckfold.training import (
+    batches as batching,
+)
 from asynckfold.training import (
     checkpoint,
     checkpointing,

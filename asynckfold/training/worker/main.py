@@ -37,15 +37,7 @@ import torch
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.digests.parts import imported_otherwise
-from asynckfold.jobs.messages import (
-    JobEnded,
-    Left,
-    News,
-    Resized,
-    Setback,
-    Started,
-    Task,
-)
+from asynckfold.jobs.messages import JobEnded, Left, News, Setback, Started, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import FAILED, Result
 from asynckfold.system import file_descriptors, process, terminal
@@ -389,7 +381,6 @@ def main(descriptor: int, pulse: Pulse) -> None:
 
     def stop() -> bool:
         pulse.rest(lambda: stopping)
-        worker.resize()
         spinning.look()
         return stopping
 
@@ -437,8 +428,6 @@ class _Worker:
         self.data: Any = None
         self.broken = ""
         self.outcome = "error"
-        self.tasks: Sequence[Task] = ()
-        self.resized = 0
         self.spent = False
         self.files, self.limits = process.open_files(), limits()
 
@@ -503,7 +492,6 @@ class _Worker:
     ) -> list[Any]:
         """Carry out a placement, or one job of a row, or read samples."""
         process.reset_peak_memory()
-        self.tasks, self.resized = tasks, 0
         for task in tasks:
             self.tell(Started(task.job.id, task.attempt, os.getpid()))
         if isinstance(bundle, Reads):
@@ -525,19 +513,6 @@ class _Worker:
         return (
             self.spent or process.open_files() > self.files + FEW_FILES or bool(process.runaways())
         )
-
-    def resize(self) -> None:
-        """Take up another number of threads, between two batches, where the sweep asks for it."""
-        ask, threads = self.pulse.asked_threads
-        if ask == self.resized:
-            return
-        # More threads than cores were measured up to 80 times slower: the cores may come later.
-        if len(os.sched_getaffinity(0)) < threads > torch.get_num_threads():
-            return
-        torch.set_num_threads(threads)
-        self.resized = ask
-        task = self.tasks[0]
-        self.tell(Resized(task.job.id, task.attempt, threads, ask))
 
     def tell(self, news: News) -> None:
         if isinstance(news, Left):

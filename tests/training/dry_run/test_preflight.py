@@ -459,7 +459,8 @@ def addressed_facts(folder: Path) -> str:
 
 def test_facts_are_the_same_in_another_process(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from tests.training.dry_run import test_preflight as here; "
+        "import sys; from pathlib import Path; "
+        "from tests.training.dry_run import test_preflight as here; "
         "print(here.addressed_facts(Path(sys.argv[1])))"
     )
     there = subprocess.run(
