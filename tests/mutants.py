@@ -193,7 +193,7 @@ MUTATIONS = (
         "tests/engines/test_pool.py::test_close_takes_along_what_workers_started",
     ),
     Mutation(
-        "cores of running jobs are booked again",
+        "cores of running jobs are reserved again",
         "placement/decision.py",
         "[core for core in load.idle if core not in self._cores]",
         "[*load.idle]",

@@ -109,14 +109,14 @@ class Nursery:
         return Started(self, pid, output)
 
     def start_server(
-        self, pulses: int, preload: Sequence[str], nice: int
+        self, heartbeats: int, preload: Sequence[str], nice: int
     ) -> tuple[Started, Connection[Any, Any]]:
         """In place of the function of this name in `asynckfold.engines.pool`."""
         here, there = multiprocessing.Pipe()
         place = Place.here(pools._environment(os.environ))
         with there:
             message = ("serve", place, [list(preload), nice])
-            pid = self._ask(message, [1, 2, there.fileno(), pulses])
+            pid = self._ask(message, [1, 2, there.fileno(), heartbeats])
         return Started(self, pid), here
 
     def ended(self, pid: int) -> int | None:
@@ -243,8 +243,8 @@ def be(words: list[str]) -> None:
     """Be the program of these words."""
     spare, fresh = Spare(), pools._start_server
 
-    def start_server(pulses: int, preload: Sequence[str], nice: int) -> tuple[Any, Any]:
-        return spare.start(pulses, preload, nice) or fresh(pulses, preload, nice)
+    def start_server(heartbeats: int, preload: Sequence[str], nice: int) -> tuple[Any, Any]:
+        return spare.start(heartbeats, preload, nice) or fresh(heartbeats, preload, nice)
 
     pools._start_server = start_server
     watch()
@@ -303,7 +303,7 @@ class Spare:
         serve(detail, files)
 
     def start(
-        self, pulses: int, preload: Sequence[str], nice: int
+        self, heartbeats: int, preload: Sequence[str], nice: int
     ) -> tuple[Spare, Connection[Any, Any]] | None:
         """Let it serve; None where it did before, or is dead."""
         if self._used:
@@ -314,7 +314,7 @@ class Spare:
         with there, self._line:
             try:
                 message = (place, [list(preload), nice])
-                file_descriptors.send(self._line, message, [there.fileno(), pulses])
+                file_descriptors.send(self._line, message, [there.fileno(), heartbeats])
             except OSError:
                 here.close()
                 self.wait()

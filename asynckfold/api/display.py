@@ -17,7 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from asynckfold.jobs.messages import EpochEnded, News, Progress, Remark
+from asynckfold.jobs.messages import EpochEnded, Noted, Progress, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, Result
@@ -133,7 +133,7 @@ class Display:
         if self._state is not None:
             self._state.placed(placement)
 
-    def heard(self, news: News) -> None:
+    def heard(self, news: RunEvent) -> None:
         """A worker said something."""
         if self._state is None:
             return
@@ -145,7 +145,7 @@ class Display:
                 f"{news.job_id} epoch {item.number} train_loss {item.train_loss:.4f} "
                 f"valid_loss {item.valid_loss:.4f}{score}"
             )
-        elif isinstance(news, Remark):
+        elif isinstance(news, Noted):
             self.note(f"{news.job_id or 'run'}: {news.text}")
 
     def ended(self, result: Result) -> None:
@@ -218,7 +218,7 @@ class State:
             self.waiting.discard(name)
             self.running[name] = (placement, self._clock())
 
-    def heard(self, news: News) -> None:
+    def heard(self, news: RunEvent) -> None:
         """Remember where a job is, and how long its epochs take."""
         if isinstance(news, Progress):
             self.news[news.job_id] = news

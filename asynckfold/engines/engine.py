@@ -7,10 +7,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from asynckfold.jobs.messages import News, Task
+from asynckfold.jobs.messages import RunEvent, Task
 from asynckfold.jobs.placement import Load, Placement
 
-Tell = Callable[[News], None]
+Tell = Callable[[RunEvent], None]
 
 Look = Callable[[Sequence[Placement], Mapping[int, tuple[int, ...]]], Load]
 """(what runs, own processes and the cores that each is pinned to) → the load."""
@@ -50,7 +50,7 @@ class Engine(Protocol):
       future ends with an `Answer`, with `WorkerDiedError` when the process ended without one, or
       with `StorageError` when the disk refused or the machine starts no worker at all; user
       exceptions are results, not exceptions.
-    - News of a task arrive through the ``tell`` that the engine was made with, before its future
+    - Events of a task arrive through the ``tell`` that the engine was made with, before its future
       ends, from any thread.
     - `shift` returns at once. Other cores change neither what a placement computes nor how it ends.
     - `close` asks running tasks to save themselves, waits up to `grace_s` for their futures, then

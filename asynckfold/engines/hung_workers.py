@@ -44,9 +44,9 @@ class Hangs:
             if worker.work is not None and worker.work.placement.trainer not in UNWATCHED
         }
         # A server that still imports torch starts nobody: its workers are not quiet yet.
-        pulses = {key: worker.pulse.value for key, worker in watched.items()}
-        paused = {key for key, worker in watched.items() if worker.pulse.paused}
-        looked = pulses if self._pool.serving else {}
+        heartbeats = {key: worker.heartbeat.value for key, worker in watched.items()}
+        paused = {key for key, worker in watched.items() if worker.heartbeat.paused}
+        looked = heartbeats if self._pool.serving else {}
         for verdict in self._stalls.look(time.monotonic(), looked, paused):
             worker = watched[verdict.key]
             if verdict.step is Step.STACKS:

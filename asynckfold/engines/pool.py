@@ -41,7 +41,7 @@ from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.reproducibility import VARIABLES
 from asynckfold.system import file_descriptors, process
-from asynckfold.system.heartbeat import Pulse, Pulses
+from asynckfold.system.heartbeat import Heartbeat, Heartbeats
 from asynckfold.system.limits import oom_kills, was_short_of_memory
 from asynckfold.system.units import gibibytes
 
@@ -77,10 +77,10 @@ class Work:
 class Worker:
     """One worker process as seen from here."""
 
-    def __init__(self, name: int, pipe: Connection[Any, Any], pulse: Pulse) -> None:
+    def __init__(self, name: int, pipe: Connection[Any, Any], heartbeat: Heartbeat) -> None:
         self.name = name
         self.pipe = pipe
-        self.pulse = pulse
+        self.heartbeat = heartbeat
         self.pid = 0
         self.bundle = ""
         self.used = False
@@ -137,8 +137,8 @@ class WorkerPool:
         self.libraries = _variables_of_libraries()
         try:
             self._wake_read, self._wake_write = multiprocessing.Pipe(duplex=False)
-            file = file_descriptors.nameless_file(size=Pulses.SIZE)
-            self._pulses = Pulses(file)
+            file = file_descriptors.nameless_file(size=Heartbeats.SIZE)
+            self._heartbeats = Heartbeats(file)
             self._server, self._control = _start_server(file, self._preload, self.nice)
             os.close(file)
             self._listener = threading.Thread(
@@ -205,8 +205,8 @@ class WorkerPool:
         except OSError as error:
             self._refused.append((work, error.errno or errno.EAGAIN))
             return None
-        worker.pulse.ask(False)
-        worker.pulse.aside()
+        worker.heartbeat.ask(False)
+        worker.heartbeat.aside()
         worker.used = True
         with self._lock:
             worker.work = work
@@ -302,7 +302,7 @@ class WorkerPool:
     def _start_worker(self) -> Worker:
         here, there = multiprocessing.Pipe()
         name = next(self._names)
-        worker = Worker(name, here, self._pulses[name])
+        worker = Worker(name, here, self._heartbeats[name])
         try:
             with self._lock:
                 file_descriptors.send(self._control, ("fork", name), [there.fileno()])
@@ -495,19 +495,19 @@ def _cause(status: int | None) -> str:
 
 
 def _start_server(
-    pulses: int, preload: Sequence[str], nice: int
+    heartbeats: int, preload: Sequence[str], nice: int
 ) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
     here, there = multiprocessing.Pipe()
     code = (
         f"import sys; sys.path[:] = {json.dumps(sys.path)}; "
         f"from asynckfold.training.worker.fork_server import serve; "
-        f"serve({there.fileno()}, {pulses}, {json.dumps(list(preload))}, {nice})"
+        f"serve({there.fileno()}, {heartbeats}, {json.dumps(list(preload))}, {nice})"
     )
     with there:
         server = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.DEVNULL,
-            pass_fds=[there.fileno(), pulses],
+            pass_fds=[there.fileno(), heartbeats],
             env=_environment(os.environ),
             start_new_session=True,
         )

@@ -19,7 +19,7 @@ from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer, Look, Tell
 from asynckfold.engines.hung_workers import Hangs
 from asynckfold.errors import StorageError
-from asynckfold.jobs.messages import Remark, Task
+from asynckfold.jobs.messages import Noted, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.recipe import pack
 from asynckfold.system import file_descriptors
@@ -123,7 +123,7 @@ class ProcessEngine:
         if cores:
             self._pool.pin(worker, cores)
             self._cores[future] = tuple(cores)
-        worker.pulse.ask(not cores)
+        worker.heartbeat.ask(not cores)
 
     def _run(self, work: pools.Work) -> None:
         self._running[work.future] = (self._pool.run(work, self._key, self._files), work)
@@ -172,7 +172,7 @@ class ProcessEngine:
 
     def _tell_once(self, text: str) -> None:
         if not self._told:
-            self._tell(Remark(None, "workers", text))
+            self._tell(Noted(None, "workers", text))
         self._told = True
 
     def close(self, grace_s: float = 0.0) -> None:

@@ -102,7 +102,7 @@ class JobEnded:
 
 
 @dataclass(frozen=True)
-class Remark:
+class Noted:
     """Something for the log of the run."""
 
     job_id: str | None
@@ -132,11 +132,11 @@ class Left:
     numbers: bool = True
 
 
-News = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Remark | Left
+RunEvent = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Noted | Left
 
 
 @dataclass(frozen=True)
-class Setback:
+class RetryableFailure:
     """In place of a result: a failure that another attempt may mend.
 
     Parameters

@@ -1,4 +1,4 @@
-"""The decision: what is booked, what is left of the machine, and what starts there."""
+"""The decision: what is reserved, what is left of the machine, and what starts there."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _OnGpu(NamedTuple):
 _NOBODY = _OnGpu()
 
 
-class Bookings:
+class Reservations:
     """What running placements hold, added up from one call of `place` to the next.
 
     Parameters
@@ -49,7 +49,7 @@ class Bookings:
 
     Examples
     --------
-    >>> running = Bookings([Placement(("a",), (0,))])
+    >>> running = Reservations([Placement(("a",), (0,))])
     >>> load = Load(cores=(0, 1), idle=(0, 1), free_memory=1)
     >>> place([Request("b", 1.0)], running, load)[0].cores
     (1,)
@@ -78,7 +78,7 @@ class Bookings:
         return self._placements.elements()
 
     def add(self, placement: Placement) -> None:
-        """Book what a placement holds."""
+        """Reserve what a placement holds."""
         self._placements[placement] += 1
         self._cores.update(placement.cores)
         self._count(placement, 1)
@@ -142,7 +142,7 @@ def _discount(counts: Counter[_Key], keys: Iterable[_Key]) -> None:
 
 
 def place(
-    pending: Sequence[Request] | Backlog, running: Sequence[Placement] | Bookings, load: Load
+    pending: Sequence[Request] | Backlog, running: Sequence[Placement] | Reservations, load: Load
 ) -> list[Placement]:
     """Choose what starts now.
 
@@ -162,7 +162,7 @@ def place(
     ----------
     pending : sequence of Request, or Backlog
         Jobs without a result that are not running.
-    running : sequence of Placement, or Bookings
+    running : sequence of Placement, or Reservations
         What runs now. The two keepers make a call cheap where jobs or calls are many.
     load : Load
         The machine now.
@@ -182,8 +182,8 @@ def place(
     """
     if load.blocked:
         return []
-    bookings = running if isinstance(running, Bookings) else Bookings(running)
-    rest = bookings._rest(load)
+    reservations = running if isinstance(running, Reservations) else Reservations(running)
+    rest = reservations._rest(load)
     placed: list[Placement] = []
     # Nothing idle is the usual answer while jobs run: it costs no look at the queue.
     if rest.cores:

@@ -24,7 +24,7 @@ from itertools import count
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.place import Bookings, place
+from asynckfold.scheduling.place import Reservations, place
 from asynckfold.scheduling.retries import CLASS_OF, decide
 
 DONE = "done"
@@ -236,7 +236,7 @@ class _Run:
         self._failures = failures
         self._requests = {request.job_id: request for request in requests}
         self._backlog = Backlog(requests)
-        self._bookings = Bookings()
+        self._reservations = Reservations()
         self._unfinished = len(requests)
         self._history: defaultdict[str, list[str]] = defaultdict(list)
         self._now = 0.0
@@ -282,7 +282,7 @@ class _Run:
         if self._load is None:
             self._load = self._machine.load(+self._others)
         began = time.perf_counter()
-        placed = place(self._backlog, self._bookings, self._load)
+        placed = place(self._backlog, self._reservations, self._load)
         self.place_seconds += time.perf_counter() - began
         for placement in placed:
             self._begin(placement)
@@ -298,7 +298,7 @@ class _Run:
         span = Span(job, self._now, end, placement.cores, placement.gpu, planned.outcome)
         number = len(self.spans)
         self.spans.append(span)
-        self._bookings.add(placement)
+        self._reservations.add(placement)
         self._at(end, partial(self._end, number, placement))
         held = self._machine.cores if placement.alone else len(placement.cores)
         self._core_seconds.append(planned.seconds * held)
@@ -307,7 +307,7 @@ class _Run:
         self._job_seconds[job] += planned.seconds
 
     def _end(self, number: int, placement: Placement) -> None:
-        self._bookings.remove(placement)
+        self._reservations.remove(placement)
         job, outcome = self.spans[number].job, self.spans[number].outcome
         retry = None if outcome == DONE else decide(self._history[job], outcome)
         self._history[job].append(outcome)

@@ -1,4 +1,4 @@
-"""Which workers hang, and what is done about it: a pure rule over a clock and their pulses.
+"""Which workers hang, and what is done about it: a pure rule over a clock and their heartbeats.
 
 ::
 
@@ -7,13 +7,14 @@
             └── a sign of life; a pause that it was asked for; or this process itself slept:
                 all are given time anew
 
-A worker is quiet while its pulse does not change. Its limit is the given `stall_timeout`, ten times
-as much while it is aside (a start, the first batch, which may compile, a checkpoint). ``"auto"``
-knows nothing of the batches to come, and is generous: to find a hang minutes later costs one core
-these minutes, to kill a healthy worker costs a job. It takes the longest of 5 minutes (50 aside;
-Dask gives its workers 5 as well), 20 times the mean time of a batch of this very attempt, and twice
-the longest that this attempt was quiet before. The mean needs no list of times, and unlike a median
-of what is seen at each look it is exact where batches are shorter than the time between two looks.
+A worker is quiet while its heartbeat does not change. Its limit is the given `stall_timeout`, ten
+times as much while it is aside (a start, the first batch, which may compile, a checkpoint).
+``"auto"`` knows nothing of the batches to come, and is generous: to find a hang minutes later costs
+one core these minutes, to kill a healthy worker costs a job. It takes the longest of 5 minutes (50
+aside; Dask gives its workers 5 as well), 20 times the mean time of a batch of this very attempt,
+and twice the longest that this attempt was quiet before. The mean needs no list of times, and
+unlike a median of what is seen at each look it is exact where batches are shorter than the time
+between two looks.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Verdict(Generic[Key]):
 class _Seen:
     """One worker as it was at the last look; its attempt was first seen at ``began``."""
 
-    pulse: int
+    heartbeat: int
     first: int
     began: float
     since: float
@@ -76,9 +77,9 @@ class _Seen:
     step: Step | None = None
     stepped: float = 0.0
 
-    def moved(self, pulse: int, now: float) -> None:
+    def moved(self, heartbeat: int, now: float) -> None:
         self.longest = max(self.longest, now - self.since)
-        self.pulse, self.since = pulse, now
+        self.heartbeat, self.since = heartbeat, now
         if self.step is Step.STACKS:
             self.step = None
 
@@ -92,7 +93,7 @@ class _Seen:
     @property
     def mean(self) -> float:
         """Seconds of a batch so far, the start of the attempt included; 0 before the first."""
-        return (self.since - self.began) / max(1, self.pulse // 2 - self.first // 2)
+        return (self.since - self.began) / max(1, self.heartbeat // 2 - self.first // 2)
 
 
 class Stalls(Generic[Key]):
@@ -110,7 +111,7 @@ class Stalls(Generic[Key]):
         self._looked: float | None = None
 
     def look(
-        self, now: float, pulses: Mapping[Key, int], paused: Collection[Key] = ()
+        self, now: float, heartbeats: Mapping[Key, int], paused: Collection[Key] = ()
     ) -> list[Verdict[Key]]:
         """Return what is to be done now, each step against a worker once.
 
@@ -118,22 +119,22 @@ class Stalls(Generic[Key]):
         ----------
         now : float
             Seconds of a monotonic clock.
-        pulses : Mapping
-            The value of the pulse of each worker that works; those left out are forgotten.
+        heartbeats : Mapping
+            The value of the heartbeat of each worker that works; those left out are forgotten.
         paused : collection
             Those that pause because they were asked to: that time does not count.
         """
         if self._timeout is None:
             return []
         passed, self._looked = now - (now if self._looked is None else self._looked), now
-        self._seen = {key: seen for key, seen in self._seen.items() if key in pulses}
+        self._seen = {key: seen for key, seen in self._seen.items() if key in heartbeats}
         verdicts = []
-        for key, pulse in pulses.items():
-            seen = self._seen.setdefault(key, _Seen(pulse, pulse, now, now))
+        for key, heartbeat in heartbeats.items():
+            seen = self._seen.setdefault(key, _Seen(heartbeat, heartbeat, now, now))
             if key in paused or passed > max(GAP_SECONDS, GAP_SHARE * self.limit(key)):
                 seen.wait_anew(passed, now)
-            if pulse != seen.pulse:
-                seen.moved(pulse, now)
+            if heartbeat != seen.heartbeat:
+                seen.moved(heartbeat, now)
             step = self._next_step(key, seen, now)
             if step is not None:
                 seen.step, seen.stepped = step, now
@@ -143,7 +144,7 @@ class Stalls(Generic[Key]):
     def limit(self, key: Key) -> float:
         """Return the seconds that a worker may be quiet now."""
         seen = self._seen[key]
-        factor = ASIDE_FACTOR if is_aside(seen.pulse) else 1
+        factor = ASIDE_FACTOR if is_aside(seen.heartbeat) else 1
         if isinstance(self._timeout, (int, float)):
             return self._timeout * factor
         return max(AUTO_SECONDS * factor, MEAN_FACTOR * seen.mean, LONGEST_FACTOR * seen.longest)

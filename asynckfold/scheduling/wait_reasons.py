@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from asynckfold.jobs.placement import Load, Request, Wait
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.place import Bookings, place
+from asynckfold.scheduling.place import Reservations, place
 from asynckfold.system.units import gibibytes
 
 SHORTEST_SECONDS = 0.05
@@ -41,7 +41,7 @@ class Obstacle:
     text: str
 
 
-def obstacle(request: Request, running: Bookings, load: Load) -> Obstacle:
+def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
     """Say why a request does not start that `place` has left pending.
 
     Where several things lack, the first of: a turn alone, cores, a GPU, memory.
@@ -50,7 +50,7 @@ def obstacle(request: Request, running: Bookings, load: Load) -> Obstacle:
     ----------
     request : Request
         It is pending.
-    running : Bookings
+    running : Reservations
         What runs, what has just been placed included.
     load : Load
         That the placement saw.
@@ -58,10 +58,10 @@ def obstacle(request: Request, running: Bookings, load: Load) -> Obstacle:
     Examples
     --------
     >>> from asynckfold.jobs.placement import Placement
-    >>> running = Bookings([Placement(("a",), (0,)), Placement(("b",), (1,))])
+    >>> running = Reservations([Placement(("a",), (0,)), Placement(("b",), (1,))])
     >>> obstacle(Request("c", 1.0), running, Load((0, 1), (0, 1), free_memory=1)).text
     'cores: 2 of 2 busy with own jobs'
-    >>> obstacle(Request("c", 1.0), Bookings(running), Load((0, 1, 2), (0, 1), 1)).text
+    >>> obstacle(Request("c", 1.0), Reservations(running), Load((0, 1, 2), (0, 1), 1)).text
     'neighbours on core 2'
     """
     if load.blocked:
@@ -139,7 +139,7 @@ class Waits:
     Examples
     --------
     >>> from asynckfold.jobs.placement import Placement
-    >>> request, running = Request("b", 1.0), Bookings([Placement(("a",), (0,))])
+    >>> request, running = Request("b", 1.0), Reservations([Placement(("a",), (0,))])
     >>> waits = Waits()
     >>> waits.come(request, now=0.0)
     >>> waits.look(Backlog([request]), running, Load((0,), (0,), 1), now=0.0)
@@ -159,7 +159,7 @@ class Waits:
         self._arrivals[request.job_id] = _Arrival(account, account.totals, tuple(before))
 
     def look(
-        self, pending: Backlog, running: Bookings, load: Load, now: float
+        self, pending: Backlog, running: Reservations, load: Load, now: float
     ) -> dict[Obstacle, int]:
         """Find out what is in the way from now on; return it, with the number of jobs."""
         found: dict[Obstacle, int] = {}

@@ -36,9 +36,9 @@ from asynckfold.jobs.messages import (
     EpochEnded,
     JobEnded,
     Left,
-    News,
-    Remark,
-    Setback,
+    Noted,
+    RetryableFailure,
+    RunEvent,
     Started,
     Task,
 )
@@ -66,7 +66,7 @@ FLUSH_SECONDS = 1.0
 GRACE_SECONDS = 10.0
 """What an interrupted job gets to reach its next batch and save itself."""
 
-Inbox = queue.SimpleQueue["News | Future[Answer]"]
+Inbox = queue.SimpleQueue["RunEvent | Future[Answer]"]
 Finish = Callable[[Result], Result]
 
 
@@ -77,7 +77,7 @@ class Watch(Protocol):
         """A placement starts."""
         ...
 
-    def heard(self, news: News) -> None:
+    def heard(self, news: RunEvent) -> None:
         """A worker said something."""
         ...
 
@@ -155,7 +155,7 @@ class Sweep:
         self._left = {name: None for name in self._jobs if name not in finished}
         self._backlog = Backlog()
         self._running = RunningJobs(store.note_cores)
-        self._bookings = self._running.bookings
+        self._reservations = self._running.reservations
         self._waits = Waits()
         self._waiting = Waiting((), (), (), {})
         self._pauses: dict[str, _Pause] = {}
@@ -264,23 +264,23 @@ class Sweep:
         self._watch.ticked(load)
         if self._yields:
             self._make_room(load)
-        placed = place(self._backlog, self._bookings, load)
+        placed = place(self._backlog, self._reservations, load)
         stuck = bool(self._backlog) and not (placed or self._running)
         if self._patience.look(self._clock(), _obstacle(load) if stuck else ""):
-            self._take(Remark(None, "waiting", f"nothing can start: {_obstacle(load)}"))
+            self._take(Noted(None, "waiting", f"nothing can start: {_obstacle(load)}"))
         taken = [self._backlog.remove(self._unit(placement.jobs[0])) for placement in placed]
         placed = [
             self._backlog.row(request, placement, len(load.cores))
             for request, placement in zip(taken, placed, strict=True)
         ]
         for placement in placed:
-            self._bookings.add(placement)
+            self._reservations.add(placement)
         self._look(load, placed)
         return placed
 
     def _look(self, load: Load, placed: Sequence[Placement]) -> None:
         """Note what the jobs that are left wait for, where that has changed."""
-        obstacles = self._waits.look(self._backlog, self._bookings, load, self._clock())
+        obstacles = self._waits.look(self._backlog, self._reservations, load, self._clock())
         jobs = {reason.text: count for reason, count in obstacles.items()}
         for unit, pause in self._pauses.items():
             jobs[pause.text] = jobs.get(pause.text, 0) + len(self._left_of(unit))
@@ -304,8 +304,8 @@ class Sweep:
         for future, cores in yielded(movable, load, fixed).items():
             item = self._running[future]
             self._engine.shift(future, cores)
-            self._take(Remark(item.placement.jobs[0], *_told(item, cores)))
-            changed = self._running.rebooked(item, cores or item.placement.cores)
+            self._take(Noted(item.placement.jobs[0], *_told(item, cores)))
+            changed = self._running.moved_to(item, cores or item.placement.cores)
             self._running[future] = replace(changed, paused=not cores)
 
     def _tell_shortage(self, obstacles: Iterable[Obstacle]) -> None:
@@ -313,7 +313,7 @@ class Sweep:
         texts = [reason.text for reason in obstacles if reason.kind == "memory"]
         if texts:
             self._told_shortage = True
-            self._take(Remark(None, "memory", f"jobs wait for {texts[0]}"))
+            self._take(Noted(None, "memory", f"jobs wait for {texts[0]}"))
 
     def _attempt(self, placement: Placement) -> tuple[Placement, list[Task]]:
         """Number the attempts: durable before a worker hears of them."""
@@ -362,7 +362,7 @@ class Sweep:
         if self._clock() - self._flushed > FLUSH_SECONDS:
             self._flush()
 
-    def _arrived(self) -> Iterator[News | Future[Answer]]:
+    def _arrived(self) -> Iterator[RunEvent | Future[Answer]]:
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._inbox.get_nowait()
@@ -384,7 +384,7 @@ class Sweep:
         while self._outdated:
             remove(self._store.root / self._outdated.pop())
 
-    def _take(self, item: News | Future[Answer]) -> None:
+    def _take(self, item: RunEvent | Future[Answer]) -> None:
         if isinstance(item, Future):
             self._end(item)
             return
@@ -396,7 +396,7 @@ class Sweep:
             self._outdated += self._store.checkpoint(item.ref)
         elif isinstance(item, JobEnded):
             self._end_early(item.result)
-        elif isinstance(item, Remark):
+        elif isinstance(item, Noted):
             self._store.event(item.kind, item.text, item.job_id)
         elif isinstance(item, Left):
             self._note_left(item)
@@ -412,7 +412,7 @@ class Sweep:
             self._store.note_left(f"{names} ({item.job_id or 'the dry run'})")
             then += ": bit-identity is no longer claimed"
         text = f"left changed in its process: {names}; {then}"
-        self._take(Remark(item.job_id, "isolation", text))
+        self._take(Noted(item.job_id, "isolation", text))
 
     def _note_begun(self, item: Started) -> None:
         at = None
@@ -472,7 +472,7 @@ class Sweep:
         if found is None:
             pid = answer.pid if not start.begun or task.job.id in start.begun else 0
             self._store.end_attempt(task.job.id, task.attempt, "interrupted", pid=pid)
-        elif isinstance(found, Setback):
+        elif isinstance(found, RetryableFailure):
             self._set_back(task, found.outcome, found.result, start, answer.pid, answer.peak_memory)
         else:
             self._record(found, start, answer.pid, answer.peak_memory)
@@ -513,7 +513,7 @@ class Sweep:
             self._pauses[unit] = _Pause(now, now + retry.after_s, text)
             when = "alone on the machine" if retry.alone else f"in {retry.after_s:g} s"
             kind = "oom_retry" if outcome == "oom" else outcome
-            self._take(Remark(name, kind, f"{told}; tried again {when}"))
+            self._take(Noted(name, kind, f"{told}; tried again {when}"))
             return
         self._store.event(outcome, told, name)
         account = f"{len(history)} attempts: {', '.join(history)}"

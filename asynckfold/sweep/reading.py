@@ -149,7 +149,7 @@ class WorkerReaders:
             shared = stack.enter_context(closing(SharedArray(ArraySpec((number + 1,), "int64"))))
             written = [shared, *arrays]
             files = Files(tuple(array.spec for array in written))
-            crew = _Crew(shared.writable(), edges)
+            readers = _Readers(shared.writable(), edges)
             for reader in range(number):
                 low, high = edges[reader : reader + 2]
                 bundle: Any = Reads(self._root, files, reader, low, high, dtype)
@@ -164,26 +164,26 @@ class WorkerReaders:
                 )
                 stack.callback(engine.close)
                 placement = Placement((), self._machine.unreserved(), 1, trainer="read")
-                crew.engines.append(engine)
-                crew.futures.append(engine.submit(placement, []))
-            self._wait(crew)
-            found = [pickle.loads(answer.results[0]) for answer in crew.answers()]
+                readers.engines.append(engine)
+                readers.futures.append(engine.submit(placement, []))
+            self._wait(readers)
+            found = [pickle.loads(answer.results[0]) for answer in readers.answers()]
             for part in found:
                 if isinstance(part, NotUnpacked):
                     raise UnpackError(part.line, "")
             return found
 
-    def _wait(self, crew: _Crew) -> None:
+    def _wait(self, readers: _Readers) -> None:
         said = time.monotonic()
-        while wait(crew.futures, TICK_SECONDS, FIRST_EXCEPTION).not_done:
+        while wait(readers.futures, TICK_SECONDS, FIRST_EXCEPTION).not_done:
             self._signals.check()
-            if any(future.done() and future.exception() for future in crew.futures):
+            if any(future.done() and future.exception() for future in readers.futures):
                 return
-            for engine in crew.engines:
+            for engine in readers.engines:
                 engine.load([])
-            if crew.count and time.monotonic() - said > SAY_SECONDS:
+            if readers.count and time.monotonic() - said > SAY_SECONDS:
                 said = time.monotonic()
-                self._doing(f"reading the data: {crew.done:,} of {crew.count:,} samples")
+                self._doing(f"reading the data: {readers.done:,} of {readers.count:,} samples")
 
 
 class _Limited:
@@ -218,7 +218,7 @@ class _ReaderDiedError(Exception):
 
 
 @dataclass(eq=False)
-class _Crew:
+class _Readers:
     """Readers of one pass: where each is, and where their ranges begin and end."""
 
     places: Any

@@ -2,9 +2,9 @@
 
 ::
 
-    RunningJobs ── add, pop: with the bookings, so that no core is booked twice
+    RunningJobs ── add, pop: with the reservations, so that no core is reserved twice
                 ── holding job → (future, Running)
-                ── rebook: other cores; noted in the store
+                ── moved_to: other cores; noted in the store
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asynckfold.engines.engine import Answer
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.trainer_params import SEVERAL
-from asynckfold.scheduling.place import Bookings
+from asynckfold.scheduling.place import Reservations
 from asynckfold.scheduling.preemption import Held
 
 
@@ -61,7 +61,7 @@ class RunningJobs:
     def __init__(self, note_cores: Callable[[str, int, tuple[int, ...]], None]) -> None:
         self._note_cores = note_cores
         self._running: dict[Future[Answer], Running] = {}
-        self.bookings = Bookings()
+        self.reservations = Reservations()
 
     def __len__(self) -> int:
         return len(self._running)
@@ -77,7 +77,7 @@ class RunningJobs:
         return self._running[future]
 
     def __setitem__(self, future: Future[Answer], running: Running) -> None:
-        """Put in place what was changed; what it books is the same."""
+        """Put in place what was changed; what it reserves is the same."""
         self._running[future] = running
 
     def items(self) -> list[tuple[Future[Answer], Running]]:
@@ -85,13 +85,13 @@ class RunningJobs:
         return list(self._running.items())
 
     def add(self, future: Future[Answer], running: Running) -> None:
-        """Take up a placement, which was booked when it was decided on."""
+        """Take up a placement, which was reserved when it was decided on."""
         self._running[future] = running
 
     def pop(self, future: Future[Answer]) -> Running:
-        """Let a placement go, and free what it booked."""
+        """Let a placement go, and free what it reserved."""
         running = self._running.pop(future)
-        self.bookings.remove(running.placement)
+        self.reservations.remove(running.placement)
         return running
 
     def holding(self, job_id: str) -> tuple[Future[Answer], Running] | None:
@@ -101,11 +101,11 @@ class RunningJobs:
                 return future, running
         return None
 
-    def rebooked(self, running: Running, cores: tuple[int, ...]) -> Running:
+    def moved_to(self, running: Running, cores: tuple[int, ...]) -> Running:
         """Let a placement hold these cores and no others."""
         placement = replace(running.placement, cores=cores)
-        self.bookings.remove(running.placement)
-        self.bookings.add(placement)
+        self.reservations.remove(running.placement)
+        self.reservations.add(placement)
         if cores != running.placement.cores:
             for task in running.tasks:
                 self._note_cores(task.job.id, task.attempt, cores)

@@ -31,7 +31,7 @@ _SIGN, _ASKED, _PAUSED = range(3)
 _WORDS, _BYTES = 3, 8
 
 
-class Pulse:
+class Heartbeat:
     """The words of one worker; the sign of life it alone writes while it works.
 
     Parameters
@@ -85,7 +85,7 @@ def is_aside(value: int) -> bool:
     return value % 2 == 1
 
 
-class Pulses:
+class Heartbeats:
     """The words of many workers, in a file without a name that all of them map.
 
     Parameters
@@ -103,7 +103,7 @@ class Pulses:
     def __init__(self, descriptor: int) -> None:
         self._words = memoryview(mmap.mmap(descriptor, self.SIZE)).cast("Q")
 
-    def __getitem__(self, worker: int) -> Pulse:
-        """Return the pulse of the worker of that name."""
+    def __getitem__(self, worker: int) -> Heartbeat:
+        """Return the heartbeat of the worker of that name."""
         place = worker % self.COUNT * _WORDS
-        return Pulse(self._words[place : place + _WORDS])
+        return Heartbeat(self._words[place : place + _WORDS])

@@ -172,7 +172,7 @@ class Machine:
         n_jobs : int or None
             Jobs at once. None is live: cores that others use are left alone. A number is the
             user's word: that many cores' worth is used whoever else is there, and only the choice
-            of cores follows the load. No core is ever booked twice.
+            of cores follows the load. No core is ever reserved twice.
         running : sequence of Placement
             What runs now.
         own : Mapping of int to tuple of int, optional

@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from asynckfold.errors import StoreCorruptError
-from asynckfold.jobs.messages import CheckpointRef, Remark, Task
+from asynckfold.jobs.messages import CheckpointRef, Noted, Task
 from asynckfold.training import checkpoint
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.training_run import Report, Training
@@ -44,7 +44,7 @@ def restore(training: Training, report: Report) -> None:
             training.take_up(_tree(training.bundle, training.task, ref))
         except StoreCorruptError as error:
             instead = "an older one is used" if position < len(refs) else "the job starts anew"
-            report(Remark(training.task.job.id, "damage", f"{error}; {instead}"))
+            report(Noted(training.task.job.id, "damage", f"{error}; {instead}"))
         else:
             training.log.write(f"continues after epoch {training.epoch}, batch {training.batch}\n")
             return

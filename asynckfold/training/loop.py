@@ -21,10 +21,10 @@ from collections.abc import Callable
 import torch
 
 from asynckfold.data import Batches
-from asynckfold.jobs.messages import Remark, Task
+from asynckfold.jobs.messages import Noted, Task
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint, checkpointing, saving, setup
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.training_run import Course, Diverged, Report, Training
@@ -40,7 +40,7 @@ def train(
     device: torch.device,
     report: Report,
     stop: Callable[[], bool],
-    pulse: Pulse | None = None,
+    heartbeat: Heartbeat | None = None,
 ) -> Result | None:
     """Train one job and score its held-out fold.
 
@@ -59,7 +59,7 @@ def train(
     stop : callable
         Asked after every batch; when true, the training is saved and left. Seconds that pass in it
         are a pause.
-    pulse : Pulse, optional
+    heartbeat : Heartbeat, optional
         Shows every finished batch to whoever watches.
 
     Returns
@@ -68,17 +68,17 @@ def train(
         None when it was asked to stop; a failure when it has trained for longer than it may, saved
         in the same way.
     """
-    pulse = pulse or Pulse()
-    pulse.aside()
+    heartbeat = heartbeat or Heartbeat()
+    heartbeat.aside()
     with JobLog(bundle.root, task.job) as log:
-        return trained(setup.build(bundle, task, data, device, log, pulse), report, stop)
+        return trained(setup.build(bundle, task, data, device, log, heartbeat), report, stop)
 
 
 def trained(training: Training, report: Report, stop: Callable[[], bool]) -> Result | None:
     """Train from the newest good checkpoint to the result; None when asked to stop before."""
     checkpointing.restore(training, report)
     if training.pretrained:
-        report(Remark(training.task.job.id, "pretrained", training.pretrained))
+        report(Noted(training.task.job.id, "pretrained", training.pretrained))
         training.save(report)
     try:
         if not run(training, training.params, report, stop):
@@ -150,7 +150,7 @@ def _run(course: Course, params: TrainerParams, report: Report, stop: Callable[[
         course.begin_epoch()
         while course.batch < course.batches:
             course.step()
-            course.pulse.beat()
+            course.heartbeat.beat()
             course.tell(report)
             unfinished = course.batch < course.batches
             if leaves() and unfinished:

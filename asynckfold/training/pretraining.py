@@ -31,7 +31,7 @@ from torch import nn
 from asynckfold.data import Batches
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.result import StageEpoch
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import seeding
 from asynckfold.training.bundle import JobLog
 from asynckfold.training.process_group.parallel_sum import Summing
@@ -89,7 +89,7 @@ def pretrain(
     train: Indices,
     seed: int,
     log: JobLog,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     batch_size: int,
     processes: int = 1,
     cores: Sequence[int] = (),
@@ -108,7 +108,7 @@ def pretrain(
         The job's.
     log : JobLog
         Gets a line for each report.
-    pulse : Pulse
+    heartbeat : Heartbeat
         Shows each report to whoever watches.
     batch_size : int
         Samples that are gathered at once.
@@ -131,7 +131,7 @@ def pretrain(
         found = " ".join(f"{name} {value:.4g}" for name, value in values.items())
         last[stage] = f"{stage} after {epoch} epochs {found}"
         log.write(f"pretraining {stage} epoch {epoch} {found}\n")
-        pulse.aside()
+        heartbeat.aside()
 
     rows = torch.from_numpy(train)
     inputs = torch.cat([data.eval(part)[0] for part in torch.split(rows, batch_size)])

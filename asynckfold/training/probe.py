@@ -21,10 +21,10 @@ import torch
 
 from asynckfold.data import Batches
 from asynckfold.jobs.cost import Timing
-from asynckfold.jobs.messages import News, Started, Task
+from asynckfold.jobs.messages import RunEvent, Started, Task
 from asynckfold.jobs.plan import Job
 from asynckfold.system import process
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import batches, setup, training_run
 from asynckfold.training.bundle import Bundle, NoLog
 from asynckfold.training.fusion import trainer
@@ -41,9 +41,9 @@ def measure(
     jobs: Sequence[Job],
     data: Batches,
     device: torch.device,
-    report: Callable[[News], None],
+    report: Callable[[RunEvent], None],
     stop: Callable[[], bool],
-    pulse: Pulse,
+    heartbeat: Heartbeat,
 ) -> Timing:
     """Time training steps and an evaluation batch of a job, or steps of several as one.
 
@@ -62,7 +62,7 @@ def measure(
         Hears `Started` of attempt 0 from a probe that waits for others.
     stop : callable
         Returns when no pause is asked for any more.
-    pulse : Pulse
+    heartbeat : Heartbeat
         Says whether one is.
 
     Returns
@@ -72,7 +72,7 @@ def measure(
     """
 
     def meet() -> bool:
-        if not pulse.asked:
+        if not heartbeat.asked:
             return False
         report(Started(jobs[0].id, 0, os.getpid()))
         stop()
@@ -94,7 +94,7 @@ def _timing(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with NoLog() as log:
-        training = setup.build(bundle, Task(job), data, device, log, Pulse(), pretrains=False)
+        training = setup.build(bundle, Task(job), data, device, log, Heartbeat(), pretrains=False)
         valid = training.valid[: bundle.plan.params.eval_batch_size]
         if bundle.plan.params.compile:
             # What compiling takes, once a shape, is no part of a step.
@@ -122,7 +122,7 @@ def _seconds_together(
     tasks = [Task(job) for job in jobs]
     with ExitStack() as logs:
         group = trainer.build(
-            replace(bundle, plan=plan), tasks, data, device, Pulse(), logs, logged=False
+            replace(bundle, plan=plan), tasks, data, device, Heartbeat(), logs, logged=False
         )
         return _seconds(_fused_steps(group), device, PROBE_SECONDS) / len(jobs)
 

@@ -27,7 +27,7 @@ from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import REGRESSION, Objective
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Baseline
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import batches, lr_schedules, seeding
 from asynckfold.training.bundle import Bundle, NoLog
 from asynckfold.training.evaluation import right
@@ -142,7 +142,7 @@ class _Loop:
             seen = fitted(data, recipe.preprocess, self.fold.train).to(self.device)
             size = plan.params.eval_batch_size
             with NoLog() as log:
-                pretrain(self.model, seen, self.fold.train, job.seed, log, Pulse(), size)
+                pretrain(self.model, seen, self.fold.train, job.seed, log, Heartbeat(), size)
         self.optimizer = recipe.opt_fn(self.model)
         self.criterion = copy.deepcopy(recipe.criterion)
         if isinstance(self.criterion, nn.Module):

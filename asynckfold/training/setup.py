@@ -15,7 +15,7 @@ from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import (
     batches,
     checkpointing,
@@ -42,7 +42,7 @@ def build(
     data: Batches,
     device: torch.device,
     log: JobLog,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     *,
     pretrains: bool = True,
     cores: Sequence[int] = (),
@@ -63,7 +63,7 @@ def build(
         if pretrains and pretraining.wanted(model) and not checkpointing.restorable(bundle, task):
             size, count = plan.params.eval_batch_size, plan.params.processes
             pretrained = pretraining.pretrain(
-                model, data, fold.train, job.seed, log, pulse, size, count, cores
+                model, data, fold.train, job.seed, log, heartbeat, size, count, cores
             )
 
     model, optimizer = begun(bundle, job, device, prepare)
@@ -87,7 +87,7 @@ def build(
         steer,
         fold.valid,
         log,
-        pulse,
+        heartbeat,
         plan.params.clip_grad_norm,
         pretrained=pretrained.text,
         pretraining=pretrained.epochs,

@@ -18,13 +18,13 @@ from asynckfold.jobs.messages import (
     CheckpointRef,
     CheckpointWritten,
     EpochEnded,
-    News,
     Progress,
+    RunEvent,
     Task,
 )
 from asynckfold.jobs.result import Averaged, Epoch, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import (
     batches as batching,
 )
@@ -40,10 +40,10 @@ from asynckfold.training.losses import adds_up, mean_loss
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.stopwatch import Stopwatch
 
-NEWS_SECONDS = 0.2
+EVENT_SECONDS = 0.2
 """Between two pieces of news of one job: a display needs no more."""
 
-Report = Callable[[News], None]
+Report = Callable[[RunEvent], None]
 
 
 class Diverged(Exception):  # noqa: N818
@@ -58,7 +58,7 @@ class Course(Protocol):
 
     epoch: int
     batch: int
-    pulse: Pulse
+    heartbeat: Heartbeat
 
     @property
     def stopwatch(self) -> Stopwatch:
@@ -113,7 +113,7 @@ class Training:
     steer: Indices
     valid: Indices
     log: JobLog
-    pulse: Pulse = field(default_factory=Pulse)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
     clip: float | None = None
     epoch: int = 0
     batch: int = 0
@@ -210,7 +210,7 @@ class Training:
                 f"loss {self._last_loss:.4f}\n"
             )
         now = time.monotonic()
-        if now - self.told < NEWS_SECONDS:
+        if now - self.told < EVENT_SECONDS:
             return
         self.told = now
         report(
@@ -250,7 +250,7 @@ class Training:
         """
         train_loss = _mean_loss(self)
         # What is compiled for training may be compiled once more for evaluation.
-        self.pulse.aside()
+        self.heartbeat.aside()
         scoring = time.perf_counter()
         self.outputs, valid_loss, accuracy = self.evaluate(self.valid)
         self.score_seconds = time.perf_counter() - scoring
@@ -277,7 +277,9 @@ class Training:
 
     def outputs_on(self, indices: Indices) -> torch.Tensor:
         """Return the outputs on some samples, in evaluation mode."""
-        return evaluation.outputs_on(self.model, self.data, indices, self.params, self.pulse.beat)
+        return evaluation.outputs_on(
+            self.model, self.data, indices, self.params, self.heartbeat.beat
+        )
 
     def step_lr_schedule(self) -> None:
         """Step it at the end of an epoch, with the loss that it may want."""
@@ -305,7 +307,7 @@ class Training:
         name = f"checkpoint-{self.epoch:04}-{self.batch:06}-{task.attempt}.safetensors"
         path = job_folder(root, task.job) / name
         # A slow disk is no hang.
-        self.pulse.aside()
+        self.heartbeat.aside()
         digest, size = checkpoint.save(path, self.tree(), root)
         file = str(path.relative_to(root))
         report(

@@ -19,7 +19,7 @@ from rich.console import Console
 from asynckfold.api.display import MOST_ROWS, Display, State, clock
 from asynckfold.errors import InterruptedRunError
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.messages import EpochEnded, Progress, Remark
+from asynckfold.jobs.messages import EpochEnded, Noted, Progress
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Epoch, Result
@@ -246,7 +246,7 @@ def drive(display: Display, plan: Plan) -> None:
                 if failed
                 else result(job.id, 0.75)
             )
-        display.heard(Remark(None, "damage", "an older one is used"))
+        display.heard(Noted(None, "damage", "an older one is used"))
 
 
 def test_silent_means_silent() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from asynckfold.jobs.messages import CheckpointRef, CheckpointWritten, News, Task
+from asynckfold.jobs.messages import CheckpointRef, CheckpointWritten, RunEvent, Task
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import loop, saving
 from tests.durability.work import nursery
@@ -26,7 +26,7 @@ EPOCHS = 4
 def train(root: Path, refs: Sequence[CheckpointRef], tell: Callable[[CheckpointRef], None]) -> str:
     """Train, or continue from checkpoints, newest first; return the digest of the result."""
 
-    def hear(item: News) -> None:
+    def hear(item: RunEvent) -> None:
         if isinstance(item, CheckpointWritten):
             tell(item.ref)
 

@@ -27,7 +27,7 @@ from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system import process
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training.isolation.denormals import SHARE, flushed
 from tests.fake_gpu import OnFakeGpu
 from tests.leftovers import alive, descendants, gone, shared_memory
@@ -397,7 +397,7 @@ def test_a_process_of_a_job_that_was_killed_for_want_of_memory_is_told_apart(
 ) -> None:
     monkeypatch.setattr(pools, "was_short_of_memory", lambda before, peak: before < 3)
     here, _ = Pipe()
-    worker = pools.Worker(1, here, Pulse())
+    worker = pools.Worker(1, here, Heartbeat())
     worker.oom_kills = kills_before
     error = pools._lost(worker, "process 2 of the job ended (SIGKILL)", outcome)
     assert error.outcome == told

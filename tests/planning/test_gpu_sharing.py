@@ -26,7 +26,7 @@ from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.cost import Cost, Timing
-from asynckfold.jobs.messages import Remark, Started, Task
+from asynckfold.jobs.messages import Noted, Started, Task
 from asynckfold.jobs.placement import Gpu, Load, Placement
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning.thread_choice import (
@@ -40,7 +40,7 @@ from asynckfold.planning.thread_search import OVERTURN, jobs_per_gpu
 from asynckfold.scheduling.place import place
 from asynckfold.store import RunStore
 from asynckfold.sweep.probe import Prober
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.system.signals import Interruption
 from asynckfold.training import probe, setup
 from asynckfold.training.worker import main as worker
@@ -263,7 +263,7 @@ class FakeEngine:
         if cores and not future.done():
             future.set_result(Answer([Timing(float(number))], 1))
         elif number < self.come:
-            self.inbox.put(Remark(None, "workers", "fewer"))
+            self.inbox.put(Noted(None, "workers", "fewer"))
             self.inbox.put(Started(self.placed[number].jobs[0], 0, 100 + number))
 
     def close(self, grace_s: float = 0.0) -> None:
@@ -285,7 +285,7 @@ def test_two_probes_meet_on_the_emptiest_gpu_and_go_on_together() -> None:
     assert engine.shifts == [(), (), (0,), (1,)]
     # What else was said meanwhile is not lost, and what was said of the meeting does not stay.
     left = [engine.inbox.get_nowait() for _ in range(engine.inbox.qsize())]
-    assert left == [Remark(None, "workers", "fewer")] * 2
+    assert left == [Noted(None, "workers", "fewer")] * 2
 
 
 def test_one_probe_meets_nobody() -> None:
@@ -316,7 +316,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hasty")
 def test_a_probe_waits_after_its_first_step_where_it_is_asked_to(root: Path) -> None:
     news: list[Any] = []
-    pulse, come, go = Pulse(), threading.Event(), threading.Event()
+    heartbeat, come, go = Heartbeat(), threading.Event(), threading.Event()
 
     def stop() -> bool:
         come.set()
@@ -328,12 +328,12 @@ def test_a_probe_waits_after_its_first_step_where_it_is_asked_to(root: Path) -> 
         handle = data.handle()
         batches = handle.open(handle.fds)
         job, cpu = bundle.plan.jobs[0], torch.device("cpu")
-        usual = probe.measure(bundle, [job], batches, cpu, news.append, stop, pulse)
+        usual = probe.measure(bundle, [job], batches, cpu, news.append, stop, heartbeat)
         assert (usual.failure, come.is_set(), news) == ("", False, [])
-        pulse.ask(True)
+        heartbeat.ask(True)
         thread = threading.Thread(
             target=lambda: found.append(
-                probe.measure(bundle, [job], batches, cpu, news.append, stop, pulse)
+                probe.measure(bundle, [job], batches, cpu, news.append, stop, heartbeat)
             )
         )
         thread.start()
@@ -359,7 +359,7 @@ def test_real_workers_meet_for_a_probe(root: Path) -> None:
         engine.close()
     pool.close()
     assert all(item.step_seconds > 0 for item in timings)
-    assert not any(worker.pulse.asked for worker in pool.workers)
+    assert not any(worker.heartbeat.asked for worker in pool.workers)
 
 
 # What a worker does on a GPU

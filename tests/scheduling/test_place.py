@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.place import Bookings, place
+from asynckfold.scheduling.place import Reservations, place
 
 
 @st.composite
@@ -209,10 +209,10 @@ def test_what_is_kept_between_calls_changes_no_decision(
     others: list[Request],
     data: st.DataObject,
 ) -> None:
-    """Whatever was added and removed before, a backlog and bookings are what is in them now."""
+    """Whatever was added and removed before, a backlog and reservations are what is in them now."""
     pending, running, load = situation
     passing = [replace(item, job_id=f"passing-{item.job_id}") for item in others]
-    backlog, bookings = Backlog(passing), Bookings(place(passing, [], load))
+    backlog, reservations = Backlog(passing), Reservations(place(passing, [], load))
     coming = data.draw(st.permutations([*pending, *pending]), "added, removed and added again")
     for request in coming:
         if request.job_id in backlog:
@@ -224,14 +224,14 @@ def test_what_is_kept_between_calls_changes_no_decision(
     for request in pending:
         backlog.add(request)
     for placement in running:
-        bookings.add(placement)
+        reservations.add(placement)
     for placement in place(passing, [], load):
-        bookings.remove(placement)
+        reservations.remove(placement)
     assert sorted(item.job_id for item in backlog) == sorted(item.job_id for item in pending)
-    assert (len(backlog), len(bookings)) == (len(pending), len(running))
-    assert set(bookings) == set(running)
-    assert place(backlog, bookings, load) == place(pending, running, load)
-    assert place(backlog, bookings, load) == place(pending, running, load)
+    assert (len(backlog), len(reservations)) == (len(pending), len(running))
+    assert set(reservations) == set(running)
+    assert place(backlog, reservations, load) == place(pending, running, load)
+    assert place(backlog, reservations, load) == place(pending, running, load)
 
 
 def test_a_job_is_pending_once() -> None:
@@ -242,7 +242,7 @@ def test_a_job_is_pending_once() -> None:
     with pytest.raises(KeyError):
         backlog.remove("a")
     with pytest.raises(KeyError):
-        Bookings().remove(Placement(("a",), (0,)))
+        Reservations().remove(Placement(("a",), (0,)))
 
 
 @given(st.integers(1, 8), st.integers(0, 20))

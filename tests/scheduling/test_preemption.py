@@ -389,15 +389,15 @@ def test_a_paused_job_hangs_not_and_comes_to_the_same_bits(root: Path, pool: Wor
         usual = engine.submit(placement, [task(job)]).result(60).results[0]
         future = engine.submit(placement, [replace(task(job), attempt=2)])
         (worker,) = pool.workers
-        before = worker.pulse.value
-        wait_for(lambda: worker.pulse.value > before + 6)
+        before = worker.heartbeat.value
+        wait_for(lambda: worker.heartbeat.value > before + 6)
         engine.shift(future, ())
-        wait_for(lambda: worker.pulse.paused)
-        sign, until = worker.pulse.value, time.monotonic() + 2.5
+        wait_for(lambda: worker.heartbeat.paused)
+        sign, until = worker.heartbeat.value, time.monotonic() + 2.5
         while time.monotonic() < until:
             engine.load([placement])
             time.sleep(0.1)
-        assert worker.pulse.value == sign
+        assert worker.heartbeat.value == sign
         assert not future.done()
         engine.shift(future, cores[-1:])
         wait_for(lambda: affinities(worker.pid) == {frozenset(cores[-1:])} or future.done())
@@ -417,7 +417,7 @@ def test_a_pause_is_no_training_that_a_limit_counts(root: Path, pool: WorkerPool
         engine = ProcessEngine(limited, data.handle().fds, look, lambda news: None, pool)
         future = engine.submit(Placement((job.id,), ()), [task(job)])
         engine.shift(future, ())
-        wait_for(lambda: any(worker.pulse.paused for worker in pool.workers))
+        wait_for(lambda: any(worker.heartbeat.paused for worker in pool.workers))
         time.sleep(limit_s)
         engine.shift(future, sorted(os.sched_getaffinity(0)))
         (found,) = future.result(60).results
@@ -433,7 +433,7 @@ def test_a_paused_job_saves_itself_when_the_run_is_interrupted(
         engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
         future = engine.submit(Placement((job.id,), ()), [task(job)])
         engine.shift(future, ())
-        wait_for(lambda: any(worker.pulse.paused for worker in pool.workers))
+        wait_for(lambda: any(worker.heartbeat.paused for worker in pool.workers))
         engine.close(30)
         assert future.result(1).results == [None]
         assert list((root / "Slow").rglob("checkpoint-*"))
@@ -445,7 +445,7 @@ def test_a_paused_worker_that_is_lost_is_told_as_ever(root: Path, pool: WorkerPo
         engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
         future = engine.submit(Placement((job.id,), ()), [task(job)])
         engine.shift(future, ())
-        wait_for(lambda: any(worker.pulse.paused for worker in pool.workers))
+        wait_for(lambda: any(worker.heartbeat.paused for worker in pool.workers))
         os.kill(pool.workers[0].pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="SIGKILL"):
             future.result(60)
@@ -468,7 +468,7 @@ with toy_bundle(Path(sys.argv[1]), models={"Slow": Slow}, epochs=500) as (bundle
     job = bundle.plan.jobs[0]
     future = engine.submit(Placement((job.id,), ()), [task(job)])
     engine.shift(future, ())
-    while not any(worker.pulse.paused for worker in pool.workers):
+    while not any(worker.heartbeat.paused for worker in pool.workers):
         time.sleep(0.01)
     print(pool.server_pid, pool.workers[0].pid, flush=True)
     time.sleep(600)
@@ -481,7 +481,7 @@ def test_a_paused_worker_dies_with_its_server(root: Path, pool: WorkerPool) -> N
         engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
         future = engine.submit(Placement((job.id,), ()), [task(job)])
         engine.shift(future, ())
-        wait_for(lambda: any(worker.pulse.paused for worker in pool.workers))
+        wait_for(lambda: any(worker.heartbeat.paused for worker in pool.workers))
         paused = {worker.pid for worker in pool.workers}
         os.kill(pool.server_pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError):

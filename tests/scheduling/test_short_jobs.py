@@ -24,7 +24,7 @@ from asynckfold.cli.status import state_of
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.folds import make_folds
-from asynckfold.jobs.messages import JobEnded, Setback, Started, Task
+from asynckfold.jobs.messages import JobEnded, RetryableFailure, Started, Task
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, FAILED, Result
@@ -205,7 +205,7 @@ def test_a_setback_in_a_row_is_that_of_its_job_alone(store: RunStore) -> None:
     def behaviour(number: int, tasks: Sequence[Task], tell: Callable[[Any], None]) -> Any:
         if number > 1:
             return in_turn(tasks, tell)
-        return [Setback("oom", Result(tasks[0].job.id, 1, FAILED)), done(tasks[1])]
+        return [RetryableFailure("oom", Result(tasks[0].job.id, 1, FAILED)), done(tasks[1])]
 
     engine, _ = run(store, behaviour)
     assert engine.placed[-1].alone

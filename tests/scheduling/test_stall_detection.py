@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from asynckfold.scheduling import stall_detection
 from asynckfold.scheduling.stall_detection import Stalls, Step, Verdict
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 
 TICK = 0.25
 Timeouts = st.floats(1.5, 100)
 
 
 def looks(
-    rule: Stalls[str], pulses: Mapping[str, int], start: float, end: float
+    rule: Stalls[str], heartbeats: Mapping[str, int], start: float, end: float
 ) -> Iterator[tuple[float, Verdict[str]]]:
     """Look once a tick at words that do not change."""
     now = start
     while now < end:
-        for verdict in rule.look(now, pulses):
+        for verdict in rule.look(now, heartbeats):
             yield now, verdict
         now += TICK
 
@@ -49,14 +49,14 @@ def test_a_silent_worker_is_asked_killed_and_given_up_once_each(timeout: float) 
 def test_one_that_makes_progress_in_time_is_never_touched(
     timeout: float, shares: list[float]
 ) -> None:
-    rule, pulse, now = Stalls[str](timeout), Pulse(), 0.0
-    pulse.beat()
+    rule, heartbeat, now = Stalls[str](timeout), Heartbeat(), 0.0
+    heartbeat.beat()
     for share in shares:
         quiet = share * (timeout - TICK)
-        assert list(looks(rule, {"a": pulse.value}, now, now + quiet)) == []
+        assert list(looks(rule, {"a": heartbeat.value}, now, now + quiet)) == []
         now += quiet
-        pulse.beat()
-        assert rule.look(now, {"a": pulse.value}) == []
+        heartbeat.beat()
+        assert rule.look(now, {"a": heartbeat.value}) == []
 
 
 @given(Timeouts, st.floats(0, 5000))
@@ -79,24 +79,24 @@ def test_aside_it_has_ten_times_as_long(timeout: float) -> None:
 
 @given(Timeouts, st.floats(0, 2), st.floats(0.01, 1e6), st.sampled_from([1, 2]))
 def test_after_our_own_sleep_everyone_has_the_whole_time_again(
-    timeout: float, before: float, more: float, pulse: int
+    timeout: float, before: float, more: float, heartbeat: int
 ) -> None:
     """Whether this process alone slept or the workers did too: nothing was seen of them."""
-    rule, pulses = Stalls[str](timeout), {"a": pulse}
-    limit = timeout * (10 if pulse % 2 else 1)
+    rule, heartbeats = Stalls[str](timeout), {"a": heartbeat}
+    limit = timeout * (10 if heartbeat % 2 else 1)
     begun = min(before, 0.9) * limit
-    assert list(looks(rule, pulses, 0, begun)) == []
+    assert list(looks(rule, heartbeats, 0, begun)) == []
     woken = begun + max(stall_detection.GAP_SECONDS, stall_detection.GAP_SHARE * limit) + more
-    found = [now for now, _ in looks(rule, pulses, woken, woken + limit + 2 * TICK)]
+    found = [now for now, _ in looks(rule, heartbeats, woken, woken + limit + 2 * TICK)]
     assert found
     assert found[0] >= woken + limit - 1e-6
 
 
 def test_a_sleep_between_the_question_and_the_kill_takes_the_verdict_back() -> None:
-    rule, pulses = Stalls[str](2.0), {"a": 2}
-    assert [verdict.step for _, verdict in looks(rule, pulses, 0, 2.2)] == [Step.STACKS]
-    assert rule.look(60, pulses) == []
-    assert [verdict.step for _, verdict in looks(rule, pulses, 60.25, 62.2)] == [Step.STACKS]
+    rule, heartbeats = Stalls[str](2.0), {"a": 2}
+    assert [verdict.step for _, verdict in looks(rule, heartbeats, 0, 2.2)] == [Step.STACKS]
+    assert rule.look(60, heartbeats) == []
+    assert [verdict.step for _, verdict in looks(rule, heartbeats, 60.25, 62.2)] == [Step.STACKS]
 
 
 def test_who_moves_after_the_question_is_spared() -> None:
@@ -120,10 +120,10 @@ def test_the_verdict_on_one_does_not_depend_on_the_others(
     words: list[dict[str, int]], timeout: float | str
 ) -> None:
     together, alone = Stalls[str](timeout), Stalls[str](timeout)
-    for tick, pulses in enumerate(words):
+    for tick, heartbeats in enumerate(words):
         now = tick * TICK
-        mine = {key: word for key, word in pulses.items() if key == "a"}
-        found = [item for item in together.look(now, pulses) if item.key == "a"]
+        mine = {key: word for key, word in heartbeats.items() if key == "a"}
+        found = [item for item in together.look(now, heartbeats) if item.key == "a"]
         assert found == alone.look(now, mine)
 
 
@@ -144,20 +144,20 @@ def test_a_slow_disk_under_a_long_limit_does_not_put_it_off_for_ever() -> None:
 
 def auto_limit(batches: int, seconds: float, *, aside: bool = False) -> float:
     """The limit after so many batches of so many seconds each."""
-    rule, pulse = Stalls[str]("auto"), Pulse()
-    pulse.aside()
+    rule, heartbeat = Stalls[str]("auto"), Heartbeat()
+    heartbeat.aside()
     now = 0.0
-    rule.look(now, {"a": pulse.value})
+    rule.look(now, {"a": heartbeat.value})
     for batch in range(1, batches + 1):
         while now + 10 < batch * seconds:
             now += 10
-            assert rule.look(now, {"a": pulse.value}) == []
+            assert rule.look(now, {"a": heartbeat.value}) == []
         now = batch * seconds
-        pulse.beat()
-        assert rule.look(now, {"a": pulse.value}) == []
+        heartbeat.beat()
+        assert rule.look(now, {"a": heartbeat.value}) == []
     if aside:
-        pulse.aside()
-        rule.look(now + 0.1, {"a": pulse.value})
+        heartbeat.aside()
+        rule.look(now + 0.1, {"a": heartbeat.value})
     return rule.limit("a")
 
 

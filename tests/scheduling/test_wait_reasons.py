@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request, fused
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.place import Bookings, place
+from asynckfold.scheduling.place import Reservations, place
 from asynckfold.scheduling.wait_reasons import Obstacle, Waits, obstacle
 
 LOAD = Load(cores=(0, 1, 2, 3), idle=(0, 1, 2, 3), free_memory=100 << 20)
-BUSY = Bookings([Placement(("a",), (0,), memory=30 << 20), Placement(("b",), (1, 2), threads=2)])
+BUSY = Reservations(
+    [Placement(("a",), (0,), memory=30 << 20), Placement(("b",), (1, 2), threads=2)]
+)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def test_what_lacks_is_named_with_its_numbers(
 
 
 def test_nothing_starts_beside_a_job_that_is_alone() -> None:
-    running = Bookings([Placement(("a",), (0,), alone=True)])
+    running = Reservations([Placement(("a",), (0,), alone=True)])
     assert obstacle(Request("c", 1.0), running, LOAD).kind == "alone"
 
 

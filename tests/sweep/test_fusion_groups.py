@@ -15,7 +15,7 @@ import pytest
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.folds import make_folds
-from asynckfold.jobs.messages import JobEnded, Setback, Started, Task
+from asynckfold.jobs.messages import JobEnded, RetryableFailure, Started, Task
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
@@ -175,7 +175,9 @@ def test_a_group_short_of_memory_is_tried_again_alone(store: RunStore) -> None:
     def behaviour(number: int, tasks: Sequence[Task]) -> list[Any]:
         if number > 1:
             return [done(task) for task in tasks]
-        return [Setback("oom", Result(task.job.id, task.attempt, FAILED)) for task in tasks]
+        return [
+            RetryableFailure("oom", Result(task.job.id, task.attempt, FAILED)) for task in tasks
+        ]
 
     engine, _ = run(store, behaviour)
     first, second = engine.of_group()

@@ -21,9 +21,9 @@ from asynckfold.jobs.messages import (
     CheckpointRef,
     CheckpointWritten,
     EpochEnded,
-    News,
-    Remark,
-    Setback,
+    Noted,
+    RetryableFailure,
+    RunEvent,
     Task,
 )
 from asynckfold.jobs.placement import Load, Placement, Request
@@ -95,13 +95,13 @@ class Recording:
     """A watch that writes down."""
 
     results: list[Result] = field(default_factory=list)
-    news: list[News] = field(default_factory=list)
+    news: list[RunEvent] = field(default_factory=list)
     placements: list[Placement] = field(default_factory=list)
 
     def placed(self, placement: Placement) -> None:
         self.placements.append(placement)
 
-    def heard(self, news: News) -> None:
+    def heard(self, news: RunEvent) -> None:
         self.news.append(news)
 
     def ended(self, result: Result) -> None:
@@ -263,7 +263,7 @@ def test_news_is_kept_and_passed_on(store: RunStore) -> None:
 
     def talks(task: Task) -> Any:
         made._inbox.put(EpochEnded(task.job.id, task.attempt, item))
-        made._inbox.put(Remark(task.job.id, "damage", "a file was bad"))
+        made._inbox.put(Noted(task.job.id, "damage", "a file was bad"))
         return done(task)
 
     made, _, watch = sweep(store, talks)
@@ -297,7 +297,7 @@ def test_want_of_memory_is_tried_again_alone_and_after_all_others(store: RunStor
     def greedy(task: Task) -> Any:
         if task.job.id in short and task.attempt == 1:
             failed = Result(task.job.id, 1, FAILED, error="MemoryError:", traceback="trace")
-            return Setback("oom", failed)
+            return RetryableFailure("oom", failed)
         return done(task)
 
     made, engine, watch = sweep(store, greedy)

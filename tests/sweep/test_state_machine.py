@@ -33,9 +33,9 @@ from asynckfold.jobs.messages import (
     CheckpointRef,
     CheckpointWritten,
     EpochEnded,
-    News,
     Progress,
-    Setback,
+    RetryableFailure,
+    RunEvent,
     Task,
 )
 from asynckfold.jobs.placement import Load, Placement, Request
@@ -167,7 +167,7 @@ class Engine:
             future.set_exception(UnpackError("ImportError: on purpose", "trace"))
         elif outcome == "refused":
             past.append("oom")
-            future.set_result(Answer([Setback("oom", failed)], 1, 5))
+            future.set_result(Answer([RetryableFailure("oom", failed)], 1, 5))
         elif outcome == "oom":
             past.append("oom")
             future.set_exception(WorkerDiedError(7, "SIGKILL, out of memory", "oom", 5))
@@ -217,7 +217,7 @@ class Watch:
     def placed(self, placement: Placement) -> None:
         pass
 
-    def heard(self, news: News) -> None:
+    def heard(self, news: RunEvent) -> None:
         pass
 
     def ended(self, result: Result) -> None:

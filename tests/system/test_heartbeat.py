@@ -10,73 +10,73 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.system import file_descriptors
-from asynckfold.system.heartbeat import Pulse, Pulses, is_aside
+from asynckfold.system.heartbeat import Heartbeat, Heartbeats, is_aside
 
 
 @given(st.lists(st.booleans()))
 def test_every_sign_makes_the_word_greater_and_says_what_it_was(signs: list[bool]) -> None:
-    pulse = Pulse()
+    heartbeat = Heartbeat()
     for beats in signs:
-        before = pulse.value
-        (pulse.beat if beats else pulse.aside)()
-        assert pulse.value > before
-        assert is_aside(pulse.value) is not beats
+        before = heartbeat.value
+        (heartbeat.beat if beats else heartbeat.aside)()
+        assert heartbeat.value > before
+        assert is_aside(heartbeat.value) is not beats
 
 
 @given(st.lists(st.booleans()))
 def test_half_of_the_difference_counts_the_batches_at_least(signs: list[bool]) -> None:
-    pulse = Pulse()
+    heartbeat = Heartbeat()
     for beats in signs:
-        (pulse.beat if beats else pulse.aside)()
-    assert sum(signs) <= (pulse.value + 1) // 2 <= len(signs) + 1
+        (heartbeat.beat if beats else heartbeat.aside)()
+    assert sum(signs) <= (heartbeat.value + 1) // 2 <= len(signs) + 1
 
 
 def test_another_mapping_sees_the_word_of_its_worker_only() -> None:
-    file = file_descriptors.nameless_file(size=Pulses.SIZE)
-    here, there = Pulses(file), Pulses(file)
+    file = file_descriptors.nameless_file(size=Heartbeats.SIZE)
+    here, there = Heartbeats(file), Heartbeats(file)
     os.close(file)
     here[7].beat()
     here[7].beat()
     assert [there[worker].value for worker in (6, 7, 8)] == [0, 4, 0]
-    assert there[7 + Pulses.COUNT].value == 4
+    assert there[7 + Heartbeats.COUNT].value == 4
 
 
 def test_a_worker_rests_while_it_is_asked_to_and_not_when_it_is_to_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pulse, seen = Pulse(), list[bool]()
-    pulse.rest(lambda: False)
+    heartbeat, seen = Heartbeat(), list[bool]()
+    heartbeat.rest(lambda: False)
 
     def sleep(seconds: float) -> None:
-        seen.append(pulse.paused)
-        pulse.ask(len(seen) < 3)
-        assert pulse.paused is (len(seen) < 3)
+        seen.append(heartbeat.paused)
+        heartbeat.ask(len(seen) < 3)
+        assert heartbeat.paused is (len(seen) < 3)
 
     monkeypatch.setattr("asynckfold.system.heartbeat.time.sleep", sleep)
-    pulse.ask(True)
-    pulse.rest(lambda: False)
+    heartbeat.ask(True)
+    heartbeat.rest(lambda: False)
     assert seen == [True] * 3
-    pulse.ask(True)
-    pulse.rest(lambda: True)
+    heartbeat.ask(True)
+    heartbeat.rest(lambda: True)
     assert len(seen) == 3
-    assert not pulse.paused
-    assert pulse.value == 0  # no sign of life is made up
+    assert not heartbeat.paused
+    assert heartbeat.value == 0  # no sign of life is made up
 
 
 def test_a_forked_process_is_seen() -> None:
-    file = file_descriptors.nameless_file(size=Pulses.SIZE)
-    pulses = Pulses(file)
+    file = file_descriptors.nameless_file(size=Heartbeats.SIZE)
+    heartbeats = Heartbeats(file)
     os.close(file)
     pid = os.fork()
     if pid == 0:
         try:
-            pulses[0].beat()
+            heartbeats[0].beat()
         finally:
             os._exit(0)  # or there would be two of this test run
     os.waitpid(pid, 0)
-    assert pulses[0].value == 2
+    assert heartbeats[0].value == 2
 
 
 if __name__ == "__main__":
     count = 1_000_000
-    print(f"{timeit.timeit(Pulse().beat, number=count) / count * 1e9:.0f} ns per batch")
+    print(f"{timeit.timeit(Heartbeat().beat, number=count) / count * 1e9:.0f} ns per batch")

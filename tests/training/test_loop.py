@@ -19,7 +19,7 @@ from torch import nn, optim
 from torch.nn import functional
 
 from asynckfold.errors import StorageError
-from asynckfold.jobs.messages import EpochEnded, Progress, Remark
+from asynckfold.jobs.messages import EpochEnded, Noted, Progress
 from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -392,7 +392,7 @@ def test_a_damaged_checkpoint_is_told_and_an_older_one_used(
         path = tiny.root / ref.file
         path.write_bytes(path.read_bytes()[:-1])
     result, news = tiny.attempt(None, 3, refs)
-    remarks = [item for item in news if isinstance(item, Remark)]
+    remarks = [item for item in news if isinstance(item, Noted)]
     assert [item.kind for item in remarks] == ["damage"] * damaged
     endings = ["an older one is used", "the job starts anew"]
     for remark, ref, ending in zip(remarks, refs, endings, strict=False):
@@ -408,7 +408,7 @@ def test_a_missing_checkpoint_is_damage(stopped: tuple[Tiny, list[Any], str]) ->
     tiny, refs, golden = stopped
     (tiny.root / refs[0].file).unlink()
     result, news = tiny.attempt(None, 3, refs)
-    assert "cannot be read" in next(item.text for item in news if isinstance(item, Remark))
+    assert "cannot be read" in next(item.text for item in news if isinstance(item, Noted))
     assert result is not None
     assert result.digest == golden
 
@@ -418,7 +418,7 @@ def test_a_checkpoint_of_another_job_is_refused(stopped: tuple[Tiny, list[Any], 
     other = tiny.jobs[1]
     expected = tiny.train(other).digest
     result, news = tiny.attempt(other, 2, refs[:1])
-    (remark,) = [item for item in news if isinstance(item, Remark)]
+    (remark,) = [item for item in news if isinstance(item, Noted)]
     assert remark.text.startswith(f"a checkpoint of {tiny.jobs[0].id} stands for {other.id}")
     assert result is not None
     assert result.digest == expected
@@ -428,7 +428,7 @@ def test_a_checkpoint_of_another_plan_is_refused(stopped: tuple[Tiny, list[Any],
     tiny, refs, _ = stopped
     longer = Tiny(tiny.root, tiny.models, params=TrainerParams(4))
     result, news = longer.attempt(None, 2, refs[:1])
-    (remark,) = [item for item in news if isinstance(item, Remark)]
+    (remark,) = [item for item in news if isinstance(item, Noted)]
     assert "comes from another plan" in remark.text
     assert result is not None
     assert len([item for item in news if isinstance(item, EpochEnded)]) == 4
@@ -825,7 +825,7 @@ def test_a_transformer_may_look_at_the_targets_of_the_training_fold(tmp_path: Pa
 def test_progress_is_told_for_each_batch_when_there_is_time(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_run, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(training_run, "EVENT_SECONDS", 0.0)
     _, news = tiny.attempt()
     told = [(item.epoch, item.batch) for item in news if isinstance(item, Progress)]
     assert told == [(epoch, batch) for epoch in (1, 2) for batch in (1, 2, 3, 4)]

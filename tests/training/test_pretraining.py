@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
-from asynckfold.jobs.messages import CheckpointWritten, Remark
+from asynckfold.jobs.messages import CheckpointWritten, Noted
 from asynckfold.jobs.result import Result, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining, rbm
@@ -130,8 +130,8 @@ def test_a_training_that_diverges_keeps_what_was_reported_before(root: Path) -> 
 def test_a_checkpoint_and_a_remark_follow_it(root: Path) -> None:
     tiny = spied(root)
     _, news = tiny.attempt()
-    first, second = [item for item in news if isinstance(item, (Remark, CheckpointWritten))][:2]
-    assert isinstance(first, Remark)
+    first, second = [item for item in news if isinstance(item, (Noted, CheckpointWritten))][:2]
+    assert isinstance(first, Noted)
     assert first.kind == "pretrained"
     assert first.text.startswith("pretrained on 40 samples in ")
     assert first.text.endswith("s; linear after 2 epochs error 0.5")
@@ -142,7 +142,7 @@ def test_a_checkpoint_and_a_remark_follow_it(root: Path) -> None:
 
 def test_models_without_a_stage_write_what_they_always_wrote(root: Path) -> None:
     _, news = Tiny(root).attempt()
-    assert not [item for item in news if isinstance(item, Remark)]
+    assert not [item for item in news if isinstance(item, Noted)]
     refs = checkpoints(news)
     assert min(ref.epoch for ref in refs) > 0
     tree = checkpoint.load(root / refs[0].file, refs[0].sha256, root)
@@ -165,7 +165,7 @@ def test_damaged_checkpoints_mean_an_older_one_or_the_stage_again(
     assert result is not None
     assert result.digest == whole.digest
     assert len(SEEN) == 2 - kept
-    assert sum(isinstance(item, Remark) and item.kind == "damage" for item in news) == 2 - kept
+    assert sum(isinstance(item, Noted) and item.kind == "damage" for item in news) == 2 - kept
 
 
 def test_one_process_of_hogwild_does_what_the_plain_trainer_does(tmp_path: Path) -> None:

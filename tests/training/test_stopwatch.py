@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from asynckfold.jobs.messages import CheckpointRef, News
+from asynckfold.jobs.messages import CheckpointRef, RunEvent
 from asynckfold.jobs.result import DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.training import checkpoint, setup
@@ -205,7 +205,9 @@ def test_a_checkpoint_that_tells_no_seconds_is_taken_up(tmp_path: Path, clock: C
     assert "trained 300.00 s, at epoch 2 of 2, batch 2 of 4" in result.error
 
 
-Attempt = Callable[[float | None, int, Sequence[CheckpointRef]], tuple[Result | None, list[News]]]
+Attempt = Callable[
+    [float | None, int, Sequence[CheckpointRef]], tuple[Result | None, list[RunEvent]]
+]
 
 
 def ended_by_limits(train: Attempt) -> tuple[Result, int]:

@@ -16,7 +16,7 @@ from torch import nn
 
 from asynckfold.data import Batches, Prepared, prepare
 from asynckfold.jobs.folds import make_folds
-from asynckfold.jobs.messages import CheckpointRef, CheckpointWritten, News, Task
+from asynckfold.jobs.messages import CheckpointRef, CheckpointWritten, RunEvent, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import Recipe
@@ -181,9 +181,9 @@ class Tiny:
         attempt: int = 1,
         refs: Sequence[CheckpointRef] = (),
         stop: Callable[[], bool] = never,
-    ) -> tuple[Result | None, list[News]]:
+    ) -> tuple[Result | None, list[RunEvent]]:
         """One attempt at a job, and what it told."""
-        news: list[News] = []
+        news: list[RunEvent] = []
         task = Task(job or self.jobs[0], attempt, tuple(refs))
         return loop.train(self.bundle, task, self.batches, CPU, news.append, stop), news
 
@@ -214,6 +214,6 @@ class Tiny:
         return (job_folder(self.root, job or self.jobs[0]) / "log.txt").read_text()
 
 
-def checkpoints(news: Sequence[News]) -> list[CheckpointRef]:
+def checkpoints(news: Sequence[RunEvent]) -> list[CheckpointRef]:
     """The checkpoints that were written, newest first."""
     return [item.ref for item in reversed(news) if isinstance(item, CheckpointWritten)]

@@ -24,7 +24,7 @@ from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import MLP, VGG, LeNet, LeNet5
 from asynckfold.system import process
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import seeding, setup
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.flops import FlopCounter
@@ -104,11 +104,11 @@ def _row(case: Case, width: int, seconds: float) -> tuple[object, ...]:
                 data,
                 CPU,
                 logs.enter_context(JobLog(bundle.root, task.job)),
-                Pulse(),
+                Heartbeat(),
             )
             for task in tasks
         ]
-        group = trainer.build(bundle, tasks, data, CPU, Pulse(), logs)
+        group = trainer.build(bundle, tasks, data, CPU, Heartbeat(), logs)
         with FlopCounter() as counter:
             _step(plain[:1])
         times: list[tuple[float, float]] = []

@@ -55,7 +55,7 @@ from asynckfold.cli.bench.trainers import (
 from asynckfold.models import DBN, MLP
 from asynckfold.system import process
 from asynckfold.training.parameter_server import Hogwild, Server
-from asynckfold.training.process_group.members import Crew
+from asynckfold.training.process_group.members import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import share_model, shared
 
 COLUMNS = (
@@ -409,19 +409,19 @@ class Training:
         own = sorted(os.sched_getaffinity(0))[: self.cluster.workers]
         if self.cluster.nodes > 1:
             self.server = Server(self.trained, address="127.0.0.1:0", staleness_aware=True)
-        crew = None
+        process_group = None
         try:
             # Rank 0 is this process, which waits.
             extra = int(self.server is not None)
-            crew = Crew(self.cluster.workers + extra, self.work_of, (own[0], *own))
-            crew.order(None)
-            crew.gather()
+            process_group = ProcessGroup(self.cluster.workers + extra, self.work_of, (own[0], *own))
+            process_group.order(None)
+            process_group.gather()
         finally:
-            if crew is not None:
-                crew.close()
+            if process_group is not None:
+                process_group.close()
             if self.server is not None:
                 self.server.close()
-        spans = [crew.answers[rank] for rank in range(1, self.cluster.workers + 1)]
+        spans = [process_group.answers[rank] for rank in range(1, self.cluster.workers + 1)]
         began = min(span[0] for span in spans)
         seconds = max(span[1] for span in spans) - began
         return Outcome(

@@ -10,7 +10,7 @@ from statistics import median
 from asynckfold.cli.bench.table import BenchTable, machine_facts
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.place import Bookings, place
+from asynckfold.scheduling.place import Reservations, place
 from asynckfold.scheduling.random_sweep import draw_scenario
 
 PENDING = (100, 1_000, 10_000, 100_000)
@@ -81,19 +81,19 @@ def _busy(
     backlog: Backlog, requests: Mapping[str, Request], load: Load, repeats: int
 ) -> Iterator[tuple[float, int]]:
     """Seconds and placements of each call on a busy machine: whoever ends is pending once more."""
-    bookings, running = Bookings(), deque[Placement]()
+    reservations, running = Reservations(), deque[Placement]()
     for call in range(repeats + 1):
         started = time.perf_counter()
-        placed = place(backlog, bookings, load)
+        placed = place(backlog, reservations, load)
         seconds = time.perf_counter() - started
         for placement in placed:
             backlog.remove(placement.jobs[0])
-            bookings.add(placement)
+            reservations.add(placement)
         running.extend(placed)
         if call:
             yield seconds, len(placed)
         ended = running.popleft()
-        bookings.remove(ended)
+        reservations.remove(ended)
         backlog.add(requests[ended.jobs[0]])
 
 

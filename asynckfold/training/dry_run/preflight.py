@@ -29,7 +29,7 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.objective import BINARY, Look
 from asynckfold.planning import fusion_groups
 from asynckfold.planning import memory_format as formats
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint, lr_schedules, pretraining, seeding, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
@@ -89,7 +89,7 @@ class _TooFew(Exception):  # noqa: N818
 
 
 def check(
-    bundle: Bundle, data: Batches, pulse: Pulse | None = None, models: Collection[str] = ()
+    bundle: Bundle, data: Batches, heartbeat: Heartbeat | None = None, models: Collection[str] = ()
 ) -> Facts:
     """Build and step every candidate once.
 
@@ -99,7 +99,7 @@ def check(
         The sweep.
     data : Batches
         The samples.
-    pulse : Pulse, optional
+    heartbeat : Heartbeat, optional
         Shows every candidate that is begun to whoever watches.
     models : collection of str, optional
         Candidates of these only.
@@ -109,7 +109,7 @@ def check(
     Facts
         Problems, failures, and what the plan should know of the live objects.
     """
-    recipe, pulse = bundle.recipe, pulse or Pulse()
+    recipe, heartbeat = bundle.recipe, heartbeat or Heartbeat()
     names = [name for name in recipe.models if not models or name in models]
     architectures: dict[str, Any] = dict.fromkeys(names)
     settings: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def check(
     sums = False
     for name in names:
         for schedule in recipe.lr_schedules:
-            pulse.aside()
+            heartbeat.aside()
             # The user's code may raise anything here; it is told, and its jobs tell it again.
             try:
                 with isolated(patches=True) as traces:
@@ -156,9 +156,9 @@ def check(
                         products[name] = dry.counter.products
                         channels_last[name] = dry.why_not_channels_last()
                         if bundle.plan.params.compile:
-                            pulse.aside()
+                            heartbeat.aside()
                             dry.check_compiled()
-                        pulse.aside()
+                        heartbeat.aside()
                         notes |= dict.fromkeys(dry.notes())
                         fusible[name] = _told(traces.look()) or dry.why_not_fusible()
                         if not fusible[name]:

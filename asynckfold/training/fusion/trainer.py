@@ -31,11 +31,18 @@ from torch.nn.utils.rnn import pad_sequence
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.messages import CheckpointRef, JobEnded, News, Remark, Setback, Task
+from asynckfold.jobs.messages import (
+    CheckpointRef,
+    JobEnded,
+    Noted,
+    RetryableFailure,
+    RunEvent,
+    Task,
+)
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Result
 from asynckfold.system import process
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import (
     batches as batching,
 )
@@ -65,11 +72,11 @@ from asynckfold.training.training_run import Report, Training
 
 Tree = dict[str, Any]
 
-Fail = Callable[[Task, BaseException], Result | Setback]
-"""(job, what its code raised) → what it comes to; a setback where it may succeed another time."""
+Fail = Callable[[Task, BaseException], Result | RetryableFailure]
+"""(job, what its code raised) → its result, or a retryable failure."""
 
 
-def raised(task: Task, error: BaseException) -> Result | Setback:
+def raised(task: Task, error: BaseException) -> Result | RetryableFailure:
     """Raise it, so that it ends all jobs of the group."""
     raise error
 
@@ -147,7 +154,7 @@ class Group:
         All jobs of the group.
     wanted : sequence of str
         Ids of the jobs that have no result yet.
-    pulse : Pulse
+    heartbeat : Heartbeat
         Beats once a fused step.
     fail : callable
         Says what a job comes to whose own code raised.
@@ -160,11 +167,11 @@ class Group:
         arms: Sequence[Arm],
         rows: Sequence[Replica],
         wanted: Sequence[str],
-        pulse: Pulse,
+        heartbeat: Heartbeat,
         fail: Fail,
     ) -> None:
         self.fused, self.criterion, self.arms, self.rows = fused, criterion, arms, rows
-        self.pulse, self.fail = pulse, fail
+        self.heartbeat, self.fail = heartbeat, fail
         self.untold: list[Result] = []
         self.live = [row for row in rows if row.task.job.id in wanted]
         self.results: dict[str, Result] = {}
@@ -281,7 +288,7 @@ class Group:
             loop.note_place(error, self)
             for row in [row for row in rows if row in self.live]:
                 found = self.fail(row.task, error)
-                if isinstance(found, Setback):
+                if isinstance(found, RetryableFailure):
                     raise
                 self._end(row, found)
 
@@ -341,7 +348,7 @@ class Group:
 
         They are told together, so that hardly a kill leaves some jobs with newer ones than others.
         """
-        written: list[News] = []
+        written: list[RunEvent] = []
         for row in tuple(self.live):
             with self._sparing_others([row]):
                 row.save(written.append)
@@ -414,7 +421,7 @@ def _tree(row: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
         checkpointing.check(row.bundle, row.task, tree)
     except StoreCorruptError as error:
         text = f"{error}; its group goes on from an older one, or starts anew"
-        report(Remark(row.task.job.id, "damage", text))
+        report(Noted(row.task.job.id, "damage", text))
         return None
     return tree
 
@@ -426,7 +433,7 @@ def train(
     device: torch.device,
     report: Report,
     stop: Callable[[], bool],
-    pulse: Pulse | None = None,
+    heartbeat: Heartbeat | None = None,
     fail: Fail = raised,
 ) -> list[Result | None]:
     """Train the jobs of one group of the plan as one module.
@@ -446,7 +453,7 @@ def train(
         come.
     stop : callable
         Asked after every batch; when true, all jobs are saved and left.
-    pulse : Pulse, optional
+    heartbeat : Heartbeat, optional
         Shows every finished step to whoever watches.
     fail : callable
         Says what a job comes to whose own code raised: its LR schedule, the transforms of its
@@ -463,10 +470,10 @@ def train(
     NotFusible
         The models have no batched form.
     """
-    pulse = pulse or Pulse()
-    pulse.aside()
+    heartbeat = heartbeat or Heartbeat()
+    heartbeat.aside()
     with ExitStack() as logs:
-        group = build(bundle, tasks, data, device, pulse, logs, fail)
+        group = build(bundle, tasks, data, device, heartbeat, logs, fail)
         group.restore(report)
         if loop.run(group, bundle.plan.params, report, stop):
             group.finish()
@@ -480,7 +487,7 @@ def build(
     tasks: Sequence[Task],
     data: Batches,
     device: torch.device,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     logs: ExitStack,
     fail: Fail = raised,
     *,
@@ -532,7 +539,7 @@ def build(
                     part.steer,
                     bundle.fold_of(job).valid,
                     logs.enter_context(JobLog(bundle.root, job) if task and logged else NoLog()),
-                    pulse,
+                    heartbeat,
                     bundle.plan.params.clip_grad_norm,
                     row=row,
                     arm=arm,
@@ -540,7 +547,7 @@ def build(
                     stopwatch=stopwatch,
                 )
             )
-    return Group(fused, losses, arms, rows, list(wanted), pulse, fail)
+    return Group(fused, losses, arms, rows, list(wanted), heartbeat, fail)
 
 
 def _data_by_fold(

@@ -35,7 +35,7 @@ import torch
 
 from asynckfold.training import batches, training_run
 from asynckfold.training.losses import portions
-from asynckfold.training.multiprocess.base import Team, average
+from asynckfold.training.multiprocess.base import MultiprocessTraining, average
 from asynckfold.training.process_group.shared_tensors import place, shared
 
 
@@ -56,7 +56,7 @@ class _Part:
 
 
 @dataclass(eq=False)
-class AllReduce(Team):
+class AllReduce(MultiprocessTraining):
     """A job in progress, whose gradients several processes compute.
 
     ``gradients`` and ``buffers`` are those of each rank, in shared memory.
@@ -90,14 +90,14 @@ class AllReduce(Team):
 
     def step(self) -> None:
         """Take one step with the gradient of all."""
-        crew = self.assembled()
-        if crew is None:
+        process_group = self.assembled()
+        if process_group is None:
             super().step()
             return
-        crew.order(_Order(self.epoch, self.batch))
+        process_group.order(_Order(self.epoch, self.batch))
         parts = {0: _Part(self._differentiated(self.batch))}
-        crew.gather()
-        parts |= crew.answers
+        process_group.gather()
+        parts |= process_group.answers
         shares = self._shares(self.batch)
         self._add_up(parts)
         average(self.buffers, shares)

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold.jobs.messages import Remark
+from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.result import Averaged, Epoch
 from asynckfold.training import batches, setup, training_run
 from asynckfold.training.fused_optimizers import follow_parameters, leave_open
@@ -52,7 +52,7 @@ from asynckfold.training.multiprocess.base import (
     thawed,
 )
 from asynckfold.training.partitions import Deal
-from asynckfold.training.process_group.members import Crew
+from asynckfold.training.process_group.members import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import copy_each, place, shared
 from asynckfold.training.training_run import Report
 
@@ -129,7 +129,7 @@ class Averaging(Stepping):
         """Fork the process that computes on a GPU."""
         if self.gpu is not None:
             self.clone_of_gpu = shared(tensors_of(self.model))
-            self.ahead = Crew(0, self._obey, self.cores)
+            self.ahead = ProcessGroup(0, self._obey, self.cores)
             self.ahead.enlist([self.params.processes - 1])
 
     def share(self) -> None:
@@ -143,7 +143,7 @@ class Averaging(Stepping):
             copy_each(self.clone_of_gpu, found)
             self.clones.append(self.clone_of_gpu)
             # A GPU takes seconds to be ready.
-            self.pulse.aside()
+            self.heartbeat.aside()
             criterion = self.criterion
             kept = criterion.state_dict() if isinstance(criterion, nn.Module) else {}
             self.ahead.order(_Start(frozen(super().optimizer_state()["ranks"][-1]), frozen(kept)))
@@ -197,23 +197,25 @@ class Averaging(Stepping):
     def optimizer_state(self) -> dict[str, Any]:
         """Return what each process's optimizer keeps, on whatever device."""
         found = super().optimizer_state()
-        if self.gpu is not None and self.crew is not None:
-            self.crew.order(_TellState())
-            self.crew.gather()
-            found["ranks"][-1]["state"] = thawed(self.crew.answers[self.params.processes - 1])
+        if self.gpu is not None and self.process_group is not None:
+            self.process_group.order(_TellState())
+            self.process_group.gather()
+            found["ranks"][-1]["state"] = thawed(
+                self.process_group.answers[self.params.processes - 1]
+            )
         return found
 
     def step(self) -> None:
         """Train for a round; the first batch alone."""
-        crew, first = self.assembled(), self.batch
-        if crew is None:
+        process_group, first = self.assembled(), self.batch
+        if process_group is None:
             self._see(first, [0])
             super().step()
             return
-        crew.order(_Round(self.epoch, first, settings_of(self.optimizer)))
+        process_group.order(_Round(self.epoch, first, settings_of(self.optimizer)))
         found = {0: self._trained(first)}
-        crew.gather(self._listen)
-        losses = {rank: iter(part) for rank, part in (found | crew.answers).items()}
+        process_group.gather(self._listen)
+        losses = {rank: iter(part) for rank, part in (found | process_group.answers).items()}
         owners = self._owners(first)
         counts = self._see(first, owners)
         average(self.clones, [count / sum(counts) for count in counts])
@@ -230,7 +232,7 @@ class Averaging(Stepping):
             losses.append(training_run.training_step(self, *self.samples_of(batch)))
             self.steps[self.rank] += 1
             if self.rank == 0:
-                self.pulse.beat()
+                self.heartbeat.beat()
         # Only now: to read a number from a GPU is to wait for it.
         return [float(loss) for loss in losses]
 
@@ -239,7 +241,7 @@ class Averaging(Stepping):
         heard = int(self.steps.sum())
         if heard != self.steps_heard:
             self.steps_heard = heard
-            self.pulse.beat()
+            self.heartbeat.beat()
 
     def _part(self, first: int, rank: int) -> list[int]:
         """The batches of a rank in the round that begins with this batch."""
@@ -272,7 +274,7 @@ class Averaging(Stepping):
                 f"{', '.join(map(str, self.seen))}{' (GPU)' if self.params.on_gpu else ''}"
             )
             self.log.write(f"{text}\n")
-            report(Remark(self.task.job.id, "averaging", text))
+            report(Noted(self.task.job.id, "averaging", text))
 
     def averaged(self) -> Averaged:
         """Return what has been done so far."""

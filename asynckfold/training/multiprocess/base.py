@@ -27,7 +27,7 @@ from asynckfold.system import process
 from asynckfold.training import evaluation, seeding
 from asynckfold.training.fused_optimizers import follow_parameters
 from asynckfold.training.process_group.gpu_handoff import GpuToTake
-from asynckfold.training.process_group.members import Crew
+from asynckfold.training.process_group.members import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import share_state
 from asynckfold.training.training_run import Training
 
@@ -48,29 +48,29 @@ class _Outputs:
 
 
 @dataclass(eq=False)
-class Team(Training):
+class MultiprocessTraining(Training):
     """A job in progress on several processes, one of which this is; rank 0 is the worker.
 
     ``cores`` are those of each rank, and ``gpu`` what the last one computes on instead, where it
-    does. ``crew`` are the others, and ``ahead`` those who are forked before them.
+    does. ``process_group`` are the others, and ``ahead`` those who are forked before them.
     """
 
     cores: tuple[int, ...] = ()
     gpu: GpuToTake | None = None
     rank: int = 0
-    crew: Crew | None = None
-    ahead: Crew | None = None
+    process_group: ProcessGroup | None = None
+    ahead: ProcessGroup | None = None
 
-    def assembled(self) -> Crew | None:
+    def assembled(self) -> ProcessGroup | None:
         """Return the others, who are forked when it is time; None before, and of one process."""
         begun = self.batch > 0 or self.epoch > 0
-        if begun and self.crew is None and self.params.processes > 1:
+        if begun and self.process_group is None and self.params.processes > 1:
             self.share()
             process.pin(0, self.cores[:1])
-            crew = self.ahead or Crew(0, self._obey, self.cores)
-            crew.enlist(range(1, self.params.processes))
-            self.crew = crew
-        return self.crew
+            process_group = self.ahead or ProcessGroup(0, self._obey, self.cores)
+            process_group.enlist(range(1, self.params.processes))
+            self.process_group = process_group
+        return self.process_group
 
     def enlist_ahead(self) -> None:
         """Fork, when the job is built, whoever must not be forked later."""
@@ -101,12 +101,12 @@ class Team(Training):
         A share is whole batches, so that no bit depends on who computes it, unless the model draws
         random numbers in evaluation: then they are those of the process.
         """
-        if self.crew is None or len(indices) <= self.params.eval_batch_size:
+        if self.process_group is None or len(indices) <= self.params.eval_batch_size:
             return super().outputs_on(indices)
-        self.crew.order(_Outputs(indices))
+        self.process_group.order(_Outputs(indices))
         own = super().outputs_on(indices[self._share_of(indices)])
-        self.crew.gather()
-        others = [self.crew.answers[rank] for rank in range(1, self.params.processes)]
+        self.process_group.gather()
+        others = [self.process_group.answers[rank] for rank in range(1, self.params.processes)]
         return torch.cat([own, *(thawed(item) for item in others if item is not None)])
 
     def _share_of(self, indices: Indices) -> slice:
@@ -143,13 +143,13 @@ class Team(Training):
 
     def close(self) -> None:
         """End the other processes."""
-        for crew in (self.crew, self.ahead):
-            if crew is not None:
-                crew.close()
+        for process_group in (self.process_group, self.ahead):
+            if process_group is not None:
+                process_group.close()
 
 
 @dataclass(eq=False)
-class Stepping(Team):
+class Stepping(MultiprocessTraining):
     """One in which each process takes steps with what its own optimizer keeps, in ``states``."""
 
     states: list[Any] = field(default_factory=list)

@@ -42,14 +42,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold.jobs.messages import Remark
+from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.result import Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.multiprocess.hogwild import Hogwild
 from asynckfold.training.parameter_server import wire
 from asynckfold.training.parameter_server.flat_parameters import Layout, as_bytes
 from asynckfold.training.parameter_server.server import Held
-from asynckfold.training.process_group.members import Crew
+from asynckfold.training.process_group.members import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import place
 from asynckfold.training.training_run import Report
 
@@ -146,17 +146,17 @@ class Downpour(Hogwild):
         place(found, [item.detach().clone() for item in found])
         self.replica = self._replica()
 
-    def assembled(self) -> Crew | None:
+    def assembled(self) -> ProcessGroup | None:
         """Return the others; they are served from when they are forked, as threads are not."""
-        crew = super().assembled()
-        if crew is not None and self.held is None:
+        process_group = super().assembled()
+        if process_group is not None and self.held is None:
             self.held = Held(self.model, staleness_aware=self.params.staleness_aware)
             for line, _ in self.lines:
                 thread = threading.Thread(target=_serve, args=(self.held, line), daemon=True)
                 thread.start()
                 self.threads.append(thread)
             self.replica = self._replica()
-        return crew
+        return process_group
 
     def _replica(self) -> Replica:
         return Replica(self.model, self.lines[self.rank][1], self.params)
@@ -203,7 +203,7 @@ class Downpour(Hogwild):
                 f"{staleness / pushes:.1f} of others, at most {most}"
             )
             self.log.write(f"{text}\n")
-            report(Remark(self.task.job.id, "parameter_server", text))
+            report(Noted(self.task.job.id, "parameter_server", text))
 
     def tree(self) -> dict[str, Any]:
         """Return everything that a continuation needs: also how much was pushed."""

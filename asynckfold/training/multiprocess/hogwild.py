@@ -122,19 +122,19 @@ class Hogwild(Stepping):
 
     def step(self) -> None:
         """Train on the next batch of this process, or see how far the others are."""
-        crew = self.assembled()
-        if crew is not None and not self.working:
+        process_group = self.assembled()
+        if process_group is not None and not self.working:
             self.board.paused, self.working = False, True
-            crew.order(_Order(self.epoch, settings_of(self.optimizer)))
+            process_group.order(_Order(self.epoch, settings_of(self.optimizer)))
         batches = self.board.next_of(0, self.params.accumulate)
         if batches:
             self.train_on(batches)
             self.losses = [self.board.losses[batches[-1]]]
-        if crew is not None:
-            crew.hear()
+        if process_group is not None:
+            process_group.hear()
             # A sign of life follows each step: none comes before anybody got on.
-            while self.board.total == self.batch and not self.pulse.asked:
-                crew.hear(WAIT_SECONDS)
+            while self.board.total == self.batch and not self.heartbeat.asked:
+                process_group.hear(WAIT_SECONDS)
         self.batch = self.board.total
         self.keep_up()
 
@@ -186,7 +186,7 @@ class Hogwild(Stepping):
             set_settings(self.optimizer, order.settings)
         count = self.params.accumulate
         while not self.board.paused and (batches := self.board.next_of(self.rank, count)):
-            if self.pulse.asked:
+            if self.heartbeat.asked:
                 time.sleep(PAUSE_SECONDS)
                 continue
             self.keep_up()
@@ -195,9 +195,9 @@ class Hogwild(Stepping):
 
     def quiesce(self) -> None:
         """Let every process come to rest after its batch."""
-        if self.crew is not None and self.working:
+        if self.process_group is not None and self.working:
             self.board.paused = True
-            self.crew.gather(self.pulse.beat)
+            self.process_group.gather(self.heartbeat.beat)
             self.working = False
             self.batch = self.board.total
             self.keep_up()

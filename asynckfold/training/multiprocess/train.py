@@ -9,18 +9,18 @@ import torch
 from asynckfold.data import Batches
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.result import Result
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.multiprocess.allreduce import AllReduce
 from asynckfold.training.multiprocess.averaging import Averaging
-from asynckfold.training.multiprocess.base import Team
+from asynckfold.training.multiprocess.base import MultiprocessTraining
 from asynckfold.training.multiprocess.downpour import Downpour
 from asynckfold.training.multiprocess.hogwild import Hogwild
 from asynckfold.training.process_group.gpu_handoff import GpuToTake
 from asynckfold.training.training_run import Report
 
-TRAINERS: dict[str, type[Team]] = {
+TRAINERS: dict[str, type[MultiprocessTraining]] = {
     "hogwild": Hogwild,
     "allreduce": AllReduce,
     "averaging": Averaging,
@@ -35,14 +35,14 @@ def train(
     cores: Sequence[int],
     report: Report,
     stop: Callable[[], bool],
-    pulse: Pulse | None = None,
+    heartbeat: Heartbeat | None = None,
     gpu: GpuToTake | None = None,
 ) -> Result | None:
     """Train one job on as many processes as its plan says, and score its held-out fold.
 
     Parameters
     ----------
-    bundle, task, report, stop, pulse
+    bundle, task, report, stop, heartbeat
         As in `loop.train`; the plan names the trainer.
     data : Batches
         The samples, held in memory.
@@ -62,10 +62,10 @@ def train(
     WorkerDiedError
         One of the other processes ended.
     """
-    pulse = pulse or Pulse()
-    pulse.aside()
+    heartbeat = heartbeat or Heartbeat()
+    heartbeat.aside()
     with JobLog(bundle.root, task.job) as log:
-        plain = setup.build(bundle, task, data, torch.device("cpu"), log, pulse, cores=cores)
+        plain = setup.build(bundle, task, data, torch.device("cpu"), log, heartbeat, cores=cores)
         make = TRAINERS[bundle.plan.params.trainer]
         training = make(**vars(plain), cores=tuple(cores), gpu=gpu)
         try:

@@ -47,7 +47,7 @@ class _RemoteTraceback(Exception):  # noqa: N818
         return f"\n{self.args[0]}"
 
 
-class Crew:
+class ProcessGroup:
     """Processes that carry out orders, of ranks 1 and above; their worker has rank 0.
 
     Parameters

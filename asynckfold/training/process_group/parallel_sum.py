@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from asynckfold.system import process
-from asynckfold.training.process_group.members import Crew
+from asynckfold.training.process_group.members import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import place, shared
 
 Part = Callable[[Any, int, int], Sequence[torch.Tensor]]
@@ -72,17 +72,17 @@ class Summing:
                 slot.copy_(tensor)
 
         def total(order: Any) -> Sequence[torch.Tensor]:
-            crew.order(order)
+            process_group.order(order)
             found = part(order, 0, self.processes)
-            crew.gather()
+            process_group.gather()
             for others in slots:
                 for mine, theirs in zip(found, others, strict=True):
                     mine.add_(theirs)
             return found
 
         process.pin(0, self.cores[:1])
-        crew = Crew(self.processes - 1, work, self.cores)
+        process_group = ProcessGroup(self.processes - 1, work, self.cores)
         try:
             yield total
         finally:
-            crew.close()
+            process_group.close()

@@ -21,11 +21,11 @@ from multiprocessing.connection import Connection
 from typing import Any, TextIO
 
 from asynckfold.system import file_descriptors, process, terminal
-from asynckfold.system.heartbeat import Pulses
+from asynckfold.system.heartbeat import Heartbeats
 from asynckfold.training.worker.parent_watch import lifeline
 
 
-def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> None:
+def serve(descriptor: int, heartbeats: int, preload: list[str], nice: int = 0) -> None:
     """Fork and reap workers as the control pipe says, until it closes.
 
     Commands: ``("import", None, modules)``, and of the name that the other side chose
@@ -38,7 +38,7 @@ def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> No
     ----------
     descriptor : int
         Of the control pipe.
-    pulses : int
+    heartbeats : int
         Descriptor of the workers' signs of life.
     preload : list of str
         Modules to import besides torch.
@@ -64,7 +64,7 @@ def serve(descriptor: int, pulses: int, preload: list[str], nice: int = 0) -> No
     gc.collect()
     gc.freeze()
     gc.enable()
-    _Server(Connection(descriptor), Pulses(pulses)).run()
+    _Server(Connection(descriptor), Heartbeats(heartbeats)).run()
     # Frozen objects cannot be torn down in order, and there is nothing to save.
     os._exit(0)
 
@@ -89,9 +89,9 @@ GENERATIONS = 100
 
 
 class _Server:
-    def __init__(self, control: Connection[Any, Any], pulses: Pulses) -> None:
+    def __init__(self, control: Connection[Any, Any], heartbeats: Heartbeats) -> None:
         self.control = control
-        self.pulses = pulses
+        self.heartbeats = heartbeats
         self.workers: dict[int, int] = {}
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
@@ -206,7 +206,7 @@ class _Server:
             own = _let_go_of_output()
             from asynckfold.training.worker import main
 
-            main.main(pipe, self.pulses[name])
+            main.main(pipe, self.heartbeats[name])
             status = 0
         except SystemExit as request:
             # User code called sys.exit: no answer was sent, so the sweep sees a death.

@@ -7,7 +7,7 @@
                                                   run     → pin, set threads, train, answer
                                                   exit    → gone
 
-News go up the same pipe while a task runs. Between two batches a job pauses, or goes on with
+RunEvent go up the same pipe while a task runs. Between two batches a job pauses, or goes on with
 another number of threads, where the sweep asks it to. SIGTERM asks for a checkpoint at the next
 batch; SIGINT, which a terminal sends to everyone, is the sweep's business.
 """
@@ -37,11 +37,11 @@ import torch
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.digests.parts import imported_otherwise
-from asynckfold.jobs.messages import JobEnded, Left, News, Setback, Started, Task
+from asynckfold.jobs.messages import JobEnded, Left, RetryableFailure, RunEvent, Started, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import FAILED, Result
 from asynckfold.system import file_descriptors, process, terminal
-from asynckfold.system.heartbeat import STACKS_SIGNAL, Pulse
+from asynckfold.system.heartbeat import STACKS_SIGNAL, Heartbeat
 from asynckfold.training import loop, probe, serial_baseline
 from asynckfold.training.bundle import Bundle, JobLog
 from asynckfold.training.dry_run import preflight
@@ -61,7 +61,7 @@ from asynckfold.training.worker.gpu_count import counted_once
 from asynckfold.training.worker.reads import Reads, read_range
 from asynckfold.training.worker.spinning import Spinning
 
-Report = Callable[[News], None]
+Report = Callable[[RunEvent], None]
 Stop = Callable[[], bool]
 
 LINE_LIMIT = 440
@@ -81,7 +81,7 @@ def execute(
     tasks: Sequence[Task],
     report: Report,
     stop: Stop,
-    pulse: Pulse | None = None,
+    heartbeat: Heartbeat | None = None,
 ) -> list[Any]:
     """Carry out a placement, here: in a worker, or in the process of the serial engine.
 
@@ -89,10 +89,10 @@ def execute(
     -------
     list
         Of `Result` for the plain and the fused trainer (None where it was asked to stop, a
-        `Setback` where another attempt may succeed); the `Facts` of a preflight, of all models or
-        of those of which its placement names a job; the `Baseline` of
-        a serial loop; the `Timing` of a probe, whose placement names a job of the model, or
-        several to be trained as one.
+        `RetryableFailure` where another attempt may succeed); the `Facts` of a preflight, of all
+        models or of those of which its placement names a job; the `Baseline` of a serial loop; the
+        `Timing` of a probe, whose placement names a job of the model, or several to be trained as
+        one.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def execute(
     with isolated() as traces:
         leave_contexts()
         torch_settings.apply(bundle.numerics)
-        found = _execute(bundle, data, placement, tasks, report, stop, pulse or Pulse())
+        found = _execute(bundle, data, placement, tasks, report, stop, heartbeat or Heartbeat())
     if traces.left:
         job = placement.jobs[0] if placement.jobs else None
         names = tuple(dict.fromkeys(traces.left))
@@ -119,7 +119,7 @@ def _execute(
     tasks: Sequence[Task],
     report: Report,
     stop: Stop,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
 ) -> list[Any]:
     on_several = placement.trainer in train.TRAINERS
     # There GPUs are hidden, and seen again by one process: their count changes.
@@ -130,7 +130,7 @@ def _execute(
         torch.set_deterministic_debug_mode(bundle.deterministic)
         if placement.trainer == "preflight":
             models = {job.model for job in bundle.plan.jobs if job.id in placement.jobs}
-            return [preflight.check(bundle, data, pulse, models)]
+            return [preflight.check(bundle, data, heartbeat, models)]
         if placement.trainer == "measure":
             return [serial_baseline.measure(bundle, data, stop)]
         if placement.trainer == "estimate":
@@ -138,15 +138,15 @@ def _execute(
         if on_several:
             with spared(placement.gpu) as gpu:
                 task, cores = tasks[0], placement.cores
-                return [_train_on_several(bundle, data, task, cores, gpu, report, stop, pulse)]
+                return [_train_on_several(bundle, data, task, cores, gpu, report, stop, heartbeat)]
         with _device(placement.gpu) as device:
             if placement.trainer == "probe":
                 jobs = [job for job in bundle.plan.jobs if job.id in placement.jobs]
                 with isolated(patches=True):
-                    return [probe.measure(bundle, jobs, data, device, report, stop, pulse)]
+                    return [probe.measure(bundle, jobs, data, device, report, stop, heartbeat)]
             if placement.trainer == "fused":
-                return _train_group(bundle, data, tasks, device, report, stop, pulse)
-            return [_train(bundle, data, task, device, report, stop, pulse) for task in tasks]
+                return _train_group(bundle, data, tasks, device, report, stop, heartbeat)
+            return [_train(bundle, data, task, device, report, stop, heartbeat) for task in tasks]
 
 
 def in_turn(
@@ -209,12 +209,12 @@ def _train(
     device: torch.device,
     report: Report,
     stop: Stop,
-    pulse: Pulse,
-) -> Result | Setback | None:
+    heartbeat: Heartbeat,
+) -> Result | RetryableFailure | None:
     def work() -> list[Any]:
-        return [loop.train(bundle, task, data, device, report, stop, pulse)]
+        return [loop.train(bundle, task, data, device, report, stop, heartbeat)]
 
-    found: Result | Setback | None = _attempted(bundle, [task], work)[0]
+    found: Result | RetryableFailure | None = _attempted(bundle, [task], work)[0]
     return found
 
 
@@ -226,12 +226,12 @@ def _train_on_several(
     gpu: SparedGpu | None,
     report: Report,
     stop: Stop,
-    pulse: Pulse,
-) -> Result | Setback | None:
+    heartbeat: Heartbeat,
+) -> Result | RetryableFailure | None:
     def work() -> list[Any]:
-        return [train.train(bundle, task, data, cores, report, stop, pulse, gpu)]
+        return [train.train(bundle, task, data, cores, report, stop, heartbeat, gpu)]
 
-    found: Result | Setback | None = _attempted(bundle, [task], work)[0]
+    found: Result | RetryableFailure | None = _attempted(bundle, [task], work)[0]
     return found
 
 
@@ -242,21 +242,21 @@ def _train_group(
     device: torch.device,
     report: Report,
     stop: Stop,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
 ) -> list[Any]:
     """What raises for all of a group ends it, but for those of its jobs that ended before."""
     ended: dict[str, Result] = {}
 
-    def tell(news: News) -> None:
+    def tell(news: RunEvent) -> None:
         if isinstance(news, JobEnded):
             ended[news.result.job_id] = news.result
         report(news)
 
-    def fail(task: Task, error: BaseException) -> Result | Setback:
+    def fail(task: Task, error: BaseException) -> Result | RetryableFailure:
         return failure(bundle, task, error)
 
     def work() -> list[Any]:
-        return list(trainer.train(bundle, tasks, data, device, tell, stop, pulse, fail))
+        return list(trainer.train(bundle, tasks, data, device, tell, stop, heartbeat, fail))
 
     found = _attempted(bundle, tasks, work)
     return [ended.get(task.job.id, item) for task, item in zip(tasks, found, strict=True)]
@@ -306,7 +306,7 @@ def _ignores_interrupts() -> bool:
 
 def failure(
     bundle: Bundle, task: Task, error: BaseException, seconds: float = 0.0
-) -> Result | Setback:
+) -> Result | RetryableFailure:
     """Return what a job comes to that raised, with its traceback in the job's log too.
 
     Parameters
@@ -338,7 +338,7 @@ def failure(
     result = Result(
         task.job.id, task.attempt, FAILED, fit_seconds=trained, error=line, traceback=text
     )
-    return result if outcome == "error" else Setback(outcome, result)
+    return result if outcome == "error" else RetryableFailure(outcome, result)
 
 
 def _writable(text: str) -> str:
@@ -350,7 +350,7 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
-def main(descriptor: int, pulse: Pulse) -> None:
+def main(descriptor: int, heartbeat: Heartbeat) -> None:
     """Serve one pipe until it closes; never returns to the code that forked."""
     server = os.getppid()
     os.setsid()
@@ -380,11 +380,11 @@ def main(descriptor: int, pulse: Pulse) -> None:
     pipe.send(("ready", os.getpid()))
 
     def stop() -> bool:
-        pulse.rest(lambda: stopping)
+        heartbeat.rest(lambda: stopping)
         spinning.look()
         return stopping
 
-    worker, spinning = _Worker(pipe, stop, pulse), Spinning()
+    worker, spinning = _Worker(pipe, stop, heartbeat), Spinning()
     while True:
         try:
             command, *arguments = pipe.recv()
@@ -420,10 +420,12 @@ def _other_code(bundle: Bundle) -> str:
 class _Worker:
     """A bundle in hand, and what is wrong with it if it could not be unpacked."""
 
-    def __init__(self, pipe: Connection[Any, Any], stop: Stop, pulse: Pulse | None = None) -> None:
+    def __init__(
+        self, pipe: Connection[Any, Any], stop: Stop, heartbeat: Heartbeat | None = None
+    ) -> None:
         self.pipe = pipe
         self.stop = stop
-        self.pulse = pulse or Pulse()
+        self.heartbeat = heartbeat or Heartbeat()
         self.bundle: Bundle | Reads | None = None
         self.data: Any = None
         self.broken = ""
@@ -496,9 +498,9 @@ class _Worker:
             self.tell(Started(task.job.id, task.attempt, os.getpid()))
         if isinstance(bundle, Reads):
             with _output_to_nowhere(), isolated():
-                return [read_range(bundle, data, self.pulse)]
+                return [read_range(bundle, data, self.heartbeat)]
         with _output_to_log(bundle, tasks):
-            return execute(bundle, data, placement, tasks, self.tell, self.stop, self.pulse)
+            return execute(bundle, data, placement, tasks, self.tell, self.stop, self.heartbeat)
 
     def stops_row(self) -> bool:
         """Whether the next job of a row is not to be begun here."""
@@ -514,7 +516,7 @@ class _Worker:
             self.spent or process.open_files() > self.files + FEW_FILES or bool(process.runaways())
         )
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: RunEvent) -> None:
         if isinstance(news, Left):
             # The next job has a new process.
             self.spent, news = True, replace(news, goes_on=False)

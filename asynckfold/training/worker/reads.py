@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from asynckfold.data import ArraySpec
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 
 STOP = -1
 """Behind the places of all readers: the number, from 1, of the last sample that need be read."""
@@ -98,7 +98,7 @@ class NotUnpacked:
     line: str
 
 
-def read_range(work: Reads, inputs: Inputs, pulse: Pulse) -> bytes:
+def read_range(work: Reads, inputs: Inputs, heartbeat: Heartbeat) -> bytes:
     """Carry out the task for a range; return its answer, packed.
 
     The samples are those that the caller's own process would read: with denormals, and with one
@@ -110,10 +110,10 @@ def read_range(work: Reads, inputs: Inputs, pulse: Pulse) -> bytes:
 
     def beat(index: int) -> bool:
         if index < 0:
-            pulse.aside()
+            heartbeat.aside()
             inputs.places[work.reader] = STEPS
             return True
-        pulse.beat()
+        heartbeat.beat()
         inputs.places[work.reader] = index + 1
         end = inputs.places[STOP]
         return not end or index < end

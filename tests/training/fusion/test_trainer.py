@@ -21,14 +21,14 @@ from asynckfold.jobs.messages import (
     CheckpointWritten,
     EpochEnded,
     JobEnded,
-    News,
+    Noted,
     Progress,
-    Remark,
+    RunEvent,
     Task,
 )
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint, training_run
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import trainer as fused
@@ -95,16 +95,16 @@ class Grouped(Tiny):
         stop: Callable[[], bool] = never,
         without: Sequence[str] = (),
         attempt: int = 1,
-        pulse: Pulse | None = None,
-    ) -> tuple[dict[str, Result | None], list[News]]:
+        heartbeat: Heartbeat | None = None,
+    ) -> tuple[dict[str, Result | None], list[RunEvent]]:
         """One attempt at the group, and what it told."""
-        news: list[News] = []
+        news: list[RunEvent] = []
         tasks = [
             Task(job, attempt, tuple((refs or {}).get(job.id, ())))
             for job in self.jobs
             if job.id not in without
         ]
-        found = fused.train(self.bundle, tasks, self.batches, CPU, news.append, stop, pulse)
+        found = fused.train(self.bundle, tasks, self.batches, CPU, news.append, stop, heartbeat)
         return {task.job.id: item for task, item in zip(tasks, found, strict=True)}, news
 
 
@@ -113,7 +113,7 @@ def digests(results: dict[str, Result | None]) -> dict[str, str]:
     return {name: result.digest for name, result in results.items() if result is not None}
 
 
-def refs_of(news: Sequence[News]) -> dict[str, list[CheckpointRef]]:
+def refs_of(news: Sequence[RunEvent]) -> dict[str, list[CheckpointRef]]:
     """The checkpoints that were written, by job, the two newest of each first."""
     found: dict[str, list[CheckpointRef]] = {}
     for item in news:
@@ -257,7 +257,7 @@ def test_a_damaged_checkpoint_is_told_and_the_group_starts_anew(tmp_path: Path) 
     name = tiny.jobs[1].id
     (tiny.root / refs[name][0].file).write_bytes(b"nothing")
     results, news = tiny.group(refs, attempt=3)
-    assert [item.job_id for item in news if isinstance(item, Remark)] == [name]
+    assert [item.job_id for item in news if isinstance(item, Noted)] == [name]
     assert digests(results) == digests(whole)
 
 
@@ -395,7 +395,7 @@ def test_a_schedule_that_raises_ends_its_own_jobs_only(
     calm = {"one": "constant", "two": "constant"}
     healthy, _ = grouped(tmp_path / "a", lr_schedules=calm, params=params).group()
     tiny = grouped(tmp_path / "b", lr_schedules={"one": "constant", "two": failing}, params=params)
-    news: list[News] = []
+    news: list[RunEvent] = []
     tasks = [Task(job) for job in tiny.jobs]
     results = tiny.execute(*tiny.jobs, trainer="fused")
     for task, result in zip(tasks, results, strict=True):
@@ -485,21 +485,21 @@ def test_it_is_told_in_which_epoch_what_ends_a_group_was_raised(tmp_path: Path) 
 
 
 def test_one_beat_a_step(tmp_path: Path) -> None:
-    class Counted(Pulse):
+    class Counted(Heartbeat):
         beats = 0
 
         def beat(self) -> None:
             self.beats += 1
 
-    pulse = Counted()
+    heartbeat = Counted()
     tiny = grouped(tmp_path, params=TrainerParams(epochs=1))
-    tiny.group(pulse=pulse)
+    tiny.group(heartbeat=heartbeat)
     # Four steps, the last of 10 or 11 samples, and one batch of evaluation for each of six jobs.
-    assert pulse.beats == 4 + 6
+    assert heartbeat.beats == 4 + 6
 
 
 def test_progress_is_told_of_each_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_run, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(training_run, "EVENT_SECONDS", 0.0)
     tiny = grouped(tmp_path, params=TrainerParams(epochs=1, print_frequency=2))
     _, news = tiny.group()
     for job in tiny.jobs:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.jobs.messages import CheckpointRef, EpochEnded, News, Task
+from asynckfold.jobs.messages import CheckpointRef, EpochEnded, RunEvent, Task
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.dry_run import preflight
@@ -43,9 +43,9 @@ def attempt(
     number: int = 1,
     refs: Sequence[CheckpointRef] = (),
     stop: Callable[[], bool] = never,
-) -> tuple[Result | None, list[News]]:
+) -> tuple[Result | None, list[RunEvent]]:
     """One attempt at the first job, and what it told; it leaves no process."""
-    news: list[News] = []
+    news: list[RunEvent] = []
     task = Task(tiny.jobs[0], number, tuple(refs))
     before = descendants()
     try:

@@ -14,7 +14,7 @@ import torch
 from torch import nn, optim
 
 from asynckfold.errors import InputError
-from asynckfold.jobs.messages import Remark
+from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import claim
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -176,7 +176,7 @@ def test_it_tells_pushes_and_staleness_of_all_attempts(tmp_path: Path) -> None:
     assert "15 pushes; between" in told("whole", 0)
     assert "15 pushes; between" in told("parts", 2)
     tiny = Tiny(tmp_path / "event", params=params("parameter_server", epochs=1))
-    (remark,) = [item for item in attempt(tiny)[1] if isinstance(item, Remark)]
+    (remark,) = [item for item in attempt(tiny)[1] if isinstance(item, Noted)]
     assert remark.kind == "parameter_server"
     assert remark.text in tiny.log()
 

@@ -17,7 +17,7 @@ from asynckfold.data import Batches
 from asynckfold.errors import InputError
 from asynckfold.jobs.cost import work_of
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.messages import News, Remark
+from asynckfold.jobs.messages import Noted, RunEvent
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Averaged, Result
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -157,8 +157,8 @@ def parted(root: Path, processes: int = 2, **given: Any) -> Tiny:
     return Tiny(root, params=TrainerParams(**found), batch_size=5)
 
 
-def told(news: list[News]) -> str:
-    (remark,) = [item for item in news if isinstance(item, Remark)]
+def told(news: list[RunEvent]) -> str:
+    (remark,) = [item for item in news if isinstance(item, Noted)]
     return remark.text
 
 

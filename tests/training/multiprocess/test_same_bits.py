@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from asynckfold.jobs.messages import CheckpointRef, News, Remark
+from asynckfold.jobs.messages import CheckpointRef, Noted, RunEvent
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DIVERGED, Averaged
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -37,7 +37,7 @@ from tests.training.tiny import Noisy, Plain, Tiny, checkpoints
 BOTH = pytest.mark.parametrize("trainer", ["allreduce", "averaging"])
 
 
-def weights(tiny: Tiny, result_of: Callable[[Tiny], tuple[Any, list[News]]]) -> dict[str, Any]:
+def weights(tiny: Tiny, result_of: Callable[[Tiny], tuple[Any, list[RunEvent]]]) -> dict[str, Any]:
     """The parameters and buffers at the end of a job."""
     ref = checkpoints(result_of(tiny)[1])[0]
     found: dict[str, Any] = checkpoint.load(tiny.root / ref.file, ref.sha256, tiny.root)["model"]
@@ -188,7 +188,7 @@ def test_a_mean_of_clones_is_weighted_by_samples(tmp_path: Path) -> None:
 def test_it_tells_rounds_time_and_samples_of_each(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, params=params("averaging", 2, epochs=2, print_frequency=3), batch_size=5)
     result, news = attempt(tiny)
-    (told,) = [item for item in news if isinstance(item, Remark)]
+    (told,) = [item for item in news if isinstance(item, Noted)]
     assert told.kind == "averaging"
     # 8 batches an epoch: the very first alone, then rounds of 4.
     assert "4 rounds in" in told.text

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.jobs.messages import CheckpointRef, News, Remark, Task
+from asynckfold.jobs.messages import CheckpointRef, Noted, RunEvent, Task
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
-from asynckfold.system.heartbeat import Pulse
+from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import pretraining
 from asynckfold.training.multiprocess import train
 from asynckfold.training.multiprocess.base import frozen, thawed
@@ -68,8 +68,8 @@ def attempt(
     number: int = 1,
     refs: list[CheckpointRef] | None = None,
     stop: Any = never,
-) -> tuple[Result | None, list[News]]:
-    news: list[News] = []
+) -> tuple[Result | None, list[RunEvent]]:
+    news: list[RunEvent] = []
     task = Task(made.jobs[0], number, tuple(refs or ()))
     before = descendants()
     try:
@@ -120,7 +120,7 @@ def test_the_last_process_alone_takes_the_gpu_and_trains_its_part(tmp_path: Path
     assert taker != os.getpid()
     assert counts.pop(os.getpid()) == 3 * 10
     assert list(counts.values()) == [3 * 10]
-    (remark,) = [item.text for item in news if isinstance(item, Remark)]
+    (remark,) = [item.text for item in news if isinstance(item, Noted)]
     assert remark.endswith("samples × epochs of each process: 30, 30, 270 (GPU)")
 
 
@@ -199,7 +199,7 @@ class Slow(Plain):
         return super().forward(inputs)
 
 
-class Counting(Pulse):
+class Counting(Heartbeat):
     """Counts signs of life."""
 
     count = 0
@@ -212,11 +212,11 @@ class Counting(Pulse):
 def test_while_the_last_process_has_more_to_do_there_are_signs_of_life(tmp_path: Path) -> None:
     parts = {"partition_size": {"cpu": 5, "gpu": 30}, "epochs_per_round": {"cpu": 1, "gpu": 3}}
     made = tiny(tmp_path / "run", 2, 1, models={"slow": Slow}, **parts)
-    pulse, gpu = Counting(), Fake(tmp_path / "taken")
+    heartbeat, gpu = Counting(), Fake(tmp_path / "taken")
     task = Task(made.jobs[0], 1, ())
-    train.train(made.bundle, task, made.batches, (), lambda news: None, never, pulse, gpu)
+    train.train(made.bundle, task, made.batches, (), lambda news: None, never, heartbeat, gpu)
     # It takes 18 steps, and rank 0 the first batch alone; some more are of the evaluation.
-    assert pulse.count >= 12
+    assert heartbeat.count >= 12
 
 
 class Centred(nn.Module):

@@ -251,7 +251,7 @@ def test_prints_of_a_dry_run_go_nowhere(
 def test_news_and_storage_errors_go_up_the_pipe(
     tiny: Tiny, served: main._Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_run, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(training_run, "EVENT_SECONDS", 0.0)
     served.run(*placed(tiny))
     sent = served.pipe.sent  # type: ignore[attr-defined]
     assert {kind for kind, _ in sent} == {"news"}
