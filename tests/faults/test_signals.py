@@ -36,6 +36,7 @@ from asynckfold.system.signals import ENDINGS, Interruption, listening
 from tests import here
 from tests.leftovers import descendants, gone, shared_memory
 from tests.nursery import Nursery
+from tests.size import NIGHTLY
 from tests.toy import Tiny, adam, samples
 
 HOME = Path(__file__).parents[2]
@@ -47,7 +48,7 @@ GUARD = 200
 
 pytestmark = pytest.mark.timeout(600)
 
-ROUNDS = 50 if os.environ.get("ASYNCKFOLD_EXHAUSTIVE") else 3
+ROUNDS = 50 if NIGHTLY else 3
 
 SWEEP = """
 import time
