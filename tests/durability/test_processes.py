@@ -93,6 +93,7 @@ os.wait()
 """
 
 
+@pytest.mark.nightly
 def test_of_twenty_at_once_exactly_one_holds_and_the_others_name_it(tmp_path: Path) -> None:
     for attempt in range(10 if NIGHTLY else 3):
         root = tmp_path / str(attempt)
@@ -165,6 +166,7 @@ def test_a_network_file_system_is_a_note(root: Path, monkeypatch: pytest.MonkeyP
 # Readers
 
 
+@pytest.mark.nightly
 def test_a_thousand_looks_at_a_running_run(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each is whole and belongs to one moment; none keeps the writer from its end."""
     looks, last, seen = 0, 0, set()
@@ -249,6 +251,7 @@ def mounted_read_only(place: Path) -> list[str]:
     return words
 
 
+@pytest.mark.nightly
 def test_a_running_run_is_read_from_a_read_only_mount(root: Path) -> None:
     with running(root, 200, pause=0.05):
         done = subprocess.run(
@@ -260,6 +263,7 @@ def test_a_running_run_is_read_from_a_read_only_mount(root: Path) -> None:
     assert done.stdout.split() == ["30", "True"], done.stderr
 
 
+@pytest.mark.nightly
 def test_half_a_commit_on_a_read_only_mount_is_told(root: Path) -> None:
     body = (
         "store = begin(root)\nfinish(store, FIRST)\nstore.close()\n"
@@ -326,6 +330,7 @@ def test_a_moved_run_continues(root: Path, golden: str) -> None:
         assert work(moved, nowhere.fileno()) == golden
 
 
+@pytest.mark.nightly
 @pytest.mark.damages("some copies are torn, and refused")
 def test_copies_of_a_running_run_open_or_are_refused(root: Path) -> None:
     """Never other numbers, and never a result less than was there when the copy was begun."""
@@ -376,6 +381,7 @@ print('done')
 """
 
 
+@pytest.mark.nightly(but=["store.close(); sys.exit()", "store.flush()"])
 @pytest.mark.parametrize(
     "act",
     [

@@ -557,6 +557,7 @@ ACTIONS = st.one_of(
 )
 
 
+@pytest.mark.nightly
 @given(
     st.lists(ACTIONS, max_size=60),
     st.lists(st.integers(1, 2), min_size=6, max_size=6),
@@ -752,6 +753,7 @@ def no_worker_stays() -> Iterator[None]:
     pools.close_warm()
 
 
+@pytest.mark.nightly
 @needs_two_cores
 @pytest.mark.usefixtures("no_worker_stays")
 def test_a_real_job_grows_and_shrinks_between_batches_and_ends_well(

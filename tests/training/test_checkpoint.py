@@ -365,6 +365,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
 
 
+@pytest.mark.nightly
 def test_header_bombs_are_refused_before_anything_is_allocated(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "good", {"a": torch.zeros(3)})
     for number, data in enumerate(BOMBS.values()):
