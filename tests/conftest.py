@@ -30,10 +30,6 @@ from asynckfold.engines import pool as pools
 from tests import accounts, leftovers, size, stacks
 from tests.nursery import Nursery, fresh_server, nursery
 
-# How long an example takes says how busy the machine is; no test asserts a speed.
-settings.register_profile("asynckfold", deadline=None)
-settings.load_profile("asynckfold")
-
 # Asserts for several files of tests: they shall tell as much as those in the tests.
 pytest.register_assert_rewrite("tests.training.multiprocess.teams")
 
@@ -64,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # How long an example takes says how busy the machine is; no test asserts a speed.
-    settings.register_profile("asynckfold", deadline=None)
+    settings.register_profile("asynckfold", deadline=None, max_examples=100 if size.NIGHTLY else 25)
     settings.load_profile("asynckfold")
     config.addinivalue_line(
         "markers", "damages(reason): leaves runs whose accounts do not add up, on purpose"

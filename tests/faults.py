@@ -89,7 +89,7 @@ def _count(path: Path, text: str) -> int:
     return path.read_text("utf-8").count(text)
 
 
-def test_of(fault: Fault, tests: Path) -> str:
+def noticing(fault: Fault, tests: Path) -> str:
     """Return the test that has to notice, as pytest names it."""
     definition = re.compile(rf"^def {fault.test}\(", re.MULTILINE)
     found = [
@@ -116,7 +116,7 @@ def copied() -> Iterator[Path]:
 def is_noticed(fault: Fault) -> bool:
     """Whether the test passes as it is, and fails once the fault is in a copy of the package."""
     with copied() as folder:
-        test = test_of(fault, folder / "tests")
+        test = noticing(fault, folder / "tests")
         if not passes(folder, test):
             raise RuntimeError(f"{test} is red without a fault")
         path = place_of(fault, folder / "asynckfold")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults import FAULTS, HOME, Fault, place_of, test_of
+from tests.faults import FAULTS, HOME, Fault, noticing, place_of
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_has_its_text_in_the_package_and_a_test(fault: Fault) -> None:
     assert fault.right != fault.wrong
     assert place_of(fault, HOME / "asynckfold").is_file()
-    assert fault.test in test_of(fault, HOME / "tests")
+    assert fault.test in noticing(fault, HOME / "tests")
