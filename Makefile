@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
+SIDE_BY_SIDE := -n 2 --dist worksteal
 
-.PHONY: help install demo test strace check durability chaos mutants format clean
+.PHONY: help install demo test strace check nightly durability chaos faults format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -17,8 +18,11 @@ demo: $(VENV)/installed  ## cross-validate 2 models × 2 LR schedules on digits,
 
 install: $(VENV)/installed-test  ## the virtual environment, with what the tests need
 
-test: $(VENV)/installed-test check strace  ## everything that must hold
-	$(BIN)/python -m pytest -q
+test: $(VENV)/installed-test check strace  ## what must hold at every change: 8 minutes on two cores
+	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
+
+nightly: $(VENV)/installed-test strace  ## everything at full size, and a table of it: hours
+	$(BIN)/python -m tests.nightly
 
 # The tests that kill at system calls need it, and are skipped with a reason without it. Only where
 # nobody has to be asked: as root on a system with apt-get.
@@ -35,17 +39,13 @@ check: $(VENV)/installed-test  ## lint, types, import layers
 	$(BIN)/lint-imports
 
 durability: $(VENV)/installed-test strace  ## every kill point, I/O error, power loss and bit flip: minutes
-	ASYNCKFOLD_EXHAUSTIVE=1 $(BIN)/python -m pytest -q --timeout 3600 -o faulthandler_timeout=3600 tests/durability
+	$(BIN)/python -m tests.nightly durability
 
 chaos: $(VENV)/installed-test  ## 200 kills at random, each a non-event: the better part of an hour; the tables go to reports/chaos
-	$(BIN)/python -m tests.chaos --seed 0 --kills 200 --report reports/chaos
-	for trainer in hogwild allreduce averaging parameter_server; do \
-	  $(BIN)/python -m tests.chaos --trainer $$trainer --warm --seed 0 --kills 24 \
-	    --report reports/chaos/$$trainer || exit; \
-	done
+	$(BIN)/python -m tests.nightly chaos
 
-mutants: $(VENV)/installed-test strace  ## take each safeguard away, one at a time: its test must turn red
-	$(BIN)/python -m tests.mutants
+faults: $(VENV)/installed-test strace  ## plant six faults, one at a time: `make test` must notice each
+	$(BIN)/python -m tests.nightly faults
 
 format: $(VENV)/installed-test  ## bring the code into shape
 	$(BIN)/ruff check --fix .

@@ -3,16 +3,22 @@
 After each test nothing may be left (processes, shared memory, descriptors, threads, temporary
 files), and the accounts of each run in its folder must add up. Shortly before a test's timeout, the
 stacks of the processes that it started are shown.
+
+Tests marked ``nightly`` run with ``--nightly`` only; the last lines of a run say how many were left
+out. While a test marked ``alone`` runs, the other worker of pytest-xdist waits.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import signal
 import sys
+import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +27,8 @@ import pytest
 from hypothesis import settings
 
 from asynckfold.engines import pool as pools
-from tests import accounts, leftovers, stacks
+from tests import accounts, leftovers, size, stacks
 from tests.nursery import Nursery, fresh_server, nursery
-
-# How long an example takes says how busy the machine is; no test asserts a speed.
-settings.register_profile("asynckfold", deadline=None)
-settings.load_profile("asynckfold")
 
 # Asserts for several files of tests: they shall tell as much as those in the tests.
 pytest.register_assert_rewrite("tests.training.multiprocess.teams")
@@ -38,14 +40,27 @@ BEFORE_TIMEOUT_SECONDS = 10.0
 
 _TIMER = pytest.StashKey[threading.Timer]()
 _FAILED = pytest.StashKey[bool]()
+_LEFT = pytest.StashKey[Counter[str]]()
+_HALL = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--nightly", action="store_true", help="run everything, at full size")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    size.NIGHTLY = config.getoption("nightly")
+    config.stash[_LEFT] = Counter()
+    if is_worker(config):
+        import torch
+
+        # Each worker has a core; what a job's threads are, its plan says.
+        torch.set_num_threads(1)
     # A shell lets its background jobs ignore Ctrl-C; what the tests send themselves is to be heard.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # How long an example takes says how busy the machine is; no test asserts a speed.
-    settings.register_profile("asynckfold", deadline=None)
+    settings.register_profile("asynckfold", deadline=None, max_examples=100 if size.NIGHTLY else 25)
     settings.load_profile("asynckfold")
     config.addinivalue_line(
         "markers", "damages(reason): leaves runs whose accounts do not add up, on purpose"
@@ -53,6 +68,91 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "crashes(reason): leaves runs as a kill left them, with temporary files"
     )
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process is one of several that pytest-xdist shares the tests among."""
+    return hasattr(config, "workerinput")
+
+
+# What is left to the night
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if size.NIGHTLY:
+        return
+    left = [item for item in items if is_nightly(item)]
+    if not left:
+        return
+    config.stash[_LEFT].update(Path(item.location[0]).parent.name for item in left)
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if not is_nightly(item)]
+
+
+def is_nightly(item: pytest.Item) -> bool:
+    """Whether a test is left to the night; ``nightly(but=[...])`` keeps these parameters."""
+    marker = item.get_closest_marker("nightly")
+    if marker is None:
+        return False
+    callspec = getattr(item, "callspec", None)
+    return callspec is None or callspec.id not in marker.kwargs.get("but", ())
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if is_worker(session.config):
+        session.config.workeroutput["left"] = dict(session.config.stash[_LEFT])  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    # Each worker collects all tests and leaves the same ones out.
+    if left := getattr(node, "workeroutput", {}).get("left"):
+        node.config.stash[_LEFT] = Counter(left)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if left := config.stash[_LEFT]:
+        folders = ", ".join(f"{name} {count}" for name, count in left.most_common())
+        terminalreporter.write_line(
+            f"{left.total():,} tests left to `make nightly` ({folders}), with every kill point, "
+            "200 kills at random, and the planted faults"
+        )
+
+
+# One at a time
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with turn(item):
+        return (yield)
+
+
+@contextlib.contextmanager
+def turn(item: pytest.Item) -> Iterator[None]:
+    """Wait while a test of another worker must be alone, or until this one is, if it must be.
+
+    Who wants to be alone stands in the door, so that nobody else begins, until all others are out.
+    """
+    if not is_worker(item.config):
+        yield
+        return
+    folder = Path(item.config.workerinput["alone"])  # type: ignore[attr-defined]
+    alone = item.get_closest_marker("alone") is not None
+    with (folder / "door").open("w") as door, (folder / "room").open("w") as room:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        yield
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    if _HALL not in node.config.stash:
+        hall = node.config.stash[_HALL] = tempfile.TemporaryDirectory(prefix="alone-")
+        node.config.add_cleanup(hall.cleanup)
+    node.workerinput["alone"] = node.config.stash[_HALL].name
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from tests.nursery import Nursery
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+@pytest.mark.nightly(but=["fit-models3"])
 @pytest.mark.parametrize(
     ("script", "models"),
     [
@@ -30,6 +31,7 @@ def test_an_example_runs_by_itself(
     assert all(model in page.read_text() for model in models)
 
 
+@pytest.mark.nightly
 def test_the_parameter_server_and_its_replicas_run_by_themselves(
     tmp_path: Path, warm: Nursery
 ) -> None:

@@ -137,6 +137,7 @@ class Convolved(nn.Module):
         return found
 
 
+@pytest.mark.nightly(but=["contiguous"])
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
 def test_the_random_steps_of_a_transform_are_left_out(root: Path, memory_format: str) -> None:
     augmented = transforms.Compose(

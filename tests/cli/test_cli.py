@@ -129,6 +129,7 @@ def buffered(**more: str) -> dict[str, str]:
     return {**kept, **more}
 
 
+@pytest.mark.nightly
 def test_the_command_imports_no_compiler_and_loses_nothing_of_a_sweep_file(tmp_path: Path) -> None:
     path = tmp_path / "sweep.py"
     path.write_text(
@@ -178,6 +179,7 @@ def test_without_code_of_the_users_it_ends_right_after_exit_handlers(tmp_path: P
     assert "which holds no run.db" in err
 
 
+@pytest.mark.nightly(but=["asked_for_nothing"])
 @pytest.mark.parametrize("start", [asked_for_nothing, with_a_sweep_file])
 def test_what_exit_handlers_print_for_nobody_changes_no_exit_code(
     tmp_path: Path, start: Callable[[Path], subprocess.Popen[str]]
@@ -439,6 +441,7 @@ def wait_for_results(root: Path, count: int) -> None:
     raise AssertionError(f"no {count} results in time")
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_with_130_and_the_same_command_finishes(
     sweep: Path, tmp_path: Path, root: Path, warm: Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -531,6 +534,7 @@ mount -o remount,size=50m "$ROOT"
 """
 
 
+@pytest.mark.nightly
 def test_a_full_disk_ends_with_5_and_the_same_command_finishes(root: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"]).returncode:
         pytest.skip("no mount namespace without privileges here")

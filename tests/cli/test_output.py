@@ -176,6 +176,7 @@ def ways_out(source: str) -> Iterator[str]:
             yield from {"logging", "rich.pretty", "rich.traceback"} & set(modules)
 
 
+@pytest.mark.nightly
 def test_everything_printed_goes_through_the_terminal() -> None:
     package = Path(asynckfold.__file__).parent
     # What a process of several of a job says at its end goes into the job's log.
@@ -254,6 +255,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("streams") / "run", SMALL)
 
 
+@pytest.mark.nightly
 def test_short_verbs_end_quietly_whatever_becomes_of_their_output(run: Path) -> None:
     found = shell(
         f"A status {run} | head -1; echo ${{PIPESTATUS[0]}}; A status {run} >&-; echo $?;"
@@ -267,6 +269,7 @@ def test_short_verbs_end_quietly_whatever_becomes_of_their_output(run: Path) -> 
     assert found.stderr == said
 
 
+@pytest.mark.nightly
 def test_few_characters_are_enough(run: Path) -> None:
     for environment in (
         {"PYTHONIOENCODING": "ascii"},
@@ -283,6 +286,7 @@ TINY = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("redirected", "name"),
     [(">/dev/full 2>/dev/full", "full"), ("<&- >&- 2>&-", "closed")],

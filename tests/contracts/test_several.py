@@ -100,6 +100,7 @@ def test_stopped_and_continued_no_sample_is_lost_or_seen_again(
     assert samples_in(path) == each_sample(tiny)
 
 
+@pytest.mark.nightly(but=["2-6-hogwild", "2-6-parameter_server", "3-4-allreduce", "3-10-averaging"])
 @EACH
 @pytest.mark.parametrize(("processes", "size"), [(2, 6), (3, 4), (3, 10)])
 def test_an_evaluation_is_divided_and_is_that_of_the_model_that_is_kept(
@@ -181,6 +182,13 @@ def test_what_a_member_raises_is_raised_as_it_is(tmp_path: Path, trainer: str) -
     assert "_raise" in str(caught.value.__cause__)
 
 
+@pytest.mark.nightly(
+    but=[
+        "<lambda>-SIGKILL-hogwild",
+        "<lambda>-exit code 3-allreduce",
+        "<lambda>-SIGKILL-parameter_server",
+    ]
+)
 @EACH
 @pytest.mark.parametrize(
     ("act", "how"),

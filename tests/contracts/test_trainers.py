@@ -240,7 +240,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("moment", [at_work, has_checkpoint])
 def test_the_same_bits_after_kill_9_and_resume(
@@ -260,7 +260,7 @@ def test_the_same_bits_after_kill_9_and_resume(
     assert fingerprint(root, fuse) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_the_same_bits_after_kill_9_of_a_worker(
     root: Path, start: Start, golden: Callable[[Any], str], fuse: Any

@@ -1,6 +1,6 @@
 """A kill, and an I/O error, at every system call of a run and of its recovery.
 
-By default a seeded sample of the points, so that it takes some seconds; ASYNCKFOLD_EXHAUSTIVE=1
+By default a seeded sample of the points, so that it takes some seconds; `make nightly`
 runs all of them. What ran is printed at the end of each test (``pytest -s``) and put into the
 test's properties (``--junit-xml``).
 """
@@ -21,10 +21,10 @@ from asynckfold.store import RunStore
 from asynckfold.system.files import sha256
 from tests.durability.tracing import Nursery, Point
 from tests.durability.work import PLAN, work
+from tests.size import NIGHTLY
 
-EXHAUSTIVE = bool(os.environ.get("ASYNCKFOLD_EXHAUSTIVE"))
 SEED = 20
-pytestmark = pytest.mark.timeout(1200 if EXHAUSTIVE else 300)
+pytestmark = pytest.mark.timeout(1200 if NIGHTLY else 300)
 
 DOCUMENTED = re.compile(
     r"run\.lock|run\.db|splits\.npz|A/cosine/fold-\d/checkpoint-\d{4}-\d{6}-\d+\.safetensors"
@@ -33,7 +33,7 @@ DOCUMENTED = re.compile(
 
 def chosen(points: list[Point], count: int) -> list[Point]:
     """Return all points, or a sample in which each kind of call on each kind of file is."""
-    if EXHAUSTIVE or len(points) <= count:
+    if NIGHTLY or len(points) <= count:
         return points
     shuffled = random.Random(SEED).sample(points, len(points))
     first = list({(point.call, point.subject): point for point in shuffled}.values())

@@ -18,7 +18,6 @@ from asynckfold.store import RunStore
 from asynckfold.system.files import sha256
 from tests.durability.test_faults import (
     DOCUMENTED,
-    EXHAUSTIVE,
     SEED,
     check_acknowledged,
     check_continuation,
@@ -28,8 +27,9 @@ from tests.durability.test_faults import (
 from tests.durability.tracing import Nursery, nursery, refused
 from tests.durability.training import train
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
+from tests.size import NIGHTLY
 
-pytestmark = pytest.mark.timeout(3600 if EXHAUSTIVE else 300)
+pytestmark = pytest.mark.timeout(3600 if NIGHTLY else 300)
 
 Record = Callable[[str, object], None]
 
@@ -132,7 +132,7 @@ def test_killed_in_five_recoveries_in_a_row(
 ) -> None:
     every = traced.points(tmp_path / "undisturbed")
     generator = random.Random(SEED)
-    chains, kills = 40 if EXHAUSTIVE else 4, 0
+    chains, kills = 40 if NIGHTLY else 4, 0
     for number in range(chains):
         root = tmp_path / str(number)
         hits = []

@@ -13,11 +13,12 @@ from asynckfold.errors import StoreCorruptError
 from asynckfold.store import RunStore
 from asynckfold.system.files import sha256
 from tests.durability import power
-from tests.durability.test_faults import EXHAUSTIVE, SEED
+from tests.durability.test_faults import SEED
 from tests.durability.tracing import Nursery
 from tests.durability.work import PLAN, work
+from tests.size import NIGHTLY
 
-pytestmark = pytest.mark.timeout(3600 if EXHAUSTIVE else 120)
+pytestmark = pytest.mark.timeout(3600 if NIGHTLY else 120)
 
 
 @pytest.fixture
@@ -50,14 +51,14 @@ def test_power_loss_at_any_moment(
     number = continued = refusals = 0
     with Path(os.devnull).open("wb") as nowhere:
         for number, (count, state) in enumerate(
-            power.states(ops, root, SEED, 120 if EXHAUSTIVE else 6), 1
+            power.states(ops, root, SEED, 120 if NIGHTLY else 6), 1
         ):
             told = [op.data.decode().split() for op in ops[:count] if op.kind == "acknowledge"]
             power.materialise(state, place)
             refused = not found_again(place, told)
             refusals += refused
             # Where nothing can be read yet, the same command must be able to begin.
-            if (refused and refusals % 20 == 1) or number % (20 if EXHAUSTIVE else 100) == 0:
+            if (refused and refusals % 20 == 1) or number % (20 if NIGHTLY else 100) == 0:
                 continued += 1
                 assert work(place, nowhere.fileno()) == golden, (count, ops[count - 1])
             shutil.rmtree(place, ignore_errors=True)

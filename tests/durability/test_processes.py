@@ -16,7 +16,6 @@ import pytest
 
 from asynckfold.errors import InputError, RunHeldError, StorageError, StoreCorruptError
 from asynckfold.store import RunStore, database, layout, lock
-from tests.durability.test_faults import EXHAUSTIVE
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 from tests.records import (
     FIRST,
@@ -28,6 +27,7 @@ from tests.records import (
     other_process,
 )
 from tests.records import PLAN as SMALL
+from tests.size import NIGHTLY
 
 PACED = """
 import time
@@ -93,8 +93,9 @@ os.wait()
 """
 
 
+@pytest.mark.nightly
 def test_of_twenty_at_once_exactly_one_holds_and_the_others_name_it(tmp_path: Path) -> None:
-    for attempt in range(10 if EXHAUSTIVE else 3):
+    for attempt in range(10 if NIGHTLY else 3):
         root = tmp_path / str(attempt)
         done = subprocess.run(
             [sys.executable, "-c", CONTEST, root, "20"], capture_output=True, text=True, timeout=100
@@ -165,11 +166,12 @@ def test_a_network_file_system_is_a_note(root: Path, monkeypatch: pytest.MonkeyP
 # Readers
 
 
+@pytest.mark.nightly
 def test_a_thousand_looks_at_a_running_run(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each is whole and belongs to one moment; none keeps the writer from its end."""
     looks, last, seen = 0, 0, set()
     with running(root, 300, 1000, 0.02) as writer:
-        while writer.poll() is None or looks < (1000 if EXHAUSTIVE else 100):
+        while writer.poll() is None or looks < (1000 if NIGHTLY else 100):
             with RunStore.read(root) as reader:
                 results, counts = reader.results(), reader.counts()
                 ends = [item for item in reader.attempts() if item.outcome == "ok"]
@@ -249,6 +251,7 @@ def mounted_read_only(place: Path) -> list[str]:
     return words
 
 
+@pytest.mark.nightly
 def test_a_running_run_is_read_from_a_read_only_mount(root: Path) -> None:
     with running(root, 200, pause=0.05):
         done = subprocess.run(
@@ -260,6 +263,7 @@ def test_a_running_run_is_read_from_a_read_only_mount(root: Path) -> None:
     assert done.stdout.split() == ["30", "True"], done.stderr
 
 
+@pytest.mark.nightly
 def test_half_a_commit_on_a_read_only_mount_is_told(root: Path) -> None:
     body = (
         "store = begin(root)\nfinish(store, FIRST)\nstore.close()\n"
@@ -326,10 +330,11 @@ def test_a_moved_run_continues(root: Path, golden: str) -> None:
         assert work(moved, nowhere.fileno()) == golden
 
 
+@pytest.mark.nightly
 @pytest.mark.damages("some copies are torn, and refused")
 def test_copies_of_a_running_run_open_or_are_refused(root: Path) -> None:
     """Never other numbers, and never a result less than was there when the copy was begun."""
-    opened, refused, wanted = 0, 0, 50 if EXHAUSTIVE else 12
+    opened, refused, wanted = 0, 0, 50 if NIGHTLY else 12
     found: list[dict[str, str]] = []
     with running(root, 600, 2000, 0.01) as writer:
         for number in range(wanted):
@@ -376,6 +381,7 @@ print('done')
 """
 
 
+@pytest.mark.nightly(but=["store.close(); sys.exit()", "store.flush()"])
 @pytest.mark.parametrize(
     "act",
     [

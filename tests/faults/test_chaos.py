@@ -50,6 +50,7 @@ def test_twenty_kills_are_no_event(tmp_path: Path, starters: list[Nursery]) -> N
     assert len(outcome.landed) == KILLS
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_kills_are_no_event_for_jobs_of_several_processes(
     tmp_path: Path, starters: list[Nursery]

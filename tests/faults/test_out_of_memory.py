@@ -268,6 +268,7 @@ def memory_group(limit: int) -> Iterator[Path]:
             subprocess.run(["sleep", "0.05"], check=True)
 
 
+@pytest.mark.nightly
 def test_the_kernels_kill_of_a_worker_is_want_of_memory(root: Path, tmp_path: Path) -> None:
     with memory_group(2 << 30) as group:
         join = f'echo $$ > {group}/cgroup.procs && exec "$@"'

@@ -36,6 +36,7 @@ from asynckfold.system.signals import ENDINGS, Interruption, listening
 from tests import here
 from tests.leftovers import descendants, gone, shared_memory
 from tests.nursery import Nursery
+from tests.size import NIGHTLY
 from tests.toy import Tiny, adam, samples
 
 HOME = Path(__file__).parents[2]
@@ -47,7 +48,7 @@ GUARD = 200
 
 pytestmark = pytest.mark.timeout(600)
 
-ROUNDS = 50 if os.environ.get("ASYNCKFOLD_EXHAUSTIVE") else 3
+ROUNDS = 50 if NIGHTLY else 3
 
 SWEEP = """
 import time
@@ -271,6 +272,7 @@ def test_ctrl_c_once_saves_everything_and_tells_how_to_continue(
     assert fingerprint(root) == golden
 
 
+@pytest.mark.nightly
 def test_ctrl_c_many_times_at_any_time(sweep: Path, root: Path, golden: str) -> None:
     """Rounds of two to five, up to 300 ms apart; a run that hangs on its grace would not end."""
     draw, memory, codes = random.Random(0), shared_memory(), []
@@ -352,6 +354,7 @@ sys.exit(program())
 """A profiler that raises is removed: the second one comes where the first was only noted."""
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300 * ROUNDS)
 def test_ctrl_c_at_any_call_of_the_command(
     sweep: Path, root: Path, golden: str, warm: Nursery
@@ -383,6 +386,7 @@ sys.exit(program())
 """
 
 
+@pytest.mark.nightly
 def test_a_second_ctrl_c_does_not_wait_for_a_job_that_hangs(
     sweep: Path, root: Path, warm: Nursery
 ) -> None:
@@ -404,6 +408,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_job_that_hangs(
     assert outcomes <= {"interrupted", "ok"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_endings_are_like_ctrl_c_with_143(
     sweep: Path, root: Path, golden: str, warm: Nursery, number: signal.Signals
@@ -426,6 +431,7 @@ def test_other_endings_are_like_ctrl_c_with_143(
     assert fingerprint(root) == golden
 
 
+@pytest.mark.nightly
 def test_a_closed_terminal_ends_the_run_as_sigterm_does(
     sweep: Path, root: Path, golden: str
 ) -> None:
@@ -444,6 +450,7 @@ def test_a_closed_terminal_ends_the_run_as_sigterm_does(
     assert fingerprint(root) == golden
 
 
+@pytest.mark.nightly
 def test_nohup_is_heeded(sweep: Path, root: Path, golden: str, warm: Nursery) -> None:
     line = [*command(sweep, root), "--no-report"]
     run = warm.start(line, printed(root), ignored=[signal.SIGHUP])
@@ -454,6 +461,7 @@ def test_nohup_is_heeded(sweep: Path, root: Path, golden: str, warm: Nursery) ->
     assert fingerprint(root) == golden
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("flags", ["", "-vv"])
 def test_head_takes_one_line_and_the_run_goes_on(
     sweep: Path, root: Path, golden: str, flags: str

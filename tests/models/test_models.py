@@ -59,6 +59,7 @@ def test_an_image_model_gives_one_row_of_scores_per_image(name: str) -> None:
     assert make()(torch.zeros(2, channels, 32, 32)).shape == (2, 10)
 
 
+@pytest.mark.nightly(but=["LeNet", "LeNet5", "VGG"])
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_num_classes_and_in_channels_are_respected(name: str) -> None:
     make, channels = IMAGE_MODELS[name]
@@ -67,6 +68,7 @@ def test_num_classes_and_in_channels_are_respected(name: str) -> None:
     assert model(torch.zeros(2, other, 32, 32)).shape == (2, 7)
 
 
+@pytest.mark.nightly(but=["LeNet", "LeNet5", "VGG"])
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_an_image_model_takes_channels_last(name: str) -> None:
     make, channels = IMAGE_MODELS[name]
@@ -146,6 +148,7 @@ def test_an_unknown_vgg_is_refused_with_the_nearest() -> None:
         VGG("vgg12")
 
 
+@pytest.mark.nightly(but=["LeNet", "LeNet5", "MLP"])
 @pytest.mark.parametrize("name", [*IMAGE_MODELS, "MLP"])
 def test_a_training_step_lowers_the_loss(name: str) -> None:
     make, channels = IMAGE_MODELS.get(name, (lambda: MLP(1024), 1))
@@ -180,6 +183,7 @@ def test_the_shell_knows_these_names() -> None:
     ]
 
 
+@pytest.mark.nightly(but=["alexnet", "dbn", "lenet", "lenet5", "mlp", "mobilenet", "vgg11"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_factory_survives_pickling_and_builds_for_the_data(name: str) -> None:
     factory = pickle.loads(pickle.dumps(ARCHITECTURES[name].build((2, 32, 32), 4)))

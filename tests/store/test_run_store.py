@@ -153,6 +153,7 @@ def test_baseline_events_samples_and_seconds_come_back(root: Path) -> None:
 # Kills
 
 
+@pytest.mark.nightly
 def test_what_was_acknowledged_survives_a_kill(root: Path) -> None:
     body = (
         "store = begin(root, MANY)\n"
@@ -247,6 +248,7 @@ def test_a_reader_cannot_write_and_sees_what_was_committed_when_it_looked(root: 
             reader.event("x", "y")
 
 
+@pytest.mark.nightly
 def test_readers_look_while_a_writer_writes(root: Path) -> None:
     body = (
         "store = begin(root, MANY)\nprint('up', flush=True)\n"

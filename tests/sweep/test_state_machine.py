@@ -1,7 +1,7 @@
 """Events of a sweep in any order, against an oracle that remembers what was promised.
 
 The sweep and the store are real; engine and clock are fakes, so that a job lasts as long as the
-next rule wants. By default some hundred steps; ASYNCKFOLD_EXHAUSTIVE=1 takes ten thousand.
+next rule wants. By default some hundred steps; `make nightly` takes ten thousand.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from asynckfold.store import RunStore, job_folder
 from asynckfold.store.layout import DATABASE
 from asynckfold.store.reader import RunReader
 from asynckfold.sweep.loop import Sweep
+from tests.size import NIGHTLY
 from tests.sweep.test_loop import set_full
 
-EXHAUSTIVE = bool(os.environ.get("ASYNCKFOLD_EXHAUSTIVE"))
 TARGETS = np.arange(4) % 2
 FOLDS = make_folds(4, TARGETS, 2)
 MEMORY = 10
@@ -463,10 +463,10 @@ class Sessions(RuleBasedStateMachine):
 @pytest.mark.timeout(600)
 def test_any_order_of_events(record_property: Callable[[str, object], None]) -> None:
     Sessions.TestCase.settings = settings(
-        max_examples=250 if EXHAUSTIVE else 25,
-        stateful_step_count=60 if EXHAUSTIVE else 40,
+        max_examples=250 if NIGHTLY else 25,
+        stateful_step_count=60 if NIGHTLY else 40,
         deadline=None,
-        derandomize=not EXHAUSTIVE,
+        derandomize=not NIGHTLY,
         suppress_health_check=list(HealthCheck),
     )
     Sessions.seen.clear()

@@ -27,6 +27,7 @@ from torch import nn
 
 from asynckfold.errors import StorageError, StoreCorruptError
 from asynckfold.training import checkpoint
+from tests.size import NIGHTLY
 
 DTYPES = (
     torch.bool,
@@ -364,6 +365,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
 
 
+@pytest.mark.nightly
 def test_header_bombs_are_refused_before_anything_is_allocated(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "good", {"a": torch.zeros(3)})
     for number, data in enumerate(BOMBS.values()):
@@ -385,7 +387,7 @@ def test_ten_thousand_changed_headers_load_or_are_refused(
     header = 8 + int.from_bytes(data[:8], "little")
     generator = random.Random(0)
     refused = 0
-    for _ in range(10_000 if os.environ.get("ASYNCKFOLD_EXHAUSTIVE") else 2_000):
+    for _ in range(10_000 if NIGHTLY else 2_000):
         changed = bytearray(data)
         for _ in range(generator.choice((1, 1, 2, 8))):
             changed[generator.randrange(header)] = generator.choice(b'0123456789[]{}",:-eF\\\0\xff')

@@ -20,7 +20,7 @@ from tests.training.tiny import Plain, Tiny, checkpoints
 COMPILED = TrainerParams(epochs=2, compile=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_compiled_job_has_the_same_bits_where_it_is_continued(tmp_path: Path) -> None:
     before = psutil.Process().children()
     whole = Tiny(tmp_path / "whole", params=COMPILED).train()
@@ -44,7 +44,7 @@ class Choosing(Plain):
         return found if found.sum() > 0 else -found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_cannot_be_compiled_is_refused_before_the_sweep(tmp_path: Path) -> None:
     models = {"plain": Plain, "choosing": Choosing}
     tiny = Tiny(tmp_path, models, params=COMPILED)
@@ -107,7 +107,7 @@ assert torch._dynamo is sys.modules["torch._dynamo"]
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "wanted",
     [

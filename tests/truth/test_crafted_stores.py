@@ -246,6 +246,7 @@ def set_cell(root: Path, table: str, column: str, value: Any, number: int = 1) -
     return True
 
 
+@pytest.mark.nightly(but=["meta", "results"])
 @pytest.mark.parametrize("table", list(TYPES))
 def test_no_value_in_any_column_ends_in_a_traceback(
     copy: Path, no_figures: None, table: str
@@ -293,6 +294,7 @@ def mutate(root: Path, generator: random.Random) -> tuple[str, str]:
     return table, text
 
 
+@pytest.mark.nightly(but=["0"])
 @pytest.mark.parametrize("number", range(5))
 def test_no_json_ends_in_a_traceback(copy: Path, no_figures: None, number: int) -> None:
     generator = random.Random(SEED + number)
@@ -543,6 +545,7 @@ def test_the_longest_path_that_is_allowed_works(tmp_path: Path, honest: Path) ->
     assert list(path_problems(folder, refit=True))
 
 
+@pytest.mark.nightly(but=["folder"])
 @pytest.mark.parametrize("place", ["folder", "file"])
 def test_what_may_not_be_read_is_one_line(tmp_path: Path, honest: Path, place: str) -> None:
     shutil.copytree(honest, tmp_path / "run")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from torch.utils.data import Dataset
 
 from asynckfold import AsyncKFold
+from tests.size import NIGHTLY
 from tests.truth.grid import (
     EPOCHS,
     SAMPLES,
@@ -23,7 +23,7 @@ from tests.truth.grid import (
     make_optimizer,
 )
 
-EVERY = 1 if os.environ.get("ASYNCKFOLD_EXHAUSTIVE") else 5
+EVERY = 1 if NIGHTLY else 5
 """Of the cells, one in so many is computed in `make test`; all of them are 1,600 scores."""
 
 CELLS = cells()

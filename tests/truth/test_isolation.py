@@ -76,12 +76,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return bits(Tiny(tmp_path_factory.mktemp("alone"), {"judge": Judge}), "judge")
 
 
+@pytest.mark.nightly(but=["autocast", "no_grad", "forward hook", "function", "import"])
 @pytest.mark.parametrize("leak", IN_PROCESS)
 def test_a_leak_does_not_reach_the_next_job(tmp_path: Path, leak: str, alone: Any) -> None:
     both = Tiny(tmp_path, {"leaking": lambda: Leaking(leak), "judge": Judge})
     assert bits(both, "leaking", "judge") == alone
 
 
+@pytest.mark.nightly
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(IN_PROCESS), min_size=2, max_size=3, unique=True))
 def test_leaks_together_do_not_reach_the_next_job(
@@ -97,6 +99,7 @@ def test_leaks_together_do_not_reach_the_next_job(
         sys.modules.pop("odd_library", None)
 
 
+@pytest.mark.nightly(but=["forward hook"])
 @pytest.mark.parametrize("leak", ["autocast", "forward hook", "function", "dispatch mode"])
 def test_a_dry_run_does_not_reach_the_next_one(tmp_path: Path, leak: str) -> None:
     def facts(models: dict[str, Callable[[], Any]]) -> Any:
@@ -180,6 +183,7 @@ def run(root: Path, models: dict[str, Callable[[], Any]], **settings: Any) -> tu
         )
 
 
+@pytest.mark.nightly(but=["import"])
 @pytest.mark.parametrize("leak", ["inference mode", "import"])
 def test_a_worker_that_cannot_be_put_back_is_replaced(tmp_path: Path, leak: str) -> None:
     late = EntersLate if leak == "inference mode" else lambda: Leaking("import")
@@ -241,6 +245,7 @@ def test_a_run_is_not_continued_with_other_settings_of_torch(tmp_path: Path) -> 
             run(tmp_path, {"plain": Plain, "judge": Judge}, parallelize=False)
 
 
+@pytest.mark.nightly(but=["True"])
 @pytest.mark.skipif(
     not hasattr(torch.backends, "fp32_precision"), reason="this torch has no fp32_precision"
 )

@@ -609,6 +609,7 @@ def ran(tmp_path: Path, labels: Any, name: str, *more: str) -> CVResults:
         return load_results(store)
 
 
+@pytest.mark.nightly
 def test_the_command_takes_scikit_learns_positive_class_of_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

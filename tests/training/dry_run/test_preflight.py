@@ -457,6 +457,7 @@ def addressed_facts(folder: Path) -> str:
     return json.dumps(facts, sort_keys=True)
 
 
+@pytest.mark.nightly
 def test_facts_are_the_same_in_another_process(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; "

@@ -207,6 +207,7 @@ def test_optimizers_of_their_own_step_the_jobs_of_a_group(tmp_path: Path) -> Non
     assert digests(again) == digests(whole)
 
 
+@pytest.mark.nightly(but=["linear"])
 @pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=8, deadline=None)
 @given(st.data())

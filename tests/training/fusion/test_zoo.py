@@ -64,6 +64,7 @@ def test_fused_is_plain(name: str) -> None:
     assert (fused.way, bool(fused.why_vmap)) == (animal.way, animal.way == "vmap")
 
 
+@pytest.mark.nightly(but=["mlp", "lenet", "residual", "transformer", "groups", "functional"])
 @pytest.mark.parametrize("name", ZOO)
 def test_fused_twice_gives_the_same_bits(name: str) -> None:
     animal = ZOO[name]
@@ -161,6 +162,7 @@ def test_what_can_be_fused_has_no_reason_not_to_be() -> None:
         assert why_not_fusible(animal.make(), [animal.inputs(4)]) is None
 
 
+@pytest.mark.nightly
 def test_a_vgg_of_quarter_width_is_the_plain_net() -> None:
     """A prototype had other accuracies for it after 50 steps, fused and plain."""
     animal = Animal(vgg_quarter, (3, 32, 32))

@@ -202,6 +202,7 @@ def test_a_round_may_be_some_passes_over_a_part(tmp_path: Path) -> None:
     assert [item.number for item in result.epochs] == [1, 2]
 
 
+@pytest.mark.nightly(but=["how2"])
 @pytest.mark.parametrize(
     "how",
     [

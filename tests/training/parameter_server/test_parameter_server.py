@@ -519,6 +519,7 @@ def test_a_killed_server_ends_all_with_an_error_and_a_checkpoint(
     assert gone(pids([group.server, *group.replicas]))
 
 
+@pytest.mark.nightly
 def test_a_server_that_stands_still_is_left_after_the_timeout(
     machines: Callable[..., Machines],
 ) -> None:
