@@ -133,7 +133,11 @@ def test_a_transform_of_the_train_view_acts_with_and_without_preprocess(
     """Nothing can be learned of samples that are all the same."""
     kept = trained(tmp_path / "kept", epochs=6, **settings)
     found = trained(
-        tmp_path / "erased", train_transform=erased, eval_transform=np.array, **settings
+        tmp_path / "erased",
+        epochs=6,
+        train_transform=erased,
+        eval_transform=np.array,
+        **settings,
     )
     assert accuracy(kept) > 0.7
     assert accuracy(found) < 0.6

@@ -1,0 +1,303 @@
+"""What was once seen to be wrong: whole runs through the public names, one test each.
+
+The other files look at the parts that put it right; a test here needs none of them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn import metrics
+from torch import nn, optim
+from torch.optim import lr_scheduler
+from torch.utils.data import Dataset
+
+from asynckfold import AsyncKFold, CVResults, InputError
+from asynckfold.cli import main
+from asynckfold.engines.pool import close_warm
+from tests.synthetic import Synthetic, write_run
+from tests.toy import samples
+
+X, Y = samples()
+TRAIN, VALID = np.arange(40), np.arange(40, 60)
+FOLD = [(TRAIN, VALID)]
+NUMBERS = X[:, 0] + 2
+
+
+def still(model: nn.Module) -> optim.Optimizer:
+    return optim.SGD(model.parameters(), 0.0)
+
+
+def sgd(model: nn.Module) -> optim.Optimizer:
+    return optim.SGD(model.parameters(), 0.05)
+
+
+def run(
+    root: Path,
+    dataset: Any = (X, Y),
+    models: Any = None,
+    criterion: Any = None,
+    *,
+    schedule: Any = "constant",
+    opt_fn: Any = sgd,
+    epochs: int = 1,
+    cv: Any = 3,
+    **settings: Any,
+) -> CVResults:
+    models = models if isinstance(models, dict) else {"net": models or partial(nn.Linear, 8, 3)}
+    settings = {"parallelize": False, "baseline": None, "verbose": 0, "fuse": False, **settings}
+    kfold = AsyncKFold(
+        None, dataset, root, criterion or nn.CrossEntropyLoss(), 10, cv=cv, **settings
+    )
+    return kfold(models, {"own": schedule}, opt_fn, {"epochs": epochs})
+
+
+def zeros(inputs: int, outputs: int) -> nn.Module:
+    """A model that says the same of each sample."""
+    model = nn.Linear(inputs, outputs)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return model
+
+
+def same() -> nn.Module:
+    """A model whose outputs are its inputs."""
+    model = nn.Linear(3, 3, bias=False)
+    nn.init.eye_(model.weight)
+    return model
+
+
+# What the run computes is what the user wrote
+
+
+class Rows(Dataset[Any]):
+    """Three features, with the attributes of torchvision's datasets."""
+
+    def __init__(self, transform: Any = None, noise: Any = ()) -> None:
+        self.data, self.targets = X[:, :3].copy(), Y.tolist()
+        self.transform, self.noise = transform, set(noise)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        row = torch.from_numpy(self.data[index].copy())
+        label = self.targets[index]
+        return self.transform(row) if self.transform else row, (label + (index in self.noise)) % 3
+
+
+def test_label_noise_of_a_dataset_is_trained_and_scored_with(root: Path) -> None:
+    noisy = Rows(noise=[43, 47, 55])
+    seen: list[int] = []
+
+    def share(targets: Any, outputs: Any) -> float:
+        seen[:] = targets.tolist()
+        return 0.5
+
+    run(root, noisy, same, cv=FOLD, scoring=share)
+    assert seen == [noisy[index][1] for index in range(40, 60)]
+
+
+def test_a_transform_that_is_random_for_one_sample_is_not_validated_with(root: Path) -> None:
+    def jitter(row: torch.Tensor) -> torch.Tensor:
+        return row + 50 + random.random() if row[0].item() == X[44, 0] else row
+
+    results = run(root, Rows(jitter), same, opt_fn=still)
+    np.testing.assert_array_equal(results.oof["net/own"], X[:, :3])
+
+
+@pytest.mark.parametrize("kind", ["X", "y", "both"])
+def test_an_index_of_pandas_is_no_position(tmp_path: Path, kind: str) -> None:
+    gaps = np.random.default_rng(1).permutation(60) * 3
+    frame = X if kind == "y" else pd.DataFrame(X, index=gaps)
+    series = Y if kind == "X" else pd.Series(Y, index=gaps)
+    plain = run(tmp_path / "plain", epochs=2)
+    found = run(tmp_path / "pandas", (frame, series), epochs=2)
+    np.testing.assert_array_equal(found.oof["net/own"], plain.oof["net/own"])
+    assert found.best_score_ == plain.best_score_
+
+
+# Scored as the user means
+
+
+def test_probabilities_of_a_model_are_no_log_odds(root: Path) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 3), nn.Softmax(1))
+
+    results = run(root, models=model, scoring="neg_log_loss", cv=FOLD)
+    said = results.oof["net/own"][VALID].astype(float)
+    expected = -metrics.log_loss(Y[VALID], said / said.sum(1, keepdims=True))
+    assert results.best_score_ == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_column_of_outputs_is_not_compared_with_a_row_of_targets(root: Path) -> None:
+    def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return ((outputs - targets) ** 2).mean()
+
+    with pytest.raises(InputError, match="each output with the target of its own sample"):
+        run(root, (X, NUMBERS), partial(nn.Linear, 8, 1), squared, scoring="r2")
+
+
+@pytest.mark.parametrize("score", [metrics.mean_squared_error, metrics.mean_absolute_error])
+def test_the_greatest_error_is_not_the_best_score(root: Path, score: Any) -> None:
+    def flat() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 1), nn.Flatten(0))
+
+    with pytest.raises(InputError, match=f"scoring='neg_{score.__name__}'"):
+        run(root, (X, NUMBERS), flat, nn.MSELoss(), scoring=score)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "remedy"),
+    [
+        (partial(lr_scheduler.ReduceLROnPlateau, mode="max"), "mode='min'"),
+        (partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=100), "total_steps=4"),
+    ],
+    ids=["plateau", "cycle"],
+)
+def test_a_schedule_that_does_not_fit_is_refused(root: Path, schedule: Any, remedy: str) -> None:
+    with pytest.raises(InputError, match=remedy):
+        run(root, schedule=schedule, epochs=4)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_losses_are_means_over_samples(root: Path, reduction: str) -> None:
+    """Whatever the size of a batch: what knows nothing of three classes loses log 3."""
+    criterion = nn.CrossEntropyLoss(reduction=reduction)
+    results = run(root, models=partial(zeros, 8, 3), criterion=criterion, opt_fn=still)
+    for result in results.results.values():
+        (epoch,) = result.epochs
+        assert epoch.train_loss == pytest.approx(np.log(3), rel=1e-5)
+        assert epoch.valid_loss == pytest.approx(np.log(3), rel=1e-5)
+
+
+def test_what_was_said_out_of_fold_is_what_was_scored(root: Path) -> None:
+    """A mean over the models of all repeats is better than any of them."""
+    noisy = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
+    noisy[:, :3] += np.eye(3, dtype=np.float32)[Y]
+    results = run(root, (noisy, Y), n_repeats=8)
+    said = results.oof["net/own"].argmax(-1)
+    assert (said == Y).mean() == pytest.approx(results.best_score_)
+
+
+@pytest.mark.filterwarnings("ignore::asynckfold.JobsFailedWarning")
+def test_a_failed_fold_took_time(root: Path) -> None:
+    steps: list[int] = []
+
+    class Failing(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                steps.append(1)
+                time.sleep(0.05)
+            if len(steps) > 4:
+                raise ValueError("bad")
+            return super().forward(inputs)
+
+    models = {"good": partial(nn.Linear, 8, 3), "bad": partial(Failing, 8, 3)}
+    results = run(root, models=models, error_score=0.0)
+    taken = dict(
+        zip(results.cv_results_["param_model"], results.cv_results_["mean_fit_time"], strict=True)
+    )
+    assert {item.status for item in results.results.values()} == {"done", "failed"}
+    assert taken["bad"] >= 0.05
+
+
+# No speed that is not true
+
+
+class Odd(nn.Linear):
+    """Diverges."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) * math.nan
+
+
+@pytest.mark.filterwarnings("ignore::asynckfold.JobsFailedWarning")
+def test_what_diverged_is_no_work_of_the_serial_loop(root: Path) -> None:
+    models = {"even": partial(nn.Linear, 8, 3), "odd": partial(Odd, 8, 3)}
+    baseline = run(root, models=models, baseline="measure").baseline
+    assert baseline is not None
+    assert baseline.by_candidate["even/own"] == pytest.approx(baseline.seconds)
+    assert baseline.by_candidate.get("odd/own", 0.0) == 0.0
+
+
+def test_the_use_of_cores_is_divided_by_who_used_them(root: Path) -> None:
+    write_run(root, Synthetic(epochs=1))
+    assert main(["report", str(root)]) == 0
+    page = (root / "report" / "index.html").read_text()
+    assert re.search(r"CPU use: this run [\d.]+ of \d+ cores, other programs [\d.]+", page)
+
+
+def test_digits_are_said_to_be_scikit_learns(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "run --data digits --limit 60 --models mlp --schedulers constant --optimizer sgd"
+    words += " --lr 0.1 --folds 2 --epochs 1 --n-jobs 1 --baseline none --no-report --root"
+    assert main([*words.split(), str(root)]) == 0
+    assert main(["status", str(root)]) == 0
+    assert "digits (scikit-learn), 60 samples of 8×8" in capsys.readouterr().out
+
+
+# What one model leaves behind
+
+
+@pytest.fixture
+def _no_worker_stays() -> Iterator[None]:
+    yield
+    close_warm()
+
+
+kept: list[Any] = []
+
+
+def enter(context: Any) -> None:
+    kept.append(context)
+    context.__enter__()
+
+
+def double(module: nn.Module, inputs: Any, outputs: Any) -> Any:
+    return outputs * 2 if isinstance(module, nn.Linear) else None
+
+
+SAVED = torch.autograd.graph.saved_tensors_hooks
+LEAKS: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: enter(torch.autocast("cpu", torch.bfloat16)),
+    "module hook": lambda: nn.modules.module.register_module_forward_hook(double),
+    "inference mode": lambda: enter(torch.inference_mode()),
+    "saved tensors": lambda: enter(SAVED(lambda saved: saved * 2, lambda found: found)),
+}
+
+
+@pytest.mark.usefixtures("_no_worker_stays")
+@pytest.mark.filterwarnings("ignore::asynckfold.JobsFailedWarning")
+@pytest.mark.parametrize("leak", LEAKS)
+def test_a_model_has_the_numbers_that_it_has_alone(tmp_path: Path, leak: str) -> None:
+    act = LEAKS[leak]
+
+    class Leaking(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            outputs = super().forward(inputs)
+            if not self.training:
+                act()
+            return outputs
+
+    def judge() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    settings = {"parallelize": True, "n_jobs": 1, "threads_per_job": 1}
+    alone = run(tmp_path / "alone", models={"judge": judge}, **settings)
+    both = run(
+        tmp_path / "both", models={"leaking": partial(Leaking, 8, 3), "judge": judge}, **settings
+    )
+    np.testing.assert_array_equal(both.oof["judge/own"], alone.oof["judge/own"])
