@@ -1,7 +1,7 @@
 """Six planted faults: each turns a test of `make test` red, or the suite does not guard it.
 
-Run it as ``python -m tests.planted_faults``: it plants them one at a time in a copy of the package, and
-exits with 1 if any goes unnoticed.
+Run it as ``python -m tests.planted_faults``: it plants them one at a time in a copy of the package,
+and exits with 1 if any goes unnoticed.
 """
 
 from __future__ import annotations
