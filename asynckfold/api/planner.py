@@ -21,7 +21,7 @@ from asynckfold.engines.process import ProcessEngine, preloads
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.digests import changes
-from asynckfold.jobs.digests.parts import Digest, of_run
+from asynckfold.jobs.digests.run import Digest, of_run
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import Load, Placement

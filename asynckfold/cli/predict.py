@@ -22,7 +22,7 @@ from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.criteria import MARGINS, PROBABILITIES, VALUES
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.changes import WEIGHTS
-from asynckfold.jobs.digests.parts import of_run
+from asynckfold.jobs.digests.run import of_run
 from asynckfold.jobs.objective import MULTICLASS, REGRESSION, Objective
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.recipe import Recipe

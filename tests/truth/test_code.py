@@ -32,7 +32,7 @@ from torch import nn
 
 from asynckfold import PlanMismatchError
 from asynckfold.jobs.digests import bytecode, changes
-from asynckfold.jobs.digests.parts import digested, imported_otherwise
+from asynckfold.jobs.digests.run import digested, imported_otherwise
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import InitialState, Recipe
@@ -468,7 +468,7 @@ def test_state_that_use_leaves_behind_is_no_setting(tmp_path: Path, first: Parts
 CHILD = """
 import json, runpy, sys
 import cloudpickle
-from asynckfold.jobs.digests.parts import digested, imported_otherwise
+from asynckfold.jobs.digests.run import digested, imported_otherwise
 from asynckfold.engines.pool import close_warm
 from asynckfold.errors import UnpackError
 from asynckfold.jobs.recipe import InitialState, Recipe

@@ -1,4 +1,4 @@
-"""The live objects of a run, by part, each by its components."""
+"""One part of a run, such as a model or `opt_fn`, by its components."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import functools
 import hashlib
 import importlib.util
 import inspect
-import re
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from asynckfold.jobs.digests import bytecode, changes
-from asynckfold.jobs.digests.changes import PYTHON, WEIGHTS
+from asynckfold.jobs.digests import bytecode
+from asynckfold.jobs.digests.changes import WEIGHTS
 from asynckfold.jobs.digests.ownership import is_asynckfold, is_own, is_own_file
 from asynckfold.jobs.digests.states import (
     changed_by_use,
@@ -45,128 +43,7 @@ _UNTOLD = {
 """What a class has that no result depends on."""
 
 
-@dataclass(frozen=True)
-class Digest:
-    """The live objects of a run by value.
-
-    Parameters
-    ----------
-    parts : Mapping of str to Mapping of str to str
-        By part, such as ``"model net"``, the components by name, each as a short text.
-    skipped : tuple of str
-        What is compared by its type only, or not at all.
-    modules : tuple of str
-        The user's own modules that workers import by themselves, from their files.
-    """
-
-    parts: Mapping[str, Mapping[str, str]]
-    skipped: tuple[str, ...]
-    modules: tuple[str, ...] = ()
-
-
-def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str = "") -> Digest:
-    """Return the digest of live objects.
-
-    Parameters
-    ----------
-    parts : Mapping of str to object
-        By the name that the user knows it by; None for what is not there.
-    used_here : iterable of str
-        Parts that this process itself calls, so that they may have changed their own state.
-    data : str
-        The part whose arrays and long containers are samples.
-
-    Examples
-    --------
-    >>> found = digested({"scheduler steps": functools.partial(range, 3)})
-    >>> found.parts["scheduler steps"]["argument 1"]
-    '=3'
-    """
-    found: dict[str, dict[str, str]] = {}
-    skipped: dict[str, None] = {}
-    modules: set[str] = set()
-    used, tensors = set(used_here), Tensors()
-    for name, value in parts.items():
-        if value is None:
-            continue
-        part = _Part(tensors, is_used=name in used, is_data=name == data)
-        part.take(value)
-        found[name] = {**dict(sorted(part.components.items())), PYTHON: bytecode.PYTHON}
-        skipped.update(dict.fromkeys(f"{name}: {text}" for text in part.skipped))
-        modules |= part.modules
-    return Digest(found, tuple(skipped), tuple(sorted(modules)))
-
-
-def of_run(recipe: Any, settings: Any) -> Digest:
-    """Return the digest of all live objects of a call.
-
-    Parameters
-    ----------
-    recipe : Recipe
-        What jobs are made of.
-    settings : Settings
-        What else a result depends on: scores, transforms, the data set.
-    """
-    here = {
-        **{f"scorer {name}": item for name, item in _scorers(settings.scoring)},
-        "train_transform": settings.train_transform,
-        "eval_transform": settings.eval_transform,
-        "dataset": None if isinstance(settings.dataset, tuple) else settings.dataset,
-    }
-    return digested({**_of_jobs(recipe), **here}, here, "dataset")
-
-
-def imported_otherwise(recipe: Any, sent: Mapping[str, Mapping[str, str]]) -> str:
-    """Say in what a recipe that was unpacked here is not what was sent, or nothing.
-
-    The code of modules is not sent: whoever unpacks it imports their files as they are now. Told
-    are differences of code and of numbers, of what is known on both sides.
-    """
-    here = digested(_of_jobs(recipe)).parts
-    mine: dict[str, dict[str, str]] = {}
-    theirs: dict[str, dict[str, str]] = {}
-    for part in here.keys() & sent.keys():
-        names = [name for name in here[part].keys() & sent[part].keys() if _is_sure(name)]
-        both = [
-            name
-            for name in names
-            if _SURE.match(here[part][name]) and _SURE.match(sent[part][name])
-        ]
-        mine[part] = {name: here[part][name] for name in (*both, PYTHON)}
-        theirs[part] = {name: sent[part][name] for name in (*both, PYTHON)}
-    return changes.difference(theirs, mine) or ""
-
-
-_SURE = re.compile(r"code:|=(?:[-(\[\d]|True$|False$|None$)")
-"""Code and numbers, which are the same in any process, whatever else it has imported."""
-
-
-def _is_sure(name: str) -> bool:
-    """Whether a name does not depend on what else was met."""
-    return not re.search(r" \(\d+\)", name)
-
-
-def _of_jobs(recipe: Any) -> dict[str, Any]:
-    own = {f"model {name}": model for name, model in recipe.models.items()}
-    for name, schedule in recipe.lr_schedules.items():
-        own[f"scheduler {name}"] = None if isinstance(schedule, str) else schedule
-    own["opt_fn"] = recipe.opt_fn
-    own["criterion"] = recipe.criterion
-    own["preprocess"] = recipe.preprocess
-    return own
-
-
-def _scorers(scoring: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the scores that are functions, or have settings."""
-    if isinstance(scoring, Mapping):
-        pairs = [(str(name), item) for name, item in scoring.items()]
-    else:
-        items = scoring if isinstance(scoring, (list, tuple)) else [scoring]
-        pairs = [(_short_name(getattr(item, "_score_func", item)), item) for item in items]
-    yield from ((name, item) for name, item in pairs if item is not None and type(item) is not str)
-
-
-class _Part:
+class Part:
     """The components of one part.
 
     Functions and classes of the user's wait in a queue, so that a long chain of calls among them is
@@ -347,7 +224,7 @@ class _Part:
 
     def _steps(self, path: str, steps: Sequence[Any]) -> None:
         colon = f"{path}: " if path else ""
-        names = [_short_name(step) for step in steps]
+        names = [short_name(step) for step in steps]
         self._put(f"{colon}its steps", f"={', '.join(names)}")
         for place, (name, step) in enumerate(zip(names, steps, strict=True), 1):
             self._expand(f"{colon}step {place} ({name})", step)
@@ -538,6 +415,7 @@ def _followed(path: str, value: Any, chain: tuple[str, ...]) -> tuple[str, Any, 
     return path, value, tuple(rest)
 
 
-def _short_name(value: Any) -> str:
+def short_name(value: Any) -> str:
+    """Return the name of a function or class, or of the class of an object."""
     name = getattr(value, "__name__", None) or type(value).__name__
     return "lambda" if name == "<lambda>" else str(name)

@@ -36,7 +36,7 @@ import torch
 
 from asynckfold.data import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.jobs.digests.parts import imported_otherwise
+from asynckfold.jobs.digests.run import imported_otherwise
 from asynckfold.jobs.messages import JobEnded, Left, RetryableFailure, RunEvent, Started, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import FAILED, Result
