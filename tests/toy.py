@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from asynckfold.data import Prepared, prepare
+from asynckfold.data.prepare import Prepared, prepare
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs

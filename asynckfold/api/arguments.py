@@ -32,7 +32,8 @@ from asynckfold.system.limits import allowed_cores
 from asynckfold.system.machine import resolve_n_jobs
 
 if TYPE_CHECKING:
-    from asynckfold.data import Labels, Prepared
+    from asynckfold.data.labels import Labels
+    from asynckfold.data.prepare import Prepared
 
 BASELINES = ("measure", "estimate", None)
 RESUMES = ("auto", "never", "must")
@@ -296,7 +297,9 @@ class Settings:
 
     def _data_problems(self) -> Sequence[Problem]:
         """What is wrong with labels and folds, as far as a look at a few samples tells."""
-        from asynckfold.data import by_position, open_source, resolve_labels
+        from asynckfold.data.arrays import by_position
+        from asynckfold.data.dataset import open_source
+        from asynckfold.data.labels import resolve_labels
 
         try:
             source = open_source(self.dataset)

@@ -382,7 +382,8 @@ def _kind(model: Any) -> str:
 
 def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
     """Return one data set, the samples that are trained on, and those that are scored."""
-    from asynckfold.data import joined, open_source, repeated
+    from asynckfold.data.dataset import open_source
+    from asynckfold.data.train_valid import joined, repeated
 
     if valid is None:
         return repeated(dataset, SEEN_AGAIN)

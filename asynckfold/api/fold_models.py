@@ -22,20 +22,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from asynckfold.data import (
-    Batches,
-    Given,
-    Here,
-    Look,
-    Looked,
-    Opened,
-    as_given,
-    column_problems,
-    look_at,
-    one_by_one,
-    open_inputs,
-    seen_by,
-)
+from asynckfold.data.arrays import Given, as_given, column_problems
+from asynckfold.data.batches import Batches, one_by_one
+from asynckfold.data.dataset import Opened, open_inputs
+from asynckfold.data.materialize import Here, look_at, seen_by
+from asynckfold.data.range_reader import Look, Looked
 from asynckfold.data.transforms import Array, Step, kind_of
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.folds import Fold, Indices

@@ -40,7 +40,7 @@ from asynckfold.store.layout import refit_folder
 from asynckfold.system.signals import listening
 
 if TYPE_CHECKING:
-    from asynckfold.data import Seen
+    from asynckfold.data.materialize import Seen
 
 
 class JobsFailedWarning(UserWarning):

@@ -43,7 +43,7 @@ from asynckfold.system.machine import Machine, resolve_n_jobs, total_memory, wat
 from asynckfold.system.signals import Interruption, listening
 
 if TYPE_CHECKING:
-    from asynckfold.data import Prepared
+    from asynckfold.data.prepare import Prepared
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,7 +414,8 @@ def prepared(
     settings: Settings, machine: Machine, readers: WorkerReaders | None
 ) -> Iterator[Prepared]:
     """Read the dataset into shared arrays, for as long as the context lasts."""
-    from asynckfold.data import NOT_FINITE, as_given, by_position, prepare
+    from asynckfold.data.arrays import NOT_FINITE, as_given, by_position
+    from asynckfold.data.prepare import prepare
 
     given = as_given(
         settings.dataset,
@@ -461,7 +462,7 @@ def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
 
 def with_leaks_noted(settings: Settings, data: Prepared, folds: tuple[Fold, ...]) -> Prepared:
     """Return the data with notes of validation samples that are copies, or random variants."""
-    from asynckfold.data import copies_note, random_note
+    from asynckfold.data.duplicates import copies_note, random_note
 
     notes = [random_note(data.notes)]
     # Samples that are trained on are validated on by intent, and the report says so.

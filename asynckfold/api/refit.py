@@ -38,7 +38,7 @@ def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | No
     seconds : float or None
         What is left of the time budget.
     """
-    from asynckfold.data import evenly, repeated
+    from asynckfold.data.train_valid import evenly, repeated
 
     samples, train, again = repeated(settings.dataset, SEEN_AGAIN)
     rows = np.concatenate([train, evenly(len(train), SEEN_AGAIN)])

@@ -41,7 +41,7 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.results import scoring as scores
 
 if TYPE_CHECKING:
-    from asynckfold.data import Prepared
+    from asynckfold.data.prepare import Prepared
 
 MOST_TRIED = 20_000_000
 """Outputs of a fold with which scores are tried before a run; of more, none are."""

@@ -46,7 +46,8 @@ from asynckfold.system.machine import Machine
 from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
-    from asynckfold.data import Prepared, Seen
+    from asynckfold.data.materialize import Seen
+    from asynckfold.data.prepare import Prepared
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from asynckfold.jobs.placement import Load, Placement
 from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
-    from asynckfold.data import Batches
+    from asynckfold.data.batches import Batches
     from asynckfold.training.bundle import Bundle
 
 

@@ -32,7 +32,8 @@ from asynckfold.system.machine import Machine
 from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
-    from asynckfold.data import SharedArray, Task
+    from asynckfold.data.materialize import Task
+    from asynckfold.data.shared_arrays import SharedArray
 
 SECONDS_EACH = 0.25
 """What a reader should have to do at least: to start one takes 20 ms, and to unpack the dataset."""
@@ -90,7 +91,7 @@ class WorkerReaders:
         InputError
             A reader died or hung.
         """
-        from asynckfold.data import Here
+        from asynckfold.data.materialize import Here
 
         here = Here()
         packed = file_descriptors.nameless_file()
@@ -137,7 +138,7 @@ class WorkerReaders:
     ) -> list[Any]:
         import torch
 
-        from asynckfold.data import ArraySpec, SharedArray
+        from asynckfold.data.shared_arrays import ArraySpec, SharedArray
         from asynckfold.training.worker.reads import Files, NotUnpacked, Reads
 
         edges = np.linspace(0, count, number + 1).round().astype(int).tolist()

@@ -20,7 +20,7 @@ from asynckfold.store import job_folder as job_folder
 from asynckfold.system.files import make_folders, open_plain, storage_error
 
 if TYPE_CHECKING:
-    from asynckfold.data import DataHandle
+    from asynckfold.data.batches import DataHandle
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold.data import Batches
+from asynckfold.data.batches import Batches
 from asynckfold.jobs.criteria import PROBABILITIES, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.objective import MULTICLASS, REGRESSION, Objective

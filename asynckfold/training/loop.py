@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import torch
 
-from asynckfold.data import Batches
+from asynckfold.data.batches import Batches
 from asynckfold.jobs.messages import Noted, Task
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from asynckfold.data import NOT_FINITE, Batches, rounded
+from asynckfold.data.arrays import NOT_FINITE, rounded
+from asynckfold.data.batches import Batches
 from asynckfold.data.transforms import Array, seeded
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.folds import Indices

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from asynckfold.data import Batches
+from asynckfold.data.batches import Batches
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.result import StageEpoch
 from asynckfold.system.heartbeat import Heartbeat

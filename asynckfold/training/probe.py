@@ -19,7 +19,7 @@ from statistics import median
 
 import torch
 
-from asynckfold.data import Batches
+from asynckfold.data.batches import Batches
 from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.messages import RunEvent, Started, Task
 from asynckfold.jobs.plan import Job

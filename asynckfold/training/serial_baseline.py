@@ -21,7 +21,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from asynckfold.data import Batches, exact
+from asynckfold.data.arrays import exact
+from asynckfold.data.batches import Batches
 from asynckfold.jobs.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import REGRESSION, Objective

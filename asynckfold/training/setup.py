@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from asynckfold.data import Batches
+from asynckfold.data.batches import Batches
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.plan import Job, Plan

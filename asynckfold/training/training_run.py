@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from asynckfold.data import Batches
+from asynckfold.data.batches import Batches
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.messages import (
     CheckpointRef,

@@ -22,7 +22,8 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision import transforms as v1
 from torchvision.datasets import FakeData, ImageFolder, VisionDataset
 
-from asynckfold.data import Prepared, prepare, resolve_labels
+from asynckfold.data.labels import resolve_labels
+from asynckfold.data.prepare import Prepared, prepare
 from asynckfold.errors import InputError
 
 AUGMENT = [v1.RandomCrop(10, 2), v1.RandomHorizontalFlip()]

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.cli import main
-from asynckfold.data import prepare
+from asynckfold.data.prepare import prepare
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset, TensorDataset
 from asynckfold import AsyncKFold, fit
 from asynckfold.api.planner import read_alone
 from asynckfold.api.session import make_machine
-from asynckfold.data import Prepared
+from asynckfold.data.prepare import Prepared
 from asynckfold.engines import pool as pools
 from asynckfold.errors import InputError
 from tests.toy import adam

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from asynckfold.data import Batches, Prepared, prepare
+from asynckfold.data.batches import Batches
+from asynckfold.data.prepare import Prepared, prepare
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import CheckpointRef, CheckpointWritten, RunEvent, Task
 from asynckfold.jobs.placement import Placement

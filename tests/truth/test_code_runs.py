@@ -199,7 +199,7 @@ def test_a_run_from_before_continues_and_says_what_it_does_not_know(root: Path) 
 
 def _forget_code(root: Path) -> None:
     """Make the run as one is that was begun before there was a digest."""
-    from asynckfold.data import prepare
+    from asynckfold.data.prepare import prepare
 
     data = prepare((X, Y), criterion_wants_classes=True)
     before = data.fingerprint_before

@@ -23,7 +23,7 @@ from asynckfold import (
 )
 from asynckfold.api.kfold import load_results
 from asynckfold.cli import main
-from asynckfold.data import resolve_labels
+from asynckfold.data.labels import resolve_labels
 from asynckfold.results.confusion import count_classes
 from asynckfold.results.report.summary import summarize
 from asynckfold.store import RunStore

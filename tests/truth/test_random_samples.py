@@ -17,7 +17,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from asynckfold import AsyncKFold
-from asynckfold.data import prepare
+from asynckfold.data.prepare import prepare
 from asynckfold.data.transforms import (
     Draw,
     Watch,

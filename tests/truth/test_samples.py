@@ -17,7 +17,8 @@ from torchvision import datasets as tv
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from asynckfold.data import Prepared, open_source, prepare
+from asynckfold.data.dataset import open_source
+from asynckfold.data.prepare import Prepared, prepare
 from asynckfold.data.sources.datasets import ImageArrays
 from asynckfold.data.transforms import Draw, generators_kept, seed_generators
 from asynckfold.errors import InputError

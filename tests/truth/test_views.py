@@ -40,8 +40,10 @@ from asynckfold import (
     RunStore,
     fit,
 )
-from asynckfold.data import Batches, as_given, copies_note, prepare, rounded
-from asynckfold.data.duplicates import copies, digests
+from asynckfold.data.arrays import as_given, rounded
+from asynckfold.data.batches import Batches
+from asynckfold.data.duplicates import copies, copies_note, digests
+from asynckfold.data.prepare import prepare
 from asynckfold.data.transforms import seeded
 from asynckfold.engines.pool import close_warm
 from asynckfold.jobs.folds import Fold, make_folds

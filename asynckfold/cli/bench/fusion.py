@@ -16,7 +16,7 @@ import torch
 from torch import nn, optim
 
 from asynckfold.cli.bench.table import BenchTable, machine_facts
-from asynckfold.data import prepare
+from asynckfold.data.prepare import prepare
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs

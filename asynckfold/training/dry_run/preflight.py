@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold.data import Batches
+from asynckfold.data.batches import Batches
 from asynckfold.data.transforms import describe
 from asynckfold.errors import InputError
 from asynckfold.jobs.criteria import Criterion, criterion_of

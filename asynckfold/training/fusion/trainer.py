@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from asynckfold.data import Batches
+from asynckfold.data.batches import Batches
 from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from asynckfold.data import Batches
+from asynckfold.data.batches import Batches
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.result import Result
 from asynckfold.system.heartbeat import Heartbeat

@@ -34,7 +34,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from asynckfold.data import Batches
+from asynckfold.data.batches import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.digests.run import imported_otherwise
 from asynckfold.jobs.messages import JobEnded, Left, RetryableFailure, RunEvent, Started, Task

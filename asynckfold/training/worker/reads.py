@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asynckfold.data import ArraySpec
+from asynckfold.data.shared_arrays import ArraySpec
 from asynckfold.system.heartbeat import Heartbeat
 
 STOP = -1

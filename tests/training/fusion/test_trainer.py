@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from asynckfold.data import Batches
+from asynckfold.data.batches import Batches
 from asynckfold.jobs.messages import (
     CheckpointRef,
     CheckpointWritten,

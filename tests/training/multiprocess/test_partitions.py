@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.data import Batches
+from asynckfold.data.batches import Batches
 from asynckfold.errors import InputError
 from asynckfold.jobs.cost import work_of
 from asynckfold.jobs.folds import Fold
