@@ -17,10 +17,10 @@ numbers.
 
 ::
 
-    run         RunStore: hold, begin, record, flush
-    reading     what everyone may read          recovery   what a crash left is put right
+    run_store   RunStore: hold, begin, record, flush
+    reader      what everyone may read          recovery   what a crash left is put right
     database    opening run.db, its faults      splits     splits.npz
-    checking    seals, SQLite's own check       lock       who holds the run
+    integrity   checksums, SQLite's own check       lock       who holds the run
     records     the rows as values              layout, schema   names on disk, tables
     refusing    another plan in the folder         aside    an earlier run makes room
 """

@@ -19,8 +19,15 @@ from asynckfold.jobs.result import Averaged, Epoch, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import CheckpointRef
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training import batches as batching
-from asynckfold.training import checkpoint, evaluation, lr_schedules, seeding
+from asynckfold.training import (
+    batches as batching,
+)
+from asynckfold.training import (
+    checkpoint,
+    evaluation,
+    lr_schedules,
+    seeding,
+)
 from asynckfold.training.bundle import Bundle, JobLog, job_folder
 from asynckfold.training.fused_optimizers import follow_parameters
 from asynckfold.training.losses import adds_up, mean_loss

@@ -37,7 +37,9 @@ from asynckfold.jobs.result import Result
 from asynckfold.store import CheckpointRef
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Pulse
-from asynckfold.training import batches as batching
+from asynckfold.training import (
+    batches as batching,
+)
 from asynckfold.training import (
     checkpoint,
     checkpointing,
