@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from asynckfold.errors import StoreCorruptError
+from asynckfold.errors import StorageError, StoreCorruptError
 from asynckfold.jobs.decoding import decoded, finite, parsed
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
@@ -33,8 +34,10 @@ from asynckfold.store.records import (
     placed_of,
     result_of,
 )
-from asynckfold.store.schema import COLUMNS
+from asynckfold.store.schema import COLUMNS, TYPES
 from asynckfold.store.soundness import check_outputs, check_result
+
+_SHAPE = list(TYPES["results"]).index("shape")
 
 
 class RunReader:
@@ -110,14 +113,27 @@ class RunReader:
             A result is not the one that was recorded; names its job.
         """
         found = {}
-        for *row, digest in self._rows(f"SELECT {COLUMNS['results']} FROM results"):
+        columns = COLUMNS["results"].replace("outputs", "NULL")
+        for *row, digest in self._rows(f"SELECT {columns} FROM results"):
             with decoding(self.root):
-                result = result_of(row)
+                result = result_of(self._with_outputs(row))
                 check_result(result)
                 if result.digest != digest:
                     raise ValueError(f"the result of {result.job_id} is not what was recorded")
             found[result.job_id] = result
         return found
+
+    def _with_outputs(self, row: list[Any]) -> list[Any]:
+        """Return the row of a result with its outputs, which a snapshot leaves in ``run.db``."""
+        (job_id, *_), shape = row, row[_SHAPE]
+        if shape is None:
+            return row
+        found = self._rows("SELECT outputs FROM main.results WHERE job_id = ?", (job_id,))
+        if not found:
+            raise StorageError(
+                errno.EAGAIN, f"{self.root}: {job_id} was trained again meanwhile. Look again"
+            )
+        return [*row[: _SHAPE - 1], found[0][0], *row[_SHAPE:]]
 
     def results_on(self, folds: Sequence[Fold]) -> dict[str, Result]:
         """Return all results by job id, whose outputs are of the samples that folds hold out.

@@ -28,7 +28,7 @@ from asynckfold.jobs.reproducibility import LEFT
 from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch, Result
 from asynckfold.store import recovery, splits
 from asynckfold.store.aside import set_aside
-from asynckfold.store.database import SQLITE_FAULTS, connect, from_sqlite, snapshot
+from asynckfold.store.database import SQLITE_FAULTS, connect, from_sqlite
 from asynckfold.store.layout import DATABASE, LOCK, SPLITS, network_of
 from asynckfold.store.lock import now_text, take_lock
 from asynckfold.store.reader import RunReader
@@ -44,6 +44,7 @@ from asynckfold.store.records import (
 )
 from asynckfold.store.refusing import refuse_other
 from asynckfold.store.schema import COLUMNS, FORMAT
+from asynckfold.store.snapshot import snapshot
 
 _FORKED = "only the process that holds the run may write to it"
 
@@ -112,7 +113,7 @@ class RunStore(RunReader):
     def read(cls, root: Path | str) -> RunStore:
         """Look at a run, which may be running: at what is committed now, and not later.
 
-        What is read is a copy in memory, checked as a whole. It needs no right to write.
+        What is read is checked as a whole. It needs no right to write.
 
         Raises
         ------

@@ -7,15 +7,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from asynckfold.errors import InputError, RunHeldError, StorageError, StoreCorruptError
-from asynckfold.store import RunStore, database, layout, lock
+from asynckfold.store import RunStore, database, layout, lock, snapshot
 from tests.durability.test_faults import EXHAUSTIVE
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 from tests.records import (
@@ -188,38 +190,124 @@ def test_a_thousand_looks_at_a_running_run(root: Path, capsys: pytest.CaptureFix
         print(f"\n{looks} looks at a run of up to {size:.0f} MB; longest commit {longest} s")
 
 
-def test_a_commit_comes_between_the_slices_of_a_look(
+def test_commits_come_between_the_slices_of_a_snapshot(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer is never kept waiting for a whole copy; the copy is of one moment all the same."""
+    """The writer records results while the reader is at those before, and the reader sees none."""
+    outputs = np.arange(100_000, dtype=np.float32).reshape(50_000, 2)
+    before, after = [job.id for job in SMALL.jobs[:3]], [job.id for job in SMALL.jobs[3:]]
 
-    class Clock:
-        """Lets the writer commit whenever the reader asks for the time: after each slice."""
+    def interleaved(*given: Any) -> Iterator[Any]:
+        for row, job_id in zip(real(*given), after, strict=True):
+            assert finish(store, job_id)
+            yield row
 
-        def __init__(self) -> None:
-            self.commits = 0
-
-        def monotonic(self) -> float:
-            if self.commits < wanted:
-                self.commits += 1
-                store.event("note", "x" * 100)
-                store.flush()
-            return 0.0
-
+    real = snapshot._results
+    monkeypatch.setattr(snapshot, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(snapshot, "_results", interleaved)
     with begin(root) as store:
-        finish(store, FIRST, outputs=np.zeros((50_000, 2), np.float32))
-        monkeypatch.setattr(database, "SLICE_PAGES", 10)
-        for wanted in (3, 1000):
-            clock = Clock()
-            monkeypatch.setattr(database, "time", clock)
-            with RunStore.read(root) as reader:
-                assert set(reader.results()) == {FIRST}
-                events = len(reader.events())
+        for job_id in before:
+            finish(store, job_id, outputs=outputs)
+        with RunStore.read(root) as reader:
             monkeypatch.undo()
-            monkeypatch.setattr(database, "SLICE_PAGES", 10)
-            # The first copy was begun anew; the second was overtaken until it was made in one hold.
-            assert events == len(store.events())
-            assert clock.commits == 3 if wanted == 3 else 10 < clock.commits < 20
+            assert set(store.results()) == {*before, *after}
+            found = reader.results()
+            assert set(found) == set(before)
+            assert reader.counts()["done"] == len(reader.attempts()) == 3
+            for result in found.values():
+                np.testing.assert_array_equal(result.outputs, outputs)
+
+
+def test_a_session_that_begins_during_a_snapshot_starts_it_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new session deletes the results of failed jobs, which are trained once more."""
+    calls = []
+
+    def interrupted(*given: Any) -> Iterator[Any]:
+        calls.append(given)
+        if len(calls) == 1:
+            begin(root).close()
+        yield from real(*given)
+
+    real = snapshot._results
+    monkeypatch.setattr(snapshot, "_results", interrupted)
+    with begin(root) as store:
+        for job in SMALL.jobs[:3]:
+            finish(store, job.id, status="failed" if job.id == FIRST else "done")
+    with RunStore.read(root) as reader:
+        assert set(reader.results()) == {job.id for job in SMALL.jobs[1:3]}
+    assert len(calls) == 2
+
+
+def test_outputs_are_read_later_from_a_run_that_goes_on(root: Path) -> None:
+    """A recorded result never changes; one that failed may be replaced, which is told."""
+    outputs = np.arange(20_000, dtype=np.float32).reshape(10_000, 2)
+    failed, done, later = (job.id for job in SMALL.jobs[:3])
+    with begin(root) as store:
+        finish(store, failed, status="failed", outputs=outputs)
+        finish(store, done, outputs=outputs)
+    with RunStore.read(root) as old, begin(root) as store:
+        with RunStore.read(root) as new:
+            assert finish(store, later, outputs=2 * outputs)
+            np.testing.assert_array_equal(new.results()[done].outputs, outputs)
+            assert set(new.results()) == {done}
+        with pytest.raises(StorageError, match=f"{failed} was trained again.*Look again"):
+            old.results()
+        assert old.finished() == {failed: "failed", done: "done"}
+
+
+def test_a_reader_keeps_nobody_from_writing(root: Path) -> None:
+    begin(root).close()
+    with RunStore.read(root):
+        started = time.monotonic()
+        with begin(root) as store:
+            finish(store, FIRST)
+        assert time.monotonic() - started < database.BUSY_SECONDS / 2
+
+
+PEAK = """
+import resource, sys
+from asynckfold.cli import main
+code = main(["status", sys.argv[1]])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+sys.exit(code)
+"""
+
+
+def test_the_memory_of_a_reader_does_not_grow_with_the_run(root: Path, tmp_path: Path) -> None:
+    def peak(folder: Path) -> int:
+        words = [sys.executable, "-c", PEAK, folder]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
+        return int(done.stdout.splitlines()[-1]) << 10
+
+    small = tmp_path / "small"
+    begin(small).close()
+    with begin(root, MANY) as store:
+        for job in MANY.jobs[:100]:
+            finish(store, job.id, outputs=np.ones((200_000, 2), np.float32))
+    size = (root / "run.db").stat().st_size
+    assert size > 150 << 20
+    # Here: 50 MiB, and 8 more for slices of results.
+    assert peak(root) - peak(small) < size // 4
+
+
+def test_tables_stay_in_memory_where_there_is_no_room_for_temporary_files(root: Path) -> None:
+    with begin(root) as store:
+        finish(store, FIRST)
+        for number in range(2000):
+            store.event("note", f"{number} {'x' * 1000}")
+    code = (
+        "import resource, signal, sys\n"
+        "from asynckfold.store import RunStore, snapshot\n"
+        "snapshot.CACHE_KIB = 100\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
+        "print(len(RunStore.read(sys.argv[1]).events()))"
+    )
+    words = [sys.executable, "-c", code, root]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "2000\n", done.stderr
 
 
 READ_ONLY = """

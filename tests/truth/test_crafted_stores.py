@@ -36,7 +36,7 @@ from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.report import page
 from asynckfold.scheduling.wait_reasons import Wait
-from asynckfold.store import Placed, RunStore, Waiting, database
+from asynckfold.store import Placed, RunStore, Waiting, snapshot
 from asynckfold.store.integrity import checksum
 from asynckfold.store.layout import MOST_PATH, path_problems
 from asynckfold.store.records import CheckpointRef, result_of
@@ -421,22 +421,12 @@ def test_a_file_of_nothing_takes_no_memory(copy: Path, grow: Callable[[Path], No
     assert found.stderr.count("\n") == 1
 
 
-def test_a_large_run_is_looked_through_and_read(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What bounds a large file refuses no sound one: neither its look-through nor the deadline."""
-    monkeypatch.setattr(database, "LARGE", 1)
-    monkeypatch.setattr(database, "SLICE_PAGES", 1)
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
+def test_a_large_run_of_many_slices_is_read(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What bounds a large file refuses no sound one."""
+    monkeypatch.setattr(snapshot, "LARGE", 1)
+    monkeypatch.setattr(snapshot, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(snapshot, "CACHE_KIB", 1)
     assert told("status", copy)[0] == 0
-
-
-def test_a_run_that_does_not_fit_says_so(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "free_memory", lambda: 10_000)
-    code, text = told("status", copy)
-    assert code == 5
-    assert "10,000 are free" in text
-    assert len(text.splitlines()) == 1
 
 
 def test_a_refit_that_leads_back_is_not_followed(copy: Path) -> None:
