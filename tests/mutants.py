@@ -90,7 +90,7 @@ MUTATIONS = (
     Mutation(
         "a temporary file is never removed",
         "store/run_store.py",
-        "        self._settle()\n",
+        "        _remove_leftovers(self)\n",
         "        pass\n",
         f"{DAMAGE}::test_what_a_crash_left_is_removed_and_nothing_else",
     ),
@@ -159,14 +159,14 @@ MUTATIONS = (
     ),
     Mutation(
         "no look at the folder before a commit",
-        "store/run_store.py",
-        "        if not there:\n",
+        "store/run_file.py",
+        "        if not is_there:\n",
         "        if False:\n",
         f"{PROCESSES}::test_a_folder_that_goes_away_is_noticed_at_the_next_commit",
     ),
     Mutation(
         "a child may close what is its parent's",
-        "store/run_store.py",
+        "store/run_file.py",
         "os.register_at_fork(after_in_child=_abandon_all)\n",
         "",
         f"{PROCESSES}::test_a_child_of_the_holder_cannot_touch_the_run",

@@ -14,7 +14,7 @@ from asynckfold.planning.thread_choice import Choice, Workload, requests
 from asynckfold.planning.thread_search import Prediction
 from asynckfold.results.utilization import decided_of
 from asynckfold.scheduling.simulate import Simulation, VirtualMachine, simulate
-from asynckfold.store import RunStore
+from asynckfold.store import RunReader
 from asynckfold.store.database import decoding
 
 
@@ -94,7 +94,7 @@ def foreseen(work: Workload, choice: Choice, grouping: Grouping) -> Choice:
     return replace(choice, prediction=Prediction.of(forecast(work, choice, grouping).simulation))
 
 
-def forecast_of(store: RunStore) -> Forecast | None:
+def forecast_of(store: RunReader) -> Forecast | None:
     """Return what was foreseen for a run; None where that was not recorded."""
     decided = decided_of(store)
     if decided is None:

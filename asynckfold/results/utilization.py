@@ -12,7 +12,7 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Result, job_by_id
 from asynckfold.planning.thread_choice import Choice
 from asynckfold.planning.thread_search import Prediction
-from asynckfold.store import Attempt, RunStore
+from asynckfold.store import Attempt, RunReader
 from asynckfold.store.database import decoding
 
 _Group = tuple[str, ...]
@@ -93,12 +93,12 @@ class Packing:
     models: tuple[ModelAccount, ...]
 
 
-def packing_of(store: RunStore) -> Packing | None:
+def packing_of(store: RunReader) -> Packing | None:
     """Return how a run was packed, so far; None before a process began its first attempt."""
     attempts = store.attempts()
     if not attempts:
         return None
-    ends = _ends(attempts, store.session_ends())
+    ends = _ends(attempts, {item.session: item.end for item in store.sessions()})
     groups = _groups(store.plan)
     held = _held(attempts, ends, groups)
     if not held:
@@ -123,7 +123,7 @@ def packing_of(store: RunStore) -> Packing | None:
     )
 
 
-def decided_of(store: RunStore) -> Choice | None:
+def decided_of(store: RunReader) -> Choice | None:
     """Return what was decided for a run.
 
     Raises

@@ -28,12 +28,14 @@ numbers.
 from __future__ import annotations
 
 from asynckfold.store.layout import job_folder
+from asynckfold.store.reader import RunReader
 from asynckfold.store.records import (
     Attempt,
     CheckpointRef,
     Event,
     Placed,
     Sample,
+    SessionTimes,
     Waiting,
 )
 from asynckfold.store.refusing import refuse_other
@@ -44,8 +46,10 @@ __all__ = [
     "CheckpointRef",
     "Event",
     "Placed",
+    "RunReader",
     "RunStore",
     "Sample",
+    "SessionTimes",
     "Waiting",
     "job_folder",
     "refuse_other",

@@ -59,6 +59,17 @@ def network_of(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str
     return ""
 
 
+def network_notes(root: Path) -> tuple[str, ...]:
+    """Return what a user should know about the file system of a run."""
+    name = network_of(root)
+    if not name:
+        return ()
+    return (
+        f"{root} is on {name}, where locks and fsync are only as good as the server: prefer a "
+        "local disk, and start no second run in it from another machine",
+    )
+
+
 def job_folder(root: Path, job: Job) -> Path:
     """Return the folder of a job's checkpoints and log."""
     repeat = [f"repeat-{job.repeat}"] if job.repeated else []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,35 @@ class Sample:
     cores: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class SessionTimes:
+    """When a session ended, and how long it packed jobs.
+
+    Parameters
+    ----------
+    session : int
+        Its number, from 1.
+    end : float
+        Run seconds of its last commit.
+    packed_seconds : float
+        Wall time of its packed part: without preparation and the serial baseline.
+    """
+
+    session: int
+    end: float
+    packed_seconds: float
+
+
+def attempt_of(
+    row: Sequence[Any], changes: Sequence[tuple[float, tuple[int, ...]]] = ()
+) -> Attempt:
+    """Return the attempt that a row of ``attempts`` holds."""
+    job_id, attempt, session, started, ended, outcome, cores, threads, device, *rest = row
+    pid, expected, error = rest
+    where = cores_of(cores), threads, device, pid, math.nan if expected is None else expected
+    return Attempt(job_id, attempt, session, started, ended, outcome, *where, error, tuple(changes))
+
+
 def placed_text(attempt: int, placed: Placed) -> str:
     """Return an attempt's placing as the text of its event."""
     waits = [[round(wait.seconds, 3), wait.kind, wait.text] for wait in placed.waits]
@@ -198,6 +228,36 @@ def epochs_text(result: Result) -> str:
     stages = [asdict(item) for item in result.pretraining]
     averaged = [asdict(result.averaged)] if result.averaged else []
     return json.dumps([*averaged, *stages, *map(astuple, result.epochs)])
+
+
+def result_row(result: Result) -> tuple[Any, ...]:
+    """Return a result as a row of ``results``, with the digest of what is stored."""
+    outputs = result.outputs
+    if outputs is not None:
+        outputs = np.ascontiguousarray(outputs, np.float32)
+        result = replace(result, outputs=outputs)
+    return (
+        result.job_id,
+        result.attempt,
+        result.status,
+        json.dumps({name: float(value) for name, value in result.scores.items()}),
+        epochs_text(result),
+        None if outputs is None else outputs.tobytes(),
+        None if outputs is None else json.dumps(outputs.shape),
+        result.weights,
+        result.fit_seconds,
+        result.score_seconds,
+        result.peak_memory,
+        result.pid,
+        json.dumps(list(result.cores)),
+        result.threads,
+        result.device,
+        result.started,
+        result.ended,
+        result.error,
+        result.traceback,
+        result.digest,
+    )
 
 
 def result_of(row: Sequence[Any]) -> Result:

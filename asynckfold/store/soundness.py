@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from asynckfold.jobs.decoding import decoded
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, ENDED, Result
@@ -138,3 +139,16 @@ def check_outputs(plan: Plan, folds: Sequence[Fold], results: Mapping[str, Resul
             raise ValueError(f"the outputs of {job.id[:60]} are not those of its held-out samples")
         if shapes.setdefault(job.candidate, shape[1:]) != shape[1:]:
             raise ValueError(f"the outputs of {job.candidate[:60]} differ in shape between folds")
+
+
+def check_about(about: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the parts that are used have their types; the rest is only shown."""
+    words = about.get("cli") or []
+    decoded(list[str], list(words) if isinstance(words, (list, tuple)) else words, "about.cli")
+    command = about.get("command") or []
+    if not isinstance(command, str):
+        decoded(list[str], command, "about.command")
+    decoded(str, about.get("folder", ""), "about.folder")
+    decoded(dict[str, Any], about.get("decision") or {}, "about.decision")
+    if any("\0" in text for text in (*words, about.get("folder", ""))):
+        raise ValueError("about has a word that no command line can have")

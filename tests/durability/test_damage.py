@@ -60,7 +60,7 @@ def everything(root: Path) -> dict[str, Any]:
             "checkpoints": [store.checkpoints(job.id) for job in PLAN.jobs],
             "events": store.events(),
             "samples": store.samples(),
-            "seconds": store.packed_seconds(),
+            "sessions": store.sessions(),
             "counts": store.counts(),
         }
 
@@ -178,7 +178,7 @@ def test_a_result_that_is_changed_while_the_run_is_held_is_told(root: Path) -> N
         with pytest.raises(StoreCorruptError, match=f"1 rows of results .*{JOB.id}"):
             RunStore.read(root)
         with pytest.raises(StoreCorruptError, match=f"the result of {JOB.id} is not what was"):
-            store.results()
+            store.reader.results()
 
 
 def test_a_result_that_is_gone_is_told(finished: Path, root: Path) -> None:
@@ -205,10 +205,10 @@ def begun(root: Path) -> RunStore:
 def half(root: Path, finished: Path) -> Path:
     """A run whose first job has two checkpoints and no result."""
     shutil.copytree(finished, root)
-    with RunStore.hold(root) as store, store._transaction():
-        store._execute("DELETE FROM results")
-        store._execute("UPDATE attempts SET outcome = 'died'")
-        store._seal("attempts", "TRUE")
+    with RunStore.hold(root) as store, store.file.transaction():
+        store.file.execute("DELETE FROM results")
+        store.file.execute("UPDATE attempts SET outcome = 'died'")
+        store.file.write_checksums("attempts", "TRUE")
     return root
 
 
@@ -247,15 +247,15 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
     damage(path)
     damaged = path.read_bytes() if path.is_file() else None
     with begun(half) as store:
-        assert store.checkpoints(JOB.id) == [older]
-        (event,) = (item for item in store.events() if item.kind == "damage")
+        assert store.reader.checkpoints(JOB.id) == [older]
+        (event,) = (item for item in store.reader.events() if item.kind == "damage")
         assert event.job_id == JOB.id
         assert newest.file in event.text
     if damage in (cut, flip, swap):
         assert path.with_name(f"{path.name}.bad").read_bytes() == damaged
         assert not path.exists()
     with begun(half) as store:
-        assert len([item for item in store.events() if item.kind == "damage"]) == 1
+        assert len([item for item in store.reader.events() if item.kind == "damage"]) == 1
     with Path(os.devnull).open("wb") as nowhere:
         assert work(half, nowhere.fileno()) == golden
 
@@ -280,11 +280,11 @@ def test_both_checkpoints_damaged_begin_anew(half: Path, golden: str) -> None:
 def test_a_row_that_names_a_file_elsewhere_touches_nothing(half: Path, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     canary.write_text("mine")
-    with RunStore.hold(half) as store, store._transaction():
-        store._execute("UPDATE checkpoints SET file = '../canary' WHERE epoch = 3")
-        store._seal("checkpoints", "epoch = 3")
+    with RunStore.hold(half) as store, store.file.transaction():
+        store.file.execute("UPDATE checkpoints SET file = '../canary' WHERE epoch = 3")
+        store.file.write_checksums("checkpoints", "epoch = 3")
     with begun(half) as store:
-        assert [ref.epoch for ref in store.checkpoints(JOB.id)] == [2]
+        assert [ref.epoch for ref in store.reader.checkpoints(JOB.id)] == [2]
     assert canary.read_text() == "mine"
     assert list(tmp_path.glob("*.bad")) == []
 
@@ -334,7 +334,7 @@ def test_a_writer_of_an_earlier_session_is_refused(root: Path) -> None:
         assert new > old
         assert not store.record(make_result(JOB.id, old, weights="late"))
         assert store.record(make_result(JOB.id, new))
-        assert store.results()[JOB.id].weights == "weights"
+        assert store.reader.results()[JOB.id].weights == "weights"
 
 
 def test_attempts_grow_over_sessions_and_failures(root: Path) -> None:

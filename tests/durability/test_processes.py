@@ -118,7 +118,7 @@ def test_a_lock_file_of_a_dead_run_is_taken_and_the_stranger_it_names_left_alone
     with subprocess.Popen(["sleep", "60"]) as stranger:
         (root / "run.lock").write_text(f'{{"pid": {stranger.pid}, "host": "x", "started": "y"}}')
         with RunStore.hold(root) as store:
-            assert (store.holder() or {})["pid"] == os.getpid()
+            assert (store.reader.holder() or {})["pid"] == os.getpid()
         assert stranger.poll() is None
         stranger.kill()
 
@@ -157,10 +157,9 @@ def test_a_network_file_system_is_named(tmp_path: Path, kind: str, found: str) -
 
 
 def test_a_network_file_system_is_a_note(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asynckfold.store.run_store.network_of", lambda folder: "nfs4")
-    with begin(root) as store:
-        (note,) = store.notes
-    assert f"{root} lies on nfs4" in note
+    monkeypatch.setattr(layout, "network_of", lambda folder: "nfs4")
+    (note,) = layout.network_notes(root)
+    assert f"{root} is on nfs4" in note
     assert "prefer a local disk" in note
 
 
@@ -210,7 +209,7 @@ def test_commits_come_between_the_slices_of_a_snapshot(
             finish(store, job_id, outputs=outputs)
         with RunStore.read(root) as reader:
             monkeypatch.undo()
-            assert set(store.results()) == {*before, *after}
+            assert set(store.reader.results()) == {*before, *after}
             found = reader.results()
             assert set(found) == set(before)
             assert reader.counts()["done"] == len(reader.attempts()) == 3
@@ -252,7 +251,7 @@ def test_outputs_are_read_later_from_a_run_that_goes_on(root: Path) -> None:
             assert finish(store, later, outputs=2 * outputs)
             np.testing.assert_array_equal(new.results()[done].outputs, outputs)
             assert set(new.results()) == {done}
-        with pytest.raises(StorageError, match=f"{failed} was trained again.*Look again"):
+        with pytest.raises(StorageError, match=f"{failed} was retried.*Read it again"):
             old.results()
         assert old.finished() == {failed: "failed", done: "done"}
 
@@ -401,7 +400,7 @@ def test_a_folder_that_goes_away_is_noticed_at_the_next_commit(
         assert not root.exists(), "half a run was made anew"
     if fate != "removed":
         with begin(elsewhere) as store:
-            assert set(store.results()) == {FIRST}
+            assert set(store.reader.results()) == {FIRST}
             assert finish(store, SECOND)
 
 
@@ -440,7 +439,7 @@ def test_copies_of_a_running_run_open_or_are_refused(root: Path) -> None:
             found.append(results)
         writer.kill()
     with begin(root, MANY) as store:
-        final = {name: item.digest for name, item in store.results().items()}
+        final = {name: item.digest for name, item in store.reader.results().items()}
     assert all(copied.items() <= final.items() for copied in found)
     print(f"\n{opened} copies opened, {refused} refused")
     assert opened + refused == wanted
@@ -470,10 +469,10 @@ print('done')
         "sys.exit()",
         "store.close(); sys.exit()",
         "del store; import gc; gc.collect(); sys.exit()",
-        "store._db = None; sys.exit()",
+        "store.file.connection = None; sys.exit()",
         "store.event('note', 'from the child')",
         "store.flush()",
-        "store.results()",
+        "store.reader.results()",
         "finish(store, PLAN.jobs[2].id)",
     ],
 )

@@ -40,7 +40,8 @@ from asynckfold.results.report.sentences import ran_on
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.elastic import Elastic, steps_of, stretched, worth
-from asynckfold.store import RunStore
+from asynckfold.store import RunReader, RunStore
+from asynckfold.store.records import HELD, held_text
 from asynckfold.sweep.loop import Sweep
 from asynckfold.system.file_descriptors import nameless_file
 from asynckfold.system.heartbeat import Pulse, Pulses
@@ -280,7 +281,7 @@ Steps = Mapping[str, Sequence[float]]
 
 
 def sweep_in(store: RunStore, world: World, steps: Steps | None = None, **changes: Any) -> Sweep:
-    seconds = {job.id: float(9 - number) for number, job in enumerate(store.plan.jobs)}
+    seconds = {job.id: float(9 - number) for number, job in enumerate(store.reader.plan.jobs)}
     requests = changes.pop("requests", {name: Request(name, seconds[name]) for name in seconds})
     return Sweep(
         store, world, world.inbox, requests, lambda result: result, Recording(), world.clock,
@@ -289,14 +290,14 @@ def sweep_in(store: RunStore, world: World, steps: Steps | None = None, **change
 
 
 def names_of(store: RunStore) -> list[str]:
-    return [job.id for job in store.plan.jobs]
+    return [job.id for job in store.reader.plan.jobs]
 
 
 def cores_of(world: World) -> dict[str, set[int]]:
     return {job.task.job.id: job.cores for job in world.running.values()}
 
 
-def kinds_in(store: RunStore) -> list[str]:
+def kinds_in(store: RunReader) -> list[str]:
     return [event.kind for event in store.events()]
 
 
@@ -336,22 +337,22 @@ def test_jobs_grow_onto_cores_that_became_free_and_give_them_back(store: RunStor
     world.now += 5
     sweep.step(0.001)  # the retry is due, and waits for the core that is asked for
     assert names[4] not in cores_of(world)
-    assert store.waiting is not None
-    assert store.waiting.jobs == {"cores: 4 of 4 busy with own jobs": 1}
+    assert store.reader.waiting is not None
+    assert store.reader.waiting.jobs == {"cores: 4 of 4 busy with own jobs": 1}
     for job in list(world.running.values()):
         world.obey(job)
     sweep.step(0.001)
     sweep.step(0.001)
     assert names[4] in cores_of(world)
-    assert {"grown", "shrunk"} <= set(kinds_in(store))
+    assert {"grown", "shrunk"} <= set(kinds_in(store.reader))
     for future in list(world.running):
         world.end(future)
     sweep.run()
-    assert store.counts()["done"] == 6
-    attempts = {item.job_id: item for item in store.attempts() if item.attempt == 1}
+    assert store.reader.counts()["done"] == 6
+    attempts = {item.job_id: item for item in store.reader.attempts() if item.attempt == 1}
     assert attempts[names[0]].cores == (0,)
     assert attempts[names[0]].changes[0][1] == (0, 3)
-    assert store.results()[names[0]].threads == 1
+    assert store.reader.results()[names[0]].threads == 1
 
 
 @pytest.mark.parametrize("steps", [None, {}, NEVER])
@@ -366,8 +367,8 @@ def test_nothing_changes_where_it_was_not_asked_for_or_does_not_pay(
             world.end(next(iter(world.running)))
     sweep.run()
     assert all(job.asks == 0 for job in world.running.values())
-    assert {*kinds_in(store)}.isdisjoint(("grown", "shrunk"))
-    assert all(item.changes == () for item in store.attempts())
+    assert {*kinds_in(store.reader)}.isdisjoint(("grown", "shrunk"))
+    assert all(item.changes == () for item in store.reader.attempts())
 
 
 def test_a_job_gives_back_what_others_came_to(store: RunStore) -> None:
@@ -406,7 +407,7 @@ def test_a_job_gives_back_what_others_came_to(store: RunStore) -> None:
     sweep.step(0.001)
     assert (len(job.cores), job.threads) == (1, 1)
     # It gave back twice within a minute: only then it takes them again.
-    assert kinds_in(store).count("shrunk") == MOST_CHANGES
+    assert kinds_in(store.reader).count("shrunk") == MOST_CHANGES
     world.idle = (0, 1, 2, 3)
     for _ in range(3):
         sweep.step(0.001)
@@ -417,7 +418,7 @@ def test_a_job_gives_back_what_others_came_to(store: RunStore) -> None:
     assert job.cores == {0, 1, 2, 3}
     world.end(future)
     sweep.run()
-    assert store.counts()["done"] == 6
+    assert store.reader.counts()["done"] == 6
 
 
 def test_an_answer_to_an_earlier_ask_frees_nothing(store: RunStore) -> None:
@@ -430,7 +431,7 @@ def test_an_answer_to_an_earlier_ask_frees_nothing(store: RunStore) -> None:
         world.end(list(world.running)[1])
         sweep.step(0.001)
         sweep.step(0.001)
-    while len(store.finished()) < 5:
+    while len(store.reader.finished()) < 5:
         world.end(list(world.running)[1])
         sweep.step(0.001)
         sweep.step(0.001)
@@ -453,7 +454,7 @@ def test_an_answer_to_an_earlier_ask_frees_nothing(store: RunStore) -> None:
 def two_left(store: RunStore, world: World, sweep: Sweep) -> Job:
     """Let all jobs end but the first, on one of two cores; return that."""
     sweep.step(0.001)
-    while len(store.finished()) < 5:
+    while len(store.reader.finished()) < 5:
         world.end(list(world.running)[1])
         sweep.step(0.001)
         sweep.step(0.001)
@@ -468,9 +469,9 @@ def test_what_makes_a_job_slower_is_given_back_for_good(store: RunStore) -> None
     for _ in range(99):
         world.obey(job)
         sweep.step(0.001)
-    assert kinds_in(store) == ["grown", "shrunk"]
+    assert kinds_in(store.reader) == ["grown", "shrunk"]
     assert (job.threads, job.cores) == (1, {0})
-    assert "with more it was slower" in store.events()[-1].text
+    assert "with more it was slower" in store.reader.events()[-1].text
     world.end(next(iter(world.running)))
     sweep.run()
 
@@ -525,7 +526,7 @@ def test_a_job_on_a_gpu_and_one_that_was_short_of_memory_do_not_grow(store: RunS
         assert world.running[future].cores == {0}
         world.end(future)
     sweep.run()
-    assert "grown" not in kinds_in(store)
+    assert "grown" not in kinds_in(store.reader)
 
 
 def test_a_group_grows_as_one(group_store: RunStore) -> None:
@@ -541,7 +542,7 @@ def test_a_group_grows_as_one(group_store: RunStore) -> None:
         world.obey(world.running[group])
     assert world.running[group].cores == {0, 1, 2}
     assert world.running[group].threads == 3
-    held = {item.job_id: item.last_cores for item in group_store.attempts()}
+    held = {item.job_id: item.last_cores for item in group_store.reader.attempts()}
     assert held == {**dict.fromkeys(GROUP, held[GROUP[0]]), ALONE: (1,)}
     assert {*held[GROUP[0]]} == {0, 1, 2}
     sweep.leave()
@@ -576,11 +577,11 @@ def test_no_core_is_held_twice_whatever_happens(
 def happens(
     store: RunStore, actions: Sequence[tuple[str, int]], threads: Sequence[int], yields: bool
 ) -> None:
-    store._db.execute("PRAGMA synchronous=OFF")
+    store.file.connection.execute("PRAGMA synchronous=OFF")
     world = World()
     requests = {
         job.id: Request(job.id, float(number), count, memory=10)
-        for number, (job, count) in enumerate(zip(store.plan.jobs, threads, strict=True))
+        for number, (job, count) in enumerate(zip(store.reader.plan.jobs, threads, strict=True))
     }
     sweep = sweep_in(store, world, PAYS, requests=requests, yields=yields)
     for what, which in actions:
@@ -612,7 +613,7 @@ def happens(
         if world.running and all(job.obeyed == job.asks for job in world.running.values()):
             world.end(next(iter(world.running)))
     assert not sweep.unfinished, "it does not end"
-    assert store.counts()["pending"] == 0
+    assert store.reader.counts()["pending"] == 0
 
 
 # Real workers
@@ -816,16 +817,16 @@ def test_cores_that_were_lent_are_counted_and_drawn(root: Path) -> None:
         store.start_attempt(other, (1,), 1, "cpu", 5.0)
         store.clock = 3.0
         store.end_attempt(other, 1, "died")
-        store.note_cores(name, number, (0, 1))
+        store.event(HELD, held_text(number, (0, 1)), name)
         store.clock = 7.0
-        store.note_cores(name, number, (1,))
+        store.event(HELD, held_text(number, (1,)), name)
         store.clock = 8.0
         store.record(Result(name, number, DONE, {"accuracy": 1.0}))
-        store.note_software({ELASTIC: "yes"})
-        assert "held" not in kinds_in(store)
-        found = packing_of(store)
-        (item,) = [item for item in store.attempts() if item.job_id == name]
-        bars = summarize(store).bars
+        store.set_software({ELASTIC: "yes"})
+        assert "held" not in kinds_in(store.reader)
+        found = packing_of(store.reader)
+        (item,) = [item for item in store.reader.attempts() if item.job_id == name]
+        bars = summarize(store.reader).bars
     assert item.changes == ((3.0, (0, 1)), (7.0, (1,)))
     assert (item.cores, item.last_cores) == ((0,), (1,))
     assert found is not None
@@ -846,7 +847,7 @@ def test_status_says_what_a_running_job_holds_now(
     with RunStore.hold(root) as store:
         store.begin(PLAN, FOLDS, TARGETS)
         number = store.start_attempt("A/cosine/fold-0", (0,), 1, "cpu", 5.0)
-        store.note_cores("A/cosine/fold-0", number, (0, 1))
+        store.event(HELD, held_text(number, (0, 1)), "A/cosine/fold-0")
         store.flush()
         assert main(["status", str(root), "--json"]) == 0
         (job,) = json.loads(capsys.readouterr().out)["running_jobs"]

@@ -39,7 +39,7 @@ from asynckfold.scheduling.wait_reasons import Wait
 from asynckfold.store import Placed, RunStore, Waiting, snapshot
 from asynckfold.store.integrity import checksum
 from asynckfold.store.layout import MOST_PATH, path_problems
-from asynckfold.store.records import CheckpointRef, result_of
+from asynckfold.store.records import HELD, CheckpointRef, held_text, result_of
 from asynckfold.store.schema import COLUMNS, TYPES
 from tests.cli.test_output import is_clean
 from tests.records import PLAN, begin, finish
@@ -89,11 +89,11 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with something in every table, and names that would move the cursor."""
     root = write_run(tmp_path_factory.mktemp("crafted") / "run", RUN)
     with RunStore.hold(root) as store:
-        first = store.plan.jobs[-1].id
-        number = store.start_attempt(first, (0,), 1, "cpu", 2.0)
-        store.note_placed(first, number, Placed(1 << 20, (Wait(1.0, "cores", EVIL),)))
-        store.note_cores(first, number, (0, 1))
-        store.note_waiting(Waiting((0, 1), (), (), {EVIL: 1}))
+        first = store.reader.plan.jobs[-1].id
+        placed = Placed(1 << 20, (Wait(1.0, "cores", EVIL),))
+        number = store.start_attempt(first, (0,), 1, "cpu", 2.0, placed)
+        store.event(HELD, held_text(number, (0, 1)), first)
+        store.set_waiting(Waiting((0, 1), (), (), {EVIL: 1}))
         store.checkpoint(CheckpointRef(first, number, 1, 0, "a/checkpoint-1.safetensors", "0", 9))
         store.epoch(first, number, Epoch(1, math.nan, math.inf, None, 1e-3, 0.5))
         store.flush()
@@ -182,9 +182,9 @@ def look(root: Path, *, everything: bool = True) -> dict[str, int]:
 def begin_again(root: Path) -> None:
     """Take the run and begin, as a call with the same arguments would."""
     with contextlib.suppress(AsyncKFoldError), RunStore.hold(root) as store:
-        folds, targets = store.splits()
-        store.begin(store.plan, folds, targets)
-        store.counts(), store.attempts(), store.results()
+        folds, targets = store.reader.splits()
+        store.begin(store.reader.plan, folds, targets)
+        store.reader.counts(), store.reader.attempts(), store.reader.results()
 
 
 def test_the_honest_run_is_read_and_shown_clean(
