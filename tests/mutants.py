@@ -123,7 +123,7 @@ MUTATIONS = (
         f"{DAMAGE}::test_a_result_that_is_changed_while_the_run_is_held_is_told",
     ),
     Mutation(
-        "no seals",
+        "no checksums",
         "store/integrity.py",
         "    if changed:\n",
         "    if False:\n",
@@ -174,7 +174,7 @@ MUTATIONS = (
     Mutation(
         "a half copied result is not missed",
         "store/integrity.py",
-        "    row = db.execute(_LACKING).fetchone()\n",
+        "    row = db.execute(_WITHOUT_RESULT).fetchone()\n",
         "    row = None\n",
         f"{DAMAGE}::test_a_result_that_is_gone_is_told",
     ),

@@ -1,4 +1,4 @@
-"""Opening ``run.db``, and what SQLite's errors mean."""
+"""Opening ``run.db`` for its holder, and what SQLite's errors mean."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from asynckfold.jobs.decoding import FAULTS
 from asynckfold.store.integrity import checksum, verify
 from asynckfold.store.layout import DATABASE, SPLITS
 from asynckfold.store.schema import SCHEMA
-from asynckfold.system.files import open_plain, storage_error
+from asynckfold.system.files import open_plain, reading_error, storage_error
 from asynckfold.system.plain_text import one_line
 
 BUSY_SECONDS = 10.0
-"""How long one process waits for the other, which normally takes milliseconds."""
+"""How long one process waits for another's lock, which is normally held for milliseconds."""
 
 BUSY = "database is locked"
 
@@ -30,17 +30,17 @@ _DISK_FAULTS = {
     "unable to open database file": errno.EACCES,
     BUSY: errno.EAGAIN,
 }
-"""What SQLite says when it is the disk that refuses; anything else means that the file is bad."""
+"""SQLite's messages when the disk refuses; any other error means that the file is damaged."""
 
 SQLITE_FAULTS = (sqlite3.DatabaseError, UnicodeDecodeError)
 """Where a name in the file is damaged, sqlite3 fails to decode SQLite's own message."""
 
 
 def connect(root: Path) -> sqlite3.Connection:
-    """Open the database of a run for its holder, making it if there is none."""
+    """Open the database of a run for its holder, creating it if there is none."""
     path = root / DATABASE
     check_files(root)
-    _make_private(path)
+    _create_private(path)
     try:
         db = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
@@ -58,13 +58,7 @@ def connect(root: Path) -> sqlite3.Connection:
 
 
 def check_files(root: Path) -> None:
-    """Refuse what is no plain file: SQLite would follow a link, and wait for a FIFO.
-
-    Raises
-    ------
-    StoreCorruptError
-        Names the first of them.
-    """
+    """Raise StoreCorruptError for links and FIFOs: SQLite would follow or wait for them."""
     for ending in ("", "-journal", "-wal", "-shm"):
         path = root / f"{DATABASE}{ending}"
         try:
@@ -72,16 +66,16 @@ def check_files(root: Path) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise storage_error(error, path) from error
+            raise reading_error(error, path) from error
         if not stat.S_ISREG(mode):
             raise StoreCorruptError(
-                f"{path} is no plain file, as one of a run is: it was not opened. Remove it, or "
-                "put the run back from a copy"
+                f"{path} is no plain file and was not opened. Remove it, or restore the run from "
+                "a copy"
             )
 
 
-def _make_private(path: Path) -> None:
-    """Make the file before SQLite does, which would let others read it; journals follow it."""
+def _create_private(path: Path) -> None:
+    """Create the file before SQLite would, readable by its owner only; journals follow it."""
     try:
         os.close(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -93,17 +87,17 @@ def _make_private(path: Path) -> None:
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Make the tables of a new run, or check an old one."""
+    """Create the tables of a new run, or check an old one."""
     db.execute("PRAGMA journal_mode=DELETE")
     db.execute("PRAGMA synchronous=EXTRA")
-    # Else a large statement would need a folder for temporary files, which may be unwritable.
+    # Large statements must not depend on a writable folder for temporary files.
     db.execute("PRAGMA temp_store=MEMORY")
-    db.create_function("seal", -1, checksum, deterministic=True)
+    db.create_function("checksum", -1, checksum, deterministic=True)
     if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone() != (0,):
         verify(db, path)
     elif (path.parent / SPLITS).exists():
         raise StoreCorruptError(
-            f"{path.parent} holds a run whose run.db is gone or empty. Put it back from a copy, or "
+            f"{path.parent} holds a run whose run.db is gone or empty. Restore it from a copy, or "
             "use another folder"
         )
     else:
@@ -113,11 +107,11 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 def from_sqlite(
     error: Exception, root: Path, disk_error: Callable[[OSError, Path], Exception] = storage_error
 ) -> Exception:
-    """Return what an error of SQLite means: the disk refused, the file is bad, or our mistake."""
+    """Translate an error of SQLite: the disk refused, the file is damaged, or it is our bug."""
     path = root / DATABASE
     number = _DISK_FAULTS.get(str(error))
     if number == errno.EAGAIN:
-        return StorageError(number, f"{path} is held by another process in a commit. Try again")
+        return StorageError(number, f"{path} is locked by another process's commit. Try again")
     if number is not None:
         return disk_error(OSError(number, os.strerror(number)), path)
     told = (sqlite3.OperationalError, UnicodeDecodeError)
@@ -128,8 +122,8 @@ def from_sqlite(
 
 @contextmanager
 def decoding(root: Path) -> Iterator[None]:
-    """What cannot be decoded was not written by us."""
+    """Raise StoreCorruptError where values of ``run.db`` cannot be decoded."""
     try:
         yield
     except FAULTS as error:
-        raise StoreCorruptError(f"{root / 'run.db'} is damaged: {one_line(str(error))}") from error
+        raise StoreCorruptError(f"{root / DATABASE} is damaged: {one_line(str(error))}") from error

@@ -129,7 +129,7 @@ class RunReader(Closing):
         columns = COLUMNS["results"].replace("outputs", "NULL")
         for *row, digest in self.file.rows(f"SELECT {columns} FROM results"):
             if row[_SHAPE] is not None:
-                row[_SHAPE - 1] = self._outputs(row[0])
+                row[_SHAPE - 1] = _outputs(self.file, row[0])
             with decoding(self.root):
                 result = result_of(row)
                 check_result(result)
@@ -140,14 +140,6 @@ class RunReader(Closing):
             with decoding(self.root):
                 check_outputs(self.plan, folds, found)
         return found
-
-    def _outputs(self, job_id: str) -> Any:
-        rows = self.file.rows("SELECT outputs FROM main.results WHERE job_id = ?", (job_id,))
-        if not rows:
-            raise StorageError(
-                errno.EAGAIN, f"{self.root}: {job_id} was retried in the meantime. Read it again"
-            )
-        return rows[0][0]
 
     def finished(self) -> dict[str, str]:
         """Return the status of each job that has a result."""
@@ -265,3 +257,12 @@ class RunReader(Closing):
     def holder(self) -> dict[str, Any] | None:
         """Return who holds the run (pid, host, start), or None when nobody does."""
         return holder_of(self.root)
+
+
+def _outputs(file: RunFile, job_id: str) -> Any:
+    rows = file.rows("SELECT outputs FROM main.results WHERE job_id = ?", (job_id,))
+    if not rows:
+        raise StorageError(
+            errno.EAGAIN, f"{file.root}: {job_id} was retried in the meantime. Read it again"
+        )
+    return rows[0][0]

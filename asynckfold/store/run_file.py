@@ -168,7 +168,7 @@ class RunFile:
 
     def write_checksums(self, table: str, where: str, values: Sequence[Any] = ()) -> None:
         """Update the checksums of rows that were inserted or changed."""
-        self.execute(f"UPDATE {table} SET seal = seal({COLUMNS[table]}) WHERE {where}", values)
+        self.execute(f"UPDATE {table} SET seal = checksum({COLUMNS[table]}) WHERE {where}", values)
 
     def begin(self) -> None:
         """Open a transaction, unless one is open."""

@@ -1,15 +1,15 @@
-"""What a reader sees of ``run.db``: one moment of it, without holding up the writer.
+"""A consistent snapshot of ``run.db`` that never holds up its writer.
 
 ::
 
-    one transaction        every table but results  ──► temporary tables      the moment
+    one transaction        every table but results  ──► temporary tables      defines the moment
     slices of 5 ms         results                  ──► checked; all but their outputs kept
     on demand              the outputs of one result    from run.db, which is only read
 
-A result never changes once it is recorded, so its outputs, nearly all of a large file, can stay
-where they are. Only a new session deletes results, those that failed; a reader that notices one
-starts again. SQLite keeps temporary tables in a nameless file as soon as they outgrow its cache:
-the memory of a reader is that cache plus the largest single result, whatever the size of the run.
+Recorded results never change, so their outputs, nearly all of a large file, can stay where they
+are. Only a new session deletes results, those of failed jobs, and the snapshot is then taken again.
+SQLite moves temporary tables that outgrow its cache to an unnamed file, so a reader's memory is
+bounded by that cache, one slice and the largest result, whatever the size of the run.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from asynckfold.store.integrity import (
     check_schema,
     check_size,
     checked,
+    size_of,
 )
 from asynckfold.store.layout import DATABASE, path_problems
 from asynckfold.store.lock import holder_of
@@ -51,16 +52,16 @@ CACHE_KIB = 32 << 10
 """Temporary tables beyond this go to SQLite's folder for temporary files."""
 
 LARGE = 64 << 20
-"""A file of fewer bytes may hold anything; a larger one must be a quarter full at least."""
+"""A larger file must be at least a quarter full, in bytes."""
 
 ATTEMPTS = 10
-"""Each is overtaken by a session that starts within the few seconds that a look takes."""
+"""A session that starts while results are read makes another attempt necessary."""
 
 _OUTPUTS = list(TYPES["results"]).index("outputs")
 
 
 def snapshot(root: Path) -> sqlite3.Connection:
-    """Return a connection that sees what is committed now, checked like a run at rest.
+    """Return a connection that sees what is committed now; everything in it was checked.
 
     Raises
     ------
@@ -78,8 +79,8 @@ def snapshot(root: Path) -> sqlite3.Connection:
         except sqlite3.OperationalError as error:
             if str(error) == BUSY:
                 raise
-            # SQLite found no folder for temporary files, or it is full. What was wrong with run.db
-            # itself will be so again.
+            # The folder for temporary files is missing or full. If it is run.db that cannot be
+            # read, the second attempt fails as well.
             return _taken(path, "MEMORY")
     except MemoryError as error:
         raise StorageError(errno.ENOMEM, f"{path} does not fit into memory") from error
@@ -107,11 +108,11 @@ def _taken(path: Path, temp_store: str) -> sqlite3.Connection:
 
 
 class _NewSessionError(Exception):
-    """A session began, and may have deleted results."""
+    """A session started and may have deleted results."""
 
 
 def _copy(db: sqlite3.Connection, path: Path) -> None:
-    """Copy everything but the outputs of results into temporary tables that hide the others."""
+    """Copy everything but outputs to temporary tables, which hide those of the same name."""
     with _reading(db):
         there = check_size(db, path)
         for table, statement in zip(TYPES, STATEMENTS, strict=True):
@@ -131,17 +132,14 @@ def _copy(db: sqlite3.Connection, path: Path) -> None:
         db.execute(insert, values)
     if found != count:
         raise StoreCorruptError(f"{path} is damaged: it has {found} of {count} results")
-    (pages,), (size,) = (
-        db.execute(f"PRAGMA temp.{name}").fetchone() for name in ("page_count", "page_size")
-    )
-    if there > max(LARGE, 4 * (pages * size + outputs)):
+    if there > max(LARGE, 4 * (size_of(db, "temp") + outputs)):
         raise StoreCorruptError(
             f"{path} is damaged: it has {there:,} bytes, and most of them hold nothing"
         )
 
 
 def _results(db: sqlite3.Connection, last: int | None, session: int | None) -> Iterator[list[Any]]:
-    """Yield the rows of results up to `last`, letting go of the file in between."""
+    """Yield the rows of results up to `last`, with no lock between slices."""
     before: int | None = -(1 << 63)
     while last is not None and before is not None:
         with _reading(db):
@@ -158,14 +156,14 @@ def _newest_session(db: sqlite3.Connection) -> int | None:
 
 
 def _slice(db: sqlite3.Connection, before: int, last: int) -> tuple[list[list[Any]], int | None]:
-    """Return some rows of results, and after which to go on, None at the end."""
+    """Return some rows, and the rowid after which to continue, None at the end."""
     rows, until = [], time.monotonic() + SLICE_SECONDS
     found = db.execute(
         f"SELECT rowid, {COLUMNS['results']}, seal FROM main.results "
         "WHERE rowid > ? AND rowid <= ? ORDER BY rowid",
         (before, last),
     )
-    # Closed, since an open cursor would keep the file from being written.
+    # An open cursor would keep the read lock.
     with contextlib.closing(found):
         for number, *row in found:
             rows.append(row)
@@ -176,7 +174,7 @@ def _slice(db: sqlite3.Connection, before: int, last: int) -> tuple[list[list[An
 
 @contextmanager
 def _reading(db: sqlite3.Connection) -> Iterator[None]:
-    """Keep commits out of ``run.db``; after an exception the connection is of no more use."""
+    """Lock ``run.db`` for reading; after an exception the connection can only be closed."""
     db.execute("BEGIN")
     yield
     db.execute("COMMIT")
