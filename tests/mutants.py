@@ -35,7 +35,7 @@ DAMAGE = "tests/durability/test_damage.py"
 PLANTED = "tests/faults/test_planted_files.py::test_it_is_refused_by_its_name_in_one_line"
 PLACED = "tests/scheduling/test_place.py"
 PROCESSES = "tests/durability/test_processes.py"
-KILLED = "tests/durability/test_faults.py::test_killed_at_any_call_nothing_acknowledged_is_lost"
+KILLED = "tests/durability/test_faults.py::test_a_kill_at_any_call_loses_no_acknowledged_result"
 
 MUTATIONS = (
     Mutation(
@@ -92,14 +92,14 @@ MUTATIONS = (
         "store/run_store.py",
         "        _remove_leftovers(self)\n",
         "        pass\n",
-        f"{DAMAGE}::test_what_a_crash_left_is_removed_and_nothing_else",
+        f"{DAMAGE}::test_only_leftovers_of_a_crash_are_removed",
     ),
     Mutation(
         "no digest check of a checkpoint at recovery",
         "files.py",
         "elif digest is not None and _digest(name, folder) != digest:",
         "elif False:",
-        f"{DAMAGE}::test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used",
+        f"{DAMAGE}::test_a_damaged_checkpoint_is_set_aside_for_the_previous_one",
     ),
     Mutation(
         "no digest check of a checkpoint by the worker",
@@ -120,14 +120,14 @@ MUTATIONS = (
         "store/reader.py",
         "if result.digest != digest:",
         "if False:",
-        f"{DAMAGE}::test_a_result_that_is_changed_while_the_run_is_held_is_told",
+        f"{DAMAGE}::test_a_result_changed_while_the_run_is_held_is_detected",
     ),
     Mutation(
         "no checksums",
         "store/integrity.py",
         "    if changed:\n",
         "    if False:\n",
-        f"{DAMAGE}::test_a_flipped_bit_is_seen_or_harmless",
+        f"{DAMAGE}::test_a_flipped_bit_is_detected_or_harmless",
     ),
     Mutation(
         "no fence against late writers",
@@ -141,7 +141,7 @@ MUTATIONS = (
         "store/run_store.py",
         "newest != (result.attempt, None)",
         "newest[0] != result.attempt",
-        f"{DAMAGE}::test_an_attempt_that_ended_without_a_result_gives_none_later",
+        f"{DAMAGE}::test_an_ended_attempt_cannot_record_a_result",
     ),
     Mutation(
         "links are followed to a file",
@@ -162,21 +162,21 @@ MUTATIONS = (
         "store/run_file.py",
         "        if not is_there:\n",
         "        if False:\n",
-        f"{PROCESSES}::test_a_folder_that_goes_away_is_noticed_at_the_next_commit",
+        f"{PROCESSES}::test_a_moved_or_removed_folder_is_noticed_at_the_next_commit",
     ),
     Mutation(
         "a child may close what is its parent's",
         "store/run_file.py",
         "os.register_at_fork(after_in_child=_abandon_all)\n",
         "",
-        f"{PROCESSES}::test_a_child_of_the_holder_cannot_touch_the_run",
+        f"{PROCESSES}::test_a_forked_child_cannot_touch_the_run",
     ),
     Mutation(
         "a half copied result is not missed",
         "store/integrity.py",
         "    row = db.execute(_WITHOUT_RESULT).fetchone()\n",
         "    row = None\n",
-        f"{DAMAGE}::test_a_result_that_is_gone_is_told",
+        f"{DAMAGE}::test_a_missing_result_is_detected",
     ),
     Mutation(
         "RNG state not restored",

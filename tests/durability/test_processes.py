@@ -95,7 +95,7 @@ os.wait()
 """
 
 
-def test_of_twenty_at_once_exactly_one_holds_and_the_others_name_it(tmp_path: Path) -> None:
+def test_one_of_twenty_concurrent_holders_wins(tmp_path: Path) -> None:
     for attempt in range(10 if EXHAUSTIVE else 3):
         root = tmp_path / str(attempt)
         done = subprocess.run(
@@ -111,7 +111,7 @@ def test_of_twenty_at_once_exactly_one_holds_and_the_others_name_it(tmp_path: Pa
             assert f"{root} is held by process {pid} on {os.uname().nodename} since 20" in line
 
 
-def test_a_lock_file_of_a_dead_run_is_taken_and_the_stranger_it_names_left_alone(
+def test_a_stale_lock_file_is_taken_over(
     root: Path,
 ) -> None:
     root.mkdir()
@@ -124,14 +124,16 @@ def test_a_lock_file_of_a_dead_run_is_taken_and_the_stranger_it_names_left_alone
 
 
 @pytest.mark.parametrize("text", ["", "not json", "[1]", '{"pid": null}', "\0" * 5000])
-def test_whatever_stands_in_the_lock_file_a_held_run_is_refused(root: Path, text: str) -> None:
+def test_a_held_run_is_refused_whatever_its_lock_file_contains(root: Path, text: str) -> None:
     with RunStore.hold(root):
         (root / "run.lock").write_text(text)
         with pytest.raises(RunHeldError, match="is held by"):
             RunStore.hold(root)
 
 
-def test_a_place_without_locks_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unsupported(descriptor: int, operation: int) -> None:
         raise OSError(95, "Operation not supported")
 
@@ -166,8 +168,10 @@ def test_a_network_file_system_is_a_note(root: Path, monkeypatch: pytest.MonkeyP
 # Readers
 
 
-def test_a_thousand_looks_at_a_running_run(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each is whole and belongs to one moment; none keeps the writer from its end."""
+def test_a_running_run_can_be_read_all_the_time(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each snapshot is complete and of one moment; none blocks the writer."""
     looks, last, seen = 0, 0, set()
     with running(root, 300, 1000, 0.02) as writer:
         while writer.poll() is None or looks < (1000 if EXHAUSTIVE else 100):
@@ -192,7 +196,7 @@ def test_a_thousand_looks_at_a_running_run(root: Path, capsys: pytest.CaptureFix
 def test_commits_come_between_the_slices_of_a_snapshot(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer records results while the reader is at those before, and the reader sees none."""
+    """The writer records results during the snapshot, which contains none of them."""
     outputs = np.arange(100_000, dtype=np.float32).reshape(50_000, 2)
     before, after = [job.id for job in SMALL.jobs[:3]], [job.id for job in SMALL.jobs[3:]]
 
@@ -217,10 +221,10 @@ def test_commits_come_between_the_slices_of_a_snapshot(
                 np.testing.assert_array_equal(result.outputs, outputs)
 
 
-def test_a_session_that_begins_during_a_snapshot_starts_it_again(
+def test_a_session_that_starts_during_a_snapshot_repeats_it(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new session deletes the results of failed jobs, which are trained once more."""
+    """A new session deletes the results of failed jobs."""
     calls = []
 
     def interrupted(*given: Any) -> Iterator[Any]:
@@ -239,8 +243,8 @@ def test_a_session_that_begins_during_a_snapshot_starts_it_again(
     assert len(calls) == 2
 
 
-def test_outputs_are_read_later_from_a_run_that_goes_on(root: Path) -> None:
-    """A recorded result never changes; one that failed may be replaced, which is told."""
+def test_outputs_are_read_on_demand_from_a_running_run(root: Path) -> None:
+    """Recorded results never change; if a failed one was retried, that is an error."""
     outputs = np.arange(20_000, dtype=np.float32).reshape(10_000, 2)
     failed, done, later = (job.id for job in SMALL.jobs[:3])
     with begin(root) as store:
@@ -256,7 +260,7 @@ def test_outputs_are_read_later_from_a_run_that_goes_on(root: Path) -> None:
         assert old.finished() == {failed: "failed", done: "done"}
 
 
-def test_a_reader_keeps_nobody_from_writing(root: Path) -> None:
+def test_an_open_reader_does_not_block_the_writer(root: Path) -> None:
     begin(root).close()
     with RunStore.read(root):
         started = time.monotonic()
@@ -274,7 +278,7 @@ sys.exit(code)
 """
 
 
-def test_the_memory_of_a_reader_does_not_grow_with_the_run(root: Path, tmp_path: Path) -> None:
+def test_reader_memory_does_not_grow_with_the_run(root: Path, tmp_path: Path) -> None:
     def peak(folder: Path) -> int:
         words = [sys.executable, "-c", PEAK, folder]
         done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
@@ -291,7 +295,7 @@ def test_the_memory_of_a_reader_does_not_grow_with_the_run(root: Path, tmp_path:
     assert peak(root) - peak(small) < size // 4
 
 
-def test_tables_stay_in_memory_where_there_is_no_room_for_temporary_files(root: Path) -> None:
+def test_a_reader_without_temporary_files_uses_memory(root: Path) -> None:
     with begin(root) as store:
         finish(store, FIRST)
         for number in range(2000):
@@ -328,7 +332,7 @@ print(found > 0)
 
 
 def mounted_read_only(place: Path) -> list[str]:
-    """Words of a command that sees a folder read-only, or skip."""
+    """Return the start of a command that sees a folder read-only, or skip the test."""
     script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
     words = ["unshare", "-rm", "sh", "-c", script, str(place)]
     if shutil.which("unshare") is None or subprocess.run([*words, "true"], check=False).returncode:
@@ -347,7 +351,7 @@ def test_a_running_run_is_read_from_a_read_only_mount(root: Path) -> None:
     assert done.stdout.split() == ["30", "True"], done.stderr
 
 
-def test_half_a_commit_on_a_read_only_mount_is_told(root: Path) -> None:
+def test_half_a_commit_on_a_read_only_mount_is_an_error(root: Path) -> None:
     body = (
         "store = begin(root)\nfinish(store, FIRST)\nstore.close()\n"
         "db = sqlite3.connect(root / 'run.db', isolation_level=None)\n"
@@ -374,7 +378,7 @@ SECOND = SMALL.jobs[1].id
 
 @pytest.mark.parametrize("fate", ["moved", "removed", "replaced"])
 @pytest.mark.parametrize("buffered", [False, True])
-def test_a_folder_that_goes_away_is_noticed_at_the_next_commit(
+def test_a_moved_or_removed_folder_is_noticed_at_the_next_commit(
     root: Path, fate: str, buffered: bool
 ) -> None:
     elsewhere = root.with_name("elsewhere")
@@ -414,8 +418,8 @@ def test_a_moved_run_continues(root: Path, golden: str) -> None:
 
 
 @pytest.mark.damages("some copies are torn, and refused")
-def test_copies_of_a_running_run_open_or_are_refused(root: Path) -> None:
-    """Never other numbers, and never a result less than was there when the copy was begun."""
+def test_a_copy_of_a_running_run_opens_or_is_refused(root: Path) -> None:
+    """A copy has no other numbers, and all results from before it was started."""
     opened, refused, wanted = 0, 0, 50 if EXHAUSTIVE else 12
     found: list[dict[str, str]] = []
     with running(root, 600, 2000, 0.01) as writer:
@@ -476,7 +480,7 @@ print('done')
         "finish(store, PLAN.jobs[2].id)",
     ],
 )
-def test_a_child_of_the_holder_cannot_touch_the_run(root: Path, act: str) -> None:
+def test_a_forked_child_cannot_touch_the_run(root: Path, act: str) -> None:
     with other_process(root, in_a_fork(act)) as holder:
         out, _ = holder.communicate(timeout=60)
         assert holder.returncode == 0
@@ -486,7 +490,7 @@ def test_a_child_of_the_holder_cannot_touch_the_run(root: Path, act: str) -> Non
         assert [event.text for event in store.events()] == ["in an open transaction"]
 
 
-def test_a_child_that_outlives_the_holder_does_not_hold_the_run(root: Path) -> None:
+def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(root: Path) -> None:
     body = (
         "store = begin(root)\nif os.fork() == 0:\n    import time\n    print('up', flush=True)\n"
         "    time.sleep(60)\nos.wait()\n"

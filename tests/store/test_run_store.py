@@ -1,4 +1,4 @@
-"""The run on disk: what was acknowledged survives kill -9, one writer, readers at any time."""
+"""The run on disk: acknowledged results survive kill -9; one writer, readers at any time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from tests.records import (
 )
 
 
-def test_a_result_comes_back_as_it_was_recorded(root: Path) -> None:
+def test_a_result_is_read_as_it_was_recorded(root: Path) -> None:
     with begin(root) as store:
         assert finish(store, FIRST)
         written = make_result(FIRST)
@@ -67,7 +67,7 @@ def test_a_result_comes_back_as_it_was_recorded(root: Path) -> None:
         assert replace(found, outputs=None).__dict__ == replace(written, outputs=None).__dict__
 
 
-def test_numbers_that_are_not_finite_come_back(root: Path) -> None:
+def test_nan_and_infinity_survive_the_store(root: Path) -> None:
     nan = float("nan")
     with begin(root) as store:
         store.epoch(FIRST, 1, Epoch(1, nan, math.inf, None, 0.1, 0.2))
@@ -80,7 +80,7 @@ def test_numbers_that_are_not_finite_come_back(root: Path) -> None:
         assert math.isnan(store.results()[FIRST].scores["accuracy"])
 
 
-def test_what_a_stage_before_the_training_measured_comes_back(root: Path) -> None:
+def test_pretraining_metrics_survive_the_store(root: Path) -> None:
     stages = (
         StageEpoch("layer 1", 1, {"error": 0.5, "gap": math.inf}, 0.25),
         StageEpoch("layer 2", 1, {}, 0.5),
@@ -96,7 +96,7 @@ def test_what_a_stage_before_the_training_measured_comes_back(root: Path) -> Non
 
 
 @pytest.mark.parametrize("stages", [(), (StageEpoch("rounds", 1, {"samples": 0.5}, 0.25),)])
-def test_what_averaging_did_comes_back(root: Path, stages: tuple[StageEpoch, ...]) -> None:
+def test_averaging_statistics_survive_the_store(root: Path, stages: tuple[StageEpoch, ...]) -> None:
     averaged = Averaged(12, (480, 475, 470))
     with begin(root) as store:
         assert finish(store, FIRST, averaged=averaged, pretraining=stages)
@@ -106,7 +106,7 @@ def test_what_averaging_did_comes_back(root: Path, stages: tuple[StageEpoch, ...
     assert found.epochs == make_result(FIRST).epochs
 
 
-def test_a_result_that_knows_of_no_averaging_is_stored_as_before_there_was_any() -> None:
+def test_a_result_without_averaging_is_stored_in_the_old_form() -> None:
     epochs = [[1, 0.5, 0.6, 0.7, 0.001, 0.1], [2, 0.4, 0.5, None, 0.0001, 0.1]]
     assert json.loads(epochs_text(make_result(FIRST))) == epochs
 
@@ -117,7 +117,7 @@ def test_scores_may_be_numpy_numbers(root: Path) -> None:
         assert store.reader.results()[FIRST].scores == {"accuracy": 0.5}
 
 
-def test_plan_folds_and_targets_come_back(root: Path) -> None:
+def test_plan_folds_and_targets_survive_the_store(root: Path) -> None:
     begin(root).close()
     with RunStore.read(root) as store:
         folds, targets = store.splits()
@@ -129,7 +129,7 @@ def test_plan_folds_and_targets_come_back(root: Path) -> None:
         np.testing.assert_array_equal(targets, TARGETS)
 
 
-def test_baseline_events_samples_and_seconds_come_back(root: Path) -> None:
+def test_baseline_events_samples_and_seconds_survive_the_store(root: Path) -> None:
     baseline = Baseline("measured", 9.5, 2, {"A/cosine": 4.0}, {"A/cosine": 0.5})
     with begin(root) as store:
         store.event("retry", "out of memory", FIRST)
@@ -152,7 +152,7 @@ def test_baseline_events_samples_and_seconds_come_back(root: Path) -> None:
 # Kills
 
 
-def test_what_was_acknowledged_survives_a_kill(root: Path) -> None:
+def test_acknowledged_results_survive_a_kill(root: Path) -> None:
     body = (
         "store = begin(root, MANY)\n"
         "for job in MANY.jobs:\n    finish(store, job.id)\n    print(job.id, flush=True)\n"
@@ -167,7 +167,7 @@ def test_what_was_acknowledged_survives_a_kill(root: Path) -> None:
         assert {item.outcome for item in store.reader.attempts()} <= {"ok", "lost"}
 
 
-def test_an_attempt_that_was_killed_is_lost_and_its_job_pending(root: Path) -> None:
+def test_a_killed_attempt_is_lost_and_its_job_pending(root: Path) -> None:
     body = "store = begin(root)\nstore.start_attempt(FIRST, (0,), 1, 'cpu', 1.0)\nprint('up')\n"
     with other_process(root, f"{body}os.kill(os.getpid(), signal.SIGKILL)") as writer:
         writer.wait()
@@ -177,8 +177,8 @@ def test_an_attempt_that_was_killed_is_lost_and_its_job_pending(root: Path) -> N
         assert store.start_attempt(FIRST, (0,), 1, "cpu", 1.0) == 2
 
 
-def test_a_run_is_read_after_its_writer_was_killed_within_a_transaction(root: Path) -> None:
-    """The killed writer leaves a hot journal, and half a transaction in the file itself."""
+def test_a_hot_journal_is_rolled_back_by_a_reader(root: Path) -> None:
+    """A writer killed in a transaction leaves a journal, and half the transaction in the file."""
     body = (
         "store = begin(root)\nfinish(store, FIRST)\nstore.close()\n"
         "db = sqlite3.connect(root / 'run.db', isolation_level=None)\n"
@@ -199,7 +199,7 @@ def test_a_run_is_read_after_its_writer_was_killed_within_a_transaction(root: Pa
 # One writer
 
 
-def test_a_second_holder_is_refused_naming_the_first_until_it_is_killed(root: Path) -> None:
+def test_a_second_holder_is_refused_until_the_first_is_killed(root: Path) -> None:
     body = "store = begin(root)\nprint('up', flush=True)\ntime.sleep(60)\n"
     with other_process(root, f"import time\n{body}") as writer:
         try:
@@ -215,7 +215,7 @@ def test_a_second_holder_is_refused_naming_the_first_until_it_is_killed(root: Pa
     RunStore.hold(root).close()
 
 
-def test_a_look_at_the_holder_does_not_refuse_the_next_one(root: Path) -> None:
+def test_asking_for_the_holder_does_not_block_a_new_one(root: Path) -> None:
     """``status`` in a loop never keeps a run from starting."""
     begin(root).close()
     stop = threading.Event()
@@ -235,7 +235,7 @@ def test_a_look_at_the_holder_does_not_refuse_the_next_one(root: Path) -> None:
         thread.join()
 
 
-def test_a_reader_cannot_write_and_sees_what_was_committed_when_it_looked(root: Path) -> None:
+def test_a_reader_cannot_write_and_sees_one_moment(root: Path) -> None:
     with begin(root) as writer:
         for number, job in enumerate(PLAN.jobs):
             with RunStore.read(root) as reader:
@@ -249,7 +249,7 @@ def test_a_reader_cannot_write_and_sees_what_was_committed_when_it_looked(root: 
             reader.file.connection.execute("DELETE FROM main.results")
 
 
-def test_readers_look_while_a_writer_writes(root: Path) -> None:
+def test_readers_read_while_a_writer_writes(root: Path) -> None:
     body = (
         "store = begin(root, MANY)\nprint('up', flush=True)\n"
         "for job in MANY.jobs[:100]:\n    finish(store, job.id)\n    time.sleep(0.005)\n"
@@ -301,7 +301,7 @@ def test_another_plan_is_refused_naming_the_first_difference(
     begin(root).close()
 
 
-def test_failed_and_cancelled_jobs_are_pending_again_and_others_stay(root: Path) -> None:
+def test_a_new_session_retries_failed_and_cancelled_jobs_only(root: Path) -> None:
     ends = dict(zip((job.id for job in PLAN.jobs), ENDED, strict=False))
     with begin(root) as store:
         for job_id, status in ends.items():
@@ -314,7 +314,7 @@ def test_failed_and_cancelled_jobs_are_pending_again_and_others_stay(root: Path)
 
 @settings(max_examples=20, deadline=None)
 @given(st.dictionaries(st.sampled_from([job.id for job in PLAN.jobs]), st.sampled_from(ENDED)))
-def test_the_jobs_always_add_up(ends: dict[str, str]) -> None:
+def test_job_counts_add_up(ends: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with begin(Path(folder)) as store:
             for job_id, status in ends.items():
@@ -335,7 +335,7 @@ def test_the_jobs_always_add_up(ends: dict[str, str]) -> None:
 SECOND = PLAN.jobs[1].id
 
 
-def test_the_two_newest_checkpoints_stay(root: Path) -> None:
+def test_the_two_newest_checkpoints_are_kept(root: Path) -> None:
     def ref(epoch: int, batch: int = 0, job: str = FIRST) -> CheckpointRef:
         return CheckpointRef(job, 1, epoch, batch, f"{job}-{epoch}-{batch}", "digest", 9)
 
@@ -352,14 +352,14 @@ def test_the_two_newest_checkpoints_stay(root: Path) -> None:
 # Damage
 
 
-def test_a_folder_without_a_run_is_told(root: Path) -> None:
+def test_a_folder_without_a_run_is_an_error(root: Path) -> None:
     with pytest.raises(StoreCorruptError, match="holds no run"):
         RunStore.read(root)
 
 
 @pytest.mark.damages("the file is no run")
 @pytest.mark.parametrize("content", [b"not a database " * 99, b""])
-def test_a_file_that_is_no_run_is_told(root: Path, content: bytes) -> None:
+def test_a_file_that_is_no_database_is_an_error(root: Path, content: bytes) -> None:
     root.mkdir()
     (root / "run.db").write_bytes(content)
     with pytest.raises(StoreCorruptError, match=r"run\.db"):
@@ -367,7 +367,7 @@ def test_a_file_that_is_no_run_is_told(root: Path, content: bytes) -> None:
 
 
 @pytest.mark.damages("the file is no run")
-def test_a_database_of_another_program_is_told(root: Path) -> None:
+def test_a_database_of_another_program_is_an_error(root: Path) -> None:
     root.mkdir()
     connection = sqlite3.connect(root / "run.db")
     connection.execute("CREATE TABLE other (x)")
@@ -385,24 +385,24 @@ def splits(root: Path) -> Iterator[Path]:
         store.splits()
 
 
-def test_splits_that_are_gone_are_told(splits: Path) -> None:
+def test_missing_splits_are_an_error(splits: Path) -> None:
     splits.unlink()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_splits_that_were_cut_are_told(splits: Path, share: float) -> None:
+def test_truncated_splits_are_an_error(splits: Path, share: float) -> None:
     data = splits.read_bytes()
     splits.write_bytes(data[: int(share * len(data))])
 
 
-def test_splits_of_other_folds_are_told(splits: Path) -> None:
+def test_splits_of_other_folds_are_an_error(splits: Path) -> None:
     with np.load(splits) as arrays:
         changed = dict(arrays)
     changed["repeat0-fold0-train"] = changed["repeat0-fold0-train"][::-1].copy()
     np.savez_compressed(splits, **changed)
 
 
-def test_splits_with_a_flipped_bit_are_told_or_harmless(root: Path) -> None:
+def test_a_flipped_bit_in_splits_is_detected_or_harmless(root: Path) -> None:
     begin(root).close()
     path = root / "splits.npz"
     data = path.read_bytes()
@@ -417,7 +417,7 @@ def test_splits_with_a_flipped_bit_are_told_or_harmless(root: Path) -> None:
             np.testing.assert_array_equal(targets, TARGETS)
 
 
-def test_a_full_disk_is_a_storage_error_and_what_was_recorded_stays(root: Path) -> None:
+def test_a_full_disk_is_a_storage_error_and_keeps_recorded_results(root: Path) -> None:
     with begin(root) as store:
         finish(store, FIRST)
         pages = store.file.connection.execute("PRAGMA page_count").fetchone()[0]
@@ -435,12 +435,12 @@ def test_a_full_disk_is_a_storage_error_and_what_was_recorded_stays(root: Path) 
     ("number", "remedy"),
     [(errno.ENOSPC, "make room"), (errno.EFBIG, r"raise the limit \(ulimit -f\)")],
 )
-def test_a_storage_error_names_what_helps(tmp_path: Path, number: int, remedy: str) -> None:
+def test_a_storage_error_names_the_remedy(tmp_path: Path, number: int, remedy: str) -> None:
     told = str(storage_error(OSError(number, "refused"), tmp_path / "file", 7))
     assert re.search(rf"could not write .*file: {os.strerror(number)}.*stays; {remedy} and", told)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="could not write"):
         RunStore.hold(tmp_path / "file" / "run")
