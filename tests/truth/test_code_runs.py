@@ -266,7 +266,7 @@ def test_a_kill_leaves_the_earlier_run_whole(root: Path, where: str, when: str) 
     first = run(root)
     child = os.fork()
     if child == 0:
-        from asynckfold.store import run_store as module
+        from asynckfold.store import run_file as module
 
         real = getattr(module, where)
         with RunStore.hold(root) as store:
