@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from asynckfold.jobs.trainer_params import TrainerParams
     from asynckfold.results.cv_results import CVResults
     from asynckfold.results.ensemble import FoldEnsemble
-    from asynckfold.store import RunStore
+    from asynckfold.store import RunReader, RunStore
     from asynckfold.training.parameter_server import Hogwild, Server
 
 __all__ = [
@@ -68,6 +68,7 @@ __all__ = [
     "RefitFailedError",
     "Result",
     "RunHeldError",
+    "RunReader",
     "RunStore",
     "Server",
     "StorageError",
@@ -100,7 +101,7 @@ _MODULES = {
     "api.kfold": ("AsyncKFold", "JobsFailedWarning", "load_results"),
     "jobs.plan": ("Job", "Plan"),
     "jobs.result": ("Baseline", "Epoch", "Result"),
-    "store": ("RunStore",),
+    "store": ("RunReader", "RunStore"),
     "jobs.trainer_params": ("TrainerParams",),
     "training.parameter_server": ("Hogwild", "Server"),
 }

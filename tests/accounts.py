@@ -8,7 +8,7 @@ from pathlib import Path
 
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.result import DONE, ENDED
-from asynckfold.store import RunStore
+from asynckfold.store import RunReader, RunStore
 from asynckfold.system.files import sha256
 
 
@@ -23,7 +23,7 @@ def wrong_in(root: Path) -> list[str]:
         return [f"{type(error).__name__}: {error}"]
 
 
-def _wrong_counts(store: RunStore) -> Iterator[str]:
+def _wrong_counts(store: RunReader) -> Iterator[str]:
     """Planned = done + failed + diverged + cancelled + pending, each counted by itself."""
     planned, results = {job.id for job in store.plan.jobs}, store.results()
     if strangers := results.keys() - planned:
@@ -38,7 +38,7 @@ def _wrong_counts(store: RunStore) -> Iterator[str]:
         yield f"counts {counts}, but {own} when counted one by one"
 
 
-def _wrong_attempts(store: RunStore) -> Iterator[str]:
+def _wrong_attempts(store: RunReader) -> Iterator[str]:
     """Each done job has one attempt that ended well, its last."""
     attempts: dict[str, list[tuple[int, str | None]]] = {}
     for item in store.attempts():
@@ -52,7 +52,7 @@ def _wrong_attempts(store: RunStore) -> Iterator[str]:
             yield f"{name} was tried again after it had a result: {tries}"
 
 
-def _wrong_files(store: RunStore) -> Iterator[str]:
+def _wrong_files(store: RunReader) -> Iterator[str]:
     """What is recorded of a done job is there, as it was recorded."""
     for name, result in store.results().items():
         for ref in store.checkpoints(name) if result.status == DONE else ():

@@ -104,9 +104,9 @@ def write_run(root: Path, run: Synthetic | None = None) -> Path:
     plan = _plan(run, folds)
     with FakeClockStore.hold(root) as store:
         assert isinstance(store, FakeClockStore)
-        store._db.execute("PRAGMA synchronous=OFF")
+        store.file.connection.execute("PRAGMA synchronous=OFF")
         store.begin(plan, folds, targets, run.about)
-        store.note_software(run.software)
+        store.set_software(run.software)
         _write_jobs(store, run, plan, folds, targets)
     return root
 

@@ -121,10 +121,10 @@ JOB = PLAN.jobs[0].id
     ],
 )
 def test_a_run_that_does_not_add_up_is_told(finished: Path, change: str, told: str) -> None:
-    with RunStore.hold(finished) as store, store._transaction():
-        store._execute(change)
+    with RunStore.hold(finished) as store, store.file.transaction():
+        store.file.execute(change)
         for table in ("results", "attempts"):
-            store._seal(table, "1")
+            store.file.write_checksums(table, "1")
     assert any(told in line for line in accounts.wrong_in(finished))
 
 

@@ -35,7 +35,7 @@ from asynckfold.planning.forecast import Forecast
 from asynckfold.results.candidates import Candidate
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.summary import read_results
-from asynckfold.store import RunStore
+from asynckfold.store import RunReader, RunStore
 from asynckfold.store.layout import refit_folder
 from asynckfold.system.signals import listening
 
@@ -379,10 +379,10 @@ class AsyncKFold:
                 try:
                     session.run()
                 except InterruptedRunError as interrupt:
-                    if interrupt.exit_code != OUT_OF_TIME or not run.has_plan:
+                    if interrupt.exit_code != OUT_OF_TIME or not run.reader.has_plan:
                         raise
                     display.note(str(interrupt))
-            found = load_results(run, settings.error_value)
+            found = load_results(run.reader, settings.error_value)
             results = with_models(found, settings, recipe, session.seen)
             write_out_of_fold(results)
             self._judge(results)
@@ -425,7 +425,7 @@ class AsyncKFold:
                 f"{best.name} was trained on all {results.n_samples:,} samples in "
                 f"{found.seconds:.1f} s: {place.as_posix()}"
             )
-            if text not in {event.text for event in run.events()}:
+            if text not in {event.text for event in run.reader.events()}:
                 run.event("refit", text)
 
     def plan(
@@ -494,7 +494,7 @@ class AsyncKFold:
         warnings.warn(text, JobsFailedWarning, stacklevel=3)
 
 
-def load_results(store: RunStore, error_score: float = float("nan")) -> CVResults:
+def load_results(store: RunReader, error_score: float = float("nan")) -> CVResults:
     """Return the results of a run, complete or not."""
     root = store.root
 

@@ -38,6 +38,7 @@ from asynckfold.results.report.sentences import packing as packing_text
 from asynckfold.results.scoring import Score, resolve
 from asynckfold.results.utilization import packing_of
 from asynckfold.store import RunStore, Sample
+from asynckfold.store.layout import network_notes
 from asynckfold.sweep.loop import Sweep, is_stray
 from asynckfold.sweep.single_task import Sampler, ask
 from asynckfold.system import terminal
@@ -72,13 +73,13 @@ class Session:
         planner = Planner(
             self.settings, self.recipe, self.params, self.machine, self.signals, self.display
         )
-        stored = self.store.plan if self._continues else None
+        stored = self.store.reader.plan if self._continues else None
         with planner.planned(self._software, self._before(), stored) as found:
             draft, threads = found.work.plan, found.choice
             self.seen.append(found.data.seen)
             given = self.settings.about
             # As late as can be: what is refused until here leaves the earlier run where it is.
-            earlier = self.store.start_over() if self._is_anew else None
+            earlier = self.store.file.start_over() if self._is_anew else None
             self.store.begin(
                 found.plan,
                 found.work.folds,
@@ -103,8 +104,8 @@ class Session:
             if stored is not None and len(draft.jobs) > len(stored.jobs):
                 text = f"{len(draft.jobs) - len(stored.jobs)} jobs were added to the plan"
                 self.store.event("plan", text)
-            bundle = replace(found.bundle, plan=self.store.plan)
-            software = {THREADS: self.store.plan.threads_text, **found.software}
+            bundle = replace(found.bundle, plan=self.store.reader.plan)
+            software = {THREADS: self.store.reader.plan.threads_text, **found.software}
             self._sweep(found, bundle, software)
             self._compare(found.make, bundle, found.data)
             self.signals.check()
@@ -112,15 +113,15 @@ class Session:
     @property
     def _is_anew(self) -> bool:
         """Whether the run in the folder makes room for another one."""
-        return self.settings.resume == "never" and self.store.has_plan
+        return self.settings.resume == "never" and self.store.reader.has_plan
 
     @property
     def _continues(self) -> bool:
-        return self.store.has_plan and not self._is_anew
+        return self.store.reader.has_plan and not self._is_anew
 
     def _before(self) -> Choice | None:
         """What the run chose in an earlier session."""
-        return decided_of(self.store) if self._continues else None
+        return decided_of(self.store.reader) if self._continues else None
 
     def _software(self, draft: Plan) -> dict[str, str]:
         """Return with what this session trains, unless it has to train on with something else."""
@@ -132,7 +133,7 @@ class Session:
         if self.settings.threads is None:
             # The threads that were decided are the run's own; of a new run they are told later.
             del found[THREADS]
-            begun = next(iter(self.store.software() if self._continues else ()), {})
+            begun = next(iter(self.store.reader.software() if self._continues else ()), {})
             found |= {THREADS: begun[THREADS]} if THREADS in begun else {}
         free = self.settings.allow_different_software or not self._continues
         if not free and self._pending(draft):
@@ -141,7 +142,7 @@ class Session:
 
     def _pending(self, draft: Plan) -> bool:
         """Whether anything is to be trained; failed jobs are tried again."""
-        ended = self.store.finished()
+        ended = self.store.reader.finished()
         return any(ended.get(job.id) not in (DONE, DIVERGED) for job in draft.jobs)
 
     def _log(self, found: Planned) -> None:
@@ -150,7 +151,7 @@ class Session:
         slow = slow_notes(work.plan, found.software)
         replaced = replaced_notes() if self.settings.parallelize else ()
         told_of = (
-            *(*self.store.notes, *found.data.notes, *self.notes, *found.notes),
+            *(*network_notes(self.store.root), *found.data.notes, *self.notes, *found.notes),
             *(*work.facts.notes, *slow, *replaced),
         )
         for note in told_of:
@@ -158,7 +159,7 @@ class Session:
             self.display.note(note)
         for candidate, trace in found.work.facts.failures.items():
             self.store.event("dry-run", trace.strip().splitlines()[-1], candidate)
-        told = {event.text for event in self.store.events()}
+        told = {event.text for event in self.store.reader.events()}
         failed = {
             model: trace.strip().splitlines()[-1] for model, trace in threads.failures.items()
         }
@@ -174,12 +175,12 @@ class Session:
         make, data, plan = found.make, found.data, bundle.plan
         requests = thread_choice.requests(found.choice, found.work, found.groups.groups)
         finish = _Finish(job_by_id(plan), bundle, data, self.settings, self.store.event)
-        finished = self.store.results()
+        finished = self.store.reader.results()
         self.display.doing("")
         self.display.begin(plan, requests, list(finished.values()))
         if len(finished) == len(plan.jobs):
             return  # what a look at a finished run costs is no part of its packed time
-        self.store.note_software(software)
+        self.store.set_software(software)
         self.store.packing(time.monotonic() - self.started)
         try:
             with make(bundle) as engine:
@@ -194,7 +195,7 @@ class Session:
                     max_wait=make.max_wait,
                     yields=self.settings.sharing.yield_to_others,
                 ).run()
-            achieved = packing_of(self.store)
+            achieved = packing_of(self.store.reader)
             if achieved is not None:
                 self.display.note(packing_text(achieved))
         except KeyboardInterrupt as interrupt:
@@ -211,9 +212,9 @@ class Session:
 
     def _compare(self, make: Engines, bundle: Any, data: Prepared) -> None:
         """Time the ordinary serial loop, unless it is known from an earlier session."""
-        wanted, known = self.settings.baseline, self.store.baseline
+        wanted, known = self.settings.baseline, self.store.reader.baseline
         # What failed, diverged or never ended is no work that the packed run did.
-        finished = self.store.finished()
+        finished = self.store.reader.finished()
         done = tuple(job for job in bundle.plan.jobs if finished.get(job.id) == DONE)
         if wanted is None or not done or (known and _suffices(known, wanted, done)):
             return
@@ -249,7 +250,7 @@ class Session:
                 ) from interrupt
         if baseline is None:
             return
-        samples = self.store.samples()
+        samples = self.store.reader.samples()
         baseline = replace(
             baseline,
             others=_others([item for item in samples if item.at >= begun], "serial"),
@@ -347,10 +348,10 @@ def held(root: Path, resume: str) -> Iterator[RunStore]:
         yield store
     except KeyboardInterrupt as interrupt:
         if is_stray(interrupt):
-            store.forget()
+            store.file.roll_back()
         raise
     finally:
-        empty = not store.has_plan
+        empty = not store.reader.has_plan
         store.close()
         if empty:
             for name in ("run.db", "run.lock"):
@@ -360,7 +361,7 @@ def held(root: Path, resume: str) -> Iterator[RunStore]:
 
 
 def _resume_problems(store: RunStore, resume: str) -> Iterator[Problem]:
-    if resume == "must" and not store.has_plan:
+    if resume == "must" and not store.reader.has_plan:
         yield Problem(
             "resume='must' needs a folder that holds a run",
             str(store.root),
@@ -369,7 +370,7 @@ def _resume_problems(store: RunStore, resume: str) -> Iterator[Problem]:
 
 
 def _software_problems(store: RunStore, here: Mapping[str, str]) -> Iterator[Problem]:
-    found = differences(next(iter(store.software()), {}), here)
+    found = differences(next(iter(store.reader.software()), {}), here)
     if found:
         yield Problem(
             f"{store.root} is continued with what it was begun with, or with other bits",

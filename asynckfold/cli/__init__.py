@@ -67,7 +67,7 @@ from asynckfold.errors import (
     refuse,
 )
 from asynckfold.results.compare import Comparison, compare_runs
-from asynckfold.store import RunStore
+from asynckfold.store import RunReader, RunStore
 from asynckfold.store.layout import path_problems
 from asynckfold.system import terminal
 from asynckfold.system.files import reading_error, write_whole
@@ -421,7 +421,7 @@ def _level(parsed: argparse.Namespace) -> int:
     return parsed.nice if parsed.nice in range(20) else 0
 
 
-def _opened(directory: str) -> RunStore:
+def _opened(directory: str) -> RunReader:
     root = Path(directory)
     refuse(path_problems(root))
     try:

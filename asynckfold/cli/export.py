@@ -10,11 +10,11 @@ from asynckfold.cli.output import Output
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.sentences import plural
-from asynckfold.store import RunStore
+from asynckfold.store import RunReader
 from asynckfold.system.files import write_whole
 
 
-def export(parsed: argparse.Namespace, store: RunStore, out: Output) -> int:
+def export(parsed: argparse.Namespace, store: RunReader, out: Output) -> int:
     """Write a job's trained weights; an existing file is never replaced."""
     path = Path(parsed.to)
     refuse(new_file_problems(path))

@@ -29,14 +29,14 @@ from asynckfold.jobs.recipe import Recipe
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.sentences import plural
 from asynckfold.results.scoring import resolve
-from asynckfold.store import RunStore
+from asynckfold.store import RunReader
 from asynckfold.system.files import write_whole
 
 if TYPE_CHECKING:
     from asynckfold.data.sources import Samples
 
 
-def predict(parsed: argparse.Namespace, store: RunStore, out: Output) -> int:
+def predict(parsed: argparse.Namespace, store: RunReader, out: Output) -> int:
     """Write predictions of samples; an existing file is never replaced."""
     from asynckfold.data.sources import load_samples
 
@@ -89,7 +89,7 @@ def _suffix_problems(path: Path) -> Iterator[Problem]:
         yield Problem("--to must be a .csv or .npz file", str(path), "Name it predictions.csv.")
 
 
-def _command_of(parsed: argparse.Namespace, store: RunStore) -> argparse.Namespace:
+def _command_of(parsed: argparse.Namespace, store: RunReader) -> argparse.Namespace:
     """Return the command line that the run's models and data are made by."""
     words, again = stored_command(store.about)
     shown = shlex.join(["asynckfold", *words]) if words else "the script that started it"

@@ -9,11 +9,11 @@ from typing import Any
 
 from asynckfold.jobs.reproducibility import Claim, claim
 from asynckfold.scheduling.wait_reasons import named_cores
-from asynckfold.store import Attempt, RunStore, Waiting
+from asynckfold.store import Attempt, RunReader, RunStore, Waiting
 from asynckfold.store.layout import refit_folders
 
 
-def state_of(store: RunStore) -> dict[str, Any]:
+def state_of(store: RunReader) -> dict[str, Any]:
     """Return what ``asynckfold status --json`` prints of one run: plain data.
 
     Returns
@@ -43,12 +43,12 @@ def state_of(store: RunStore) -> dict[str, Any]:
     }
 
 
-def with_refits(store: RunStore) -> dict[str, Any]:
+def with_refits(store: RunReader) -> dict[str, Any]:
     """Return `state_of` a run, and in ``refits`` the same of its runs on all samples."""
     return {**state_of(store), "refits": list(_refits(store))}
 
 
-def _refits(store: RunStore) -> Iterator[dict[str, Any]]:
+def _refits(store: RunReader) -> Iterator[dict[str, Any]]:
     for folder in refit_folders(store.root):
         with RunStore.read(folder) as alone:
             if alone.has_plan:
@@ -64,7 +64,7 @@ def _in_hand(attempts: Sequence[Attempt]) -> list[Attempt]:
     return [item for item in attempts if item.pid or item.last_cores not in taken]
 
 
-def _at_work(store: RunStore, attempt: Attempt) -> dict[str, Any]:
+def _at_work(store: RunReader, attempt: Attempt) -> dict[str, Any]:
     saved = next(iter(store.checkpoints(attempt.job_id)), None)
     return {
         "job": attempt.job_id,
@@ -93,7 +93,7 @@ def _idle(waiting: Waiting | None, at_work: Sequence[Attempt]) -> dict[str, Any]
     }
 
 
-def _ended(store: RunStore, counts: Mapping[str, int], attempts: Sequence[Attempt]) -> str:
+def _ended(store: RunReader, counts: Mapping[str, int], attempts: Sequence[Attempt]) -> str:
     if not counts["pending"]:
         return "complete"
     newest = max((item.session for item in attempts), default=0)

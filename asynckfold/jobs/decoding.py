@@ -1,7 +1,8 @@
-"""Plain data from a file that others may have written, as the types that it should have.
+"""Decode JSON from untrusted files into annotated types.
 
-JSON says nothing of types, and a run's folder may come from anywhere: what does not fit the
-annotation of its field is refused here, once, and nobody behind has to expect it.
+A run's folder may come from anywhere. Values that do not fit the annotation of their field are
+refused here, so that no other code has to expect them. Libraries that do this (msgspec, pydantic)
+convert 1 to 1.0 in a float field, which would change the fingerprint of a stored plan.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar
 
-MOST_BYTES = 1 << 28
-"""Of one JSON text; a plan of 100,000 jobs has 12 MB."""
+MAX_CHARACTERS = 1 << 28
+"""Of one JSON text; a plan of 100,000 jobs has 12 million."""
 
-MOST_DEPTH = 32
+MAX_DEPTH = 32
 
-LARGEST = 1 << 63
+MAX_INTEGER = 1 << 63
 
 FAULTS = (
     ValueError,
@@ -31,35 +32,29 @@ FAULTS = (
     OverflowError,
     RecursionError,
 )
-"""What comes of data that are not what they should be, where they are not decoded here."""
+"""Exceptions that unexpected data raise in code that does not check it."""
 
 Kind = TypeVar("Kind")
 
 
 def parsed(text: object) -> Any:
-    """Return what a JSON text holds, neither too long nor nested too deeply.
-
-    Raises
-    ------
-    ValueError
-        It is no such text.
-    """
+    """Return the value of a JSON text; raise ValueError if it is invalid, too long or too deep."""
     if not isinstance(text, str):
         raise ValueError(f"JSON is text, not {type(text).__name__}")
-    if len(text) > MOST_BYTES:
-        raise ValueError(f"{len(text)} characters of JSON, more than {MOST_BYTES}")
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"{len(text)} characters of JSON, more than {MAX_CHARACTERS}")
     try:
         found = json.loads(text)
     except RecursionError:
         raise ValueError("JSON is nested too deeply") from None
-    if _depth(found) > MOST_DEPTH:
-        raise ValueError(f"JSON is nested more than {MOST_DEPTH} deep")
+    if _depth(found) > MAX_DEPTH:
+        raise ValueError(f"JSON is nested more than {MAX_DEPTH} deep")
     return found
 
 
 def _depth(value: Any) -> int:
     level, depth = [value], 0
-    while level and depth <= MOST_DEPTH:
+    while level and depth <= MAX_DEPTH:
         depth += 1
         level = [
             item
@@ -72,17 +67,17 @@ def _depth(value: Any) -> int:
 
 
 def decoded(kind: type[Kind], raw: Any, name: str = "value") -> Kind:
-    """Return plain data as what an annotation says: a dataclass, a mapping, a tuple, a number.
+    """Return JSON data as an annotated type.
 
     Parameters
     ----------
     kind : type
-        Dataclasses, ``Mapping``, ``tuple``, ``Sequence``, ``list``, unions, ``int``, ``float``,
-        ``str``, ``bool``, ``None`` and ``Any``, in each other.
+        Any nesting of dataclasses, ``Mapping``, ``dict``, ``tuple``, ``Sequence``, ``list``,
+        unions, ``int``, ``float``, ``str``, ``bool``, ``None`` and ``Any``.
     raw : object
-        As `parsed` returns it.
+        From `parsed`.
     name : str
-        What it is called in errors.
+        The name of the value in errors.
 
     Raises
     ------
@@ -123,10 +118,10 @@ _PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 
 def _plain(kind: type, raw: Any, name: str) -> Any:
     fits = (int, float) if kind is float else kind
-    # For Python, true is a number.
+    # bool is a subclass of int.
     if not isinstance(raw, fits) or (isinstance(raw, bool) and kind is not bool):
         raise ValueError(f"{name} must be {_PLAIN[kind]}, not {type(raw).__name__}")
-    if isinstance(raw, int) and abs(raw) >= LARGEST:
+    if isinstance(raw, int) and abs(raw) >= MAX_INTEGER:
         raise ValueError(f"{name} is too large a number")
     return raw  # unchanged, since fingerprints are taken over its text
 
@@ -173,7 +168,7 @@ def _mapping(inner: Sequence[Any], raw: Any, name: str) -> dict[Any, Any]:
 
 
 def _key(kind: Any, key: str, name: str) -> Any:
-    """A key, which JSON knows as text only."""
+    """Return a key of a JSON object, which is always text, as its type."""
     if kind is not int:
         return key
     try:
@@ -194,26 +189,14 @@ def _sequence(origin: Any, inner: Sequence[Any], raw: Any, name: str) -> Any:
 
 
 def within(value: float, low: float, high: float, name: str) -> float:
-    """Return a number from a range.
-
-    Raises
-    ------
-    ValueError
-        It is outside, or no number.
-    """
+    """Return `value`; raise ValueError unless it is from `low` to `high`."""
     if not low <= value <= high:
         raise ValueError(f"{name} must be from {low:g} to {high:g}, not {value:g}")
     return value
 
 
 def finite(values: Mapping[str, float], low: float = -1e12, high: float = 1e12) -> None:
-    """Check named numbers.
-
-    Raises
-    ------
-    ValueError
-        One is NaN, infinite, or out of range.
-    """
+    """Raise ValueError if a named number is NaN, infinite or out of range."""
     for name, value in values.items():
         if not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number")

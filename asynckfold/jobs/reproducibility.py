@@ -180,3 +180,9 @@ def claim(plan: Plan, sessions: Sequence[Software]) -> Claim:
     """
     found = (reason for rule in RULES for reason in rule(plan, sessions))
     return Claim(tuple(dict.fromkeys(found)))
+
+
+def with_left(software: Software, text: str) -> dict[str, str]:
+    """Return what a session trains with, where one job may have changed it for the next."""
+    texts = [item for item in software.get(LEFT, "").split("; ") if item]
+    return {**software, LEFT: "; ".join(dict.fromkeys([*texts, text]))}

@@ -13,7 +13,7 @@ from asynckfold.planning.fusion_groups import Grouping, grouped
 from asynckfold.planning.thread_choice import Choice, Workload, decided_of, requests
 from asynckfold.planning.thread_search import Prediction
 from asynckfold.scheduling.simulate import Simulation, VirtualMachine, simulate
-from asynckfold.store import RunStore
+from asynckfold.store import RunReader
 from asynckfold.store.database import decoding
 
 
@@ -93,7 +93,7 @@ def foreseen(work: Workload, choice: Choice, grouping: Grouping) -> Choice:
     return replace(choice, prediction=Prediction.of(forecast(work, choice, grouping).simulation))
 
 
-def forecast_of(store: RunStore) -> Forecast | None:
+def forecast_of(store: RunReader) -> Forecast | None:
     """Return what was foreseen for a run; None where that was not recorded."""
     decided = decided_of(store)
     if decided is None:

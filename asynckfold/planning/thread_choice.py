@@ -38,7 +38,7 @@ from asynckfold.planning.thread_search import (
     rule_cost,
     size_of,
 )
-from asynckfold.store import RunStore
+from asynckfold.store import RunReader
 from asynckfold.store.database import decoding
 
 PROBE_SHARE = 0.05
@@ -538,7 +538,7 @@ def _estimated(model: Model, facts: Facts) -> Cost:
     return replace(cost, memory=facts.memory.get(model.name, 0))
 
 
-def decided_of(store: RunStore) -> Choice | None:
+def decided_of(store: RunReader) -> Choice | None:
     """Return what was decided for a run.
 
     Raises

@@ -9,7 +9,7 @@ import numpy as np
 from asynckfold.jobs import reproducibility
 from asynckfold.jobs.reproducibility import Claim
 from asynckfold.jobs.result import Epoch, Result, StageEpoch
-from asynckfold.store import RunStore
+from asynckfold.store import RunReader
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Comparison:
     claims: tuple[Claim, Claim]
 
 
-def compare_runs(first: RunStore, second: RunStore) -> Comparison:
+def compare_runs(first: RunReader, second: RunReader) -> Comparison:
     """Compare canonical results: weights, outputs and metrics; no time, no place.
 
     Parameters
     ----------
-    first, second : RunStore
+    first, second : RunReader
         Open for reading.
 
     Returns

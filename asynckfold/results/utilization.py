@@ -11,7 +11,7 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Result, job_by_id
 from asynckfold.planning.thread_choice import Choice, decided_of
 from asynckfold.planning.thread_search import Prediction
-from asynckfold.store import Attempt, RunStore
+from asynckfold.store import Attempt, RunReader
 
 _Group = tuple[str, ...]
 """Ids of the jobs that are trained as one, or of one job."""
@@ -90,12 +90,12 @@ class Packing:
     models: tuple[ModelAccount, ...]
 
 
-def packing_of(store: RunStore) -> Packing | None:
+def packing_of(store: RunReader) -> Packing | None:
     """Return how a run was packed, so far; None before a process began its first attempt."""
     attempts = store.attempts()
     if not attempts:
         return None
-    ends = _ends(attempts, store.session_ends())
+    ends = _ends(attempts, {item.session: item.end for item in store.sessions()})
     groups = _groups(store.plan)
     held = _held(attempts, ends, groups)
     if not held:

@@ -1,38 +1,40 @@
-"""The run on disk: everything that happened, in one SQLite file with one writer.
+"""The run on disk: one SQLite file with one writer, and checkpoints beside it.
 
 ::
 
     root_dir/
-      run.lock      an flock on this file's open descriptor says who holds the run
+      run.lock      the process that holds the run has an flock on it
       run.db        plan, jobs, attempts, epochs, results, checkpoints, events, load samples
       splits.npz    the indices of every fold, and the targets
 
       Model/schedule/fold-0/         checkpoints and log of one job, written by its worker
 
-The process that runs the sweep holds the run and is its only writer. Everyone else reads, at any
-time, also while it runs. A result is acknowledged only after its transaction is on the disk
-(``synchronous=EXTRA``); what can be lost in a crash is progress, never a result. Each row carries a
-checksum of its values: a file that was changed by anyone else is refused, never read as other
-numbers.
+The process that runs the sweep holds the run and is its only writer. Everyone else can read at any
+time, also while it runs. A result is acknowledged after its transaction is on the disk
+(``synchronous=EXTRA``): a crash can cost progress, never a result. Each row has a checksum, so a
+file that was changed or damaged is refused.
 
 ::
 
-    run         RunStore: hold, begin, record, flush
-    reading     what everyone may read          recovery   what a crash left is put right
-    database    opening run.db, its faults      splits     splits.npz
-    checking    seals, SQLite's own check       lock       who holds the run
-    records     the rows as values              layout, schema   names on disk, tables
-    refusing    another plan in the folder         aside    an earlier run makes room
+    run_store   RunStore writes         reader      RunReader reads
+    run_file    transactions            snapshot    one moment of run.db for readers
+    database    opening run.db          splits      splits.npz
+    recovery    after a crash           refusing    another plan in the folder
+    integrity   checksums and pages     soundness   possible values
+    lock        who holds the run       aside       keep an earlier run
+    records     rows as values          layout, schema   names on disk, tables
 """
 
 from __future__ import annotations
 
 from asynckfold.store.layout import job_folder
+from asynckfold.store.reader import RunReader
 from asynckfold.store.records import (
     Attempt,
     Event,
     Placed,
     Sample,
+    SessionTimes,
     Waiting,
 )
 from asynckfold.store.refusing import refuse_other
@@ -42,8 +44,10 @@ __all__ = [
     "Attempt",
     "Event",
     "Placed",
+    "RunReader",
     "RunStore",
     "Sample",
+    "SessionTimes",
     "Waiting",
     "job_folder",
     "refuse_other",

@@ -1,4 +1,4 @@
-"""An earlier run makes room: its whole folder gets another name, in one step."""
+"""Rename the folder of an earlier run to make room for a new one."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ def aside_of(root: Path) -> Path:
 
 
 def set_aside(root: Path) -> Path:
-    """Give the folder of a run another name beside it, and make an empty one in its place.
+    """Rename the folder of a run and create an empty one in its place.
 
-    A kill at any instant leaves the earlier run whole: under its old name or under the new one.
+    A kill at any instant leaves the earlier run whole, under its old or its new name.
 
     Parameters
     ----------
     root : Path
-        The folder, which the caller holds; where it is a link, the folder that it leads to is
-        renamed, and the link leads to the new one.
+        The folder, which the caller holds. A link is kept: its target is renamed.
 
     Returns
     -------
     Path
-        Where the run is now.
+        The new name.
 
     Raises
     ------
     InputError
-        The folder cannot be renamed; nothing was done.
+        The folder cannot be renamed; nothing was changed.
     StorageError
         The disk refuses the new folder; the run has its new name already.
     """
@@ -52,16 +51,13 @@ def set_aside(root: Path) -> Path:
     try:
         place.rename(aside)
     except OSError as error:
-        # It may be a mount point, or lie in a folder that only others may write to.
-        refuse(
-            [
-                Problem(
-                    "resume='never' needs a folder that can be renamed, to keep the run in it",
-                    f"{place}: {error.strerror}",
-                    "Use another folder.",
-                )
-            ]
+        # A mount point, or inside a folder that only others may write to.
+        problem = Problem(
+            "resume='never' needs a folder that can be renamed, to keep the run in it",
+            f"{place}: {error.strerror}",
+            "Use another folder.",
         )
+        refuse([problem])
     try:
         make_folder(place)
         place.chmod(mode)

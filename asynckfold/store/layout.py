@@ -1,4 +1,4 @@
-"""Where things lie in the folder of a run."""
+"""Names and paths in the folder of a run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ DATABASE = "run.db"
 LOCK = "run.lock"
 SPLITS = "splits.npz"
 REFIT = "refit"
-"""Below it are runs of their own, of one candidate on all samples each."""
+"""Holds one run per candidate that was trained on all samples."""
 INITIAL = "initial"
-"""Below it are the weights that models had at first which were given as instances."""
+"""Holds the initial weights of models that were passed as instances."""
 CHECKPOINT = re.compile(r"checkpoint-.+\.safetensors")
 
-
 MOST_PATH = 504 - len(f"/{DATABASE}")
-"""Bytes of a run's folder as an absolute path: with those of a journal, SQLite opens up to 512."""
+"""Bytes of a run's absolute path: SQLite opens up to 512, and appends ``-journal``."""
 
 MOST_NAME = 255
-"""Bytes of one name in it: no file system of Linux has longer ones."""
+"""Bytes of one name: the limit of Linux file systems."""
 
 
 def path_problems(root: Path, refit: bool = False) -> Iterator[Problem]:
-    """Yield why a folder cannot be that of a run, whatever is there, nor of one in it."""
+    """Yield why a path is too long for a run, or for a refit inside it."""
     most = MOST_PATH - refit * (len(f"/{REFIT}") + 2 * len(f"/{slug('x' * 300)}"))
     place = os.fsencode(os.path.abspath(root))  # noqa: PTH100
     longest = max(map(len, place.split(b"/")))
@@ -59,6 +58,17 @@ def network_of(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str
     return ""
 
 
+def network_notes(root: Path) -> tuple[str, ...]:
+    """Return what a user should know about the file system of a run."""
+    name = network_of(root)
+    if not name:
+        return ()
+    return (
+        f"{root} is on {name}, where locks and fsync are only as good as the server: prefer a "
+        "local disk, and start no second run in it from another machine",
+    )
+
+
 def job_folder(root: Path, job: Job) -> Path:
     """Return the folder of a job's checkpoints and log."""
     repeat = [f"repeat-{job.repeat}"] if job.repeated else []
@@ -71,12 +81,12 @@ def refit_folder(root: Path, model: str, lr_schedule: str) -> Path:
 
 
 def initial_weights(root: Path, model: str) -> Path:
-    """Return the file of the weights that a model had at first, where it was given as one."""
+    """Return the file of the initial weights of a model that was passed as an instance."""
     return root / INITIAL / f"{slug(model)}.safetensors"
 
 
 def refit_folders(root: Path) -> list[Path]:
-    """Return the folders of all such runs; no link is followed, which may lead to this one."""
+    """Return the folders of all refits; a link could lead back here, so none is followed."""
     found = sorted(path.parent for path in (root / REFIT).glob(f"*/*/{DATABASE}"))
     return [
         path
@@ -86,7 +96,7 @@ def refit_folders(root: Path) -> list[Path]:
 
 
 def up_to(root: Path, folder: Path) -> Iterator[Path]:
-    """Yield the folders above `folder`, the last is `root`."""
+    """Yield the folders above `folder`, up to `root`."""
     for outer in folder.parents:
         yield outer
         if outer == root:

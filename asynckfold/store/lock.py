@@ -1,4 +1,4 @@
-"""Who holds a run: an flock on an open descriptor, free the moment its process is gone."""
+"""The lock of a run: an flock on an open descriptor, released when its process ends."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from asynckfold.jobs.decoding import parsed
 from asynckfold.store.layout import LOCK, path_problems
 from asynckfold.system.files import make_folder, open_plain, storage_error
 
-# A tenth of a second in all: thousands of times what a reader needs to look at the lock.
+# A tenth of a second in all; a reader holds the lock for microseconds.
 _TRIES, _TRY_SECONDS = 20, 0.005
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def now_text() -> str:
-    """Return the wall time, for people."""
+    """Return the wall-clock time as text."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 def take_lock(root: Path) -> int:
-    """Take the run, making its folder; return the descriptor that holds it while it is open."""
+    """Lock a run, creating its folder; the lock lasts until the returned descriptor is closed."""
     path = root / LOCK
     refuse(path_problems(root))
     refuse(shared_problems(root))
@@ -67,11 +67,11 @@ def take_lock(root: Path) -> int:
 
 
 def shared_problems(root: Path) -> Iterator[Problem]:
-    """Refuse a folder in which somebody else could change the files of a run."""
+    """Yield why others could change the files of a run in a folder."""
     try:
         found = root.stat()
     except OSError:
-        return  # it is made for the run, or told by whoever makes it
+        return  # it will be created, or fail to be
     if found.st_uid != os.geteuid():
         yield Problem(
             "root_dir must belong to the user who runs, or others could change the run",
@@ -105,7 +105,7 @@ def _no_locks(root: Path, error: OSError) -> Problem:
 
 
 def _take(descriptor: int) -> None:
-    """Take the lock; wait a moment for readers, who hold it for microseconds to look at it."""
+    """Take the lock, waiting a moment for readers that test it."""
     for _ in range(_TRIES):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,7 +120,7 @@ def _owner_text(descriptor: int) -> str:
     for _ in range(5 * _TRIES):
         if about and not _is_gone(about):
             break
-        # Who took the lock says so a moment later; until then the last one's word stands.
+        # The new holder writes its name a moment after locking; until then it is the last one's.
         time.sleep(_TRY_SECONDS)
         about = _owner(descriptor)
     if not about:
@@ -144,7 +144,7 @@ def _is_gone(about: Mapping[str, Any]) -> bool:
 
 
 def holder_of(root: Path) -> dict[str, Any] | None:
-    """Say who holds the run, or None when nobody does."""
+    """Return who holds the run (pid, host, start), or None when nobody does."""
     try:
         descriptor = open_plain(root / LOCK, os.O_RDONLY, root)
     except OSError:

@@ -1,10 +1,11 @@
-"""What the run remembers, as frozen values, and how they come out of their rows."""
+"""The rows of ``run.db`` as frozen values, and their conversion both ways."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,20 +16,19 @@ from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.result import Averaged, Epoch, Result, StageEpoch
 
 PLACED = "placed"
-"""The kind of the event that each attempt begins with."""
+"""Kind of the event that each attempt starts with."""
 
 HELD = "held"
-"""The kind of the event by which an attempt goes on with other cores."""
+"""Kind of the event that changes the cores of an attempt."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a job: where and when (run seconds), and how it ended.
+    """One attempt at a job: where and when (run seconds), and how it ended.
 
-    ``outcome`` is None while it runs; ``"ok"``, ``"error"``, ``"diverged"``, ``"died"``,
-    ``"timeout"``, ``"cancelled"``, or ``"lost"`` when the whole run was killed. ``cores`` and
-    ``threads`` are those that it was placed with; ``changes`` says since when it held which others,
-    one for each thread.
+    ``outcome`` is None while it runs, then ``"ok"``, ``"error"``, ``"diverged"``, ``"died"``,
+    ``"timeout"``, ``"cancelled"``, or ``"lost"`` if the whole run was killed. ``cores`` and
+    ``threads`` are those of its placement, ``changes`` the cores it was moved to, and when.
     """
 
     job_id: str
@@ -47,7 +47,7 @@ class Attempt:
 
     @property
     def last_cores(self) -> tuple[int, ...]:
-        """The cores that it holds now, or held at its end."""
+        """The cores that it has now, or had at its end."""
         return self.changes[-1][1] if self.changes else self.cores
 
 
@@ -60,7 +60,7 @@ class Placed:
     memory : int
         Bytes that were reserved for it.
     waits : tuple of Wait
-        What its job had waited for, the longest first.
+        What its job waited for before, the longest first.
     """
 
     memory: int
@@ -69,16 +69,18 @@ class Placed:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a running sweep does not start, and why, at its last change.
+    """Why a running sweep starts no further jobs now.
 
     Parameters
     ----------
-    cores, neighbours : tuple of int
-        Those that the run may use, and those of them that others use.
+    cores : tuple of int
+        Cores that the run may use.
+    neighbours : tuple of int
+        Those of them that other processes use.
     gpus : tuple of int
-        Those that the run may use.
+        GPUs that the run may use.
     jobs : Mapping of str to int
-        How many pending jobs wait, by what they wait for.
+        Number of pending jobs by what they wait for.
     """
 
     cores: tuple[int, ...]
@@ -89,7 +91,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Event:
-    """Something worth telling: a fallback, a retry, a decision."""
+    """A fallback, a retry, a decision."""
 
     at: float
     kind: str
@@ -99,7 +101,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Sample:
-    """CPU use at one moment.
+    """CPU use at one moment, in cores.
 
     Parameters
     ----------
@@ -108,7 +110,7 @@ class Sample:
     phase : {"packed", "serial"}
         Whether the sweep or the serial baseline was running.
     used, own : float
-        Cores' worth of use of the allowed cores: by everyone, and by this run.
+        Use of the allowed cores by all processes, and by this run.
     cores : tuple of float
         Use of each allowed core, 0 to 1.
     """
@@ -120,14 +122,43 @@ class Sample:
     cores: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class SessionTimes:
+    """When a session ended, and how long it packed jobs.
+
+    Parameters
+    ----------
+    session : int
+        Its number, from 1.
+    end : float
+        Run seconds of its last commit.
+    packed_seconds : float
+        Wall time of its packed part: without preparation and the serial baseline.
+    """
+
+    session: int
+    end: float
+    packed_seconds: float
+
+
+def attempt_of(
+    row: Sequence[Any], changes: Sequence[tuple[float, tuple[int, ...]]] = ()
+) -> Attempt:
+    """Return an attempt from a row of ``attempts``."""
+    job_id, attempt, session, started, ended, outcome, cores, threads, device, *rest = row
+    pid, expected, error = rest
+    where = cores_of(cores), threads, device, pid, math.nan if expected is None else expected
+    return Attempt(job_id, attempt, session, started, ended, outcome, *where, error, tuple(changes))
+
+
 def placed_text(attempt: int, placed: Placed) -> str:
-    """Return an attempt's placing as the text of its event."""
+    """Return the text of the event that an attempt starts with."""
     waits = [[round(wait.seconds, 3), wait.kind, wait.text] for wait in placed.waits]
     return json.dumps({"attempt": attempt, "memory": placed.memory, "waits": waits})
 
 
 def placed_of(text: str) -> tuple[int, Placed]:
-    """Return the attempt and its placing from the text of its event."""
+    """Return attempt and `Placed` from the text of an event."""
     raw = decoded(_PlacedText, parsed(text), "placed")
     finite({"memory": raw.memory})
     finite({f"wait {at}": item[0] for at, item in enumerate(raw.waits)})
@@ -142,12 +173,12 @@ class _PlacedText:
 
 
 def held_text(attempt: int, cores: Sequence[int]) -> str:
-    """Return the cores that an attempt holds from now on as the text of its event."""
+    """Return the text of the event that changes the cores of an attempt."""
     return json.dumps({"attempt": attempt, "cores": list(cores)})
 
 
 def held_of(text: str) -> tuple[int, tuple[int, ...]]:
-    """Return the attempt and its cores from the text of its event."""
+    """Return attempt and cores from the text of an event."""
     raw = decoded(_HeldText, parsed(text), "held")
     return raw.attempt, raw.cores
 
@@ -164,17 +195,47 @@ def cores_of(text: str) -> tuple[int, ...]:
 
 
 def epochs_text(result: Result) -> str:
-    """Return the epochs of a result as JSON: a list each, and an object each of a stage before.
+    """Return the epochs of a result as JSON.
 
-    What averaging did in them, where it did, is an object in front.
+    Lists are epochs, objects are epochs of pretraining; an object with ``rounds`` is `Averaged`.
     """
     stages = [asdict(item) for item in result.pretraining]
     averaged = [asdict(result.averaged)] if result.averaged else []
     return json.dumps([*averaged, *stages, *map(astuple, result.epochs)])
 
 
+def result_row(result: Result) -> tuple[Any, ...]:
+    """Return a result as a row of ``results``, with the digest of what is stored."""
+    outputs = result.outputs
+    if outputs is not None:
+        outputs = np.ascontiguousarray(outputs, np.float32)
+        result = replace(result, outputs=outputs)
+    return (
+        result.job_id,
+        result.attempt,
+        result.status,
+        json.dumps({name: float(value) for name, value in result.scores.items()}),
+        epochs_text(result),
+        None if outputs is None else outputs.tobytes(),
+        None if outputs is None else json.dumps(outputs.shape),
+        result.weights,
+        result.fit_seconds,
+        result.score_seconds,
+        result.peak_memory,
+        result.pid,
+        json.dumps(list(result.cores)),
+        result.threads,
+        result.device,
+        result.started,
+        result.ended,
+        result.error,
+        result.traceback,
+        result.digest,
+    )
+
+
 def result_of(row: Sequence[Any]) -> Result:
-    """Return the result that a row of ``results`` holds, its digest left out."""
+    """Return a result from a row of ``results`` without its digest."""
     (job_id, attempt, status, scores, epochs, outputs, shape, weights, *rest) = row
     fit, score, memory, pid, cores, threads, device, started, ended, error, trace = rest
     items = decoded(list[Any], parsed(epochs), "epochs")
@@ -220,7 +281,7 @@ def _outputs(data: bytes, shape: str) -> npt.NDArray[np.float32]:
 
 
 def epoch_of(number: int, *values: float | None) -> Epoch:
-    """An epoch from its row, in which SQLite turned every NaN into NULL."""
+    """Return an epoch from its row; SQLite stores NaN as NULL."""
     train_loss, valid_loss, lr, seconds = (
         float("nan") if value is None else value for value in (*values[:2], *values[3:])
     )

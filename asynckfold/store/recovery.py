@@ -1,7 +1,4 @@
-"""What a crash left in the folder of a run, and how it is put right.
-
-Each step may be killed at any moment and done again.
-"""
+"""Clean up the folder of a run after a crash; every step may be killed and repeated."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from asynckfold.system.files import (
 
 
 def make_job_folders(root: Path, jobs: Iterable[Job]) -> None:
-    """Make the jobs' folders: a checkpoint is durable only when the way to it is."""
+    """Create the folders of jobs, durably: a checkpoint is no safer than its folder."""
     folders = {job_folder(root, job) for job in jobs}
     inner = {outer for folder in folders for outer in up_to(root, folder)}
     for folder in folders:
@@ -40,7 +37,7 @@ def make_job_folders(root: Path, jobs: Iterable[Job]) -> None:
 def damaged(
     root: Path, job: Job, refs: Sequence[CheckpointRef]
 ) -> Iterator[tuple[CheckpointRef, str]]:
-    """Set aside checkpoints of a job that are not what was recorded; yield each with the reason."""
+    """Set aside checkpoints that differ from what was recorded; yield each with the reason."""
     folder = job_folder(root, job)
     wrong = settle(root, folder, TEMPORARY, {Path(ref.file).name: ref.sha256 for ref in refs})
     for ref in refs:
@@ -64,6 +61,6 @@ def clear_up(root: Path, jobs: Iterable[Job], recorded: Mapping[str, Iterable[st
         with alone(root, root / "report", TEMPORARY, wait_s=0):
             pass
     except StorageError as error:
-        # There is none, it is no folder, or somebody writes it at this moment.
+        # It is missing, no folder, or being written at this moment.
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EAGAIN):
             raise

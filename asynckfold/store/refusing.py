@@ -1,4 +1,4 @@
-"""A plan that does not continue the run in a folder is refused."""
+"""Refuse a plan that does not continue the run in a folder."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from asynckfold.jobs.digests.changes import WEIGHTS
 from asynckfold.jobs.plan import Plan
 from asynckfold.store.layout import initial_weights
 
-_ANEW = (
-    "resume='never' to train all anew: what the folder holds is kept, under another name beside it"
-)
+_ANEW = "resume='never' to train everything again: the folder is kept under another name beside it"
 _SEED = (
-    " A model that is passed as an instance has other weights in each process, unless "
-    "torch.manual_seed is called before it is made: or pass its class."
+    " A model passed as an instance has different weights in each process, unless "
+    "torch.manual_seed is called before it is created: or pass its class."
 )
 
 
 def refuse_other(root: Path, stored: Plan, plan: Plan, free: Collection[str] = ()) -> None:
-    """Refuse a plan that is no continuation of the one that is stored in a folder.
+    """Refuse a plan that does not continue the stored one.
 
     Raises
     ------
@@ -49,7 +47,7 @@ def _remedy(root: Path, stored: Plan, plan: Plan, difference: str) -> str:
     kept = [path for model in models if (path := initial_weights(root, model)).is_file()]
     if kept:
         told += (
-            " The weights that it was begun with: "
+            " Its initial weights: "
             f"model.load_state_dict(safetensors.torch.load_file({str(kept[0])!r}))."
         )
     return told + _SEED * bool(models)

@@ -36,7 +36,7 @@ TYPES = {
     text.split()[2]: dict(re.findall(r"(\w+) (TEXT|INTEGER|REAL|BLOB)\b", text)[:-1])
     for text in STATEMENTS
 }
-"""The columns of each table, without its seal, and the types of their values."""
+"""The columns of each table and their types, without the checksum (the column ``seal``)."""
 
 COLUMNS = {table: ", ".join(columns) for table, columns in TYPES.items()}
-"""The columns of each table that its seal covers: all before it."""
+"""The columns that the checksum of a row covers."""

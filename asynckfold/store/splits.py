@@ -38,7 +38,13 @@ def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
 
 
 def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], npt.NDArray[Any]]:
-    """Return the folds of a plan and the targets, if the file is what was written."""
+    """Return the folds of a plan and the targets.
+
+    Raises
+    ------
+    StoreCorruptError
+        The file is not the one that was written.
+    """
     path = root / SPLITS
     try:
         data = read_plain(path, root)
@@ -60,7 +66,7 @@ def _unpacked(data: bytes, plan: Plan) -> tuple[tuple[Fold, ...], npt.NDArray[An
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         size = sum(item.file_size for item in archive.infolist())
     if size > free_memory() // 2:
-        raise ValueError(f"{size} bytes in it are more than this machine has room for")
+        raise ValueError(f"unpacked it has {size:,} bytes, more than half of the free memory")
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         folds = tuple(
             Fold(

@@ -43,6 +43,7 @@ from asynckfold.jobs.messages import (
     Task,
 )
 from asynckfold.jobs.placement import Load, Placement, Request, Wait, fused
+from asynckfold.jobs.reproducibility import with_left
 from asynckfold.jobs.result import FAILED, Result, job_by_id
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
@@ -50,6 +51,7 @@ from asynckfold.scheduling.preemption import yielded
 from asynckfold.scheduling.retries import decide
 from asynckfold.scheduling.wait_reasons import Obstacle, Waits
 from asynckfold.store import Placed, RunStore, Waiting
+from asynckfold.store.records import HELD, held_text
 from asynckfold.sweep.running import Running, RunningJobs
 from asynckfold.sweep.single_task import TICK_SECONDS, Patience, Sampler
 from asynckfold.system.files import remove
@@ -148,13 +150,15 @@ class Sweep:
         self._watch = watch
         self._signals = signals or Interruption()
         self._clock = clock
-        self._jobs = job_by_id(store.plan)
-        finished = store.finished()
+        self._jobs = job_by_id(store.reader.plan)
+        finished = store.reader.finished()
         self._requests = dict(requests)
-        self._groups = {name: group for group in store.plan.groups for name in group}
+        self._groups = {name: group for group in store.reader.plan.groups for name in group}
         self._left = {name: None for name in self._jobs if name not in finished}
         self._backlog = Backlog()
-        self._running = RunningJobs(store.note_cores)
+        self._running = RunningJobs(
+            lambda job_id, attempt, cores: store.event(HELD, held_text(attempt, cores), job_id)
+        )
         self._reservations = self._running.reservations
         self._waits = Waits()
         self._waiting = Waiting((), (), (), {})
@@ -186,12 +190,12 @@ class Sweep:
             while self.unfinished:
                 self._signals.check()
                 self.step(next(waits))
-            self._store.note_waiting(None)
+            self._store.set_waiting(None)
             self._flush()
         except BaseException as error:
             # Ctrl-C, a full disk: whatever it is, running jobs save themselves first.
             if is_stray(error):
-                self._store.forget()
+                self._store.file.roll_back()
                 self._recorded, self._outdated = [], []
             self.leave()
             raise
@@ -224,7 +228,7 @@ class Sweep:
                 if not isinstance(item, Future) or item in self._running:
                     self._take(item)
         with contextlib.suppress(StorageError):
-            self._store.note_waiting(None)
+            self._store.set_waiting(None)
             self._store.interrupt()
             self._acknowledge()
 
@@ -289,7 +293,7 @@ class Sweep:
         waiting = Waiting(load.cores, neighbours, gpus, jobs)
         if waiting != self._waiting:
             self._waiting = waiting
-            self._store.note_waiting(waiting)
+            self._store.set_waiting(waiting)
         if placed:
             self._told_shortage = False
         elif self._running and not self._told_shortage:
@@ -325,11 +329,10 @@ class Sweep:
         for name in placement.jobs:
             unit = self._unit(name)
             expected = self._request(unit).seconds
-            number = self._store.start_attempt(
-                name, placement.cores, placement.threads, _device(placement), expected
-            )
-            self._store.note_placed(name, number, placed[unit])
-            tasks.append(Task(self._jobs[name], number, tuple(self._store.checkpoints(name))))
+            where = placement.cores, placement.threads, _device(placement)
+            number = self._store.start_attempt(name, *where, expected, placed[unit])
+            refs = tuple(self._store.reader.checkpoints(name))
+            tasks.append(Task(self._jobs[name], number, refs))
         return placement, tasks
 
     def _submit(self, placement: Placement, tasks: list[Task]) -> None:
@@ -376,7 +379,7 @@ class Sweep:
         """Tell what is durable by now, and remove what nobody needs any more."""
         if self._leaving:
             # A commit that the disk refused has taken back what was noted since the one before.
-            kept = self._store.finished()
+            kept = self._store.reader.finished()
             self._recorded = [item for item in self._recorded if item.job_id in kept]
             self._outdated = []
         while self._recorded:
@@ -409,7 +412,8 @@ class Sweep:
         if item.goes_on:
             then = "further jobs are trained in this process"
         if item.goes_on and item.numbers:
-            self._store.note_left(f"{names} ({item.job_id or 'the dry run'})")
+            left = f"{names} ({item.job_id or 'the dry run'})"
+            self._store.set_software(with_left(self._store.session_software, left))
             then += ": bit-identity is no longer claimed"
         text = f"left changed in its process: {names}; {then}"
         self._take(Noted(item.job_id, "isolation", text))
@@ -521,9 +525,18 @@ class Sweep:
             account += f"; peak memory {gibibytes(peak)}, the last time alone on the machine"
         # A worker that died does not tell how long it trained.
         together = len(self._groups.get(name, (name,)))
-        seconds = result.fit_seconds or self._store.seconds_of(name, self._store.now()) / together
+        seconds = result.fit_seconds or self._seconds_of(name) / together
         result = replace(result, fit_seconds=seconds, error=f"{result.error} ({account})")
         self._record(result, start, pid, peak)
+
+    def _seconds_of(self, job_id: str) -> float:
+        """Return the seconds of all attempts at a job, up to now where one still runs."""
+        now = self._store.now()
+        return math.fsum(
+            (now if item.ended is None else item.ended) - item.started
+            for item in self._store.reader.attempts()
+            if item.job_id == job_id
+        )
 
 
 def _obstacle(load: Load) -> str:

@@ -258,10 +258,10 @@ def test_status_is_light(root: Path) -> None:
 
 def test_status_names_what_idle_cores_and_gpus_wait_for(root: Path) -> None:
     for store in open_store(root):
-        assert state_of(store)["idle"] is None
+        assert state_of(store.reader)["idle"] is None
         store.start_attempt("A/cosine/fold-0", (0,), 1, "cpu", 1.0)
-        store.note_waiting(Waiting((0, 1, 2), (2,), (0,), {"memory: needs 3 MiB, 2 MiB free": 5}))
-        found = state_of(store)
+        store.set_waiting(Waiting((0, 1, 2), (2,), (0,), {"memory: needs 3 MiB, 2 MiB free": 5}))
+        found = state_of(store.reader)
         assert found["idle"] == {
             "cores": [1],
             "gpus": [0],
@@ -271,8 +271,8 @@ def test_status_names_what_idle_cores_and_gpus_wait_for(root: Path) -> None:
         told = list(lines(found))
         assert "  idle core 1: 5 jobs wait for memory: needs 3 MiB, 2 MiB free" in told
         assert "  left to neighbours: core 2" in told
-        store.note_waiting(Waiting((0, 1), (), (), {}))
-        assert "  idle core 1: no job is left to start" in list(lines(state_of(store)))
+        store.set_waiting(Waiting((0, 1), (), (), {}))
+        assert "  idle core 1: no job is left to start" in list(lines(state_of(store.reader)))
 
 
 def test_plan_decides_as_run_does_and_writes_nothing(
@@ -489,9 +489,10 @@ def test_resume_continues_a_built_in_run_from_any_folder(
     line = "run --data csv:rows.csv --folds 2 --epochs 1 --baseline none --no-report --root r"
     assert main(shlex.split(line)) == 0
     with RunStore.hold(tmp_path / "there" / "r") as store:
-        store._db.execute("DELETE FROM results WHERE job_id LIKE '%fold-1'")
-        store._db.execute("UPDATE attempts SET outcome = 'died' WHERE job_id LIKE '%fold-1'")
-        store._seal("attempts", "TRUE")
+        db = store.file.connection
+        db.execute("DELETE FROM results WHERE job_id LIKE '%fold-1'")
+        db.execute("UPDATE attempts SET outcome = 'died' WHERE job_id LIKE '%fold-1'")
+        store.file.write_checksums("attempts", "TRUE")
     fingerprint = told(capsys, "status", "r")["fingerprint"]
     monkeypatch.chdir(tmp_path)
     found = told(capsys, "resume", "there/r")

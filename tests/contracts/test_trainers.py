@@ -24,6 +24,7 @@ from asynckfold.engines.pool import close_warm
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.models import MLP
+from asynckfold.store import RunReader
 from tests import here
 from tests.leftovers import descendants, gone
 from tests.nursery import Nursery, Started
@@ -132,7 +133,10 @@ def test_what_is_fused_by_default_has_the_same_bits_after_an_interruption(tmp_pa
         return kfold({"mlp": partial(MLP, 64, [32])}, ["cosine"], adam, {"epochs": 80})
 
     def interrupt(root: Path) -> None:
-        wait_for(root, lambda store: any(store.checkpoints(job.id) for job in store.plan.jobs))
+        wait_for(
+            root,
+            lambda store: any(store.checkpoints(job.id) for job in store.plan.jobs),
+        )
         os.kill(os.getpid(), signal.SIGINT)
 
     whole = trained(tmp_path / "whole")
@@ -206,7 +210,7 @@ def fingerprint(root: Path, fuse: Any) -> str:
     return here.script(SLOW, root, repr(fuse))
 
 
-def wait_for(root: Path, found: Callable[[RunStore], bool]) -> None:
+def wait_for(root: Path, found: Callable[[RunReader], bool]) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -219,12 +223,12 @@ def wait_for(root: Path, found: Callable[[RunStore], bool]) -> None:
     raise AssertionError("it did not come so far in time")
 
 
-def has_checkpoint(store: RunStore) -> bool:
+def has_checkpoint(store: RunReader) -> bool:
     slow = [job.id for job in store.plan.jobs if job.lr_schedule == "slow"]
     return any(store.checkpoints(name) for name in slow)
 
 
-def at_work(store: RunStore) -> bool:
+def at_work(store: RunReader) -> bool:
     return any(job["pid"] for job in state_of(store)["running_jobs"])
 
 
@@ -248,7 +252,7 @@ def test_the_same_bits_after_kill_9_and_resume(
     start: Start,
     golden: Callable[[Any], str],
     fuse: Any,
-    moment: Callable[[RunStore], bool],
+    moment: Callable[[RunReader], bool],
 ) -> None:
     expected = golden(fuse)
     script = start(root, fuse)

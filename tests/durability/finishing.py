@@ -22,7 +22,7 @@ def finish(root: Path, acknowledge: int) -> None:
     """Do what a command does once every job has its result."""
     with RunStore.hold(root) as store:
         store.begin(PLAN, FOLDS, TARGETS)
-        write_out_of_fold(load_results(store))
+        write_out_of_fold(load_results(store.reader))
     with RunStore.read(root) as store:
         path = page.write_report(store)
     os.write(acknowledge, f"report {path}\n".encode())

@@ -44,7 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def everything(root: Path) -> dict[str, Any]:
-    """Return all that can be read of a run, in a form that compares."""
+    """Return everything that can be read of a run, as values that compare equal."""
     with RunStore.read(root) as store:
         results = store.results()
         return {
@@ -60,13 +60,13 @@ def everything(root: Path) -> dict[str, Any]:
             "checkpoints": [store.checkpoints(job.id) for job in PLAN.jobs],
             "events": store.events(),
             "samples": store.samples(),
-            "seconds": store.packed_seconds(),
+            "sessions": store.sessions(),
             "counts": store.counts(),
         }
 
 
 def read_or_refused(root: Path, wanted: dict[str, Any]) -> bool:
-    """Whether the run was refused; if it was not, everything is as it was written."""
+    """Return whether the run was refused; if not, check that everything is as written."""
     try:
         found = everything(root)
     except StoreCorruptError:
@@ -75,7 +75,7 @@ def read_or_refused(root: Path, wanted: dict[str, Any]) -> bool:
     return False
 
 
-def test_a_flipped_bit_is_seen_or_harmless(finished: Path, root: Path) -> None:
+def test_a_flipped_bit_is_detected_or_harmless(finished: Path, root: Path) -> None:
     wanted = everything(finished)
     shutil.copytree(finished, root)
     path = root / "run.db"
@@ -98,8 +98,8 @@ def test_a_flipped_bit_is_seen_or_harmless(finished: Path, root: Path) -> None:
     assert refused > FLIPS // 4
 
 
-def test_a_flipped_bit_in_a_row_is_seen(finished: Path, root: Path) -> None:
-    """Where the data is, every flip counts: all bits of one number, and of the outputs."""
+def test_a_flipped_bit_in_a_row_is_detected(finished: Path, root: Path) -> None:
+    """Flip one bit in each byte of the stored outputs."""
     wanted = everything(finished)
     shutil.copytree(finished, root)
     path = root / "run.db"
@@ -112,7 +112,7 @@ def test_a_flipped_bit_in_a_row_is_seen(finished: Path, root: Path) -> None:
         assert read_or_refused(root, wanted)
 
 
-def test_a_cut_file_is_seen(finished: Path, root: Path) -> None:
+def test_a_truncated_file_is_detected(finished: Path, root: Path) -> None:
     wanted = everything(finished)
     shutil.copytree(finished, root)
     path = root / "run.db"
@@ -127,7 +127,7 @@ def test_a_cut_file_is_seen(finished: Path, root: Path) -> None:
         assert path.read_bytes() == data[:length], "a refused file is left as it was found"
 
 
-def test_a_run_without_its_database_is_not_begun_anew(finished: Path, root: Path) -> None:
+def test_a_run_without_its_database_is_not_overwritten(finished: Path, root: Path) -> None:
     shutil.copytree(finished, root)
     (root / "run.db").unlink()
     with pytest.raises(StoreCorruptError, match=r"run\.db is gone or empty"):
@@ -136,7 +136,7 @@ def test_a_run_without_its_database_is_not_begun_anew(finished: Path, root: Path
     RunStore.hold(root).close()
 
 
-def test_a_session_without_a_plan_leaves_nothing_that_looks_like_damage(root: Path) -> None:
+def test_a_session_killed_before_its_plan_is_no_damage(root: Path) -> None:
     store = RunStore.hold(root)
     (root / "splits.npz").write_bytes(b"of a session that was killed before its plan")
     store.close()
@@ -155,7 +155,7 @@ def test_a_session_without_a_plan_leaves_nothing_that_looks_like_damage(root: Pa
         "DROP TABLE samples",
     ],
 )
-def test_a_changed_row_or_table_is_told(finished: Path, root: Path, change: str) -> None:
+def test_a_changed_row_or_table_is_detected(finished: Path, root: Path, change: str) -> None:
     shutil.copytree(finished, root)
     with sqlite3.connect(root / "run.db") as db:
         db.execute(change)
@@ -166,8 +166,8 @@ def test_a_changed_row_or_table_is_told(finished: Path, root: Path, change: str)
         RunStore.hold(root)
 
 
-def test_a_result_that_is_changed_while_the_run_is_held_is_told(root: Path) -> None:
-    """By the seal, to whoever looks at it; by its digest, to the holder, who checked it before."""
+def test_a_result_changed_while_the_run_is_held_is_detected(root: Path) -> None:
+    """Readers check the row's checksum, the holder the result's digest."""
     with RunStore.hold(root) as store:
         store.begin(PLAN, FOLDS, TARGETS)
         attempt = store.start_attempt(JOB.id, (0,), 1, "cpu", 1.0)
@@ -178,11 +178,11 @@ def test_a_result_that_is_changed_while_the_run_is_held_is_told(root: Path) -> N
         with pytest.raises(StoreCorruptError, match=f"1 rows of results .*{JOB.id}"):
             RunStore.read(root)
         with pytest.raises(StoreCorruptError, match=f"the result of {JOB.id} is not what was"):
-            store.results()
+            store.reader.results()
 
 
-def test_a_result_that_is_gone_is_told(finished: Path, root: Path) -> None:
-    """No row is other than it was written: there is one row less."""
+def test_a_missing_result_is_detected(finished: Path, root: Path) -> None:
+    """All remaining rows are sound, one is missing."""
     shutil.copytree(finished, root)
     with sqlite3.connect(root / "run.db") as db:
         db.execute("DELETE FROM results WHERE job_id = ?", (JOB.id,))
@@ -205,10 +205,10 @@ def begun(root: Path) -> RunStore:
 def half(root: Path, finished: Path) -> Path:
     """A run whose first job has two checkpoints and no result."""
     shutil.copytree(finished, root)
-    with RunStore.hold(root) as store, store._transaction():
-        store._execute("DELETE FROM results")
-        store._execute("UPDATE attempts SET outcome = 'died'")
-        store._seal("attempts", "TRUE")
+    with RunStore.hold(root) as store, store.file.transaction():
+        store.file.execute("DELETE FROM results")
+        store.file.execute("UPDATE attempts SET outcome = 'died'")
+        store.file.write_checksums("attempts", "TRUE")
     return root
 
 
@@ -238,7 +238,7 @@ def fifo(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, flip, swap, Path.unlink, link, fifo])
-def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
+def test_a_damaged_checkpoint_is_set_aside_for_the_previous_one(
     half: Path, golden: str, damage: Callable[[Path], None]
 ) -> None:
     with RunStore.read(half) as store:
@@ -247,20 +247,20 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(
     damage(path)
     damaged = path.read_bytes() if path.is_file() else None
     with begun(half) as store:
-        assert store.checkpoints(JOB.id) == [older]
-        (event,) = (item for item in store.events() if item.kind == "damage")
+        assert store.reader.checkpoints(JOB.id) == [older]
+        (event,) = (item for item in store.reader.events() if item.kind == "damage")
         assert event.job_id == JOB.id
         assert newest.file in event.text
     if damage in (cut, flip, swap):
         assert path.with_name(f"{path.name}.bad").read_bytes() == damaged
         assert not path.exists()
     with begun(half) as store:
-        assert len([item for item in store.events() if item.kind == "damage"]) == 1
+        assert len([item for item in store.reader.events() if item.kind == "damage"]) == 1
     with Path(os.devnull).open("wb") as nowhere:
         assert work(half, nowhere.fileno()) == golden
 
 
-def test_both_checkpoints_damaged_begin_anew(half: Path, golden: str) -> None:
+def test_a_job_with_two_damaged_checkpoints_starts_over(half: Path, golden: str) -> None:
     for path in (half / "A").rglob("*.safetensors"):
         flip(path)
     with Path(os.devnull).open("wb") as nowhere:
@@ -277,19 +277,19 @@ def test_both_checkpoints_damaged_begin_anew(half: Path, golden: str) -> None:
             assert {ref.attempt for ref in store.checkpoints(job.id)} == {newest[job.id]}
 
 
-def test_a_row_that_names_a_file_elsewhere_touches_nothing(half: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_outside_its_folder_is_not_touched(half: Path, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     canary.write_text("mine")
-    with RunStore.hold(half) as store, store._transaction():
-        store._execute("UPDATE checkpoints SET file = '../canary' WHERE epoch = 3")
-        store._seal("checkpoints", "epoch = 3")
+    with RunStore.hold(half) as store, store.file.transaction():
+        store.file.execute("UPDATE checkpoints SET file = '../canary' WHERE epoch = 3")
+        store.file.write_checksums("checkpoints", "epoch = 3")
     with begun(half) as store:
-        assert [ref.epoch for ref in store.checkpoints(JOB.id)] == [2]
+        assert [ref.epoch for ref in store.reader.checkpoints(JOB.id)] == [2]
     assert canary.read_text() == "mine"
     assert list(tmp_path.glob("*.bad")) == []
 
 
-def test_what_a_crash_left_is_removed_and_nothing_else(half: Path, tmp_path: Path) -> None:
+def test_only_leftovers_of_a_crash_are_removed(half: Path, tmp_path: Path) -> None:
     folder = job_folder(half, JOB)
     outside = tmp_path / "outside.1.tmp"
     ours = [folder / "checkpoint-0003-000000-1.safetensors.123.tmp", half / "splits.npz.9.tmp"]
@@ -334,10 +334,10 @@ def test_a_writer_of_an_earlier_session_is_refused(root: Path) -> None:
         assert new > old
         assert not store.record(make_result(JOB.id, old, weights="late"))
         assert store.record(make_result(JOB.id, new))
-        assert store.results()[JOB.id].weights == "weights"
+        assert store.reader.results()[JOB.id].weights == "weights"
 
 
-def test_attempts_grow_over_sessions_and_failures(root: Path) -> None:
+def test_attempt_numbers_grow_over_sessions_and_failures(root: Path) -> None:
     numbers = []
     for _ in range(4):
         with begun(root) as store:
@@ -347,7 +347,7 @@ def test_attempts_grow_over_sessions_and_failures(root: Path) -> None:
     assert numbers == [1, 2, 3, 4]
 
 
-def test_an_attempt_that_ended_without_a_result_gives_none_later(root: Path) -> None:
+def test_an_ended_attempt_cannot_record_a_result(root: Path) -> None:
     with begun(root) as store:
         number = store.start_attempt(JOB.id, (0,), 1, "cpu", 1.0)
         store.end_attempt(JOB.id, number, "died")
@@ -378,7 +378,7 @@ def thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_check_of_a_thousand_results_is_cheap(thousand: Path) -> None:
+def test_checking_a_thousand_results_is_fast(thousand: Path) -> None:
     started = time.perf_counter()
     RunStore.read(thousand).close()
     opened = time.perf_counter() - started
@@ -394,7 +394,7 @@ def test_a_check_of_a_thousand_results_is_cheap(thousand: Path) -> None:
 # A disk that refuses
 
 
-def test_a_refused_clean_up_does_not_hide_what_was_refused_first(tmp_path: Path) -> None:
+def test_a_failed_clean_up_does_not_hide_the_first_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="No such file or directory"):
         write_whole(tmp_path / "nowhere" / "file", b"x")
 

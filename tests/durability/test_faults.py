@@ -91,7 +91,7 @@ def told(record: Callable[[str, object], None], ran: int, all_points: int) -> No
     print(f"\n{text}")
 
 
-def test_killed_at_any_call_nothing_acknowledged_is_lost(
+def test_a_kill_at_any_call_loses_no_acknowledged_result(
     traced: Nursery,
     tmp_path: Path,
     golden: str,
@@ -124,7 +124,7 @@ def test_nothing_is_written_outside_the_folder_of_the_run(traced: Nursery, tmp_p
     assert [path for path in written if root not in path.parents and path not in told] == []
 
 
-def test_killed_again_at_any_call_of_the_recovery(
+def test_a_second_kill_at_any_call_of_the_recovery(
     traced: Nursery,
     tmp_path: Path,
     golden: str,

@@ -89,7 +89,7 @@ def left_over(root: Path) -> list[str]:
     return [name for name in names if not FINISHED.fullmatch(name)]
 
 
-def test_killed_while_it_writes_outputs_and_report_nothing_is_lost_or_left(
+def test_a_kill_while_writing_outputs_and_report(
     finishing: Nursery, tmp_path: Path, golden: str, record_property: Record
 ) -> None:
     with Path(os.devnull).open("wb") as nowhere:

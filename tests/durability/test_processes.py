@@ -7,15 +7,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from asynckfold.errors import InputError, RunHeldError, StorageError, StoreCorruptError
-from asynckfold.store import RunStore, database, layout, lock
+from asynckfold.store import RunStore, database, layout, lock, snapshot
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 from tests.records import (
     FIRST,
@@ -94,7 +96,7 @@ os.wait()
 
 
 @pytest.mark.nightly
-def test_of_twenty_at_once_exactly_one_holds_and_the_others_name_it(tmp_path: Path) -> None:
+def test_one_of_twenty_concurrent_holders_wins(tmp_path: Path) -> None:
     for attempt in range(10 if NIGHTLY else 3):
         root = tmp_path / str(attempt)
         done = subprocess.run(
@@ -110,27 +112,29 @@ def test_of_twenty_at_once_exactly_one_holds_and_the_others_name_it(tmp_path: Pa
             assert f"{root} is held by process {pid} on {os.uname().nodename} since 20" in line
 
 
-def test_a_lock_file_of_a_dead_run_is_taken_and_the_stranger_it_names_left_alone(
+def test_a_stale_lock_file_is_taken_over(
     root: Path,
 ) -> None:
     root.mkdir()
     with subprocess.Popen(["sleep", "60"]) as stranger:
         (root / "run.lock").write_text(f'{{"pid": {stranger.pid}, "host": "x", "started": "y"}}')
         with RunStore.hold(root) as store:
-            assert (store.holder() or {})["pid"] == os.getpid()
+            assert (store.reader.holder() or {})["pid"] == os.getpid()
         assert stranger.poll() is None
         stranger.kill()
 
 
 @pytest.mark.parametrize("text", ["", "not json", "[1]", '{"pid": null}', "\0" * 5000])
-def test_whatever_stands_in_the_lock_file_a_held_run_is_refused(root: Path, text: str) -> None:
+def test_a_held_run_is_refused_whatever_its_lock_file_contains(root: Path, text: str) -> None:
     with RunStore.hold(root):
         (root / "run.lock").write_text(text)
         with pytest.raises(RunHeldError, match="is held by"):
             RunStore.hold(root)
 
 
-def test_a_place_without_locks_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unsupported(descriptor: int, operation: int) -> None:
         raise OSError(95, "Operation not supported")
 
@@ -156,10 +160,9 @@ def test_a_network_file_system_is_named(tmp_path: Path, kind: str, found: str) -
 
 
 def test_a_network_file_system_is_a_note(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asynckfold.store.run_store.network_of", lambda folder: "nfs4")
-    with begin(root) as store:
-        (note,) = store.notes
-    assert f"{root} lies on nfs4" in note
+    monkeypatch.setattr(layout, "network_of", lambda folder: "nfs4")
+    (note,) = layout.network_notes(root)
+    assert f"{root} is on nfs4" in note
     assert "prefer a local disk" in note
 
 
@@ -167,8 +170,10 @@ def test_a_network_file_system_is_a_note(root: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.nightly
-def test_a_thousand_looks_at_a_running_run(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each is whole and belongs to one moment; none keeps the writer from its end."""
+def test_a_running_run_can_be_read_all_the_time(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each snapshot is complete and of one moment; none blocks the writer."""
     looks, last, seen = 0, 0, set()
     with running(root, 300, 1000, 0.02) as writer:
         while writer.poll() is None or looks < (1000 if NIGHTLY else 100):
@@ -190,38 +195,124 @@ def test_a_thousand_looks_at_a_running_run(root: Path, capsys: pytest.CaptureFix
         print(f"\n{looks} looks at a run of up to {size:.0f} MB; longest commit {longest} s")
 
 
-def test_a_commit_comes_between_the_slices_of_a_look(
+def test_commits_come_between_the_slices_of_a_snapshot(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer is never kept waiting for a whole copy; the copy is of one moment all the same."""
+    """The writer records results during the snapshot, which contains none of them."""
+    outputs = np.arange(100_000, dtype=np.float32).reshape(50_000, 2)
+    before, after = [job.id for job in SMALL.jobs[:3]], [job.id for job in SMALL.jobs[3:]]
 
-    class Clock:
-        """Lets the writer commit whenever the reader asks for the time: after each slice."""
+    def interleaved(*given: Any) -> Iterator[Any]:
+        for row, job_id in zip(real(*given), after, strict=True):
+            assert finish(store, job_id)
+            yield row
 
-        def __init__(self) -> None:
-            self.commits = 0
-
-        def monotonic(self) -> float:
-            if self.commits < wanted:
-                self.commits += 1
-                store.event("note", "x" * 100)
-                store.flush()
-            return 0.0
-
+    real = snapshot._results
+    monkeypatch.setattr(snapshot, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(snapshot, "_results", interleaved)
     with begin(root) as store:
-        finish(store, FIRST, outputs=np.zeros((50_000, 2), np.float32))
-        monkeypatch.setattr(database, "SLICE_PAGES", 10)
-        for wanted in (3, 1000):
-            clock = Clock()
-            monkeypatch.setattr(database, "time", clock)
-            with RunStore.read(root) as reader:
-                assert set(reader.results()) == {FIRST}
-                events = len(reader.events())
+        for job_id in before:
+            finish(store, job_id, outputs=outputs)
+        with RunStore.read(root) as reader:
             monkeypatch.undo()
-            monkeypatch.setattr(database, "SLICE_PAGES", 10)
-            # The first copy was begun anew; the second was overtaken until it was made in one hold.
-            assert events == len(store.events())
-            assert clock.commits == 3 if wanted == 3 else 10 < clock.commits < 20
+            assert set(store.reader.results()) == {*before, *after}
+            found = reader.results()
+            assert set(found) == set(before)
+            assert reader.counts()["done"] == len(reader.attempts()) == 3
+            for result in found.values():
+                np.testing.assert_array_equal(result.outputs, outputs)
+
+
+def test_a_session_that_starts_during_a_snapshot_repeats_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new session deletes the results of failed jobs."""
+    calls = []
+
+    def interrupted(*given: Any) -> Iterator[Any]:
+        calls.append(given)
+        if len(calls) == 1:
+            begin(root).close()
+        yield from real(*given)
+
+    real = snapshot._results
+    monkeypatch.setattr(snapshot, "_results", interrupted)
+    with begin(root) as store:
+        for job in SMALL.jobs[:3]:
+            finish(store, job.id, status="failed" if job.id == FIRST else "done")
+    with RunStore.read(root) as reader:
+        assert set(reader.results()) == {job.id for job in SMALL.jobs[1:3]}
+    assert len(calls) == 2
+
+
+def test_outputs_are_read_on_demand_from_a_running_run(root: Path) -> None:
+    """Recorded results never change; if a failed one was retried, that is an error."""
+    outputs = np.arange(20_000, dtype=np.float32).reshape(10_000, 2)
+    failed, done, later = (job.id for job in SMALL.jobs[:3])
+    with begin(root) as store:
+        finish(store, failed, status="failed", outputs=outputs)
+        finish(store, done, outputs=outputs)
+    with RunStore.read(root) as old, begin(root) as store:
+        with RunStore.read(root) as new:
+            assert finish(store, later, outputs=2 * outputs)
+            np.testing.assert_array_equal(new.results()[done].outputs, outputs)
+            assert set(new.results()) == {done}
+        with pytest.raises(StorageError, match=f"{failed} was retried.*Read it again"):
+            old.results()
+        assert old.finished() == {failed: "failed", done: "done"}
+
+
+def test_an_open_reader_does_not_block_the_writer(root: Path) -> None:
+    begin(root).close()
+    with RunStore.read(root):
+        started = time.monotonic()
+        with begin(root) as store:
+            finish(store, FIRST)
+        assert time.monotonic() - started < database.BUSY_SECONDS / 2
+
+
+PEAK = """
+import resource, sys
+from asynckfold.cli import main
+code = main(["status", sys.argv[1]])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+sys.exit(code)
+"""
+
+
+def test_reader_memory_does_not_grow_with_the_run(root: Path, tmp_path: Path) -> None:
+    def peak(folder: Path) -> int:
+        words = [sys.executable, "-c", PEAK, folder]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
+        return int(done.stdout.splitlines()[-1]) << 10
+
+    small = tmp_path / "small"
+    begin(small).close()
+    with begin(root, MANY) as store:
+        for job in MANY.jobs[:100]:
+            finish(store, job.id, outputs=np.ones((200_000, 2), np.float32))
+    size = (root / "run.db").stat().st_size
+    assert size > 150 << 20
+    # Here: 50 MiB, and 8 more for slices of results.
+    assert peak(root) - peak(small) < size // 4
+
+
+def test_a_reader_without_temporary_files_uses_memory(root: Path) -> None:
+    with begin(root) as store:
+        finish(store, FIRST)
+        for number in range(2000):
+            store.event("note", f"{number} {'x' * 1000}")
+    code = (
+        "import resource, signal, sys\n"
+        "from asynckfold.store import RunStore, snapshot\n"
+        "snapshot.CACHE_KIB = 100\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
+        "print(len(RunStore.read(sys.argv[1]).events()))"
+    )
+    words = [sys.executable, "-c", code, root]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "2000\n", done.stderr
 
 
 READ_ONLY = """
@@ -243,7 +334,7 @@ print(found > 0)
 
 
 def mounted_read_only(place: Path) -> list[str]:
-    """Words of a command that sees a folder read-only, or skip."""
+    """Return the start of a command that sees a folder read-only, or skip the test."""
     script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
     words = ["unshare", "-rm", "sh", "-c", script, str(place)]
     if shutil.which("unshare") is None or subprocess.run([*words, "true"], check=False).returncode:
@@ -264,7 +355,7 @@ def test_a_running_run_is_read_from_a_read_only_mount(root: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_half_a_commit_on_a_read_only_mount_is_told(root: Path) -> None:
+def test_half_a_commit_on_a_read_only_mount_is_an_error(root: Path) -> None:
     body = (
         "store = begin(root)\nfinish(store, FIRST)\nstore.close()\n"
         "db = sqlite3.connect(root / 'run.db', isolation_level=None)\n"
@@ -291,7 +382,7 @@ SECOND = SMALL.jobs[1].id
 
 @pytest.mark.parametrize("fate", ["moved", "removed", "replaced"])
 @pytest.mark.parametrize("buffered", [False, True])
-def test_a_folder_that_goes_away_is_noticed_at_the_next_commit(
+def test_a_moved_or_removed_folder_is_noticed_at_the_next_commit(
     root: Path, fate: str, buffered: bool
 ) -> None:
     elsewhere = root.with_name("elsewhere")
@@ -317,7 +408,7 @@ def test_a_folder_that_goes_away_is_noticed_at_the_next_commit(
         assert not root.exists(), "half a run was made anew"
     if fate != "removed":
         with begin(elsewhere) as store:
-            assert set(store.results()) == {FIRST}
+            assert set(store.reader.results()) == {FIRST}
             assert finish(store, SECOND)
 
 
@@ -332,8 +423,8 @@ def test_a_moved_run_continues(root: Path, golden: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.damages("some copies are torn, and refused")
-def test_copies_of_a_running_run_open_or_are_refused(root: Path) -> None:
-    """Never other numbers, and never a result less than was there when the copy was begun."""
+def test_a_copy_of_a_running_run_opens_or_is_refused(root: Path) -> None:
+    """A copy has no other numbers, and all results from before it was started."""
     opened, refused, wanted = 0, 0, 50 if NIGHTLY else 12
     found: list[dict[str, str]] = []
     with running(root, 600, 2000, 0.01) as writer:
@@ -357,7 +448,7 @@ def test_copies_of_a_running_run_open_or_are_refused(root: Path) -> None:
             found.append(results)
         writer.kill()
     with begin(root, MANY) as store:
-        final = {name: item.digest for name, item in store.results().items()}
+        final = {name: item.digest for name, item in store.reader.results().items()}
     assert all(copied.items() <= final.items() for copied in found)
     print(f"\n{opened} copies opened, {refused} refused")
     assert opened + refused == wanted
@@ -388,14 +479,14 @@ print('done')
         "sys.exit()",
         "store.close(); sys.exit()",
         "del store; import gc; gc.collect(); sys.exit()",
-        "store._db = None; sys.exit()",
+        "store.file.connection = None; sys.exit()",
         "store.event('note', 'from the child')",
         "store.flush()",
-        "store.results()",
+        "store.reader.results()",
         "finish(store, PLAN.jobs[2].id)",
     ],
 )
-def test_a_child_of_the_holder_cannot_touch_the_run(root: Path, act: str) -> None:
+def test_a_forked_child_cannot_touch_the_run(root: Path, act: str) -> None:
     with other_process(root, in_a_fork(act)) as holder:
         out, _ = holder.communicate(timeout=60)
         assert holder.returncode == 0
@@ -405,7 +496,7 @@ def test_a_child_of_the_holder_cannot_touch_the_run(root: Path, act: str) -> Non
         assert [event.text for event in store.events()] == ["in an open transaction"]
 
 
-def test_a_child_that_outlives_the_holder_does_not_hold_the_run(root: Path) -> None:
+def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(root: Path) -> None:
     body = (
         "store = begin(root)\nif os.fork() == 0:\n    import time\n    print('up', flush=True)\n"
         "    time.sleep(60)\nos.wait()\n"

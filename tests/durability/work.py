@@ -86,7 +86,7 @@ def train(store: RunStore, job: Job, acknowledge: int) -> None:
 
 def restored(store: RunStore, job: Job) -> tuple[int, bytes]:
     """Return the epoch and the state to continue from, as a worker finds them."""
-    for ref in store.checkpoints(job.id):
+    for ref in store.reader.checkpoints(job.id):
         path = store.root / ref.file
         if path.exists() and sha256(path) == ref.sha256:
             return ref.epoch, path.read_bytes()
@@ -99,9 +99,9 @@ def work(root: Path, acknowledge: int) -> str:
         store.begin(PLAN, FOLDS, TARGETS)
         os.write(acknowledge, b"begun\n")
         for job in PLAN.jobs:
-            if job.id not in store.finished():
+            if job.id not in store.reader.finished():
                 train(store, job, acknowledge)
-        return store.fingerprint()
+        return store.reader.fingerprint()
 
 
 Task = Callable[[Path, int], object]

@@ -16,6 +16,7 @@ from asynckfold import AsyncKFold, CVResults, RunStore
 from asynckfold.cli.status import state_of
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.result import DONE
+from asynckfold.store import RunReader
 from tests.leftovers import descendants, gone, parent_of
 from tests.nursery import Nursery, Started
 from tests.toy import Tiny, adam, samples
@@ -97,7 +98,7 @@ def errors_of(root: Path) -> Path:
     return root.with_name("errors")
 
 
-def wait_for(root: Path, found: Callable[[RunStore], Any]) -> Any:
+def wait_for(root: Path, found: Callable[[RunReader], Any]) -> Any:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -110,7 +111,7 @@ def wait_for(root: Path, found: Callable[[RunStore], Any]) -> Any:
     raise AssertionError("it did not come so far in time")
 
 
-def leads(store: RunStore) -> set[int]:
+def leads(store: RunReader) -> set[int]:
     """The workers of jobs that have a checkpoint to come back to."""
     return {
         job["pid"]

@@ -32,6 +32,7 @@ from asynckfold.api.session import Session
 from asynckfold.cli.output import Output, partial_report
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.store import RunStore
+from asynckfold.store.run_file import RunFile
 from asynckfold.system.signals import ENDINGS, Interruption, listening
 from tests import here
 from tests.leftovers import descendants, gone, shared_memory
@@ -631,15 +632,15 @@ def test_an_exception_between_a_row_and_its_seal_loses_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As asyncio's own handler raises at the second Ctrl-C: in the middle of anything."""
-    real, calls, strike = RunStore._seal, [0], [0]
+    real, calls, strike = RunFile.write_checksums, [0], [0]
 
-    def seal(self: RunStore, *arguments: Any) -> None:
+    def seal(self: RunFile, *arguments: Any) -> None:
         calls[0] += 1
         if calls[0] == strike[0]:
             raise KeyboardInterrupt
         real(self, *arguments)
 
-    monkeypatch.setattr(RunStore, "_seal", seal)
+    monkeypatch.setattr(RunFile, "write_checksums", seal)
     golden = call(root / "golden", parallelize=False)
     # The last ones are those of leaving, by when nothing is buffered that could be lost.
     points = range(1, calls[0] - 1, 1 if ROUNDS == 50 else calls[0] // 12)

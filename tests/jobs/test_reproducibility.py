@@ -334,7 +334,7 @@ def test_the_command_adds_candidates_and_resumes_all_of_them(
     assert first.items() <= digests(root).items()
     with RunStore.hold(root) as store:
         for table in ("results", "attempts"):
-            store._db.execute(f"DELETE FROM {table} WHERE job_id LIKE '%step/fold-1'")
+            store.file.connection.execute(f"DELETE FROM {table} WHERE job_id LIKE '%step/fold-1'")
     capsys.readouterr()
     assert main(["resume", str(root), "--json", "--allow-different-software"]) == 0
     assert json.loads(capsys.readouterr().out)["done"] == 4

@@ -55,8 +55,8 @@ def test_another_seed_is_named(golden: Path, root: Path) -> None:
 def test_one_changed_output_is_found(golden: Path, root: Path) -> None:
     make(root)
     with RunStore.hold(root) as store:
-        plan, results = store.plan, store.results()
-        folds, targets = store.splits()
+        plan, results = store.reader.plan, store.reader.results()
+        folds, targets = store.reader.splits()
     name = plan.jobs[1].id
     outputs = results[name].outputs
     assert outputs is not None

@@ -62,8 +62,8 @@ def write(root: Path, about: Mapping[str, Any]) -> None:
         store.start_attempt(A0, (0, 1), 2, "cpu", 2.5)
         store.clock = 4.0
         record(store, A0, 1)
-        store.start_attempt(B0, (0,), 1, "cpu", 5.0)
-        store.note_placed(B0, 1, Placed(7, (Wait(3.0, "cores", "cores: 2 of 2 busy"),)))
+        placed = Placed(7, (Wait(3.0, "cores", "cores: 2 of 2 busy"),))
+        store.start_attempt(B0, (0,), 1, "cpu", 5.0, placed)
         store.start_attempt(B1, (1,), 1, "cpu", 5.0)
         store.started(B1, 1, 7)
         store.clock = 5.0
@@ -142,7 +142,7 @@ def test_the_time_of_jobs_trained_as_one_counts_once(root: Path) -> None:
         store.start_attempt(B0, (0,), 1, "cpu", 10.0)
         store.clock = 9.0
         record(store, B0, 2)
-        found = packing_of(store)
+        found = packing_of(store.reader)
     assert found is not None
     assert found.core_seconds == pytest.approx((5 - 1) + (9 - 6))
     assert found.longest == pytest.approx(4 + 3)
@@ -163,7 +163,7 @@ def test_a_run_without_a_decision_claims_nothing_of_its_cores(root: Path) -> Non
 def test_a_run_without_attempts_has_no_packing(root: Path) -> None:
     with RunStore.hold(root) as store:
         store.begin(PLAN, FOLDS, TARGETS)
-        assert packing_of(store) is None
+        assert packing_of(store.reader) is None
 
 
 def test_the_report_tells_of_each_attempt(root: Path) -> None:

@@ -161,9 +161,9 @@ class Moving(FakeEngine):
 
 
 def test_jobs_move_pause_and_go_on_as_others_come_and_go(store: RunStore) -> None:
-    names = [job.id for job in store.plan.jobs][:3]
+    names = [job.id for job in store.reader.plan.jobs][:3]
     engine = Moving(done, queue.SimpleQueue())
-    requests = {job.id: Request(job.id, 1.0) for job in store.plan.jobs}
+    requests = {job.id: Request(job.id, 1.0) for job in store.reader.plan.jobs}
     sweep = Sweep(
         store, engine, engine.inbox, requests, lambda result: result, Recording(), yields=True
     )
@@ -190,12 +190,12 @@ def test_jobs_move_pause_and_go_on_as_others_come_and_go(store: RunStore) -> Non
     assert see() == [(names[0], (2,))]
     engine.end(engine.waiting.pop(0))
     sweep.step(0.001)
-    kinds = [event.kind for event in store.events()]
+    kinds = [event.kind for event in store.reader.events()]
     assert [kind for kind in kinds if kind in ("moved", "paused", "resumed")] == [
         "moved", "paused", "moved", "resumed",
     ]  # fmt: skip
-    assert store.results()[names[0]].cores == (2,)
-    assert store.results()[names[1]].cores == (0,)
+    assert store.reader.results()[names[0]].cores == (2,)
+    assert store.reader.results()[names[1]].cores == (0,)
     sweep.leave()
 
 

@@ -144,7 +144,7 @@ def store(root: Path) -> Iterator[RunStore]:
 def run(store: RunStore, behaviour: Any) -> tuple[Engine, Recording]:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine, watch = Engine(behaviour, inbox), Recording()
-    asked = {job.id: Request(job.id, 0.01) for job in store.plan.jobs}
+    asked = {job.id: Request(job.id, 0.01) for job in store.reader.plan.jobs}
     Sweep(store, engine, inbox, asked, lambda found: found, watch, lambda: engine.now).run()
     return engine, watch
 
@@ -162,13 +162,13 @@ def test_short_jobs_are_placed_in_rows_and_each_has_its_result(store: RunStore) 
     engine, watch = run(store, lambda number, tasks, tell: in_turn(tasks, tell))
     assert [len(placement.jobs) for placement in engine.placed] == [2, 2, 1, 1, 1, 1]
     assert sorted(result.job_id for result in watch.results) == sorted(NAMES)
-    results = store.results()
+    results = store.reader.results()
     assert {result.status for result in results.values()} == {DONE}
     assert {result.attempt for result in results.values()} == {1}
     # Their times do not overlap: a core belongs to one job at a time.
     spans = sorted((result.started, result.ended) for result in results.values())
     assert all(ended <= later for (_, ended), (later, _) in pairwise(spans))
-    packing = packing_of(store)
+    packing = packing_of(store.reader)
     assert packing is not None
     assert 0 < packing.core_seconds <= packing.makespan + 1e-9
 
@@ -183,14 +183,14 @@ def test_of_a_row_whose_worker_dies_only_the_job_in_hand_is_to_blame(store: RunS
     engine, _ = run(store, behaviour)
     guilty, innocent = engine.placed[0].jobs
     outcomes: dict[str, list[str | None]] = {}
-    for attempt in store.attempts():
+    for attempt in store.reader.attempts():
         outcomes.setdefault(attempt.job_id, []).append(attempt.outcome)
     assert outcomes[guilty] == ["died", "ok"]
     assert outcomes[innocent] == ["interrupted", "ok"]
-    packing = packing_of(store)
+    packing = packing_of(store.reader)
     assert packing is not None
     assert packing.core_seconds <= packing.makespan + 1e-9
-    assert {result.status for result in store.results().values()} == {DONE}
+    assert {result.status for result in store.reader.results().values()} == {DONE}
 
 
 def test_a_row_that_was_asked_to_stop_goes_on_later(store: RunStore) -> None:
@@ -198,7 +198,7 @@ def test_a_row_that_was_asked_to_stop_goes_on_later(store: RunStore) -> None:
         return in_turn(tasks, tell) if number > 1 else [done(tasks[0]), None]
 
     run(store, behaviour)
-    assert sorted(result.attempt for result in store.results().values()) == [1] * 7 + [2]
+    assert sorted(result.attempt for result in store.reader.results().values()) == [1] * 7 + [2]
 
 
 def test_a_setback_in_a_row_is_that_of_its_job_alone(store: RunStore) -> None:
@@ -210,7 +210,7 @@ def test_a_setback_in_a_row_is_that_of_its_job_alone(store: RunStore) -> None:
     engine, _ = run(store, behaviour)
     assert engine.placed[-1].alone
     assert engine.placed[-1].jobs == engine.placed[0].jobs[:1]
-    assert {result.status for result in store.results().values()} == {DONE}
+    assert {result.status for result in store.reader.results().values()} == {DONE}
 
 
 class Loud(nn.Module):
@@ -272,6 +272,6 @@ def test_status_names_the_job_of_a_row_that_is_in_hand(store: RunStore) -> None:
         store.start_attempt(name, (0,), 1, "cpu", 0.1)
     store.start_attempt(NAMES[3], (1,), 1, "cpu", 0.1)
     store.started(NAMES[1], 1, 7)
-    shown = [item["job"] for item in state_of(store)["running_jobs"]]
+    shown = [item["job"] for item in state_of(store.reader)["running_jobs"]]
     # That of the other core has no process yet that is known.
     assert shown == [NAMES[1], NAMES[3]]

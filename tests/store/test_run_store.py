@@ -1,4 +1,4 @@
-"""The run on disk: what was acknowledged survives kill -9, one writer, readers at any time."""
+"""The run on disk: acknowledged results survive kill -9; one writer, readers at any time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from tests.records import (
 )
 
 
-def test_a_result_comes_back_as_it_was_recorded(root: Path) -> None:
+def test_a_result_is_read_as_it_was_recorded(root: Path) -> None:
     with begin(root) as store:
         assert finish(store, FIRST)
         written = make_result(FIRST)
@@ -68,7 +68,7 @@ def test_a_result_comes_back_as_it_was_recorded(root: Path) -> None:
         assert replace(found, outputs=None).__dict__ == replace(written, outputs=None).__dict__
 
 
-def test_numbers_that_are_not_finite_come_back(root: Path) -> None:
+def test_nan_and_infinity_survive_the_store(root: Path) -> None:
     nan = float("nan")
     with begin(root) as store:
         store.epoch(FIRST, 1, Epoch(1, nan, math.inf, None, 0.1, 0.2))
@@ -81,7 +81,7 @@ def test_numbers_that_are_not_finite_come_back(root: Path) -> None:
         assert math.isnan(store.results()[FIRST].scores["accuracy"])
 
 
-def test_what_a_stage_before_the_training_measured_comes_back(root: Path) -> None:
+def test_pretraining_metrics_survive_the_store(root: Path) -> None:
     stages = (
         StageEpoch("layer 1", 1, {"error": 0.5, "gap": math.inf}, 0.25),
         StageEpoch("layer 2", 1, {}, 0.5),
@@ -97,7 +97,7 @@ def test_what_a_stage_before_the_training_measured_comes_back(root: Path) -> Non
 
 
 @pytest.mark.parametrize("stages", [(), (StageEpoch("rounds", 1, {"samples": 0.5}, 0.25),)])
-def test_what_averaging_did_comes_back(root: Path, stages: tuple[StageEpoch, ...]) -> None:
+def test_averaging_statistics_survive_the_store(root: Path, stages: tuple[StageEpoch, ...]) -> None:
     averaged = Averaged(12, (480, 475, 470))
     with begin(root) as store:
         assert finish(store, FIRST, averaged=averaged, pretraining=stages)
@@ -107,7 +107,7 @@ def test_what_averaging_did_comes_back(root: Path, stages: tuple[StageEpoch, ...
     assert found.epochs == make_result(FIRST).epochs
 
 
-def test_a_result_that_knows_of_no_averaging_is_stored_as_before_there_was_any() -> None:
+def test_a_result_without_averaging_is_stored_in_the_old_form() -> None:
     epochs = [[1, 0.5, 0.6, 0.7, 0.001, 0.1], [2, 0.4, 0.5, None, 0.0001, 0.1]]
     assert json.loads(epochs_text(make_result(FIRST))) == epochs
 
@@ -115,10 +115,10 @@ def test_a_result_that_knows_of_no_averaging_is_stored_as_before_there_was_any()
 def test_scores_may_be_numpy_numbers(root: Path) -> None:
     with begin(root) as store:
         assert finish(store, FIRST, scores={"accuracy": np.float32(0.5)})
-        assert store.results()[FIRST].scores == {"accuracy": 0.5}
+        assert store.reader.results()[FIRST].scores == {"accuracy": 0.5}
 
 
-def test_plan_folds_and_targets_come_back(root: Path) -> None:
+def test_plan_folds_and_targets_survive_the_store(root: Path) -> None:
     begin(root).close()
     with RunStore.read(root) as store:
         folds, targets = store.splits()
@@ -130,7 +130,7 @@ def test_plan_folds_and_targets_come_back(root: Path) -> None:
         np.testing.assert_array_equal(targets, TARGETS)
 
 
-def test_baseline_events_samples_and_seconds_come_back(root: Path) -> None:
+def test_baseline_events_samples_and_seconds_survive_the_store(root: Path) -> None:
     baseline = Baseline("measured", 9.5, 2, {"A/cosine": 4.0}, {"A/cosine": 0.5})
     with begin(root) as store:
         store.event("retry", "out of memory", FIRST)
@@ -147,14 +147,14 @@ def test_baseline_events_samples_and_seconds_come_back(root: Path) -> None:
         assert (event.kind, event.job_id, event.text) == ("retry", FIRST, "out of memory")
         (sample,) = store.samples()
         assert (sample.used, sample.own, sample.cores) == (1.5, 1.25, (1.0, 0.5))
-        assert store.packed_seconds() == pytest.approx(5.0, abs=0.5)
+        assert sum(item.packed_seconds for item in store.sessions()) == pytest.approx(5.0, abs=0.5)
 
 
 # Kills
 
 
 @pytest.mark.nightly
-def test_what_was_acknowledged_survives_a_kill(root: Path) -> None:
+def test_acknowledged_results_survive_a_kill(root: Path) -> None:
     body = (
         "store = begin(root, MANY)\n"
         "for job in MANY.jobs:\n    finish(store, job.id)\n    print(job.id, flush=True)\n"
@@ -164,23 +164,23 @@ def test_what_was_acknowledged_survives_a_kill(root: Path) -> None:
         writer.kill()
         acknowledged += writer.stdout.read().split() if writer.stdout else []
     with begin(root, MANY) as store:
-        assert set(acknowledged) <= set(store.finished())
-        assert 20 <= store.counts()["done"] < len(MANY.jobs)
-        assert {item.outcome for item in store.attempts()} <= {"ok", "lost"}
+        assert set(acknowledged) <= set(store.reader.finished())
+        assert 20 <= store.reader.counts()["done"] < len(MANY.jobs)
+        assert {item.outcome for item in store.reader.attempts()} <= {"ok", "lost"}
 
 
-def test_an_attempt_that_was_killed_is_lost_and_its_job_pending(root: Path) -> None:
+def test_a_killed_attempt_is_lost_and_its_job_pending(root: Path) -> None:
     body = "store = begin(root)\nstore.start_attempt(FIRST, (0,), 1, 'cpu', 1.0)\nprint('up')\n"
     with other_process(root, f"{body}os.kill(os.getpid(), signal.SIGKILL)") as writer:
         writer.wait()
     with begin(root) as store:
-        assert [item.outcome for item in store.attempts()] == ["lost"]
-        assert store.counts()["pending"] == len(PLAN.jobs)
+        assert [item.outcome for item in store.reader.attempts()] == ["lost"]
+        assert store.reader.counts()["pending"] == len(PLAN.jobs)
         assert store.start_attempt(FIRST, (0,), 1, "cpu", 1.0) == 2
 
 
-def test_a_run_is_read_after_its_writer_was_killed_within_a_transaction(root: Path) -> None:
-    """The killed writer leaves a hot journal, and half a transaction in the file itself."""
+def test_a_hot_journal_is_rolled_back_by_a_reader(root: Path) -> None:
+    """A writer killed in a transaction leaves a journal, and half the transaction in the file."""
     body = (
         "store = begin(root)\nfinish(store, FIRST)\nstore.close()\n"
         "db = sqlite3.connect(root / 'run.db', isolation_level=None)\n"
@@ -201,7 +201,7 @@ def test_a_run_is_read_after_its_writer_was_killed_within_a_transaction(root: Pa
 # One writer
 
 
-def test_a_second_holder_is_refused_naming_the_first_until_it_is_killed(root: Path) -> None:
+def test_a_second_holder_is_refused_until_the_first_is_killed(root: Path) -> None:
     body = "store = begin(root)\nprint('up', flush=True)\ntime.sleep(60)\n"
     with other_process(root, f"import time\n{body}") as writer:
         try:
@@ -217,7 +217,7 @@ def test_a_second_holder_is_refused_naming_the_first_until_it_is_killed(root: Pa
     RunStore.hold(root).close()
 
 
-def test_a_look_at_the_holder_does_not_refuse_the_next_one(root: Path) -> None:
+def test_asking_for_the_holder_does_not_block_a_new_one(root: Path) -> None:
     """``status`` in a loop never keeps a run from starting."""
     begin(root).close()
     stop = threading.Event()
@@ -237,7 +237,7 @@ def test_a_look_at_the_holder_does_not_refuse_the_next_one(root: Path) -> None:
         thread.join()
 
 
-def test_a_reader_cannot_write_and_sees_what_was_committed_when_it_looked(root: Path) -> None:
+def test_a_reader_cannot_write_and_sees_one_moment(root: Path) -> None:
     with begin(root) as writer:
         for number, job in enumerate(PLAN.jobs):
             with RunStore.read(root) as reader:
@@ -245,11 +245,14 @@ def test_a_reader_cannot_write_and_sees_what_was_committed_when_it_looked(root: 
                 assert len(reader.results()) == reader.counts()["done"] == number
         refused = pytest.raises(StorageError, match="only the process that holds the run may write")
         with RunStore.read(root) as reader, refused:
-            reader.event("x", "y")
+            reader.file.begin()
+        read_only = pytest.raises(sqlite3.OperationalError, match="readonly")
+        with RunStore.read(root) as reader, read_only:
+            reader.file.connection.execute("DELETE FROM main.results")
 
 
 @pytest.mark.nightly
-def test_readers_look_while_a_writer_writes(root: Path) -> None:
+def test_readers_read_while_a_writer_writes(root: Path) -> None:
     body = (
         "store = begin(root, MANY)\nprint('up', flush=True)\n"
         "for job in MANY.jobs[:100]:\n    finish(store, job.id)\n    time.sleep(0.005)\n"
@@ -266,14 +269,6 @@ def test_readers_look_while_a_writer_writes(root: Path) -> None:
     assert len(set(seen)) > 2
 
 
-def test_a_forked_child_may_not_write(root: Path) -> None:
-    with begin(root) as store:
-        store._owner = os.getpid() + 1  # what a child sees after fork
-        with pytest.raises(StorageError, match="only the process that holds the run"):
-            store.event("x", "y")
-        store._owner = os.getpid()
-
-
 def test_a_late_writer_is_refused(root: Path) -> None:
     with begin(root) as store:
         old = store.start_attempt(FIRST, (0,), 1, "cpu", 1.0)
@@ -282,8 +277,8 @@ def test_a_late_writer_is_refused(root: Path) -> None:
         assert not store.record(make_result(FIRST, old, weights="late"))
         assert store.record(make_result(FIRST, new))
         assert not store.record(make_result(FIRST, new, weights="twice"))
-        assert store.results()[FIRST].weights == "weights"
-        assert [item.outcome for item in store.attempts()] == ["died", "ok"]
+        assert store.reader.results()[FIRST].weights == "weights"
+        assert [item.outcome for item in store.reader.attempts()] == ["died", "ok"]
 
 
 # The same plan
@@ -309,25 +304,25 @@ def test_another_plan_is_refused_naming_the_first_difference(
     begin(root).close()
 
 
-def test_failed_and_cancelled_jobs_are_pending_again_and_others_stay(root: Path) -> None:
+def test_a_new_session_retries_failed_and_cancelled_jobs_only(root: Path) -> None:
     ends = dict(zip((job.id for job in PLAN.jobs), ENDED, strict=False))
     with begin(root) as store:
         for job_id, status in ends.items():
             finish(store, job_id, status=status)
-        assert store.counts()["pending"] == len(PLAN.jobs) - len(ENDED)
+        assert store.reader.counts()["pending"] == len(PLAN.jobs) - len(ENDED)
     with begin(root) as store:
-        assert sorted(store.finished().values()) == ["diverged", "done"]
+        assert sorted(store.reader.finished().values()) == ["diverged", "done"]
         assert finish(store, PLAN.jobs[1].id)
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.dictionaries(st.sampled_from([job.id for job in PLAN.jobs]), st.sampled_from(ENDED)))
-def test_the_jobs_always_add_up(ends: dict[str, str]) -> None:
+def test_job_counts_add_up(ends: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with begin(Path(folder)) as store:
             for job_id, status in ends.items():
                 finish(store, job_id, status=status)
-            counts = store.counts()
+            counts = store.reader.counts()
         with RunStore.read(folder) as reader:
             assert reader.counts() == counts
     parts = sum(counts[state] for state in (*ENDED, "pending"))
@@ -343,7 +338,7 @@ def test_the_jobs_always_add_up(ends: dict[str, str]) -> None:
 SECOND = PLAN.jobs[1].id
 
 
-def test_the_two_newest_checkpoints_stay(root: Path) -> None:
+def test_the_two_newest_checkpoints_are_kept(root: Path) -> None:
     def ref(epoch: int, batch: int = 0, job: str = FIRST) -> CheckpointRef:
         return CheckpointRef(job, 1, epoch, batch, f"{job}-{epoch}-{batch}", "digest", 9)
 
@@ -352,22 +347,22 @@ def test_the_two_newest_checkpoints_stay(root: Path) -> None:
         assert store.checkpoint(ref(1, 5)) == []
         assert store.checkpoint(ref(9, job=SECOND)) == []
         assert store.checkpoint(ref(2)) == [ref(1).file]
-        assert store.checkpoints(FIRST) == [ref(2), ref(1, 5)]
+        assert store.reader.checkpoints(FIRST) == [ref(2), ref(1, 5)]
         assert store.checkpoint(ref(2)) == []
-        assert store.checkpoints(SECOND) == [ref(9, job=SECOND)]
+        assert store.reader.checkpoints(SECOND) == [ref(9, job=SECOND)]
 
 
 # Damage
 
 
-def test_a_folder_without_a_run_is_told(root: Path) -> None:
+def test_a_folder_without_a_run_is_an_error(root: Path) -> None:
     with pytest.raises(StoreCorruptError, match="holds no run"):
         RunStore.read(root)
 
 
 @pytest.mark.damages("the file is no run")
 @pytest.mark.parametrize("content", [b"not a database " * 99, b""])
-def test_a_file_that_is_no_run_is_told(root: Path, content: bytes) -> None:
+def test_a_file_that_is_no_database_is_an_error(root: Path, content: bytes) -> None:
     root.mkdir()
     (root / "run.db").write_bytes(content)
     with pytest.raises(StoreCorruptError, match=r"run\.db"):
@@ -375,7 +370,7 @@ def test_a_file_that_is_no_run_is_told(root: Path, content: bytes) -> None:
 
 
 @pytest.mark.damages("the file is no run")
-def test_a_database_of_another_program_is_told(root: Path) -> None:
+def test_a_database_of_another_program_is_an_error(root: Path) -> None:
     root.mkdir()
     connection = sqlite3.connect(root / "run.db")
     connection.execute("CREATE TABLE other (x)")
@@ -393,24 +388,24 @@ def splits(root: Path) -> Iterator[Path]:
         store.splits()
 
 
-def test_splits_that_are_gone_are_told(splits: Path) -> None:
+def test_missing_splits_are_an_error(splits: Path) -> None:
     splits.unlink()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_splits_that_were_cut_are_told(splits: Path, share: float) -> None:
+def test_truncated_splits_are_an_error(splits: Path, share: float) -> None:
     data = splits.read_bytes()
     splits.write_bytes(data[: int(share * len(data))])
 
 
-def test_splits_of_other_folds_are_told(splits: Path) -> None:
+def test_splits_of_other_folds_are_an_error(splits: Path) -> None:
     with np.load(splits) as arrays:
         changed = dict(arrays)
     changed["repeat0-fold0-train"] = changed["repeat0-fold0-train"][::-1].copy()
     np.savez_compressed(splits, **changed)
 
 
-def test_splits_with_a_flipped_bit_are_told_or_harmless(root: Path) -> None:
+def test_a_flipped_bit_in_splits_is_detected_or_harmless(root: Path) -> None:
     begin(root).close()
     path = root / "splits.npz"
     data = path.read_bytes()
@@ -425,15 +420,15 @@ def test_splits_with_a_flipped_bit_are_told_or_harmless(root: Path) -> None:
             np.testing.assert_array_equal(targets, TARGETS)
 
 
-def test_a_full_disk_is_a_storage_error_and_what_was_recorded_stays(root: Path) -> None:
+def test_a_full_disk_is_a_storage_error_and_keeps_recorded_results(root: Path) -> None:
     with begin(root) as store:
         finish(store, FIRST)
-        pages = store._db.execute("PRAGMA page_count").fetchone()[0]
-        store._db.execute(f"PRAGMA max_page_count = {pages}")
+        pages = store.file.connection.execute("PRAGMA page_count").fetchone()[0]
+        store.file.connection.execute(f"PRAGMA max_page_count = {pages}")
         large = np.zeros((50_000, 2), np.float32)
         with pytest.raises(StorageError, match="What was recorded before stays"):
             finish(store, PLAN.jobs[1].id, outputs=large)
-        store._db.execute("PRAGMA max_page_count = 100000")
+        store.file.connection.execute("PRAGMA max_page_count = 100000")
         assert finish(store, PLAN.jobs[1].id, outputs=large)
     with RunStore.read(root) as store:
         assert set(store.results()) == {FIRST, PLAN.jobs[1].id}
@@ -443,12 +438,12 @@ def test_a_full_disk_is_a_storage_error_and_what_was_recorded_stays(root: Path) 
     ("number", "remedy"),
     [(errno.ENOSPC, "make room"), (errno.EFBIG, r"raise the limit \(ulimit -f\)")],
 )
-def test_a_storage_error_names_what_helps(tmp_path: Path, number: int, remedy: str) -> None:
+def test_a_storage_error_names_the_remedy(tmp_path: Path, number: int, remedy: str) -> None:
     told = str(storage_error(OSError(number, "refused"), tmp_path / "file", 7))
     assert re.search(rf"could not write .*file: {os.strerror(number)}.*stays; {remedy} and", told)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="could not write"):
         RunStore.hold(tmp_path / "file" / "run")

@@ -114,7 +114,9 @@ def store(root: Path) -> Iterator[RunStore]:
 def run(store: RunStore, behaviour: Behaviour) -> tuple[Engine, Recording]:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine, watch = Engine(behaviour, inbox), Recording()
-    requests = {job.id: Request(job.id, 1.0 + job.fold, memory=10) for job in store.plan.jobs}
+    requests = {
+        job.id: Request(job.id, 1.0 + job.fold, memory=10) for job in store.reader.plan.jobs
+    }
     Sweep(store, engine, inbox, requests, lambda found: found, watch, lambda: engine.now).run()
     return engine, watch
 
@@ -132,7 +134,7 @@ def test_a_group_is_one_placement_and_each_job_has_its_result(store: RunStore) -
     assert [placement.jobs for placement in engine.placed] == [GROUP, (ALONE,)]
     assert engine.placed[1].trainer == "plain"
     assert sorted(result.job_id for result in watch.results) == [*GROUP, ALONE]
-    assert {result.status for result in store.results().values()} == {DONE}
+    assert {result.status for result in store.reader.results().values()} == {DONE}
 
 
 def test_a_group_whose_worker_dies_is_tried_again_without_what_ended(store: RunStore) -> None:
@@ -144,20 +146,20 @@ def test_a_group_whose_worker_dies_is_tried_again_without_what_ended(store: RunS
 
     engine_inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine, watch = Engine(behaviour, engine_inbox), Recording()
-    requests = {job.id: Request(job.id, 1.0, memory=10) for job in store.plan.jobs}
+    requests = {job.id: Request(job.id, 1.0, memory=10) for job in store.reader.plan.jobs}
     Sweep(
         store, engine, engine_inbox, requests, lambda found: found, watch, lambda: engine.now
     ).run()
     assert [placement.jobs for placement in engine.of_group()] == [GROUP, (GROUP[0], GROUP[2])]
     # What diverged goes along, in memory and in time.
     assert {placement.memory for placement in engine.of_group()} == {30}
-    again = [item for item in store.attempts() if item.attempt == 2]
+    again = [item for item in store.reader.attempts() if item.attempt == 2]
     assert [(item.job_id, item.expected) for item in again] == [(GROUP[0], 3.0), (GROUP[2], 3.0)]
-    placed = store.placed()
+    placed = store.reader.placed()
     waits = [placed[name, 2].waits for name in (GROUP[0], GROUP[2])]
     assert waits[0] == waits[1]
     assert any(wait.kind == "pause" for wait in waits[0])
-    results = store.results()
+    results = store.reader.results()
     assert results[GROUP[1]].status == DIVERGED
     assert results[GROUP[1]].pid == 7
     assert [results[name].attempt for name in GROUP] == [2, 1, 2]
@@ -183,7 +185,7 @@ def test_a_group_short_of_memory_is_tried_again_alone(store: RunStore) -> None:
     first, second = engine.of_group()
     assert (first.alone, second.alone) == (False, True)
     assert second.jobs == GROUP
-    assert {result.status for result in store.results().values()} == {DONE}
+    assert {result.status for result in store.reader.results().values()} == {DONE}
 
 
 def test_a_group_that_was_asked_to_stop_by_others_goes_on(store: RunStore) -> None:
@@ -192,12 +194,12 @@ def test_a_group_that_was_asked_to_stop_by_others_goes_on(store: RunStore) -> No
         lambda number, tasks: [done(task) if number > 1 else None for task in tasks],
     )
     assert [placement.jobs for placement in engine.of_group()] == [GROUP, GROUP]
-    assert {result.status for result in store.results().values()} == {DONE}
+    assert {result.status for result in store.reader.results().values()} == {DONE}
 
 
 def test_a_group_makes_room_as_one(store: RunStore) -> None:
     engine = Moving(lambda number, tasks: None, queue.SimpleQueue())
-    requests = {job.id: Request(job.id, 1.0) for job in store.plan.jobs}
+    requests = {job.id: Request(job.id, 1.0) for job in store.reader.plan.jobs}
     sweep = Sweep(
         store, engine, engine.inbox, requests, lambda found: found, Recording(), yields=True
     )
@@ -216,17 +218,17 @@ def test_a_group_makes_room_as_one(store: RunStore) -> None:
     sweep.step(0.001)
     assert engine.shifts == [(GROUP[0], (0,))]
     sweep.leave()
-    assert store.results()[GROUP[1]].status == DIVERGED
+    assert store.reader.results()[GROUP[1]].status == DIVERGED
 
 
 def test_a_pause_counts_the_jobs_that_are_left(store: RunStore) -> None:
     engine_inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine, watch = Engine(lambda number, tasks: died(), engine_inbox), Recording()
-    requests = {job.id: Request(job.id, 1.0) for job in store.plan.jobs}
+    requests = {job.id: Request(job.id, 1.0) for job in store.reader.plan.jobs}
     sweep = Sweep(store, engine, engine_inbox, requests, lambda found: found, watch, lambda: 0.0)
     sweep.step(0.001)
     sweep.step(0.001)
-    waiting = store.waiting
+    waiting = store.reader.waiting
     assert waiting is not None
     assert waiting.jobs == {"its pause after attempt 1 (died)": 3}
 

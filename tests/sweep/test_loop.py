@@ -148,7 +148,7 @@ def open_store(
 
 def set_full(store: RunStore, full: bool) -> None:
     """Let SQLite find its disk full at the next page that it needs, or not any more."""
-    store._db.execute(f"PRAGMA max_page_count = {1 if full else 1 << 30}")
+    store.file.connection.execute(f"PRAGMA max_page_count = {1 if full else 1 << 30}")
 
 
 def sweep(
@@ -156,7 +156,7 @@ def sweep(
 ) -> tuple[Sweep, FakeEngine, Recording]:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine, watch = FakeEngine(behaviour, inbox, **changes), Recording()
-    names = [job.id for job in store.plan.jobs]
+    names = [job.id for job in store.reader.plan.jobs]
     requests = {name: Request(name, 1.0, memory=memory) for name in names}
     made = Sweep(store, engine, inbox, requests, lambda result: result, watch, engine.clock)
     return made, engine, watch
@@ -165,7 +165,7 @@ def sweep(
 def test_every_job_ends_with_one_durable_result(store: RunStore) -> None:
     made, engine, watch = sweep(store)
     made.run()
-    assert store.counts() == {
+    assert store.reader.counts() == {
         "planned": 6,
         "done": 6,
         "failed": 0,
@@ -174,10 +174,10 @@ def test_every_job_ends_with_one_durable_result(store: RunStore) -> None:
         "pending": 0,
         "running": 0,
     }
-    assert sorted(item.job_id for item in watch.results) == sorted(store.finished())
+    assert sorted(item.job_id for item in watch.results) == sorted(store.reader.finished())
     assert engine.most == 2
-    assert all(attempt.outcome == "ok" for attempt in store.attempts())
-    result = store.results()["A/cosine/fold-2"]
+    assert all(attempt.outcome == "ok" for attempt in store.reader.attempts())
+    result = store.reader.results()["A/cosine/fold-2"]
     assert (result.pid, result.peak_memory, result.threads) == (1, 2, 1)
     assert result.ended >= result.started
 
@@ -201,16 +201,16 @@ def test_a_job_whose_worker_dies_is_tried_three_times_and_the_others_go_on(
     made.run()
     tries = [task.attempt for task in engine.started if task.job.id == "B/cosine/fold-0"]
     assert tries == [1, 2, 3]
-    failed = store.results()["B/cosine/fold-0"]
+    failed = store.reader.results()["B/cosine/fold-0"]
     assert failed.status == FAILED
     assert "SIGSEGV" in failed.error
     assert "3 attempts" in failed.error
-    assert store.counts()["done"] == 5
-    attempts = [item for item in store.attempts() if item.job_id == "B/cosine/fold-0"]
+    assert store.reader.counts()["done"] == 5
+    attempts = [item for item in store.reader.attempts() if item.job_id == "B/cosine/fold-0"]
     assert [item.outcome for item in attempts] == ["died", "died", "error"]
     worked = sum((item.ended or 0) - item.started for item in attempts)
     assert 0 < failed.fit_seconds <= worked
-    assert [event.kind for event in store.events()] == ["died"] * 3
+    assert [event.kind for event in store.reader.events()] == ["died"] * 3
 
 
 def test_one_death_is_forgiven(store: RunStore) -> None:
@@ -219,7 +219,7 @@ def test_one_death_is_forgiven(store: RunStore) -> None:
 
     made, engine, _ = sweep(store, once)
     made.run()
-    assert store.counts()["done"] == 6
+    assert store.reader.counts()["done"] == 6
     assert len(engine.started) == 12
 
 
@@ -268,8 +268,8 @@ def test_news_is_kept_and_passed_on(store: RunStore) -> None:
 
     made, _, watch = sweep(store, talks)
     made.run()
-    assert [epoch for _, epoch in store.epochs()] == [item] * 6
-    assert {event.text for event in store.events()} == {"a file was bad"}
+    assert [epoch for _, epoch in store.reader.epochs()] == [item] * 6
+    assert {event.text for event in store.reader.events()} == {"a file was bad"}
     assert len(watch.news) == 12
 
 
@@ -285,9 +285,9 @@ def test_others_pass_while_a_job_waits_after_a_death(store: RunStore) -> None:
     order = [task.job.id for task in engine.started]
     assert order.index(name) == 0
     assert [index for index, other in enumerate(order) if other == name] != [0, 1]
-    first, second = [item for item in store.attempts() if item.job_id == name]
+    first, second = [item for item in store.reader.attempts() if item.job_id == name]
     assert (first.outcome, second.outcome) == ("died", "ok")
-    (event,) = store.events()
+    (event,) = store.reader.events()
     assert event.text == "attempt 1: worker process 7 died: SIGKILL; tried again in 0.5 s"
 
 
@@ -302,10 +302,10 @@ def test_want_of_memory_is_tried_again_alone_and_after_all_others(store: RunStor
 
     made, engine, watch = sweep(store, greedy)
     made.run()
-    assert store.counts()["done"] == 6
+    assert store.reader.counts()["done"] == 6
     assert {task.job.id for task in engine.started[-2:]} == short
     assert [placement.alone for placement in watch.placements] == [False] * 6 + [True] * 2
-    assert [event.kind for event in store.events()] == ["oom_retry"] * 2
+    assert [event.kind for event in store.reader.events()] == ["oom_retry"] * 2
 
 
 def test_want_of_memory_alone_is_a_failure_with_its_peak(store: RunStore) -> None:
@@ -315,7 +315,7 @@ def test_want_of_memory_alone_is_a_failure_with_its_peak(store: RunStore) -> Non
     made, engine, _ = sweep(store, killed)
     made.run()
     assert len(engine.started) == 12
-    result = store.results()["A/cosine/fold-0"]
+    result = store.reader.results()["A/cosine/fold-0"]
     assert result.status == FAILED
     assert "2 attempts: oom, oom; peak memory 300 MiB" in result.error
     assert result.peak_memory == 300 << 20
@@ -326,11 +326,11 @@ def test_jobs_that_wait_for_memory_are_told_once(store: RunStore) -> None:
     load = engine.load
     engine.load = lambda running: replace(load(running), free_memory=50 << 20)  # type: ignore[method-assign]
     made.run()
-    assert store.counts()["done"] == 6
+    assert store.reader.counts()["done"] == 6
     assert engine.most == 1
-    told = {event.text for event in store.events() if event.kind == "memory"}
+    told = {event.text for event in store.reader.events() if event.kind == "memory"}
     assert told == {"jobs wait for memory: needs 30 MiB, 20 MiB free"}
-    assert len(store.events()) <= 6
+    assert len(store.reader.events()) <= 6
 
 
 def test_a_result_that_the_disk_refused_is_not_told(store: RunStore) -> None:
@@ -348,7 +348,7 @@ def test_a_result_that_the_disk_refused_is_not_told(store: RunStore) -> None:
     with pytest.raises(StorageError):
         made.run()
     assert watch.results == []
-    assert store.finished() == {}
+    assert store.reader.finished() == {}
 
 
 def test_what_one_worker_cannot_store_keeps_no_other_from_it(store: RunStore) -> None:
@@ -360,15 +360,15 @@ def test_what_one_worker_cannot_store_keeps_no_other_from_it(store: RunStore) ->
     second.set_result(Answer([done(task)], 1))
     with pytest.raises(StorageError, match="full"):
         made.run()
-    assert list(store.finished()) == [task.job.id]
+    assert list(store.reader.finished()) == [task.job.id]
 
 
 def test_what_a_worker_cannot_unpack_fails_its_job_with_the_traceback(store: RunStore) -> None:
     made, engine, _ = sweep(store, lambda task: UnpackError("ImportError: no module", "trace"))
     made.run()
-    assert store.counts()["failed"] == 6
+    assert store.reader.counts()["failed"] == 6
     assert len(engine.started) == 6  # not tried again: it would fail again
-    assert store.results()["A/cosine/fold-0"].traceback == "trace"
+    assert store.reader.results()["A/cosine/fold-0"].traceback == "trace"
 
 
 def test_a_full_disk_stops_the_sweep_and_the_rest_stays_pending(store: RunStore) -> None:
@@ -383,9 +383,9 @@ def test_a_full_disk_stops_the_sweep_and_the_rest_stays_pending(store: RunStore)
         made.run()
     assert engine.closed is not None
     assert engine.closed > 0
-    counts = store.counts()
+    counts = store.reader.counts()
     assert (counts["done"], counts["failed"], counts["pending"]) == (2, 0, 4)
-    assert all(attempt.outcome for attempt in store.attempts())
+    assert all(attempt.outcome for attempt in store.reader.attempts())
 
 
 def test_ctrl_c_lets_running_jobs_save_themselves(store: RunStore) -> None:
@@ -401,11 +401,11 @@ def test_ctrl_c_lets_running_jobs_save_themselves(store: RunStore) -> None:
         made.run()
     assert engine.closed is not None
     assert engine.closed > 0
-    assert store.counts()["done"] == 3
-    outcomes = [attempt.outcome for attempt in store.attempts()]
+    assert store.reader.counts()["done"] == 3
+    outcomes = [attempt.outcome for attempt in store.reader.attempts()]
     assert outcomes.count("ok") == 3
     assert outcomes.count("interrupted") >= 1
-    assert store.waiting is None
+    assert store.reader.waiting is None
 
 
 def test_our_own_kill_at_the_end_is_no_verdict_on_a_job(store: RunStore) -> None:
@@ -426,8 +426,8 @@ def test_our_own_kill_at_the_end_is_no_verdict_on_a_job(store: RunStore) -> None
     engine.close = kill  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         made.run()
-    assert name not in store.finished()
-    outcomes = [item.outcome for item in store.attempts() if item.job_id == name]
+    assert name not in store.reader.finished()
+    outcomes = [item.outcome for item in store.reader.attempts() if item.job_id == name]
     assert outcomes == ["died", "died", "interrupted"]
 
 
@@ -456,7 +456,7 @@ def test_results_do_not_depend_on_cores_order_or_deaths(
             order=lambda count: next(choice, 0) % count,
         )
         made.run()
-        counts = store.counts()
+        counts = store.reader.counts()
         doomed = {
             (model, fold)
             for model, fold, _ in deaths
@@ -467,9 +467,11 @@ def test_results_do_not_depend_on_cores_order_or_deaths(
         assert counts["pending"] == 0
         if not doomed:
             # The same for every order, number of cores and history of deaths.
-            attempt_free = {name: result.digest for name, result in store.results().items()}
+            attempt_free = {name: result.digest for name, result in store.reader.results().items()}
             assert len(set(attempt_free.values())) == 6
-            assert store.fingerprint() == EXPECTED.setdefault("fingerprint", store.fingerprint())
+            assert store.reader.fingerprint() == EXPECTED.setdefault(
+                "fingerprint", store.reader.fingerprint()
+            )
 
 
 EXPECTED: dict[str, str] = {}
@@ -485,8 +487,8 @@ def test_every_attempt_knows_what_its_job_waited_for(store: RunStore) -> None:
 
     made, _, _ = sweep(store, first_dies, memory=3)
     made.run()
-    placed = store.placed()
-    assert placed.keys() == {(item.job_id, item.attempt) for item in store.attempts()}
+    placed = store.reader.placed()
+    assert placed.keys() == {(item.job_id, item.attempt) for item in store.reader.attempts()}
     assert {item.memory for item in placed.values()} == {3}
     assert placed["A/cosine/fold-0", 1].waits == ()
     again = placed["A/cosine/fold-0", 2].waits
@@ -495,5 +497,5 @@ def test_every_attempt_knows_what_its_job_waited_for(store: RunStore) -> None:
     (last,) = placed["B/cosine/fold-2", 1].waits
     assert (last.kind, last.text) == ("cores", "cores: 2 of 2 busy with own jobs")
     assert last.seconds > 0
-    assert store.waiting is None
-    assert not [event for event in store.events() if event.kind == "placed"]
+    assert store.reader.waiting is None
+    assert not [event for event in store.reader.events() if event.kind == "placed"]

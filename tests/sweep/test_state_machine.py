@@ -45,6 +45,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import RunStore, job_folder
 from asynckfold.store.layout import DATABASE
 from asynckfold.store.reader import RunReader
+from asynckfold.store.run_file import RunFile
 from asynckfold.sweep.loop import Sweep
 from tests.size import NIGHTLY
 from tests.sweep.test_loop import set_full
@@ -85,7 +86,8 @@ def result_of(task: Task, status: str) -> Result:
 def live_reader(root: Path) -> RunReader:
     """Another connection, which always sees what is committed by now: no copy of one moment."""
     database = f"{(root / DATABASE).absolute().as_uri()}?mode=ro"
-    return RunReader(root, sqlite3.connect(database, uri=True, isolation_level=None))
+    db = sqlite3.connect(database, uri=True, isolation_level=None)
+    return RunReader(root, RunFile(root, db))
 
 
 @dataclass
@@ -262,12 +264,12 @@ class Sessions(RuleBasedStateMachine):
         self.store = RunStore.hold(self.root)
         self.store.begin(self.plan, FOLDS, TARGETS)
         self.reader = live_reader(self.root)
-        kept = {name: result.digest for name, result in self.store.results().items()}
+        kept = {name: result.digest for name, result in self.store.reader.results().items()}
         for name, digest in self.promises.told.items():
             assert kept[name] == digest, "what was told is gone, or another"
         self.promises.told = kept
         self.promises.newest = {
-            job.id: max((ref.epoch for ref in self.store.checkpoints(job.id)), default=0)
+            job.id: max((ref.epoch for ref in self.store.reader.checkpoints(job.id)), default=0)
             for job in self.plan.jobs
         }
         self.dead: list[Task] = []
@@ -299,10 +301,10 @@ class Sessions(RuleBasedStateMachine):
             for name, digest in self.promises.told.items()
             if self.reader.finished()[name] != FAILED
         }
-        self.reader._db.close()
+        self.reader.close()
 
     def step(self) -> None:
-        finished, now = self.store.finished(), self.engine.now
+        finished, now = self.store.reader.finished(), self.engine.now
         ready = any(
             job.id not in finished and self.engine.due.get(job.id, 0.0) <= now
             for job in self.plan.jobs

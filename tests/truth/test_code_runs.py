@@ -205,10 +205,12 @@ def _forget_code(root: Path) -> None:
     before = data.fingerprint_before
     data.close()
     with RunStore.hold(root) as store:
-        plan = store.plan
+        plan = store.reader.plan
         recipe = {name: value for name, value in plan.recipe.items() if name != "code"}
-        with store._transaction():
-            store._put("plan", dataclasses.replace(plan, recipe=recipe, dataset=before).to_json())
+        with store.file.transaction():
+            store.file.put(
+                "plan", dataclasses.replace(plan, recipe=recipe, dataset=before).to_json()
+            )
 
 
 # resume="never"
@@ -264,7 +266,7 @@ def test_a_kill_leaves_the_earlier_run_whole(root: Path, where: str, when: str) 
     first = run(root)
     child = os.fork()
     if child == 0:
-        from asynckfold.store import run_store as module
+        from asynckfold.store import run_file as module
 
         real = getattr(module, where)
         with RunStore.hold(root) as store:
@@ -275,7 +277,7 @@ def test_a_kill_leaves_the_earlier_run_whole(root: Path, where: str, when: str) 
                 os._exit(9)
 
             setattr(module, where, killed)
-            store.start_over()
+            store.file.start_over()
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     places = [
@@ -295,7 +297,7 @@ def test_a_link_to_the_folder_leads_to_the_new_run(tmp_path: Path) -> None:
     real.chmod(0o750)
     link.symlink_to(real)
     with RunStore.hold(link) as store:
-        earlier = store.start_over()
+        earlier = store.file.start_over()
     assert earlier == tmp_path / "disk" / "run.earlier-1"
     assert link.is_symlink()
     assert (link / "run.db").is_file()
@@ -311,9 +313,9 @@ def test_a_folder_that_cannot_be_renamed_is_refused(
     with RunStore.hold(root) as store:
         monkeypatch.setattr(Path, "rename", refusing)
         with pytest.raises(InputError, match="needs a folder that can be renamed"):
-            store.start_over()
+            store.file.start_over()
         monkeypatch.undo()
-        assert not store.has_plan
+        assert not store.reader.has_plan
         assert (root / "run.db").is_file()
 
 

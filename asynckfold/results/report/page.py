@@ -27,7 +27,7 @@ from asynckfold.results.report import sentences
 from asynckfold.results.report.charts import Chart, draw
 from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.summary import Summary, read_results, summarize
-from asynckfold.store import RunStore
+from asynckfold.store import RunReader
 from asynckfold.system.files import (
     alone,
     make_folder,
@@ -77,12 +77,12 @@ class Picture:
     height: int
 
 
-def write_report(store: RunStore, folder: Path | None = None) -> Path:
+def write_report(store: RunReader, folder: Path | None = None) -> Path:
     """Write the page, its figures and tables; return the path of the page.
 
     Parameters
     ----------
-    store : RunStore
+    store : RunReader
         The run; it may be incomplete, and it may be running.
     folder : Path, optional
         Where to; ``report`` in the run's folder by default.

@@ -126,7 +126,7 @@ def test_speedup_is_serial_over_packed(complete: Path) -> None:
         found, baseline = summarize(store).speedup, store.baseline
         assert found is not None
         assert baseline is not None
-        assert found.ratio == baseline.seconds / store.packed_seconds()
+        assert found.ratio == baseline.seconds / store.sessions()[0].packed_seconds
     assert found.kind == "measured"
     assert {pair.serial for pair in found.accuracy} == {0.91}
     for pair in found.accuracy:
@@ -190,9 +190,9 @@ def test_bars_show_every_attempt_and_what_was_lost(summarized: Summarize) -> Non
 def test_an_attempt_without_an_end_is_lost_when_nobody_runs(root: Path) -> None:
     write_run(root, Synthetic(status=lambda job: "pending"))
     with RunStore.hold(root) as store:
-        store.begin(store.plan, *store.splits())
+        store.begin(store.reader.plan, *store.reader.splits())
         store.start_attempt("MLP/warm/fold-0", (1,), 1, "cpu", 1.0)
-        assert summarize(store).bars[0].outcome == "running"
+        assert summarize(store.reader).bars[0].outcome == "running"
     with RunStore.read(root) as store:
         assert summarize(store).bars[0].outcome == "lost"
 

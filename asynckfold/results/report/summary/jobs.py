@@ -12,7 +12,7 @@ from asynckfold.jobs.result import Result
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.sanitize import clean, shown
 from asynckfold.results.utilization import Packing, packing_of
-from asynckfold.store import Attempt, Placed, RunStore
+from asynckfold.store import Attempt, Placed, RunReader
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class AveragedJob:
     samples: tuple[int, ...]
 
 
-def shown_packing(store: RunStore) -> Packing | None:
+def shown_packing(store: RunReader) -> Packing | None:
     """Return how the jobs were packed, under names that are safe to show."""
     found = packing_of(store)
     return found and replace(
@@ -83,7 +83,7 @@ def shown_packing(store: RunStore) -> Packing | None:
 
 
 def bars(
-    store: RunStore, results: Mapping[str, Result], jobs: Mapping[str, Job]
+    store: RunReader, results: Mapping[str, Result], jobs: Mapping[str, Job]
 ) -> tuple[Bar, ...]:
     """Return a bar for each attempt; one that has not ended lasts until the latest moment known."""
     attempts, placed = store.attempts(), store.placed()

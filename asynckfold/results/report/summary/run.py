@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ from asynckfold.results.report.summary.machine import Use, uses
 from asynckfold.results.report.summary.speedup import Timing, timing_of
 from asynckfold.results.statistics import Lead
 from asynckfold.results.utilization import Packing
-from asynckfold.store import RunStore
+from asynckfold.store import RunReader
 
 
 @dataclass(frozen=True)
@@ -107,22 +108,22 @@ class Summary:
         return dict(plain_data(self))
 
 
-def read_results(store: RunStore) -> CVResults:
+def read_results(store: RunReader) -> CVResults:
     """Return the results of a run on disk, complete or not."""
     folds, targets = store.splits()
     return CVResults(
         plan=store.plan,
         folds=folds,
         n_samples=len(targets),
-        results=store.results_on(folds),
-        seconds=store.packed_seconds(),
+        results=store.results(folds),
+        seconds=math.fsum(item.packed_seconds for item in store.sessions()),
         baseline=store.baseline,
         root_dir=store.root,
         bit_identity=reproducibility.claim(store.plan, store.software()),
     )
 
 
-def told_refit(store: RunStore) -> str:
+def told_refit(store: RunReader) -> str:
     """Return what became of training the best candidate on all samples; ``""`` where it was not."""
     return next((item.text for item in reversed(store.events()) if item.kind == "refit"), "")
 
@@ -131,12 +132,12 @@ _UNSHOWN = ("cli", "command", "folder", "decision")
 """Of what a run knows about itself: shown elsewhere, or the reader's business on no machine."""
 
 
-def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
+def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
     """Compute all numbers of a run's report.
 
     Parameters
     ----------
-    store : RunStore
+    store : RunReader
         The run; it may be incomplete, and it may be running.
     results : CVResults, optional
         What `read_results` returned for this store, where it is at hand already.

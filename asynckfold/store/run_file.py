@@ -1,0 +1,221 @@
+"""`RunFile`: an open ``run.db``, and the transactions of the process that holds the run."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import sqlite3
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from asynckfold.errors import StorageError
+from asynckfold.store.aside import set_aside
+from asynckfold.store.database import SQLITE_FAULTS, connect, from_sqlite
+from asynckfold.store.layout import LOCK
+from asynckfold.store.lock import take_lock
+from asynckfold.store.schema import COLUMNS
+from asynckfold.system.files import reading_error
+
+Kind = TypeVar("Kind", bound="Closing")
+
+_FORKED = "only the process that holds the run may write to it"
+
+_held: weakref.WeakSet[RunFile] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for file in list(_held):
+        file.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
+
+
+class Closing(ABC):
+    """What is closed at the end of a ``with`` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what is held."""
+
+    def __enter__(self: Kind) -> Kind:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RunFile:
+    """An open ``run.db``.
+
+    Parameters
+    ----------
+    root : Path
+        The run's folder.
+    connection : sqlite3.Connection
+        From `connect`, or from `snapshot` for a reader.
+    lock : int, optional
+        The descriptor that holds the run; readers have none and cannot write.
+    """
+
+    def __init__(self, root: Path, connection: sqlite3.Connection, lock: int | None = None) -> None:
+        self.root = root
+        self.connection = connection
+        self.lock = lock
+        self.broken = ""
+        self.is_dirty = False
+        self._is_abandoned = False
+        if lock is not None:
+            _held.add(self)
+
+    @classmethod
+    def hold(cls, root: Path) -> RunFile:
+        """Take the run for writing, making the folder if there is none."""
+        lock = take_lock(root)
+        try:
+            return cls(root, connect(root), lock)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def close(self) -> None:
+        """Release the connection, then the run; what is not committed is lost."""
+        if self._is_abandoned:
+            return
+        self.connection.close()
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
+    def abandon(self) -> None:
+        """Release the run in a child process without touching what belongs to the parent.
+
+        A lock lives as long as any descriptor of it. SQLite rolls back the transaction of a
+        connection that is closed, even by the interpreter at exit, so this one never is.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.connection))
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+        self._is_abandoned = True
+
+    def start_over(self) -> Path:
+        """Keep the run under another name beside it, and hold an empty folder in its place.
+
+        Returns
+        -------
+        Path
+            Where the earlier run is now, whole at every moment.
+
+        Raises
+        ------
+        InputError
+            The folder cannot be renamed; the run is held as before.
+        RunHeldError
+            Another process took the folder at the same moment.
+        """
+        self._check_place()
+        assert self.lock is not None
+        # SQLite finds its files by name.
+        self.connection.close()
+        try:
+            earlier = set_aside(self.root)
+        except BaseException:
+            self.connection = connect(self.root)
+            raise
+        old, self.lock = self.lock, take_lock(self.root)
+        os.close(old)
+        self.connection = connect(self.root)
+        return earlier
+
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Return all rows of a query."""
+        if self._is_abandoned:
+            raise StorageError(_FORKED)
+        try:
+            return self.connection.execute(statement, values).fetchall()
+        except SQLITE_FAULTS as error:
+            raise from_sqlite(error, self.root, reading_error) from error
+
+    def meta(self, key: str) -> str | None:
+        """Return a value of the table ``meta``."""
+        rows = self.rows("SELECT value FROM meta WHERE key = ?", (key,))
+        return str(rows[0][0]) if rows else None
+
+    def put(self, key: str, value: str) -> None:
+        """Set a value of the table ``meta``."""
+        self.execute("INSERT OR REPLACE INTO meta VALUES (?,?,NULL)", (key, value))
+        self.write_checksums("meta", "key = ?", (key,))
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """Run a statement of the open transaction, which is rolled back if it fails."""
+        try:
+            return self.connection.execute(statement, values)
+        except SQLITE_FAULTS as error:
+            self._check_place()
+            fault = from_sqlite(error, self.root)
+            if isinstance(fault, StorageError) and fault.errno == errno.EIO:
+                # Never retry a failed write: the kernel may report those pages as written.
+                self.broken = str(fault.strerror)
+            self.roll_back()
+            raise fault from error
+
+    def write_checksums(self, table: str, where: str, values: Sequence[Any] = ()) -> None:
+        """Update the checksums of rows that were inserted or changed."""
+        self.execute(f"UPDATE {table} SET seal = checksum({COLUMNS[table]}) WHERE {where}", values)
+
+    def begin(self) -> None:
+        """Open a transaction, unless one is open."""
+        if self.lock is None:
+            raise StorageError(_FORKED)
+        if self.broken:
+            raise StorageError(errno.EIO, self.broken)
+        if not self.is_dirty:
+            self.execute("BEGIN IMMEDIATE")
+            self.is_dirty = True
+
+    def commit(self) -> None:
+        """Make the open transaction durable."""
+        self._check_place()
+        self.execute("COMMIT")
+        self.is_dirty = False
+
+    def roll_back(self) -> None:
+        """Forget the open transaction; after a full disk SQLite has done so already."""
+        self.is_dirty = False
+        if self.connection.in_transaction:
+            # Where this fails too, the journal stays, and whoever opens the run next rolls back.
+            with contextlib.suppress(sqlite3.OperationalError):
+                self.connection.execute("ROLLBACK")
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit at the end of the block, together with what was buffered before it."""
+        self.begin()
+        try:
+            yield
+        except BaseException:
+            self.roll_back()
+            raise
+        self.commit()
+
+    def _check_place(self) -> None:
+        """Refuse to write where the folder is not the one that this process holds."""
+        assert self.lock is not None
+        try:
+            is_there = os.path.samestat((self.root / LOCK).lstat(), os.fstat(self.lock))
+        except OSError:
+            is_there = False
+        if not is_there:
+            self.broken = (
+                f"{self.root} was moved, replaced or removed during the run: nothing more is "
+                "written. Put it back, or run the same command with its new place"
+            )
+            self.roll_back()
+            raise StorageError(errno.ENOENT, self.broken)
