@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 SIDE_BY_SIDE := -n 2 --dist worksteal
 
-.PHONY: help install demo test strace check nightly durability chaos faults format clean
+.PHONY: help install demo docs test strace check nightly durability chaos faults format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -47,12 +47,17 @@ chaos: $(VENV)/installed-test  ## 200 kills at random, each a non-event: the bet
 faults: $(VENV)/installed-test strace  ## plant six faults, one at a time: `make test` must notice each
 	$(BIN)/python -m tests.nightly faults
 
+docs: $(VENV)/installed-docs  ## the documentation as a site, links checked: build/site/index.html
+	@mkdir -p build/docs
+	@for name in README.md CHANGELOG.md CONTRIBUTING.md docs reports; do ln -sfn ../../$$name build/docs/$$name; done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --config-file docs/mkdocs.yml
+
 format: $(VENV)/installed-test  ## bring the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:  ## remove the virtual environment and what runs left
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -63,4 +68,8 @@ $(VENV)/installed: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/installed-test: $(VENV)/installed pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@

@@ -80,4 +80,4 @@ def test_every_library_that_is_declared_is_imported() -> None:
 def test_the_changelog_has_the_version_in_hand() -> None:
     version = metadata.version("asynckfold")
     text = (ROOT / "CHANGELOG.md").read_text()
-    assert "## Unreleased" in text or f"## {version}" in text
+    assert "## [Unreleased]" in text or f"## [{version}]" in text

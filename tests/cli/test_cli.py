@@ -359,16 +359,6 @@ def test_flags_stand_above_the_file(sweep: Path, capsys: pytest.CaptureFixture[s
     assert (len(found["jobs"]), found["epochs"], found["batch_size"]) == (8, 1, 4)
 
 
-def test_the_sweep_file_of_the_readme_is_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    (text,) = [block for block in blocks if "settings = " in block]
-    (tmp_path / "mine.py").write_text(text)
-    assert len(told(capsys, "plan", tmp_path / "mine.py")["jobs"]) == 10
-
-
 def test_some_jobs_fail(sweep: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (sweep.parent / "FAIL").touch()
     assert main(["run", str(sweep), "--root", str(root), "--no-report"]) == 1
