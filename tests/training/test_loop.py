@@ -23,7 +23,9 @@ from asynckfold.jobs.messages import EpochEnded, Progress, Remark
 from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training import batches as batching
+from asynckfold.training import (
+    batches as batching,
+)
 from asynckfold.training import (
     checkpoint,
     lr_schedules,
