@@ -1,91 +1,219 @@
-"""The settings of a call, and what is wrong with them: told before anything starts."""
+"""The arguments of `AsyncKFold`, declared once, and what is wrong with them."""
 
 from __future__ import annotations
 
-import math
-import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from asynckfold.api.resources import Sharing
-from asynckfold.errors import InputError, Problem, nearest, refuse
+from asynckfold.errors import Problem
+from asynckfold.jobs.argument import argument, one_line, plain, problems, whole
 from asynckfold.jobs.criteria import Criterion, criterion_of, why_not_of_pairs
 from asynckfold.jobs.folds import Fold, make_folds
 from asynckfold.jobs.objective import Transform
-from asynckfold.jobs.recipe import (
-    Recipe,
-    named_lr_schedules,
-    named_models,
-    sending_problems,
-)
-from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning import fusion_groups
-from asynckfold.planning.fusion_groups import Fuse
+from asynckfold.jobs.trainer_params import JobTrainer
 from asynckfold.store.layout import path_problems
 from asynckfold.store.lock import shared_problems
-from asynckfold.system.limits import allowed_cores
-from asynckfold.system.machine import resolve_n_jobs
 
 if TYPE_CHECKING:
     from asynckfold.data.labels import Labels
     from asynckfold.data.prepare import Prepared
 
-BASELINES = ("measure", "estimate", None)
-RESUMES = ("auto", "never", "must")
-DEVICES = ("auto", "cpu", "cuda")
+
+def words_of(text: str) -> list[str]:
+    """Return the words between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 @dataclass(frozen=True, eq=False)
-class Settings:
-    """The arguments of `AsyncKFold`, which documents them."""
+class Settings(Sharing, JobTrainer):
+    """The arguments of `AsyncKFold`.
 
-    kfolds: Any
-    dataset: Any
-    root_dir: Path
-    criterion: Callable[..., Any]
-    batch_size: int
-    parallelize: bool = True
-    n_repeats: int = 1
-    groups: Any = None
-    stratify: bool = True
-    targets: Any = None
-    random_state: int = 0
-    n_jobs: int | str = "auto"
-    threads_per_job: int | str = "auto"
-    devices: Any = "auto"
-    stall_timeout: float | str | None = "auto"
-    scoring: Any = None
-    error_score: float | str = float("nan")
-    train_transform: Callable[[Any], Any] | None = None
-    eval_transform: Callable[[Any], Any] | None = None
-    preprocess: Any = None
-    resume: str = "auto"
-    baseline: str | None = "estimate"
-    verbose: int = 1
-    allow_different_software: bool = False
-    plan_from: Path | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
-    sharing: Sharing = field(default_factory=Sharing)
-    fuse: Fuse = "auto"
-    trainer: str = "plain"
-    processes: int = 1
-    shared_state: bool = False
-    precision: str = "fp32"
-    time_budget_s: float | None = None
-    job_timeout_s: float | None = None
-    refit: bool = False
-    random_samples: bool = False
-    pos_label: Any = None
-    output_transform: Callable[[Any], Any] | None = None
+    Parameters
+    ----------
+    kfolds : int, scikit-learn splitter, or list of (train, valid) index pairs
+        Number of folds. Or a splitter, or the folds themselves. ``cv`` and ``n_splits`` are aliases
+        by keyword; pass None here to use them.
+    dataset : Dataset or (X, y)
+        Map-style torch data set of (input, target) pairs, or two arrays.
+    root_dir : str or Path
+        Folder of the run. The same call on the same folder continues the run. A call with other
+        arguments, data or code is refused and names what changed.
+    criterion : callable
+        Loss function, (outputs, targets) → scalar.
+    batch_size : int
+        Samples per training step.
+    parallelize : bool
+        Train in worker processes. False trains one job after another in this process, which also
+        reads the samples: use it to debug.
+    cv, n_splits : optional
+        Alias of `kfolds`, as in scikit-learn.
+    n_repeats : int
+        Number of times to divide the data, each with another shuffle. For a number of folds only.
+    groups : array-like of shape (n_samples,), optional
+        Group of each sample. Samples of one group are never on both sides of a fold.
+    stratify : bool
+        Keep the class proportions in each fold.
+    targets : array-like of shape (n_samples,), optional
+        Labels, where reading them from the data set is slow or wrong.
+    random_state : int
+        Seed from which all others are derived.
+    stall_timeout : float, "auto" or None
+        Seconds without a finished batch after which a worker counts as hung. Its stacks are written
+        to the job's log, it is killed, and the job is retried. A start, a first batch and a
+        checkpoint may take ten times as long. "auto" waits 20 times the seconds of the batches so
+        far, and at least 5 minutes. None waits for ever.
+    scoring : str, callable, list or dict of these, optional
+        Scores, of which the first ranks the candidates. Names of scikit-learn scorers, scorers, or
+        functions (labels, outputs) → float; greater is better. Default: accuracy for classes, with
+        ROC AUC where one output stands for two classes; accuracy of all labels and micro F1 for
+        several labels per sample; R² for numbers. Scorers receive the labels of the data, functions
+        the raw outputs, in the order of ``results.classes_``.
+    error_score : float or "raise"
+        Score of a job that failed. "raise" raises `JobFailedError` at the end.
+    train_transform : callable, optional
+        Per-sample transform of training samples. If the data set has one random ``transform``, the
+        transform for evaluation is derived by leaving the random parts out.
+    eval_transform : callable, optional
+        Per-sample transform of samples that are scored.
+    preprocess : scikit-learn transformer, optional
+        Last step before the model, after the transforms. A clone is fitted on the training part of
+        each fold, without augmentation, and applied to both parts. It receives each sample as one
+        row of features; its output becomes float32.
+    resume : {"auto", "never", "must"}
+        What to do with a folder that holds a run. "auto" continues it. "never" trains from scratch
+        and keeps the earlier run as ``<root_dir>.earlier-1``, ``-2``, …. "must" refuses a folder
+        without a run.
+    baseline : {"estimate", "measure", None}
+        Serial loop to compare the run with. "estimate" times some batches of it, "measure" runs all
+        of it, None leaves it out.
+    plan_from : str or Path, optional
+        Folder of another run whose threads, memory formats and fusion groups are taken over.
+    verbose : int
+        0 is silent, 1 a live table, 2 a line per job, 3 a line per epoch.
+    allow_different_software : bool
+        Continue a run with another torch, kind of processor or number of threads. The results are
+        then no longer reproducible bit by bit.
+    about : Mapping, optional
+        Further facts to keep with the run and to show in its report.
+    fuse : bool, int or "auto"
+        Train jobs of one model as one stacked model. This is faster for small models on CPUs. Each
+        job keeps its samples, learning rates, checkpoints and results, but its last digits depend
+        on the size of the group, which is part of the plan. "auto" decides by a rule over
+        operations, jobs and allotted cores; a number sets the size of the groups; True gives every
+        core a group. A number and True refuse models that cannot be fused.
+    time_budget_s : float or None
+        Seconds after which the call ends, with the results so far. Running jobs save themselves at
+        the next batch, within ten seconds. ``counts["pending"]`` jobs are left; the same call
+        continues, with another budget.
+    job_timeout_s : float or None
+        Seconds that a job may train. It then saves itself at the next batch and counts as failed,
+        with `error_score`; the other jobs go on. The same call with more seconds continues it with
+        the same bits. Counts the time since the model was built, over all attempts and sessions,
+        with evaluations and checkpoints but without pauses and waiting. Each job of a fusion group
+        counts an equal share. A batch that never ends is left to `stall_timeout`.
+    refit : bool
+        Train the best candidate on all samples at the end. The result is a run of its own below
+        ``refit`` in the run's folder: `CVResults.refitted`, and ``results.state_dict(fold="all")``.
+    random_samples : bool
+        Declare that each read of a sample may give another pair (x, y). Draws from the global
+        generators of torch, NumPy and random are noticed without it. Input and target then always
+        come from one read, seeded by job, epoch and sample for training, and by sample for
+        evaluation. Folds are made of the targets of evaluation.
+    pos_label : int, bool or str, optional
+        Positive class of scores such as ``"f1"`` and ``"average_precision"``. Default: 1, as in
+        scikit-learn.
+    output_transform : callable, optional
+        Maps outputs, a tensor of shape (n, ...), to what is scored and predicted: class
+        probabilities, or numbers. Needed with a loss function of your own where the outputs are not
+        clear, such as one output for two classes: ``torch.sigmoid``.
+    """
+
+    kfolds: Any = argument(group="data", spelled="folds", reads=whole, fallback=5, is_common=True)
+    dataset: Any = argument(group="data")
+    root_dir: str | Path = argument(group="output", spelled="root", metavar="DIR", is_common=True)
+    criterion: Callable[..., Any] = argument(group="candidates")
+    batch_size: int = argument(group="training", least=1, fallback=32, is_common=True)
+    parallelize: bool = argument(True, group="advanced", spelled="")
+    _: KW_ONLY
+    cv: Any = argument(None, group="data")
+    n_splits: int | None = argument(None, group="data", spelled="", has_own_check=True)
+    n_repeats: int = argument(1, group="data", spelled="repeats", least=1)
+    groups: Any = argument(None, group="data")
+    stratify: bool = argument(True, group="data", spelled="no-stratify")
+    targets: Any = argument(None, group="data")
+    random_state: int = argument(
+        0, group="training", spelled="seed", least=0, most=2**32 - 1, is_common=True
+    )
+    stall_timeout: float | Literal["auto"] | None = argument(
+        "auto",
+        group="machine",
+        unit="seconds",
+        above=0,
+        remedy="Pass stall_timeout='auto', or more seconds than the longest batch takes.",
+    )
+    scoring: Any = argument(None, group="training", metavar="A,B", reads=words_of, is_common=True)
+    error_score: float | Literal["raise"] = argument(float("nan"), group="advanced")
+    train_transform: Callable[[Any], Any] | None = argument(None, group="data")
+    eval_transform: Callable[[Any], Any] | None = argument(None, group="data")
+    preprocess: Any = argument(None, group="data")
+    resume: Literal["auto", "never", "must"] = argument("auto", group="output")
+    baseline: Literal["measure", "estimate"] | None = argument(
+        "estimate", group="output", none="none"
+    )
+    verbose: int = argument(1, group="output", spelled="", least=0)
+    allow_different_software: bool = argument(False, group="advanced")
+    plan_from: str | Path | None = argument(None, group="advanced", metavar="DIR")
+    about: Mapping[str, Any] = argument(factory=dict, group="output")
+    fuse: bool | int | Literal["auto"] = argument("auto", group="training", least=2)
+    time_budget_s: float | None = argument(
+        None,
+        group="machine",
+        spelled="time-budget",
+        unit="seconds",
+        above=0,
+        remedy="Pass time_budget_s=3600, or None for no limit.",
+    )
+    job_timeout_s: float | None = argument(
+        None,
+        group="machine",
+        spelled="job-timeout",
+        unit="seconds",
+        above=0,
+        remedy="Pass job_timeout_s=3600, or None for no limit.",
+    )
+    refit: bool = argument(
+        False,
+        group="training",
+        remedy="Pass refit=True, and name the score that chooses first in scoring.",
+    )
+    random_samples: bool = argument(False, group="data")
+    pos_label: Any = argument(None, group="training", metavar="CLASS", reads=str)
+    output_transform: Callable[[Any], Any] | None = argument(None, group="training")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            object.__setattr__(self, item.name, plain(getattr(self, item.name)))
+        object.__setattr__(self, "about", dict(self.about or {}))
+
+    @property
+    def root(self) -> Path:
+        """Folder of the run."""
+        return Path(self.root_dir)
+
+    @property
+    def other_run(self) -> Path | None:
+        """Folder of the run whose decisions are taken over."""
+        return None if self.plan_from is None else Path(self.plan_from)
 
     @property
     def asked(self) -> Criterion | None:
-        """What the criterion asks for; None where it is the user's own."""
+        """What the criterion expects; None for a criterion of the user's own."""
         return criterion_of(self.criterion)
 
     @property
@@ -94,48 +222,35 @@ class Settings:
         return None if self.output_transform is None else of_arrays(self.output_transform)
 
     @property
-    def threads(self) -> int | None:
-        """How many threads a job has; None where that is decided for each model."""
-        return self.threads_per_job if isinstance(self.threads_per_job, int) else None
-
-    @property
     def error_value(self) -> float:
-        """What stands for the score of a failed job."""
+        """The score of a failed job."""
         return float("nan") if self.error_score == "raise" else float(self.error_score)
 
+    @property
+    def free(self) -> tuple[str, ...]:
+        """Fields of a stored plan that may differ from those of this call."""
+        return ("threads_per_job", "threads", "last_threads") * self.allow_different_software
+
+    @property
+    def trainer_params(self) -> dict[str, Any]:
+        """The keys of `trainer_params` that are arguments of `AsyncKFold`, too."""
+        return {item.name: getattr(self, item.name) for item in fields(JobTrainer)}
+
     def problems(self) -> Iterator[Problem]:
-        """Yield all that is wrong with the settings by themselves."""
-        for name in ("batch_size", "threads_per_job", "n_repeats"):
-            value, word = getattr(self, name), "auto" if name == "threads_per_job" else None
-            if value != word and (not _is_whole(value) or value < 1):
-                also = f", or {word!r}" if word else ""
-                yield Problem(
-                    f"{name} must be a whole number of at least 1{also}",
-                    repr(value),
-                    f"Pass {name}=1 or more.",
-                )
-        seed = self.random_state
-        if not _is_whole(seed) or not 0 <= seed < 2**32:
-            yield Problem(
-                "random_state must be a whole number from 0 to 2**32 - 1",
-                repr(seed),
-                "Pass random_state=0.",
-            )
-        if not _is_whole(self.verbose):
-            yield Problem(
-                "verbose must be a number from 0 to 3", repr(self.verbose), "Pass verbose=1."
-            )
-        yield from self._word_problems()
+        """Yield all that is wrong with the arguments of `AsyncKFold`."""
+        yield from problems(self)
+        yield from self._fold_problems()
         yield from _criterion_problems(self.criterion)
         yield from _preprocess_problems(self.preprocess)
-        yield from _root_problems(self.root_dir, self.refit is True)
-        yield from self._core_problems()
-        yield from self.sharing.problems(self.parallelize)
-        yield from _stall_problems(self.stall_timeout)
-        yield from _limit_problems("time_budget_s", self.time_budget_s)
-        yield from _random_problems(self.random_samples)
-        yield from _limit_problems("job_timeout_s", self.job_timeout_s)
-        yield from _refit_problems(self.refit)
+        yield from root_problems(self.root, self.refit is True)
+        yield from self.machine_problems()
+        for name, why in _OF_WORKERS.items():
+            if getattr(self, name) and not self.parallelize:
+                yield Problem(
+                    f"{name} {why}, and parallelize=False starts none",
+                    f"{name}={getattr(self, name)!r}",
+                    "Drop one of them.",
+                )
         transform: object = self.output_transform
         if transform is not None and not callable(transform):
             yield Problem(
@@ -144,183 +259,49 @@ class Settings:
                 "Pass for instance torch.sigmoid.",
             )
         yield from self._plan_from_problems()
-        yield from (Problem(*problem) for problem in fusion_groups.problems(self.fuse))
 
-    def _word_problems(self) -> Iterator[Problem]:
-        choices = {"baseline": BASELINES, "resume": RESUMES}
-        if isinstance(self.devices, str):
-            choices["devices"] = DEVICES
-        for name, valid in choices.items():
-            value = getattr(self, name)
-            if value not in valid:
-                shown = ", ".join(map(repr, valid))
-                guess = nearest(str(value), filter(None, valid)).strip()
+    def _fold_problems(self) -> Iterator[Problem]:
+        given = {name: getattr(self, name) for name in ("kfolds", "cv", "n_splits")}
+        used = {name: value for name, value in given.items() if value is not None}
+        if len(used) > 1:
+            yield Problem(
+                "kfolds, cv and n_splits are names of one setting",
+                " and ".join(used),
+                "Pass one of them, and None for kfolds when it is not that one.",
+            )
+        for name, value in used.items():
+            small = isinstance(value, int) and value < 2
+            if isinstance(value, (bool, float, str)) or small:
                 yield Problem(
-                    f"{name} must be one of {shown}",
+                    f"{name} must be a whole number of at least 2, a splitter, or index pairs",
                     repr(value),
-                    guess or f"Leave {name} out for its default.",
+                    f"Pass {name}=5.",
                 )
-        numbers = self.devices
-        if not isinstance(numbers, str) and not (
-            isinstance(numbers, Sequence) and all(map(_is_whole, numbers))
-        ):
-            yield Problem(
-                "devices must be 'auto', 'cpu', 'cuda', or a list of GPU numbers",
-                repr(numbers)[:80],
-                "Pass devices='auto'.",
-            )
-        if self.error_score != "raise" and not isinstance(self.error_score, (int, float)):
-            yield Problem(
-                "error_score must be a number or 'raise'",
-                repr(self.error_score),
-                "Leave error_score out for nan.",
-            )
-
-    def _core_problems(self) -> Iterator[Problem]:
-        cores, left = self._cores()
-        try:
-            resolve_n_jobs(self.n_jobs, cores)
-        except InputError as error:
-            yield from error.problems
-        threads = self.threads_per_job
-        if isinstance(threads, int) and threads > cores:
-            yield Problem(
-                "threads_per_job must not exceed the cores that this process may use",
-                f"{threads} threads on {cores} {'core' if cores == 1 else 'cores'}{left}",
-                f"Pass threads_per_job={cores} or less: more threads than cores were measured up "
-                "to 80 times slower.",
-            )
-
-    def _cores(self) -> tuple[int, str]:
-        """The cores that may be used, and what was left to others, for a message."""
-        cores, reserved = len(allowed_cores()), self.sharing.reserve_cores
-        if _is_whole(reserved) and 0 < reserved < cores:
-            return cores - reserved, f", less {reserved} reserved"
-        return cores, ""
 
     def _plan_from_problems(self) -> Iterator[Problem]:
-        if self.plan_from is None:
+        if self.other_run is None:
             return
-        if not (self.plan_from / "run.db").is_file():
+        if not (self.other_run / "run.db").is_file():
             yield Problem(
                 "plan_from must be the folder of a run",
-                f"{str(self.plan_from)!r}, where there is no run.db",
+                f"{str(self.other_run)!r}, where there is no run.db",
                 "Leave plan_from out to have the threads decided.",
             )
         if self.threads_per_job != "auto":
             yield Problem(
                 "plan_from and threads_per_job both say how many threads a job has",
-                f"{str(self.plan_from)!r} and {self.threads_per_job!r}",
+                f"{str(self.other_run)!r} and {self.threads_per_job!r}",
                 "Drop one of them.",
             )
-
-    def recipe(
-        self, models: Any, schedulers: Any, opt_fn: Any, trainer_params: Any
-    ) -> tuple[Recipe, TrainerParams, list[str]]:
-        """Check the arguments of a call; return the live objects, the parameters, and notes.
-
-        Raises
-        ------
-        InputError
-            All problems, those of labels and folds among them.
-        """
-        named, problems, notes = named_models(models)
-        lr_schedules, more = named_lr_schedules(schedulers)
-        problems += more
-        params = TrainerParams()
-        if trainer_params is not None and not isinstance(trainer_params, Mapping):
-            problems.append(
-                Problem(
-                    "trainer_params must be a dict",
-                    repr(trainer_params)[:80],
-                    "Pass for instance {'epochs': 2}.",
-                )
-            )
-        else:
-            try:
-                params = TrainerParams.from_mapping(
-                    {**self.trainer_words, **(trainer_params or {})}
-                )
-            except InputError as error:
-                problems += error.problems
-        problems += self._process_problems(params)
-        problems += _opt_fn_problems(opt_fn)
-        parts = {
-            **{f"model {name}": model for name, model in named.items()},
-            **{f"scheduler {name}": schedule for name, schedule in lr_schedules.items()},
-            "opt_fn": opt_fn,
-            "criterion": self.criterion,
-            "preprocess": self.preprocess,
-            "train_transform": self.train_transform,
-            "eval_transform": self.eval_transform,
-        }
-        if self.parallelize:
-            problems += sending_problems(parts)
-        if problems:
-            refuse([*problems, *self._data_problems()])
-        return Recipe(named, lr_schedules, opt_fn, self.criterion, self.preprocess), params, notes
-
-    @property
-    def trainer_words(self) -> dict[str, Any]:
-        """What the settings say of how each job trains."""
-        return {
-            "trainer": self.trainer,
-            "processes": self.processes,
-            "shared_state": self.shared_state,
-            "precision": self.precision,
-        }
-
-    def _process_problems(self, params: TrainerParams) -> Iterator[Problem]:
-        """Yield why a job cannot train on so many processes here."""
-        count = params.processes
-        if count == 1:
-            return
-        cores = self._cores()[0]
-        if count > cores:
-            yield Problem(
-                "processes must not exceed the cores that this process may use",
-                f"{count} processes on {cores} {'core' if cores == 1 else 'cores'}",
-                f"Pass processes={cores} or less.",
-            )
-        if self.threads_per_job not in ("auto", 1):
-            yield Problem(
-                "each of several processes of a job has one thread",
-                f"threads_per_job={self.threads_per_job!r}",
-                "Leave threads_per_job out.",
-            )
-        if not self.parallelize:
-            yield Problem(
-                "several processes of a job are forked by a worker, and need worker processes",
-                "parallelize=False",
-                "Leave parallelize out, or pass processes=1.",
-            )
-
-    def _data_problems(self) -> Sequence[Problem]:
-        """What is wrong with labels and folds, as far as a look at a few samples tells."""
-        from asynckfold.data.arrays import by_position
-        from asynckfold.data.dataset import open_source
-        from asynckfold.data.labels import resolve_labels
-
-        try:
-            source = open_source(self.dataset)
-            given = source.labels
-            if self.targets is not None:
-                given = by_position(self.targets, "targets")
-            if given is None or (self.targets is None and source.rows is not None):
-                return ()
-            labels = resolve_labels(given, None, source.names, self.asked)
-            self.divided(len(source), labels)
-        except InputError as error:
-            return error.problems
-        return ()
 
     def divided(self, n_samples: int, labels: Labels | Prepared) -> tuple[Fold, ...]:
         """Return the folds."""
         strata = labels.strata
+        given = (self.kfolds, self.cv, self.n_splits)
         return make_folds(
             n_samples,
             labels.targets if strata is None else strata,
-            self.kfolds,
+            next((value for value in given if value is not None), 5),
             classification=strata is not None,
             stratify=self.stratify,
             n_repeats=self.n_repeats,
@@ -330,73 +311,11 @@ class Settings:
         )
 
 
-def alias_problems(given: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what is wrong with ``kfolds`` and its other names."""
-    used = [name for name, value in given.items() if value is not None]
-    if len(used) > 1:
-        yield Problem(
-            "kfolds, cv and n_splits are names of one setting",
-            " and ".join(used),
-            "Pass one of them, and None for kfolds when it is not that one.",
-        )
-    for name in used:
-        value = given[name]
-        small = isinstance(value, (int, np.integer)) and value < 2
-        if isinstance(value, (bool, float, str)) or small:
-            yield Problem(
-                f"{name} must be a whole number of at least 2, a splitter, or index pairs",
-                repr(value),
-                f"Pass {name}=5.",
-            )
-
-
-def plain(value: Any) -> Any:
-    """NumPy's whole numbers as Python's; everything else as it is."""
-    return operator.index(value) if isinstance(value, np.integer) else value
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _stall_problems(value: Any) -> Iterator[Problem]:
-    if value is None or (isinstance(value, str) and value == "auto"):
-        return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (number and 0 < value < math.inf):
-        yield Problem(
-            "stall_timeout must be a number of seconds above 0, 'auto' or None",
-            one_line(value),
-            "Pass stall_timeout='auto', or more seconds than the longest batch takes.",
-        )
-
-
-def _limit_problems(name: str, value: Any) -> Iterator[Problem]:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if value is not None and not (number and 0 < value < math.inf):
-        yield Problem(
-            f"{name} must be a number of seconds above 0, or None",
-            one_line(value),
-            f"Pass {name}=3600, or None for no limit.",
-        )
-
-
-def _refit_problems(value: object) -> Iterator[Problem]:
-    if not isinstance(value, bool):
-        yield Problem(
-            "refit must be True or False",
-            one_line(value),
-            "Pass refit=True, and name the score that chooses first in scoring.",
-        )
-
-
-def _random_problems(value: object) -> Iterator[Problem]:
-    if not isinstance(value, bool):
-        yield Problem(
-            "random_samples must be True or False",
-            one_line(value),
-            "Pass random_samples=True where each read of a sample may give another pair (x, y).",
-        )
+_OF_WORKERS = {
+    "nice": "is for worker processes",
+    "yield_to_others": "moves and pauses workers",
+}
+"""What needs workers, and why."""
 
 
 def _criterion_problems(criterion: Any) -> Iterator[Problem]:
@@ -432,18 +351,7 @@ def _preprocess_problems(preprocess: Any) -> Iterator[Problem]:
         )
 
 
-def _opt_fn_problems(opt_fn: Any) -> Iterator[Problem]:
-    ready = isinstance(opt_fn, type) and opt_fn.__module__.startswith("torch.optim")
-    if ready or not callable(opt_fn):
-        name = opt_fn.__name__ if ready else "Adam"
-        yield Problem(
-            "opt_fn must be a function model → optimizer",
-            f"the class {name}" if ready else one_line(opt_fn),
-            f"Write for instance: lambda model: {name}(model.parameters(), lr=1e-3)",
-        )
-
-
-def _root_problems(root: Path, refit: bool) -> Iterator[Problem]:
+def root_problems(root: Path, refit: bool) -> Iterator[Problem]:
     """Refuse a folder that cannot become a run; what goes wrong later is the disk's fault."""
     if str(root) in ("", ".") or "\0" in str(root):
         yield Problem("root_dir must be a folder of its own", repr(str(root)), "Pass 'runs/first'.")
@@ -452,7 +360,9 @@ def _root_problems(root: Path, refit: bool) -> Iterator[Problem]:
     if too_long:
         yield from too_long
         return
-    found = next(part for part in (root.absolute(), *root.absolute().parents) if _is_there(part))
+    found = next(
+        part for part in (root.absolute(), *root.absolute().parents) if os.path.lexists(part)
+    )
     if not found.is_dir():
         yield Problem("root_dir must be a folder", _at(root, found, "a file"), "Choose another.")
     elif not os.access(found, os.W_OK | os.X_OK):
@@ -471,16 +381,6 @@ def _at(root: Path, found: Path, what: str) -> str:
         if found == root.absolute()
         else f"{root}, where {found} is {what}"
     )
-
-
-def _is_there(path: Path) -> bool:
-    return os.path.lexists(path)
-
-
-def one_line(value: Any, most: int = 200) -> str:
-    """Return a value or an exception on one line, shortened."""
-    text = " ".join((str(value) if isinstance(value, Exception) else repr(value)).split())
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def of_arrays(transform: Callable[[Any], Any]) -> Transform:

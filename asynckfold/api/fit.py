@@ -1,12 +1,12 @@
-"""One model, trained alone: a run of one job, by the same trainers and with the same promises.
+"""Train one model alone: a run of one job, with the same trainers and promises.
 
 ::
 
     fit(model, dataset, …) ── AsyncKFold with one fold ── the last checkpoint ── the model, trained
 
-What a run has, this has: a folder to be continued from, checkpoints, workers that are started the
-same way in scripts and notebooks, a report. `DistributedTrainer` and `DistributedTester` are the
-same by the names and signatures of the project that this one grew out of.
+It has what a run has: a folder that continues it, checkpoints, workers, a report.
+`DistributedTrainer` and `DistributedTester` keep the names and signatures of the project that this
+one grew out of.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A trained model, and how its training went.
+    """A trained model and the history of its training.
 
     Parameters
     ----------
     model : nn.Module
-        The caller's own where one was given, or a new one.
+        The caller's module if one was given, else a new one.
     results : CVResults
-        Of the run, whose only job this was.
+        Results of the run, which has this one job.
     """
 
     model: nn.Module
@@ -66,7 +66,7 @@ class Fitted:
 
     @property
     def score(self) -> float:
-        """The first score, on what was not trained on where there is such."""
+        """The first score, on held-out samples if there are any."""
         return self.result.scores[self.results.plan.scoring[0]]
 
 
@@ -89,13 +89,13 @@ def fit(
     Parameters
     ----------
     model : nn.Module, class or zero-argument callable
-        A module is trained from its present weights, and has the trained ones afterwards. To
-        continue, pass it with the weights that it had at first: call ``torch.manual_seed`` before
-        it is made, or pass its class.
+        A module is trained in place, from its present weights. To continue, pass it with the
+        weights that it had at first: call ``torch.manual_seed`` before making it, or pass its
+        class.
     dataset : Dataset or (X, y)
-        What is trained on, but for `valid`.
+        Training samples. Positions in `valid` hold some of them out.
     optimizer : callable or torch.optim.Optimizer
-        Model → optimizer; or an optimizer of the parameters of the module.
+        Model → optimizer, or an optimizer of the module's parameters.
     criterion : callable
         (outputs, targets) → scalar loss.
     root_dir : str or Path
@@ -105,10 +105,9 @@ def fit(
     scheduler : str, callable, LR schedule or None
         A name as in `AsyncKFold`, optimizer → LR schedule, or an LR schedule of the optimizer.
     valid : Dataset, (X, y), or array of int, optional
-        What is scored after each epoch: other samples, or the numbers of samples of `dataset`
-        that are then not trained on. Without it all are trained on, and the scores are those of
-        up to 1,000 of them: they tell how well they are learned, not how well the model does on
-        others.
+        Samples to score after each epoch: other samples, or the positions of samples of `dataset`,
+        which are then held out. By default all samples train, and up to 1,000 of them are scored:
+        that measures memorisation, not generalisation.
     epochs : int
         Passes over the samples.
     trainer_params : Mapping, optional
@@ -126,8 +125,8 @@ def fit(
     InputError
         Nothing was started.
     AllJobsFailedError
-        What the user's code raised, or it diverged, or trained longer than `job_timeout_s`: the
-        same call with more continues it.
+        The user's code raised, training diverged, or it took longer than `job_timeout_s`; the same
+        call with more seconds continues it.
     InterruptedRunError
         Ctrl-C, or `time_budget_s` is over; the same call continues.
 
@@ -163,8 +162,7 @@ def fit(
 class DistributedTrainer:
     """Train one model on several processes, on CPUs.
 
-    One process is the plain trainer with one thread; several update one shared model without locks
-    (``trainer="hogwild"``).
+    One process uses the plain trainer with one thread; several use ``trainer="hogwild"``.
 
     Parameters
     ----------
@@ -173,7 +171,7 @@ class DistributedTrainer:
     criterion : callable
         (outputs, targets) → scalar loss.
     root_dir : str or Path
-        Folder of the run, with its checkpoints; a call with the same arguments continues it.
+        Folder of the run. A call with the same arguments continues it.
     batch_size : int
         Samples per step of each process.
 
@@ -210,9 +208,9 @@ class DistributedTrainer:
         epochs: int = 5,
         print_frequency: int = 100,
     ) -> Fitted:
-        """Train; what these are and what comes back is as in `fit`.
+        """Train; arguments and result are those of `fit`.
 
-        `print_frequency` counts the batches between two lines of the log in `root_dir`.
+        `print_frequency` is the number of batches between two lines of the log in `root_dir`.
         """
         return fit(
             model,
@@ -234,16 +232,16 @@ class DistributedTrainer:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What a model makes of samples it is tested on.
+    """Accuracy of a model on test samples.
 
     Parameters
     ----------
     samples : int
-        How many.
+        Number of samples.
     accuracy : float
-        Share of them whose greatest output is that of their class.
+        Share of samples whose largest output is that of their class.
     class_accuracy : tuple of float
-        The same for the samples of each class; NaN where there is none.
+        Accuracy of each class; NaN for a class without samples.
     """
 
     samples: int
@@ -259,7 +257,7 @@ class DistributedTester:
     data_loader : iterable of (inputs, targets)
         Batches; targets are class indices of shape (B,).
     root_dir : str or Path
-        Where ``test.json`` goes; may be the folder of a run.
+        Folder of ``test.json``; may be the folder of a run.
 
     Examples
     --------
@@ -275,12 +273,12 @@ class DistributedTester:
         self.root_dir = Path(root_dir)
 
     def __call__(self, model: nn.Module) -> Accuracy:
-        """Return the accuracy, in all and of each class; the model keeps its mode.
+        """Return the accuracy, overall and of each class; the model keeps its mode.
 
         Raises
         ------
         InputError
-            There are no samples, or their targets are no class indices.
+            There are no samples, or targets that are not class indices.
         """
         import torch
 
@@ -315,10 +313,10 @@ class DistributedTester:
 
 @dataclass(frozen=True, eq=False)
 class _SameOptimizer:
-    """Makes an optimizer as it is, with its state, for a copy of the module that it is of."""
+    """Copies an optimizer, with its state, for a copy of its module."""
 
     optimizer: Any
-    # Not a setting of it: they are the weights of the model.
+    # Weights of the model, not a setting of the optimizer.
     _parameters: list[Any]
 
     def __call__(self, model: Any) -> Any:
@@ -328,21 +326,21 @@ class _SameOptimizer:
 
 @dataclass(frozen=True, eq=False)
 class _SameSchedule:
-    """Makes an LR schedule as it is for a copy of the optimizer that it is of."""
+    """Copies an LR schedule for a copy of its optimizer."""
 
     schedule: Any
 
     def __call__(self, optimizer: Any) -> Any:
         from torch.optim.lr_scheduler import ConstantLR
 
-        # Torch wraps the steps of an optimizer when a schedule is made of it, and misses that in a
-        # copy; this one changes no rate.
+        # Torch wraps the steps of an optimizer when a schedule is made, and misses that in a copy.
+        # This schedule changes no rate.
         ConstantLR(optimizer, factor=1.0)
         return copy.deepcopy(self.schedule, {id(self.schedule.optimizer): optimizer})
 
 
 def _given(model: Any, optimizer: Any, scheduler: Any, is_module: bool) -> tuple[Any, Any]:
-    """Return what makes the optimizer and the LR schedule of a job."""
+    """Return the factories of optimizer and LR schedule."""
     if not hasattr(optimizer, "param_groups"):
         return optimizer, _schedule_of(scheduler, None)
     own = {id(item): item for item in model.parameters()} if is_module else {}
@@ -381,7 +379,7 @@ def _kind(model: Any) -> str:
 
 
 def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
-    """Return one data set, the samples that are trained on, and those that are scored."""
+    """Return one data set, the training samples and the scored samples."""
     from asynckfold.data.dataset import open_source
     from asynckfold.data.train_valid import joined, repeated
 
@@ -399,7 +397,7 @@ def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
 def _gives_pairs(valid: Any) -> bool:
     from torch.utils.data import Dataset
 
-    # Of a dataset no sample is read here, where it may crash; those of pandas look for a label.
+    # Reading a sample here may crash, and pandas would look for a label.
     if isinstance(valid, Dataset) or hasattr(valid, "__array__"):
         return isinstance(valid, Dataset)
     return len(valid) > 0 and isinstance(valid[0], (tuple, list))
@@ -408,7 +406,7 @@ def _gives_pairs(valid: Any) -> bool:
 def _mask_problems(mask: Any, count: int) -> Iterator[Problem]:
     if mask.shape != (count,):
         yield Problem(
-            f"valid, as a mask, must say yes or no of each of the {count} samples",
+            f"valid, as a mask, must have an entry for each of the {count} samples",
             f"shape {mask.shape}",
             "Pass a mask of that length, or sample numbers.",
         )

@@ -48,8 +48,10 @@ def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | No
     return replace(
         settings,
         kfolds=[(train, again)],
+        cv=None,
+        n_splits=None,
         dataset=samples,
-        root_dir=refit_folder(settings.root_dir, candidate.model, candidate.lr_schedule),
+        root_dir=refit_folder(settings.root, candidate.model, candidate.lr_schedule),
         n_repeats=1,
         groups=None,
         targets=targets,

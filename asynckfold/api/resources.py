@@ -1,96 +1,152 @@
-"""What a run leaves to others, checked against the machine before anything starts."""
+"""How much of the machine a run may use, checked before anything starts."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Literal, TypeGuard
 
-from asynckfold.errors import Problem
-from asynckfold.system.limits import allowed_cores
-from asynckfold.system.machine import Machine, total_memory
-from asynckfold.system.units import MIB, gibibytes, in_bytes
+from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.jobs.argument import argument, problems
+from asynckfold.system.units import gibibytes, in_bytes
+
+if TYPE_CHECKING:
+    from asynckfold.system.machine import Machine
 
 NICEST = 19
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """The arguments of `AsyncKFold` of the same names, which documents them."""
+    """The arguments of `AsyncKFold` about the machine.
 
-    reserve_cores: int = 0
-    max_memory: float | str | None = None
-    nice: int = 0
-    min_free_memory: float | str = "256MiB"
-    max_wait: float | None = 3600.0
-    yield_to_others: bool = False
+    Parameters
+    ----------
+    n_jobs : int or "auto"
+        Number of jobs at a time: -1 for all cores, as in joblib; "auto" for what is idle now.
+    threads_per_job : int or "auto"
+        Threads of each job. They change bits and are part of the plan. "auto" decides for each
+        model by a rule over its operations, the number of jobs and the allotted cores, whether
+        these are idle or busy, and gives the last jobs the cores that would be idle. 1 gives the
+        same bits on any number of cores.
+    devices : {"auto", "cpu", "cuda"} or list of int
+        GPUs to use: "auto" for the visible ones, "cpu" for none, "cuda" to require one, or a list.
+    reserve_cores : int
+        Number of cores to leave free. The threads of the models are decided without them.
+    max_memory : float, str or None
+        Limit on the estimated memory of all running jobs: a share up to 1, bytes, or a size such as
+        "8GiB".
+    min_free_memory : float or str
+        Start nothing while less memory is free: a share up to 1, bytes, or a size such as "2GiB". A
+        running job is never killed for it.
+    nice : int
+        Niceness of the workers and of the processes that they start, 0 to 19.
+    max_wait : float or None
+        Seconds to wait while not even one job can start. Then the call ends with `NoRoomError` and
+        can be continued. One job always runs, however busy the cores are. None waits for ever.
+    yield_to_others : bool
+        Let running jobs make room when other programs need their cores. A job moves to idle cores,
+        or pauses between two batches while another job goes on. One job always runs.
+    """
 
-    def machine(self, devices: Any = "auto") -> Machine:
+    n_jobs: int | Literal["auto"] = argument(
+        "auto", group="machine", is_common=True, has_own_check=True
+    )
+    threads_per_job: int | Literal["auto"] = argument("auto", group="machine", least=1)
+    devices: Literal["auto", "cpu", "cuda"] | Sequence[int] = argument(
+        "auto", group="machine", unit="GPU numbers"
+    )
+    reserve_cores: int = argument(
+        0, group="machine", least=0, remedy="Pass reserve_cores=1 to leave one core free."
+    )
+    max_memory: float | str | None = argument(None, group="machine", metavar="M")
+    min_free_memory: float | str = argument("256MiB", group="machine", metavar="M")
+    nice: int = argument(0, group="machine", least=0, most=NICEST)
+    max_wait: float | None = argument(
+        3600.0, group="machine", above=0, unit="seconds", remedy="Pass max_wait=3600, or None."
+    )
+    yield_to_others: bool = argument(False, group="machine")
+
+    def machine(self) -> Machine:
         """Return the machine as far as this run may use it."""
+        from asynckfold.system.machine import Machine, total_memory
+
         total = total_memory()
         most = self.max_memory
         return Machine(
-            devices,
+            self.devices,
             reserve_cores=self.reserve_cores,
             max_memory=None if most is None else in_bytes(most, total),
             min_free_memory=in_bytes(self.min_free_memory, total),
             yields=self.yield_to_others,
         )
 
-    def problems(self, parallelize: bool = True) -> Iterator[Problem]:
-        """Yield all that is wrong with these settings on this machine."""
-        yield from self._core_problems()
-        yield from self._memory_problems()
-        if not _is_whole(self.nice) or not 0 <= self.nice <= NICEST:
-            yield Problem(
-                f"nice must be a whole number from 0 to {NICEST}",
-                repr(self.nice),
-                "Pass nice=10 to let others come first.",
+    def present_machine(self) -> Machine:
+        """Return the machine; refuse GPUs that were asked for and are not there."""
+        machine = self.machine()
+        asked = self.devices == "cuda" or not isinstance(self.devices, str)
+        found = machine.gpus()
+        if asked and (found.reason or not found.gpus):
+            refuse(
+                [
+                    Problem(
+                        "devices must name GPUs that are there",
+                        f"{self.devices!r}: {found.reason}",
+                        "See `asynckfold doctor`, or pass devices='auto'.",
+                    )
+                ]
             )
-        elif self.nice and not parallelize:
-            yield Problem(
-                "nice is for worker processes, and parallelize=False starts none",
-                f"nice={self.nice}",
-                "Drop one of them.",
-            )
-        if self.max_wait is not None and not _is_positive(self.max_wait):
-            yield Problem(
-                "max_wait must be a number of seconds above 0, or None",
-                repr(self.max_wait),
-                "Pass max_wait=3600, or None to wait for ever.",
-            )
+        return machine
 
-        wanted: object = self.yield_to_others
-        if not isinstance(wanted, bool):
-            yield Problem(
-                "yield_to_others must be True or False",
-                repr(self.yield_to_others),
-                "Pass yield_to_others=True to let running jobs make room for others.",
-            )
-        elif wanted and not parallelize:
-            yield Problem(
-                "yield_to_others moves and pauses workers, and parallelize=False starts none",
-                "yield_to_others=True",
-                "Drop one of them.",
-            )
+    @property
+    def threads(self) -> int | None:
+        """Threads of each job; None where they are decided for each model."""
+        return self.threads_per_job if isinstance(self.threads_per_job, int) else None
 
-    def _core_problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[Problem]:
+        """Yield all that is wrong with these arguments on this machine."""
+        yield from problems(self)
+        yield from self.machine_problems()
+
+    def machine_problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with these arguments on this machine, each of them being valid."""
+        from asynckfold.system.limits import allowed_cores
+        from asynckfold.system.machine import resolve_n_jobs
+
         cores, reserved = len(allowed_cores()), self.reserve_cores
-        if not _is_whole(reserved) or reserved < 0:
-            yield Problem(
-                "reserve_cores must be a whole number of at least 0",
-                repr(reserved),
-                "Pass reserve_cores=1 to leave one core free.",
-            )
-        elif reserved >= cores:
+        if _is_whole(reserved) and reserved >= cores:
             yield Problem(
                 "reserve_cores must leave at least one core to the run",
                 f"{reserved} of the {cores} that this process may use",
                 f"Pass reserve_cores={cores - 1} or less.",
             )
+        cores, left = self.cores()
+        try:
+            resolve_n_jobs(self.n_jobs, cores)
+        except InputError as error:
+            yield from error.problems
+        threads = self.threads_per_job
+        if _is_whole(threads) and threads > cores:
+            yield Problem(
+                "threads_per_job must not exceed the cores that this process may use",
+                f"{threads} threads on {cores} {'core' if cores == 1 else 'cores'}{left}",
+                f"Pass threads_per_job={cores} or less: more threads than cores were measured up "
+                "to 80 times slower.",
+            )
+        yield from self._memory_problems()
+
+    def cores(self) -> tuple[int, str]:
+        """Return how many cores may be used, and what was reserved, for a message."""
+        from asynckfold.system.limits import allowed_cores
+
+        cores, reserved = len(allowed_cores()), self.reserve_cores
+        if _is_whole(reserved) and 0 < reserved < cores:
+            return cores - reserved, f", less {reserved} reserved"
+        return cores, ""
 
     def _memory_problems(self) -> Iterator[Problem]:
+        from asynckfold.system.machine import total_memory
+
         total = total_memory()
         for name, value in (
             ("max_memory", self.max_memory),
@@ -121,44 +177,5 @@ class Sharing:
                 )
 
 
-def room_problems(
-    expected: Mapping[str, int], most: int | None, together: Mapping[str, int] | None = None
-) -> Iterator[Problem]:
-    """Yield which models no memory is allowed for.
-
-    Parameters
-    ----------
-    expected : Mapping of str to int
-        Bytes that a job is expected to take, by model.
-    most : int or None
-        Bytes that all running jobs may take.
-    together : Mapping of str to int, optional
-        How many jobs of a model are trained as one at most, by model, where that is not just one.
-    """
-    if most is None:
-        return
-    for model, count in (together or {}).items():
-        size = count * expected[model]
-        if expected[model] <= most < size:
-            yield Problem(
-                "max_memory must be enough for jobs that are trained as one",
-                f"{gibibytes(most, 2)}, and {gibibytes(size, 2)} expected for "
-                f"{count} jobs of {model}",
-                f"Pass max_memory='{math.ceil(size / MIB)}MiB' or more, or fuse fewer.",
-            )
-    for model, size in expected.items():
-        if size > most:
-            yield Problem(
-                "max_memory must be enough for one job of each model",
-                f"{gibibytes(most, 2)}, and {gibibytes(size, 2)} expected for a job of {model}",
-                f"Pass max_memory='{math.ceil(size / MIB)}MiB' or more, or leave {model} out.",
-            )
-
-
-def _is_whole(value: object) -> bool:
+def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_positive(value: object) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and 0 < value < math.inf  # type: ignore[operator]

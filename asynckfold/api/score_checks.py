@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asynckfold.api.arguments import Settings, one_line
+from asynckfold.api.arguments import Settings
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs import objective as objectives
+from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.criteria import (
     LOG_PROBABILITIES,
     LOG_RATE,

@@ -1,26 +1,4 @@
-"""The command ``asynckfold``: one verb for each stage.
-
-::
-
-    run     cross-validate a sweep; the same command continues it
-    train   train one model alone; the same command continues it
-    plan    what a run would do, and what it should take; trains nothing
-    data    what would be read: columns, classes, what is left out
-    resume  continue a run by its folder
-    status  how far a run is
-    report  build the HTML report of a run
-    export  the weights that a job trained, as a file
-    predict other samples by the models of all folds
-    compare two runs, bit for bit
-    doctor  what this machine offers, and what would be used
-    bench   measure asynckfold on this machine
-    simulate  place a large random sweep in virtual time
-
-Exit codes: 0 all done, 1 some jobs failed, 2 bad input and nothing started, 3 the run is held by
-another process, 4 the run on disk is damaged, 5 an I/O fault or no room to start anything,
-resumable, 124 the time budget is over, 130 interrupted by Ctrl-C and 143 by SIGTERM or a closed
-terminal, resumable.
-"""
+"""The command ``asynckfold``: one verb for each stage; `asynckfold.cli.parser` lists them."""
 
 from __future__ import annotations
 
@@ -37,22 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rich.table import Table
-from rich.text import Text
-
-from asynckfold.cli import doctor as doctors
+from asynckfold.api.arguments import Settings
 from asynckfold.cli import status as states
+from asynckfold.cli.flags import given, in_flags, names_code
 from asynckfold.cli.output import Output, partial_report, patience, tell_results
 from asynckfold.cli.parser import make_parser, stored_command
-from asynckfold.cli.sweep_file import (
-    asked_jobs,
-    in_flags,
-    make_kfold,
-    names_code,
-    sharing_of,
-    sweep_parts,
-)
-from asynckfold.engines import pool
+from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 from asynckfold.errors import (
     OUT_OF_TIME,
     AllJobsFailedError,
@@ -66,7 +34,6 @@ from asynckfold.errors import (
     nearest,
     refuse,
 )
-from asynckfold.results.compare import Comparison, compare_runs
 from asynckfold.store import RunReader, RunStore
 from asynckfold.store.layout import path_problems
 from asynckfold.system import terminal
@@ -75,6 +42,7 @@ from asynckfold.system.signals import ENDINGS, Interruption, listening
 
 if TYPE_CHECKING:
     from asynckfold.cli.bench import BenchTable
+    from asynckfold.results.compare import Comparison
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def program() -> int:
-    """Be the process of the command; return its exit code, unless the process ends here."""
+    """Run the command as its own process; return the exit code, or leave."""
     terminal.open_standard()
     # Called after the exit handlers of what is imported from here on.
     atexit.register(terminal.flush)
@@ -101,7 +69,7 @@ def program() -> int:
             code = _told(parsed)
             _hear_no_more()
         except InterruptedRunError as interrupt:
-            # It came before there was anything to interrupt, or when all had been said.
+            # Nothing had begun, or everything had been printed.
             _hear_no_more()
             terminal.complain(f"{interrupt}\n{_continue_with(words)}")
             code = interrupt.exit_code
@@ -111,16 +79,15 @@ def program() -> int:
 
 
 def _hear_no_more() -> None:
-    """Nothing is left to be saved, and a further Ctrl-C may not change how this ends."""
+    """Ignore signals from here on: nothing is left to save."""
     for number in ENDINGS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _leave(code: int) -> NoReturn:
-    """End without taking modules down one by one: of torch and its kind that takes a second.
+    """Exit without tearing down modules, which takes a second with torch.
 
-    Only where none of the user's code was imported here, which may leave to that end what it has
-    to write or to end: open files, temporary ones, processes.
+    Only without code of the user, which may write files or end processes at exit.
     """
     atexit._run_exitfuncs()
     terminal.flush()
@@ -135,21 +102,21 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _told(parsed: argparse.Namespace) -> int:
-    """Carry out the verb, and let all that is said of it arrive."""
-    # Also what a sweep file or a library prints may meet a reader that went away.
+    """Run the verb and flush what it printed."""
+    # Sweep files and libraries print, too, and the reader may have gone.
     with terminal.steady_streams(), listening(*ENDINGS) as signals:
         code = _carried_out(parsed, signals)
         terminal.flush()
         lost = terminal.lost_output()
         if lost:
             terminal.complain(f"asynckfold: standard output is not complete: {lost}")
-            # Of a verb that only tells, what it told was all; a run has its own code.
+            # Lost output fails a verb that only prints; a run has its own code.
             code = code or StorageError.exit_code * (parsed.verb in TELLING)
     return code
 
 
 def _carried_out(parsed: argparse.Namespace, signals: Interruption) -> int:
-    """Carry out the verb; return the exit code, whatever happens."""
+    """Run the verb; turn errors into messages and exit codes."""
     out = Output(parsed)
     try:
         return VERBS[parsed.verb](parsed, out)
@@ -173,19 +140,21 @@ def _carried_out(parsed: argparse.Namespace, signals: Interruption) -> int:
 def _tell_interruption(
     interrupt: KeyboardInterrupt, parsed: argparse.Namespace, out: Output
 ) -> None:
-    out.error(str(interrupt) or "interrupted; what was finished stays")
+    out.error(str(interrupt) or "interrupted; finished jobs stay")
     out.error(_continue_with(parsed.line))
 
 
 def run(parsed: argparse.Namespace, out: Output) -> int:
     """Cross-validate a sweep, or train one model alone."""
+    from asynckfold.engines import pool
+
     pool.start_early(["torchvision"], _level(parsed))
     with patience(parsed, "importing torch"):
         sweep = sweep_parts(parsed)
         kfold = make_kfold(parsed, sweep)
     try:
         with warnings.catch_warnings():
-            # Failed jobs are told by the table and the exit code.
+            # The table and the exit code report failed jobs.
             warnings.simplefilter("ignore", category=UserWarning)
             results = kfold(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
     except (AllJobsFailedError, JobFailedError) as error:
@@ -194,7 +163,7 @@ def run(parsed: argparse.Namespace, out: Output) -> int:
             out.error(str(error))
         return AllJobsFailedError.exit_code
     except InterruptedRunError as interrupt:
-        # First, since whoever asked for the end may not wait for a report.
+        # First: whoever interrupted may not wait for a report.
         _tell_interruption(interrupt, parsed, out)
         with suppress(InterruptedRunError), listening() as signals, signals.anew():
             partial_report(Path(parsed.root), out)
@@ -215,7 +184,7 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
 
 
 def data(parsed: argparse.Namespace, out: Output) -> int:
-    """Print what would be read from a source."""
+    """Print what a source of data holds."""
     from asynckfold.cli.data import data
 
     return data(parsed, out)
@@ -246,7 +215,7 @@ def resume(parsed: argparse.Namespace, out: Output) -> int:
 
 
 def status(parsed: argparse.Namespace, out: Output) -> int:
-    """Say how far a run is."""
+    """Print the progress of a run."""
     with _opened(parsed.directory) as store:
         found = states.with_refits(store)
     out.data(found)
@@ -275,7 +244,7 @@ def export(parsed: argparse.Namespace, out: Output) -> int:
 
 
 def predict(parsed: argparse.Namespace, out: Output) -> int:
-    """Predict other samples by the models of all folds of a candidate."""
+    """Predict other samples with the models of all folds of a candidate."""
     from asynckfold.cli.predict import predict
 
     with _opened(parsed.directory) as store:
@@ -283,7 +252,9 @@ def predict(parsed: argparse.Namespace, out: Output) -> int:
 
 
 def compare(parsed: argparse.Namespace, out: Output) -> int:
-    """Say whether two runs are the same; 0 when they are, 1 when they are not."""
+    """Compare two runs; return 0 if they are the same, else 1."""
+    from asynckfold.results.compare import compare_runs
+
     with _opened(parsed.directory) as first, _opened(parsed.other) as second:
         found = compare_runs(first, second)
     out.data(asdict(found))
@@ -305,14 +276,18 @@ def _say_differences(found: Comparison, out: Output) -> None:
 
 
 def doctor(parsed: argparse.Namespace, out: Output) -> int:
-    """Say what this machine offers."""
+    """Print what this machine offers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from asynckfold.api.resources import Sharing
+    from asynckfold.cli import doctor as doctors
     from asynckfold.system.machine import resolve_n_jobs, watched
 
-    problems: list[Problem] = []
-    sharing = sharing_of(parsed, problems)
-    refuse(problems)
+    sharing = Sharing(**given(parsed, Settings))
+    refuse(sharing.problems())
     machine = watched(sharing.machine())
-    n_jobs = resolve_n_jobs(asked_jobs(parsed), machine.max_cores)
+    n_jobs = resolve_n_jobs(sharing.n_jobs, machine.max_cores)
     found, load = machine.describe(n_jobs), machine.load(n_jobs)
     would = doctors.now(found["cpu"], load)
     out.data({**found, "now": {"jobs": would.jobs, "cores": would.cores, "why": would.why}})
@@ -325,6 +300,8 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
 
 def bench(parsed: argparse.Namespace, out: Output) -> int:
     """Measure, and print the table."""
+    from rich.table import Table
+
     refuse(_bench_problems(parsed))
     table = _bench_table(parsed, out.error)
     out.data(table.to_json())
@@ -341,17 +318,17 @@ def bench(parsed: argparse.Namespace, out: Output) -> int:
 
 
 def _bench_command(parsed: argparse.Namespace) -> str:
-    """The command as a page tells it, without the paths of one machine."""
+    """Return the command for a page, without paths of this machine."""
     words = ["asynckfold", "bench", parsed.subject]
-    for flag, given in (("--quick", parsed.quick), ("--peers", parsed.peers)):
-        words += [flag] * bool(given)
+    for flag, wanted in (("--quick", parsed.quick), ("--peers", parsed.peers)):
+        words += [flag] * bool(wanted)
     return shlex.join([*words, *(["--data", "DIR"] if parsed.data else [])])
 
 
 def _bench_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
     subjects = {"--data": ("nodes", "speed", "trainers"), "--peers": ("speed",)}
-    for flag, given in (("--data", parsed.data), ("--peers", parsed.peers)):
-        if given and parsed.subject not in subjects[flag]:
+    for flag, wanted in (("--data", parsed.data), ("--peers", parsed.peers)):
+        if wanted and parsed.subject not in subjects[flag]:
             only = ", ".join(subjects[flag])
             yield Problem(f"{flag} applies to {only} only", f"bench {parsed.subject}", "Drop it.")
 
@@ -359,31 +336,25 @@ def _bench_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
 def _bench_table(parsed: argparse.Namespace, tell: Callable[[str], None]) -> BenchTable:
     from asynckfold.cli import bench
 
-    subject, quick = parsed.subject, parsed.quick
-    if subject == "place":
-        return bench.place_table((100, 1_000, 10_000)) if quick else bench.place_table()
-    if subject == "formats":
-        return bench.format_table(seconds=1.0) if quick else bench.format_table()
-    if subject == "crowd":
-        return bench.crowd_table(seconds=0.5, turns=1) if quick else bench.crowd_table()
-    if subject == "fusion":
-        return bench.fusion_table(seconds=1.0) if quick else bench.fusion_table()
-    if subject == "packing":
-        works: Mapping[str, Any] = {"works": bench.QUICK_PACKING, "turns": 1} if quick else {}
-        return bench.packing_table(**works, tell=tell)
-    data = Path(parsed.data) if parsed.data else None
-    if subject == "trainers":
-        once: Mapping[str, Any] = {"turns": 1} if quick else {}
-        return bench.trainers_table(data=data, tell=tell, **once)
-    if subject == "nodes":
-        few: Mapping[str, Any] = {"works": bench.QUICK_NODES, "turns": 1} if quick else {}
-        return bench.nodes_table(data=data, tell=tell, **few)
-    if subject == "speed":
-        some: dict[str, Any] = {"works": bench.QUICK, "turns": 1} if quick else {}
-        return bench.speed_table(data=data, with_peers=parsed.peers, tell=tell, **some)
-    if subject == "use":
-        return bench.use_table(turns=1) if quick else bench.use_table()
-    return bench.checkpoint_table(epoch_seconds=0.5) if quick else bench.checkpoint_table()
+    subject, data = parsed.subject, Path(parsed.data) if parsed.data else None
+    # What makes the table, and what makes it quick: rough, in seconds.
+    tables: Mapping[str, tuple[Callable[..., BenchTable], Mapping[str, Any]]] = {
+        "checkpoints": (bench.checkpoint_table, {"epoch_seconds": 0.5}),
+        "crowd": (bench.crowd_table, {"seconds": 0.5, "turns": 1}),
+        "formats": (bench.format_table, {"seconds": 1.0}),
+        "fusion": (bench.fusion_table, {"seconds": 1.0}),
+        "nodes": (bench.nodes_table, {"works": bench.QUICK_NODES, "turns": 1}),
+        "packing": (bench.packing_table, {"works": bench.QUICK_PACKING, "turns": 1}),
+        "place": (bench.place_table, {"pending": (100, 1_000, 10_000)}),
+        "speed": (bench.speed_table, {"works": bench.QUICK, "turns": 1}),
+        "trainers": (bench.trainers_table, {"turns": 1}),
+        "use": (bench.use_table, {"turns": 1}),
+    }
+    table, words = tables[subject]
+    more = {"nodes": {"data": data}, "trainers": {"data": data}, "packing": {}}
+    more["speed"] = {"data": data, "with_peers": parsed.peers}
+    told = {"tell": tell, **more[subject]} if subject in more else {}
+    return table(**told, **(words if parsed.quick else {}))
 
 
 def simulate(parsed: argparse.Namespace, out: Output) -> int:
@@ -394,10 +365,10 @@ def simulate(parsed: argparse.Namespace, out: Output) -> int:
 
 
 TELLING = ("bench", "compare", "doctor", "plan", "simulate", "status")
-"""Verbs that leave nothing but what they print."""
+"""Verbs that only print."""
 
 READING = ("compare", "export", "report", "status")
-"""Verbs that look at a run, and execute no code of the user's."""
+"""Verbs that read a run and execute no code of the user."""
 
 VERBS = {
     "bench": bench,
@@ -417,7 +388,7 @@ VERBS = {
 
 
 def _level(parsed: argparse.Namespace) -> int:
-    """The niceness by flags; what is wrong with it is told later, with all else."""
+    """Return the niceness by flags; a wrong one is refused later."""
     return parsed.nice if parsed.nice in range(20) else 0
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from asynckfold.cli.flags import filled
 from asynckfold.cli.output import Output
-from asynckfold.cli.sweep_file import DEFAULTS
 from asynckfold.data.sources import Choice, Inspection, column_words, inspect
 from asynckfold.data.sources.columns import FEATURE, LEFT_OUT, REFUSED
 from asynckfold.errors import refuse
@@ -25,19 +25,20 @@ _RARE = 10
 
 def data(parsed: argparse.Namespace, out: Output) -> int:
     """Print columns, classes and notes; then what a run would be refused for."""
+    parsed = filled(parsed)
     found = inspect(
         parsed.source,
-        data_root=Path(parsed.data_root or DEFAULTS["data_root"]),
+        data_root=Path(parsed.data_root),
         download=parsed.download,
         choice=Choice(
             parsed.target,
-            parsed.header or "auto",
+            parsed.header,
             column_words(parsed.drop),
             column_words(parsed.keep),
             column_words(parsed.category),
         ),
         limit=parsed.limit,
-        random_state=DEFAULTS["seed"] if parsed.seed is None else parsed.seed,
+        random_state=parsed.seed,
     )
     out.data(_numbers(found))
     out.say(f"{found.name}: {_sizes(found)}")

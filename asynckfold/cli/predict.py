@@ -15,9 +15,10 @@ import numpy.typing as npt
 from asynckfold.api.arguments import Settings
 from asynckfold.api.kfold import load_results, with_models
 from asynckfold.cli.export import best, new_file_problems
+from asynckfold.cli.flags import names_code, value_of
 from asynckfold.cli.output import Output
 from asynckfold.cli.parser import make_parser, stored_command
-from asynckfold.cli.sweep_file import DEFAULTS, live_parts, names_code
+from asynckfold.cli.sweep_file import live_parts
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.criteria import MARGINS, PROBABILITIES, VALUES
 from asynckfold.jobs.digests import changes
@@ -53,10 +54,10 @@ def predict(parsed: argparse.Namespace, store: RunReader, out: Output) -> int:
     samples = load_samples(
         parsed.data,
         source,
-        data_root=Path(parsed.data_root or DEFAULTS["data_root"]),
-        download=parsed.download,
+        data_root=Path(value_of(parsed, "data_root")),
+        download=value_of(parsed, "download"),
         target=parsed.target,
-        header=parsed.header or "auto",
+        header=value_of(parsed, "header"),
     )
     for note in samples.notes:
         out.error(note)

@@ -88,6 +88,8 @@ def decoded(kind: type[Kind], raw: Any, name: str = "value") -> Kind:
     --------
     >>> decoded(tuple[int, ...], [1, 2])
     (1, 2)
+    >>> decoded(typing.Literal["plain", "hogwild"], "plain")
+    'plain'
     >>> decoded(dict[str, float], {"a": "x"}, "scores")
     Traceback (most recent call last):
     ValueError: scores.a must be a number, not str
@@ -106,11 +108,19 @@ def _decoded(kind: Any, raw: Any, name: str) -> Any:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return _one_of(inner, raw, name)
+    if origin is typing.Literal:
+        return _word(inner, raw, name)
     if origin in (dict, Mapping):
         return _mapping(inner, raw, name)
     if origin in (tuple, list, Sequence):
         return _sequence(origin, inner, raw, name)
     raise TypeError(f"{name}: no rule for {kind}")
+
+
+def _word(words: tuple[Any, ...], raw: Any, name: str) -> Any:
+    if not isinstance(raw, str) or raw not in words:
+        raise ValueError(f"{name} must be one of {', '.join(words)}")
+    return raw
 
 
 _PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

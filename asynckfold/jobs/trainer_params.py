@@ -2,25 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from operator import mul
-from typing import Any
-
-import numpy as np
+from typing import Any, Literal, get_args
 
 from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.jobs.argument import argument, arguments, plain, problems
 
-TRAINERS = ("plain", "hogwild", "allreduce", "averaging", "parameter_server")
-"""How one job may be trained; that some are trained as one is in the plan's groups."""
+Trainer = Literal["plain", "hogwild", "allreduce", "averaging", "parameter_server"]
+
+TRAINERS = get_args(Trainer)
+"""How one job may be trained; which jobs are fused is in the plan's groups."""
 
 SEVERAL = TRAINERS[1:]
 """Those of several processes."""
 
 
+def by_kind(text: str) -> int | dict[str, int]:
+    """Read ``1000``, or ``cpu=1000,gpu=8000``.
+
+    Raises
+    ------
+    ValueError
+        It says what is accepted.
+    """
+    pairs = [word.split("=") for word in text.split(",")]
+    try:
+        if "=" not in text:
+            return int(text)
+        found = {kind.strip(): int(number) for kind, number in pairs}
+    except ValueError:
+        raise ValueError(
+            f"must be a whole number, or one by kind such as cpu=1000,gpu=8000, received {text!r}"
+        ) from None
+    if len(found) < len(pairs):
+        raise ValueError(f"must name each kind once, such as cpu=1000,gpu=8000, received {text!r}")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobTrainer:
+    """How one job is trained: arguments of `AsyncKFold`, and keys of `trainer_params`.
+
+    Parameters
+    ----------
+    trainer : {"plain", "hogwild", "allreduce", "averaging", "parameter_server"}
+        How one job is trained. "plain" uses one process. The others use several, which pays where
+        jobs are fewer than cores: "hogwild" updates one shared model without locks (Recht et al.
+        2011), "allreduce" sums the gradients of the parts of each batch, "averaging" trains clones
+        and averages them every `steps_per_round` steps, and "parameter_server" trains replicas that
+        push to a parameter server and pull from it (Dean et al. 2012). Hogwild and
+        parameter-server runs differ in the last digits from run to run.
+    processes : int
+        Processes of a job, one core each. More than one needs a `trainer` other than "plain".
+    shared_state : bool
+        Share the optimizer's state (momentum, moments) among the processes of a job, too.
+    precision : {"fp32", "bf16"}
+        Data type in which models compute. "bf16" uses `torch.autocast` for training and
+        evaluation: 2 to 3 digits, faster on GPUs and on processors with AMX, many times slower
+        elsewhere. The loss is computed in float32.
+    """
+
+    trainer: Trainer = argument("plain", group="training")
+    processes: int = argument(1, group="training", least=1)
+    shared_state: bool = argument(False, group="advanced", trainers=("hogwild",))
+    precision: Literal["fp32", "bf16"] = argument("fp32", group="training")
+
+
 @dataclass(frozen=True)
-class TrainerParams:
+class TrainerParams(JobTrainer):
     """How each job trains.
 
     Parameters
@@ -28,77 +80,82 @@ class TrainerParams:
     epochs : int
         Passes over the training fold.
     save_checkpoint_frequency : int
-        Epochs between checkpoints; the last epoch is always saved.
+        Epochs between two checkpoints. The last epoch is always saved.
     print_frequency : int
         Batches between two lines in a job's log.
     lr_step : {"epoch", "batch"}
-        When the LR schedule steps.
+        When LR schedules step.
     inner_val : float
-        Share of the *training* fold that is set aside to steer ``ReduceLROnPlateau``; no other
-        LR schedule uses it.
+        Share of the training fold that is held out to steer ``ReduceLROnPlateau``. No other LR
+        schedule uses it.
     clip_grad_norm : float or None
-        Largest gradient norm.
+        Largest norm of the gradient. None does not clip.
     eval_batch_size : int
-        Samples per batch where nothing is trained; touches no result but through rounding.
-    trainer : {"plain", "hogwild", "allreduce", "averaging", "parameter_server"}
-        One process a job, or several: they update one shared model without locks, or add up the
-        gradients of their parts of each batch, or train clones that are averaged each round, or
-        replicas that push to a parameter server and fetch from it.
-    processes : int
-        Processes of a job, of one thread and on one core each.
-    shared_state : bool
-        Whether these share also what the optimizer keeps (momentum, moments), rather than each
-        having its own; for hogwild.
+        Samples per batch during evaluation. Results change by rounding only.
     steps_per_round : int
-        Steps of each process between two averages of the clones; for averaging.
-    partition_size : int or None
-        Samples of the part of the training fold that each process gets in an epoch; for averaging.
-        Parts that are together greater than the fold overlap, of smaller ones some samples are left
-        for another epoch. None divides the fold without rest or overlap.
-    epochs_per_round : int or None
-        Passes of each process over its part, by which a round, and an epoch, is through; for
-        averaging, in place of `steps_per_round`.
-    gpu_partition_size, gpu_epochs_per_round : int or None
-        The same for the last process, which then computes on a GPU, and the others on cores. Given
-        by kind of process: ``partition_size={"cpu": 1000, "gpu": 8000}``.
+        Steps of each process between two averages.
     accumulate : int
-        Batches of a process whose mean gradient is one step; for hogwild and parameter_server.
-    precision : {"fp32", "bf16"}
-        What models compute in: float32, or bfloat16 by `torch.autocast`.
+        Batches of a process whose mean gradient makes one step.
     memory_format : {"auto", "channels_last", "contiguous"}
-        How images lie in memory in jobs that the plain trainer trains by themselves; "auto" takes
-        channels last for models whose convolutions are faster so, by the rule of
-        `asynckfold.planning.memory_format`.
+        Memory layout of images in unfused jobs. "auto" uses channels-last where the rule of
+        `asynckfold.planning.memory_format` predicts a gain. The layout changes bits and is part of
+        the plan.
     compile : bool
-        Whether `torch.compile` compiles each job's model, whole, in the plain trainer.
-    n_push, n_pull : int
-        Steps of a replica between two pushes of how far its parameters moved, and between two
-        fetches of the server's; for parameter_server.
+        Compile each model with `torch.compile`, which takes seconds per job. A model that cannot be
+        compiled as a whole is refused before the start.
+    n_push : int
+        Steps of a replica between two pushes to the parameter server.
+    n_pull : int
+        Steps of a replica between two pulls from the parameter server.
     staleness_aware : bool
-        Whether a push counts the less, the more pushes of others came between (Zhang et al. 2016);
-        for parameter_server.
+        Weight a push less, the more pushes of other replicas came between (Zhang et al. 2016).
+    partition_size : int, dict or None
+        Samples of the training fold that each process gets in an epoch. None divides the fold into
+        equal parts. Larger parts overlap; smaller ones leave some samples to other epochs. With
+        ``{"cpu": 1000, "gpu": 8000}`` the last process of each job computes on a GPU.
+    epochs_per_round : int, dict or None
+        Passes of each process over its part between two averages, in place of `steps_per_round`.
+        One round is one epoch. Also by kind of process, as `partition_size`.
+    gpu_partition_size, gpu_epochs_per_round : int or None
+        The value for the kind "gpu" of the two parameters above.
     """
 
-    epochs: int = 5
-    save_checkpoint_frequency: int = 1
-    print_frequency: int = 100
-    lr_step: str = "epoch"
-    inner_val: float = 0.1
-    clip_grad_norm: float | None = None
-    eval_batch_size: int = 256
-    trainer: str = "plain"
-    processes: int = 1
-    shared_state: bool = False
-    steps_per_round: int = 16
-    accumulate: int = 1
-    precision: str = "fp32"
-    compile: bool = False
-    memory_format: str = "auto"
-    n_push: int = 1
-    n_pull: int = 1
-    staleness_aware: bool = False
-    partition_size: int | None = None
-    epochs_per_round: int | None = None
+    epochs: int = argument(5, group="training", least=1, is_common=True)
+    save_checkpoint_frequency: int = argument(1, group="output", least=1)
+    print_frequency: int = argument(100, group="output", least=1)
+    lr_step: Literal["epoch", "batch"] = argument("epoch", group="training")
+    inner_val: float = argument(0.1, group="advanced", above=0, below=1)
+    clip_grad_norm: float | None = argument(None, group="training", above=0)
+    eval_batch_size: int = argument(256, group="advanced", least=1)
+    steps_per_round: int = argument(16, group="advanced", least=1, trainers=("averaging",))
+    accumulate: int = argument(
+        1, group="advanced", least=1, trainers=("hogwild", "parameter_server")
+    )
+    compile: bool = argument(False, group="advanced")
+    memory_format: Literal["auto", "channels_last", "contiguous"] = argument(
+        "auto", group="advanced"
+    )
+    n_push: int = argument(1, group="advanced", least=1, trainers=("parameter_server",))
+    n_pull: int = argument(1, group="advanced", least=1, trainers=("parameter_server",))
+    staleness_aware: bool = argument(False, group="advanced", trainers=("parameter_server",))
+    partition_size: int | None = argument(
+        None,
+        group="advanced",
+        least=1,
+        reads=by_kind,
+        metavar="N|cpu=N,gpu=N",
+        none="",
+        trainers=("averaging",),
+    )
+    epochs_per_round: int | None = argument(
+        None,
+        group="advanced",
+        least=1,
+        reads=by_kind,
+        metavar="N|cpu=N,gpu=N",
+        none="",
+        trainers=("averaging",),
+    )
     gpu_partition_size: int | None = None
     gpu_epochs_per_round: int | None = None
 
@@ -123,11 +180,11 @@ eval_batch_size, inner_val, lr_step, memory_format, n_pull, n_push, partition_si
 print_frequency, processes, save_checkpoint_frequency, shared_state, staleness_aware, \
 steps_per_round, trainer.
         """
-        known = {item.name for item in fields(cls)} - {*_OF_GPU.values()}
-        values = {key: _plain(value) for key, value in dict(words or {}).items()}
+        known = arguments(cls)
+        values = {key: plain(value) for key, value in dict(words or {}).items()}
         if "max_epochs" in values and "epochs" not in values:
             values["epochs"] = values.pop("max_epochs")
-        problems = [
+        found = [
             Problem(
                 "trainer_params must use known keys",
                 repr(key),
@@ -140,52 +197,31 @@ steps_per_round, trainer.
         for name, of_gpu in _OF_GPU.items():
             given = values.get(name)
             if isinstance(given, Mapping):
-                problems += _kind_problems(name, given)
-                values[name], values[of_gpu] = (_plain(given.get(kind)) for kind in KINDS)
+                found += _kind_problems(name, given)
+                values[name], values[of_gpu] = (plain(given.get(kind)) for kind in KINDS)
         params = cls(**values)
-        refuse([*problems, *params._problems()])
+        refuse([*found, *params.problems()])
         return params
 
-    def _problems(self) -> Iterator[Problem]:
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if not _is_count(value) and not (value is None and name in _OPTIONAL):
-                yield Problem(
-                    f"{_spelled(name)} must be a whole number of at least 1",
-                    repr(value),
-                    "Pass 1 or more for it."
-                    if name in _OF_GPU.values()
-                    else f"Pass {name}=1 or more.",
-                )
+    def problems(self) -> Iterator[Problem]:
+        """Yield all that is wrong with the parameters."""
+        yield from problems(self)
+        for name, of_gpu in _OF_GPU.items():
+            found = arguments(type(self))[name].problem(
+                getattr(self, of_gpu), f"{name} of the kind 'gpu'"
+            )
+            if found is not None:
+                yield found
         yield from self._trainer_problems()
-        yield from self._word_problems()
-        if self.lr_step not in ("epoch", "batch"):
-            yield Problem(
-                "lr_step must be 'epoch' or 'batch'", repr(self.lr_step), "The default is 'epoch'."
-            )
-        if not _is_number(self.inner_val) or not 0 < self.inner_val < 1:
-            yield Problem(
-                "inner_val must be a share between 0 and 1",
-                repr(self.inner_val),
-                "The default is 0.1.",
-            )
-        clip = self.clip_grad_norm
-        if clip is not None and (not _is_number(clip) or not 0 < clip < float("inf")):
-            yield Problem(
-                "clip_grad_norm must be a positive number", repr(clip), "Pass None for no clipping."
-            )
 
     def _trainer_problems(self) -> Iterator[Problem]:
-        if self.trainer not in TRAINERS:
-            guess = nearest(str(self.trainer), TRAINERS).strip() or "The default is 'plain'."
-            yield Problem(f"trainer must be one of {_listed(TRAINERS)}", repr(self.trainer), guess)
-        elif self.trainer == "plain" and (self.processes != 1 or self.shared_state):
+        if self.trainer == "plain" and (self.processes != 1 or self.shared_state):
             yield Problem(
                 "the plain trainer has one process",
                 f"processes={self.processes!r}, shared_state={self.shared_state!r}",
                 "Pass trainer='hogwild' for several.",
             )
-        else:
+        elif self.trainer in TRAINERS:
             yield from self._misplaced()
         for name, value in (("compile", True), ("memory_format", "channels_last")):
             if getattr(self, name) == value and self.trainer != "plain":
@@ -194,22 +230,12 @@ steps_per_round, trainer.
                     f"trainer={self.trainer!r}",
                     "Leave one of them out.",
                 )
-        for name in ("shared_state", "compile", "staleness_aware"):
-            given: object = getattr(self, name)
-            if not isinstance(given, bool):
-                yield Problem(f"{name} must be True or False", repr(given), "Leave it out.")
-
-    def _word_problems(self) -> Iterator[Problem]:
-        for name, words in WORDS.items():
-            value = getattr(self, name)
-            if value not in words:
-                guess = nearest(str(value), words).strip() or f"The default is {words[0]!r}."
-                yield Problem(f"{name} must be one of {_listed(words)}", repr(value), guess)
 
     def _misplaced(self) -> Iterator[Problem]:
         """Yield what would have no effect on this trainer."""
-        for name, trainers in _OF_TRAINER.items():
-            if self.trainer not in trainers and getattr(self, name) != getattr(TrainerParams, name):
+        for name, item in arguments(type(self)).items():
+            trainers = item.trainers or TRAINERS
+            if self.trainer not in trainers and getattr(self, name) != item.default:
                 yield Problem(
                     f"{name} applies to the trainer {' or '.join(map(repr, trainers))} only",
                     f"it with {self.trainer!r}",
@@ -220,7 +246,7 @@ steps_per_round, trainer.
             and self.steps_per_round != TrainerParams.steps_per_round
         ):
             yield Problem(
-                "a round is so many steps, or so many passes",
+                "a round is a number of steps or a number of passes",
                 f"steps_per_round={self.steps_per_round!r}, "
                 f"epochs_per_round={self.epochs_per_round!r}",
                 "Leave one of them out.",
@@ -292,33 +318,35 @@ steps_per_round, trainer.
 
     @property
     def options(self) -> dict[str, Any]:
-        """What of `_LATER` is not the default, by name."""
-        defaults = TrainerParams()
-        found = {name: getattr(self, name) for name in _LATER}
-        return {key: value for key, value in found.items() if value != getattr(defaults, key)}
+        """What is not the default, by name, of the fields that the first plans did not have."""
+        values = {item.name: (getattr(self, item.name), item.default) for item in fields(self)}
+        return {
+            name: value
+            for name, (value, default) in values.items()
+            if name not in _FIRST and value != default
+        }
 
     @property
     def named(self) -> dict[str, Any]:
-        """By name, but for defaults in `_LATER`: runs without these keep their fingerprint."""
-        first = {key: value for key, value in asdict(self).items() if key not in _LATER}
-        return {**first, **self.options}
+        """Fields by name. Defaults of later fields are left out: older plans keep their hash."""
+        return {name: value for name, value in asdict(self).items() if name in _FIRST} | (
+            self.options
+        )
 
 
-_LATER = (
-    "steps_per_round",
-    "accumulate",
-    "precision",
-    "compile",
-    "memory_format",
-    "n_push",
-    "n_pull",
-    "staleness_aware",
-    "partition_size",
-    "epochs_per_round",
-    "gpu_partition_size",
-    "gpu_epochs_per_round",
+_FIRST = (
+    "epochs",
+    "save_checkpoint_frequency",
+    "print_frequency",
+    "lr_step",
+    "inner_val",
+    "clip_grad_norm",
+    "eval_batch_size",
+    "trainer",
+    "processes",
+    "shared_state",
 )
-"""Parameters that the first plans did not have."""
+"""The fields of the first plans, which every plan holds."""
 
 KINDS = ("cpu", "gpu")
 """What a process of a job computes on."""
@@ -329,41 +357,6 @@ _OF_GPU = {
 }
 """Parameters that may be given by kind of process, and where that of the kind 'gpu' is kept."""
 
-WORDS = {
-    "precision": ("fp32", "bf16"),
-    "memory_format": ("auto", "channels_last", "contiguous"),
-}
-"""Parameters with a choice of words, the default first."""
-
-_COUNTS = (
-    "epochs",
-    "save_checkpoint_frequency",
-    "print_frequency",
-    "eval_batch_size",
-    "processes",
-    "steps_per_round",
-    "accumulate",
-    "n_push",
-    "n_pull",
-    *_OF_GPU,
-    *_OF_GPU.values(),
-)
-
-_OPTIONAL = (*_OF_GPU, *_OF_GPU.values())
-"""Those that may be left open."""
-
-_OF_TRAINER = {
-    "shared_state": ("hogwild",),
-    "steps_per_round": ("averaging",),
-    "accumulate": ("hogwild", "parameter_server"),
-    "n_push": ("parameter_server",),
-    "n_pull": ("parameter_server",),
-    "staleness_aware": ("parameter_server",),
-    "partition_size": ("averaging",),
-    "epochs_per_round": ("averaging",),
-}
-"""The only trainers that a field says something to."""
-
 
 def _kind_problems(name: str, given: Mapping[Any, Any]) -> Iterator[Problem]:
     """Yield why what was given by kind of process does not say it of each."""
@@ -373,25 +366,3 @@ def _kind_problems(name: str, given: Mapping[Any, Any]) -> Iterator[Problem]:
             f"{name}={dict(given)}",
             "Pass one for each of these kinds, or one number for all.",
         )
-
-
-def _spelled(name: str) -> str:
-    """The name of a parameter as it is given."""
-    return next((f"{key} of the kind 'gpu'" for key, own in _OF_GPU.items() if own == name), name)
-
-
-def _plain(value: Any) -> Any:
-    """A NumPy number as Python's own, which JSON can hold."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _listed(words: Sequence[str]) -> str:
-    return ", ".join(map(repr, words))
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= 1
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)

@@ -14,7 +14,7 @@ remembered for this machine (`why_not_here`). The groups are written in the plan
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -322,14 +322,3 @@ def _told(groups: Sequence[tuple[str, ...]], jobs: int, reason: str, *, taken_ov
         return "not fused, as before" if taken_over else f"not fused: {reason}"
     sizes = " + ".join(str(len(group)) for group in groups)
     return f"fused: {sizes} of {jobs} jobs" + (", as before" if taken_over else "")
-
-
-def problems(fuse: object) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with a setting of ``fuse``: rule, received, remedy."""
-    number = isinstance(fuse, int) and not isinstance(fuse, bool)
-    if (number and fuse < 2) or not (number or isinstance(fuse, bool) or fuse == "auto"):  # type: ignore[operator]
-        yield (
-            "fuse must be 'auto', True, False, or how many jobs are trained as one, 2 or more",
-            repr(fuse),
-            "Leave fuse out for its default.",
-        )

@@ -24,7 +24,6 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InputError, RunHeldError, RunStore
 from asynckfold.cli import main
-from asynckfold.cli import pool as cli_pool
 from asynckfold.engines import pool as pools
 from tests.leftovers import descendants, shared_memory
 from tests.toy import Tiny, adam, samples
@@ -208,7 +207,11 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "one job trained as one": (
         {"fuse": 1},
-        ["fuse must be 'auto', True, False, or how many jobs", "received 1", "its default"],
+        [
+            "fuse must be a whole number of at least 2, True, False or 'auto'",
+            "received 1",
+            "fuse=2",
+        ],
     ),
     "unknown trainer": (
         {"trainer": "hogwlid"},
@@ -232,7 +235,7 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "several processes in this process": (
         {"trainer": "hogwild", "processes": 2, "parallelize": False},
-        ["need worker processes", "parallelize=False", "Leave parallelize out"],
+        ["requires worker processes", "parallelize=False", "Leave parallelize out"],
     ),
     "a partition smaller than a batch": (
         {"trainer": "averaging", "processes": 2, "batch_size": 30},
@@ -293,7 +296,7 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "unknown resume": ({"resume": "yes"}, ["resume must be one of", "'yes'", "Leave resume out"]),
     "seed below 0": ({"random_state": -1}, ["random_state must be", "-1", "random_state=0"]),
-    "verbose in words": ({"verbose": "very"}, ["verbose must be a number", "'very'"]),
+    "verbose in words": ({"verbose": "very"}, ["verbose must be a whole number", "'very'"]),
     "error_score in words": ({"error_score": "zero"}, ["error_score must be", "'zero'", "nan"]),
     "no folder": ({"root_dir": ""}, ["root_dir must be a folder of its own", "'.'"]),
     "NUL in the folder": ({"root_dir": "a\0b"}, ["root_dir must be a folder of its own"]),
@@ -569,7 +572,7 @@ def _bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     # It only imports torch in the background, and would do so once for every row.
-    monkeypatch.setattr(cli_pool, "start_early", lambda preload, nice: None)
+    monkeypatch.setattr(pools, "start_early", lambda preload, nice: None)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
@@ -594,9 +597,12 @@ def test_from_the_shell_it_ends_with_2(
     ("line", "fragments"),
     [
         ("run --data digits", ["required: --root", "all flags: asynckfold run --help"]),
-        ("run --data digits --root r --folds x", ["--folds", "invalid int value: 'x'"]),
+        (
+            "run --data digits --root r --folds x",
+            ["--folds", "must be a whole number, received 'x'"],
+        ),
         ("run --data digits --root r --n-jobs some", ["must be auto or a whole number", "'some'"]),
-        ("run --data digits --root r --devices gpu", ["auto, cpu, cuda, or GPU numbers", "'gpu'"]),
+        ("run --data digits --root r --devices gpu", ["auto, cpu, cuda or GPU numbers", "'gpu'"]),
         ("run --data digits --root r --stall-timeout 2m", ["auto, off or a number", "'2m'"]),
         ("run --data digits --root r --job-timeout x", ["off or a number", "'x'"]),
         ("rum", ["invalid choice: 'rum'"]),

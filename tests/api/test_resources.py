@@ -14,9 +14,10 @@ import pytest
 from torch import nn
 
 from asynckfold import AsyncKFold, InputError, NoRoomError
-from asynckfold.api.resources import Sharing, room_problems
+from asynckfold.api.resources import Sharing
 from asynckfold.cli import main
 from asynckfold.engines import pool as pools
+from asynckfold.planning.feasibility import room_problems
 from asynckfold.store import RunStore
 from asynckfold.sweep.single_task import Patience
 from asynckfold.system.limits import allowed_cores

@@ -551,7 +551,7 @@ def test_a_full_disk_ends_with_5_and_the_same_command_finishes(root: Path) -> No
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_is_complete(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main([verb, "--help"])
+        main([verb, "--help-all" if verb in ("run", "train", "plan") else "--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert EXIT_CODES in text

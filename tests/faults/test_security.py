@@ -46,7 +46,7 @@ ALLOWED = {
         "training/worker/fork_server.py",
         "import by name",
     ): "modules that the parent names to preload",
-    ("cli/sweep_file.py", "import by name"): "code that the user names on the command line",
+    ("cli/built_in.py", "import by name"): "code that the user names on the command line",
     ("system/gpus.py", "import by name"): "pynvml, an optional extra",
     ("training/bundle.py", "file opened to write"): "the job's log, which is appended to",
     ("store/lock.py", "file opened to write"): "the lock, which is never renamed",

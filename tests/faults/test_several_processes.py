@@ -176,7 +176,7 @@ def test_with_its_gpu_process_killed_it_ends_with_the_same_bits(root: Path, warm
     ("settings", "params", "told"),
     [
         ({}, {}, "processes=2, and a GPU. Pass devices='cpu', or, for a process on the GPU, train"),
-        ({"trainer": "hogwild"}, {}, "several processes train one model on CPUs only, but for the"),
+        ({"trainer": "hogwild"}, {}, "the processes of a job train on CPUs only, except the last"),
         (
             {"devices": "cpu"},
             {"epochs_per_round": {"cpu": 1, "gpu": 3}},

@@ -28,7 +28,7 @@ import pytest
 from torch import nn
 
 from asynckfold import AsyncKFold, InterruptedRunError
-from asynckfold.api.session import Session
+from asynckfold.api import execution
 from asynckfold.cli.output import Output, partial_report
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.store import RunStore
@@ -609,14 +609,14 @@ class Struck(Tiny):
 def test_ctrl_c_lets_a_job_of_this_process_save_itself(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Session._sweep
+    real = execution._sweep
 
     def sweep(*given: Any) -> None:
         monkeypatch.setenv("STRIKE", "yes")
         real(*given)
 
     # The dry run is over then.
-    monkeypatch.setattr(Session, "_sweep", sweep)
+    monkeypatch.setattr(execution, "_sweep", sweep)
     with pytest.raises(InterruptedRunError, match="the same call continues") as caught:
         call(root, Struck, parallelize=False)
     assert caught.value.exit_code == 130

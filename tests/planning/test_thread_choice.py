@@ -6,13 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from asynckfold.api.planner import Planner
+from asynckfold.api.planner import group
 from asynckfold.errors import InputError
 from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.folds import Fold
@@ -216,15 +215,12 @@ def test_a_probe_overturns_fusing_by_a_large_margin_only(
     seconds: float, fused: bool, told: str
 ) -> None:
     work = fusible()
-    settings, machine = SimpleNamespace(fuse="auto"), SimpleNamespace(max_memory=None)
-    planner: Any = SimpleNamespace(settings=settings, machine=machine)
     found = choose(work, None, Fake(together={5: seconds}))
-    groups = Planner._group(planner, work, found, None)
+    groups = group(work, found, None, "auto", None)
     assert bool(groups.groups) == fused
     assert ("measured here: " in groups.why["M"], told in groups.why["M"]) == (True, True)
     # What is asked for is done.
-    settings.fuse = True
-    assert Planner._group(planner, work, found, None).groups
+    assert group(work, found, None, True, None).groups
 
 
 # What is remembered

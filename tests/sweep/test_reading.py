@@ -22,8 +22,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from asynckfold import AsyncKFold, fit
-from asynckfold.api.planner import read_alone
-from asynckfold.api.session import make_machine
+from asynckfold.api.open_data import read_alone
 from asynckfold.data.prepare import Prepared
 from asynckfold.engines import pool as pools
 from asynckfold.errors import InputError
@@ -83,7 +82,7 @@ def linear() -> nn.Module:
 def read(dataset: Any, root: Path, **settings: Any) -> Prepared:
     """Return what a call would read."""
     made = kfold(dataset, root, **settings).settings
-    with read_alone(made, make_machine(made)) as data:
+    with read_alone(made, made.present_machine()) as data:
         return data
 
 
@@ -151,7 +150,7 @@ def test_several_processes_read_ranges(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("asynckfold.sweep.reading.SECONDS_EACH", 0.05)
         made = kfold(Slow(count=100), tmp_path / "run").settings
-        with read_alone(made, make_machine(made)) as data:
+        with read_alone(made, made.present_machine()) as data:
             handle = data.handle()
             inputs = handle.open(handle.fds).eval(np.arange(100))[0]
     pids = inputs[:, 2].tolist()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.api.session import slow_notes
+from asynckfold.api.execution import slow_notes
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import CPU as CPU_CLASS

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold.api.arguments import _root_problems
+from asynckfold.api.arguments import root_problems
 from asynckfold.api.kfold import load_results
 from asynckfold.cli import main
 from asynckfold.errors import AsyncKFoldError, StoreCorruptError
@@ -516,7 +516,7 @@ def test_a_path_too_long_for_sqlite_is_refused_before_the_start(tmp_path: Path) 
         code, text = told("status", tmp_path / name)
         assert code == 2, text
         assert "Choose a folder with a shorter path" in text
-        (problem,) = _root_problems(tmp_path / name, False)
+        (problem,) = root_problems(tmp_path / name, False)
         assert "a shorter path" in problem.remedy
 
 

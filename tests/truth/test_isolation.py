@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from asynckfold import AsyncKFold
-from asynckfold.api.session import replaced_notes
+from asynckfold.api.execution import replaced_notes
 from asynckfold.engines import pool as pools
 from asynckfold.errors import InputError
 from asynckfold.jobs.messages import Left, Task

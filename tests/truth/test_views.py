@@ -541,7 +541,7 @@ def test_fit_takes_positions(tmp_path: Path) -> None:
     )
     parts = (frame.iloc[TRAIN], series.iloc[TRAIN]), (frame.iloc[VALID], series.iloc[VALID])
     assert of("parts", *parts) == wanted
-    with pytest.raises(InputError, match=r"a mask, must say yes or no of each of the 60 samples"):
+    with pytest.raises(InputError, match=r"a mask, must have an entry for each of the 60 samples"):
         of("short", (FAR, Y), np.ones(7, bool))
     named = [part.set_axis(list("abcdefgh"), axis=1) for part, _ in parts]
     with pytest.raises(InputError, match=r"columns of the data set.*'b' in place of 'a'"):

@@ -20,6 +20,7 @@ from asynckfold.cli.bench.loops import BATCH, adam, cores
 from asynckfold.cli.bench.speed import images_of
 from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, silent
 from asynckfold.data.sources import load_source
+from asynckfold.jobs.trainer_params import Trainer
 from asynckfold.models import DBN, MLP, LeNet5, Pretraining
 
 COLUMNS = (
@@ -87,7 +88,7 @@ class Way:
     nothing.
     """
 
-    trainer: str
+    trainer: Trainer
     processes: int = 1
     accumulate: int = 1
     threads: int = 1
@@ -96,7 +97,7 @@ class Way:
     @property
     def name(self) -> str:
         """As it stands in the table."""
-        said = self.trainer
+        said: str = self.trainer
         if self.accumulate > 1:
             said += f", accumulate={self.accumulate}"
         said += f", {self.jobs} jobs at once" if self.jobs > 1 else ""

@@ -282,7 +282,7 @@ def test_plans_hold_the_words_where_they_are_used_only() -> None:
         ({"partition_size": 0}, "partition_size must be a whole number of at least 1: received 0"),
         ({"partition_size": {"cpu": 2.5}}, "partition_size must be a whole number"),
         ({"epochs_per_round": True}, "epochs_per_round must be a whole number"),
-        ({"epochs_per_round": 2, "steps_per_round": 4}, "a round is so many steps, or so many"),
+        ({"epochs_per_round": 2, "steps_per_round": 4}, "a round is a number of steps or"),
         (
             {"partition_size": {}},
             "by kind of process has a number for 'cpu', or for 'cpu' and 'gpu'",

@@ -1,0 +1,91 @@
+"""Times the ordinary serial loop, which the speedup compares with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from asynckfold.api.planner import Planned
+from asynckfold.api.session import Session, interrupted
+from asynckfold.errors import NoRoomError, WorkerDiedError
+from asynckfold.jobs.plan import Job
+from asynckfold.jobs.recipe import sending_problems
+from asynckfold.jobs.result import DONE, Baseline
+from asynckfold.store import Sample
+from asynckfold.sweep.single_task import Sampler, ask
+
+
+def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
+    """Time the ordinary serial loop, unless it is known from an earlier session."""
+    store, make = session.run, planned.make
+    wanted, known = session.settings.baseline, store.reader.baseline
+    # Only finished jobs count as work of the packed run.
+    finished = store.reader.finished()
+    done = tuple(job for job in bundle.plan.jobs if finished.get(job.id) == DONE)
+    if wanted is None or not done or (known and _suffices(known, wanted, done)):
+        return
+    if bundle.plan.params.deals_parts:
+        # A speedup compares equal samples only.
+        why = "the parts of averaging overlap or repeat, so it would train on other samples"
+        store.event("baseline", f"there is no serial baseline: {why}")
+        return
+    import torch
+
+    session.display.doing(f"{wanted[:-1]}ing the serial baseline")
+    sampler, begun = Sampler(store, "serial"), store.now()
+    work = replace(bundle.plan, jobs=done)
+    ordinary = replace(bundle, plan=work, ordinary=planned.data.ordinary())
+    unfit = sending_problems({"dataset": ordinary.ordinary}) if make.pool else []
+    if unfit:
+        store.event("baseline", f"there is no serial baseline: {unfit[0]}")
+        session.display.note(f"there is no serial baseline: {unfit[0]}")
+        return
+    with make(ordinary) as engine:
+        usual = torch.get_num_threads()
+        placement = make.undisturbed(wanted, usual, engine)
+        if placement.threads < min(usual, len(make.machine.unreserved())):
+            store.event("baseline", _told_fewer(placement.threads, usual))
+        try:
+            baseline = ask(engine, placement, make.max_wait, sampler, session.signals)
+        except (WorkerDiedError, NoRoomError) as error:
+            store.event("baseline", f"the serial baseline could not run: {error}")
+            return
+        except KeyboardInterrupt as interrupt:
+            raise interrupted(
+                interrupt, "the serial baseline was being timed; all jobs have their results"
+            ) from interrupt
+    if baseline is None:
+        return
+    samples = store.reader.samples()
+    baseline = replace(
+        baseline,
+        others=_others([item for item in samples if item.at >= begun], "serial"),
+        packed_others=_others(samples, "packed"),
+        cores=max((len(item.cores) for item in samples), default=0),
+    )
+    store.set_baseline(baseline)
+    if baseline.disturbance:
+        store.event("baseline", baseline.disturbance)
+
+
+def _suffices(known: Baseline, wanted: str, done: Sequence[Job]) -> bool:
+    """Whether an earlier session timed what is wanted, for all finished jobs."""
+    timed = known.seconds_by_job
+    is_whole = not timed or all(job.id in timed for job in done)
+    return is_whole and (known.kind == "measured" or wanted == "estimate")
+
+
+def _others(samples: Sequence[Sample], phase: str) -> float:
+    """Mean number of cores that other programs used during a phase; 0 without samples."""
+    used = [item.used - item.own for item in samples if item.phase == phase]
+    return max(0.0, float(np.mean(used))) if used else 0.0
+
+
+def _told_fewer(threads: int, usual: int) -> str:
+    return (
+        f"the serial loop uses {threads} in place of {usual} threads: other programs use the other "
+        "cores, where threads would wait for each other"
+    )

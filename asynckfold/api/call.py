@@ -1,0 +1,137 @@
+"""The arguments of one call, read and checked before anything starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asynckfold.api.arguments import Settings
+from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.jobs.argument import one_line
+from asynckfold.jobs.recipe import (
+    Recipe,
+    named_lr_schedules,
+    named_models,
+    sending_problems,
+)
+from asynckfold.jobs.trainer_params import TrainerParams
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What a call asks for: settings, live objects, parameters, notes, and when it came."""
+
+    settings: Settings
+    recipe: Recipe
+    params: TrainerParams
+    trainer_params: Mapping[str, Any] | None
+    notes: tuple[str, ...]
+    started: float
+
+
+def read_call(
+    settings: Settings, models: Any, schedulers: Any, opt_fn: Any, trainer_params: Any
+) -> Call:
+    """Check the arguments of a call.
+
+    Raises
+    ------
+    InputError
+        All problems, those of labels and folds among them.
+    """
+    started = time.monotonic()
+    named, problems, notes = named_models(models)
+    lr_schedules, more = named_lr_schedules(schedulers)
+    problems += more
+    params = TrainerParams()
+    if trainer_params is not None and not isinstance(trainer_params, Mapping):
+        problems.append(
+            Problem(
+                "trainer_params must be a dict",
+                repr(trainer_params)[:80],
+                "Pass for instance {'epochs': 2}.",
+            )
+        )
+    else:
+        try:
+            params = TrainerParams.from_mapping(
+                {**settings.trainer_params, **(trainer_params or {})}
+            )
+        except InputError as error:
+            problems += error.problems
+    problems += _process_problems(settings, params)
+    problems += _opt_fn_problems(opt_fn)
+    parts = {
+        **{f"model {name}": model for name, model in named.items()},
+        **{f"scheduler {name}": schedule for name, schedule in lr_schedules.items()},
+        "opt_fn": opt_fn,
+        "criterion": settings.criterion,
+        "preprocess": settings.preprocess,
+        "train_transform": settings.train_transform,
+        "eval_transform": settings.eval_transform,
+    }
+    if settings.parallelize:
+        problems += sending_problems(parts)
+    if problems:
+        refuse([*problems, *_data_problems(settings)])
+    recipe = Recipe(named, lr_schedules, opt_fn, settings.criterion, settings.preprocess)
+    return Call(settings, recipe, params, trainer_params, tuple(notes), started)
+
+
+def _process_problems(settings: Settings, params: TrainerParams) -> Iterator[Problem]:
+    """Yield why a job cannot train with several processes here."""
+    count = params.processes
+    if count == 1:
+        return
+    cores = settings.cores()[0]
+    if count > cores:
+        yield Problem(
+            "processes must not exceed the cores that this process may use",
+            f"{count} processes on {cores} {'core' if cores == 1 else 'cores'}",
+            f"Pass processes={cores} or less.",
+        )
+    if settings.threads_per_job not in ("auto", 1):
+        yield Problem(
+            "each of several processes of a job has one thread",
+            f"threads_per_job={settings.threads_per_job!r}",
+            "Leave threads_per_job out.",
+        )
+    if not settings.parallelize:
+        yield Problem(
+            "processes > 1 requires worker processes",
+            "parallelize=False",
+            "Leave parallelize out, or pass processes=1.",
+        )
+
+
+def _opt_fn_problems(opt_fn: Any) -> Iterator[Problem]:
+    ready = isinstance(opt_fn, type) and opt_fn.__module__.startswith("torch.optim")
+    if ready or not callable(opt_fn):
+        name = opt_fn.__name__ if ready else "Adam"
+        yield Problem(
+            "opt_fn must be a function model → optimizer",
+            f"the class {name}" if ready else one_line(opt_fn),
+            f"Write for instance: lambda model: {name}(model.parameters(), lr=1e-3)",
+        )
+
+
+def _data_problems(settings: Settings) -> Sequence[Problem]:
+    """Return what is wrong with labels and folds, as far as a few samples tell."""
+    from asynckfold.data.arrays import by_position
+    from asynckfold.data.dataset import open_source
+    from asynckfold.data.labels import resolve_labels
+
+    try:
+        source = open_source(settings.dataset)
+        given = source.labels
+        if settings.targets is not None:
+            given = by_position(settings.targets, "targets")
+        if given is None or (settings.targets is None and source.rows is not None):
+            return ()
+        labels = resolve_labels(given, None, source.names, settings.asked)
+        settings.divided(len(source), labels)
+    except InputError as error:
+        return error.problems
+    return ()

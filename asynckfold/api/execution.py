@@ -1,0 +1,229 @@
+"""Carries out a plan: writes it, trains its jobs, scores them, times the serial loop."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asynckfold.api.arguments import Settings
+from asynckfold.api.baseline_timing import time_serial_loop
+from asynckfold.api.planner import Planned
+from asynckfold.api.session import Session, interrupted
+from asynckfold.errors import StorageError
+from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.reproducibility import CPU, THREADS
+from asynckfold.jobs.result import DONE, FAILED, Result, job_by_id
+from asynckfold.planning import thread_choice
+from asynckfold.results.report.sentences import packing as packing_text
+from asynckfold.results.scoring import Score, resolve
+from asynckfold.results.utilization import packing_of
+from asynckfold.store.layout import network_notes
+from asynckfold.sweep.loop import Sweep
+from asynckfold.system.machine import Machine
+
+if TYPE_CHECKING:
+    from asynckfold.data.prepare import Prepared
+
+
+def train(session: Session, planned: Planned) -> None:
+    """Write the plan, train and score its jobs, and time the serial loop."""
+    session.seen.append(planned.data.seen)
+    _begin(session, planned)
+    _log(session, planned)
+    bundle = replace(planned.checked.bundle, plan=session.run.reader.plan)
+    _sweep(session, planned, bundle)
+    time_serial_loop(session, planned, bundle)
+    session.signals.check()
+
+
+def _begin(session: Session, planned: Planned) -> None:
+    """Write the plan; keep an earlier run that makes room for it."""
+    from asynckfold.training.initial_weights import keep_initial_weights
+
+    settings, store, stored = session.settings, session.run, session.stored
+    # Last, so that a refusal leaves the earlier run where it is.
+    is_anew = settings.resume == "never" and store.reader.has_plan
+    earlier = store.file.start_over() if is_anew else None
+    given = settings.about
+    store.begin(
+        planned.plan,
+        planned.work.folds,
+        planned.data.targets,
+        {
+            **_about(session.machine, given.get("cli", ())),
+            **given,
+            "decision": planned.choice.to_dict(),
+        },
+        free=settings.free,
+    )
+    if stored is None or "code" in stored.recipe:
+        # Without recorded code, these may differ from the weights that the run began with.
+        keep_initial_weights(store.root, session.call.recipe)
+    if earlier is not None:
+        told = f"the earlier run in {store.root} is kept as {earlier}"
+        store.event("plan", told)
+        session.display.note(told)
+
+
+def _log(session: Session, planned: Planned) -> None:
+    settings, store, threads = session.settings, session.run, planned.choice
+    plan, facts = planned.work.plan, planned.work.facts
+    software = planned.checked.software
+    slow = tuple(slow_notes(plan, software))
+    replaced = replaced_notes() if settings.parallelize else ()
+    notes = (
+        *(*network_notes(store.root), *planned.data.notes, *session.call.notes, *planned.notes),
+        *(*facts.notes, *slow, *replaced),
+    )
+    for note in notes:
+        store.event("note", note)
+        session.display.note(note)
+    for candidate, trace in facts.failures.items():
+        store.event("dry-run", trace.strip().splitlines()[-1], candidate)
+    told = {event.text for event in store.reader.events()}
+    failed = {model: trace.strip().splitlines()[-1] for model, trace in threads.failures.items()}
+    fusing = planned.groups.why
+    for kind, texts in (("probe", failed), ("decision", threads.why), ("fusing", fusing)):
+        for text in (f"{model}: {sentence}" for model, sentence in texts.items()):
+            if text not in told:
+                store.event(kind, text)
+            if kind != "decision" or threads.overturned:
+                session.display.note(text)
+    added = 0 if session.stored is None else len(plan.jobs) - len(session.stored.jobs)
+    if added > 0:
+        store.event("plan", f"{added} jobs were added to the plan")
+
+
+def _sweep(session: Session, planned: Planned, bundle: Any) -> None:
+    """Train the jobs that have no result yet."""
+    settings, store, display = session.settings, session.run, session.display
+    make, plan = planned.make, bundle.plan
+    requests = thread_choice.requests(planned.choice, planned.work, planned.groups.groups)
+    finish = _Finish(job_by_id(plan), bundle, planned.data, settings, store.event)
+    finished = store.reader.results()
+    display.doing("")
+    display.begin(plan, requests, list(finished.values()))
+    if len(finished) == len(plan.jobs):
+        return  # a look at a finished run must not lengthen its time
+    store.set_software({THREADS: plan.threads_text, **planned.checked.software})
+    store.packing(time.monotonic() - session.call.started)
+    try:
+        with make(bundle) as engine:
+            Sweep(
+                store,
+                engine,
+                make.inbox,
+                requests,
+                finish,
+                display,
+                signals=session.signals,
+                max_wait=make.max_wait,
+                yields=settings.yield_to_others,
+            ).run()
+        achieved = packing_of(store.reader)
+        if achieved is not None:
+            display.note(packing_text(achieved))
+    except KeyboardInterrupt as interrupt:
+        with suppress(StorageError):
+            store.event("interrupted", str(interrupt) or "interrupted")
+        how = "the same call"
+        if settings.resume == "never":
+            how = "the same call with resume='auto'"
+        raise interrupted(
+            interrupt, f"finished jobs are stored in {store.root}; {how} continues"
+        ) from interrupt
+    finally:
+        store.packing(None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Finish:
+    """Scores a result on its held-out fold."""
+
+    jobs: Mapping[str, Job]
+    bundle: Any
+    data: Prepared
+    settings: Settings
+    say: Callable[[str, str, str], None]
+
+    def __call__(self, result: Result) -> Result:
+        if result.status != DONE or result.outputs is None:
+            return result
+        job = self.jobs[result.job_id]
+        targets = self.data.targets[self.bundle.fold_of(job).valid]
+        found = {}
+        try:
+            for name, score in self.scores[job.model].items():
+                with warnings.catch_warnings(record=True) as told:
+                    warnings.simplefilter("always")
+                    found[name] = float(score(targets, result.outputs))
+                for text in _told_of(name, found[name], told):
+                    self.say("score", text, result.job_id)
+        except Exception as error:  # noqa: BLE001
+            # A score may be the user's own function: its failure is the job's.
+            line = f"scoring raised {type(error).__name__}: {error}"
+            return replace(result, status=FAILED, error=line, traceback=line)
+        return replace(result, scores=found)
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, Score]]:
+        """Scores by model: their outputs may have different scales."""
+        plan, settings = self.bundle.plan, self.settings
+        return {
+            model: resolve(settings.scoring, plan.objective_of(model), settings.transform)
+            for model in dict.fromkeys(job.model for job in plan.jobs)
+        }
+
+
+def _told_of(name: str, value: float, told: Sequence[warnings.WarningMessage]) -> Iterator[str]:
+    """Yield what the log says about a score: undefined values, and warnings."""
+    texts = dict.fromkeys(" ".join(str(item.message).split()) for item in told)
+    if np.isnan(value):
+        texts = texts or {"no reason was given": None}
+        yield f"{name} is undefined: {'; '.join(texts)}"
+    else:
+        yield from (f"{name}: {text}" for text in texts)
+
+
+def slow_notes(plan: Plan, software: Mapping[str, str]) -> Iterator[str]:
+    """Yield a note for each argument that makes training slow on this machine.
+
+    A step in bfloat16 on an AMD EPYC without instructions for it (1 thread, torch 2.15) took 2
+    times as long as in float32 for an MLP on MNIST, 3 times for LeNet5, and 18 times for a VGG11 of
+    a quarter of the width.
+    """
+    if plan.params.precision != "bf16" or plan.device != "cpu":
+        return
+    if CPU in software and "bf16" not in software[CPU]:
+        yield "precision='bf16' is slow here: this processor has no instructions for bfloat16"
+
+
+def replaced_notes() -> Iterator[str]:
+    """Yield a note if functions of torch are replaced here: workers may have the original ones."""
+    from asynckfold.training.isolation.patches import foreign
+
+    if found := foreign():
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        yield (
+            f"functions of torch are replaced in this process: {', '.join(found[:3])}{more}. "
+            "Workers have torch's own, unless a module that the models import replaces them; "
+            "parallelize=False trains with those of this process"
+        )
+
+
+def _about(machine: Machine, words: Sequence[str]) -> dict[str, Any]:
+    """Return what is recorded of machine and command. A script's arguments may be secrets."""
+    script = [Path(name).name for name in sys.argv[:1]] + ["..."] * bool(sys.argv[1:])
+    return {
+        "machine": machine.describe(),
+        "command": ["asynckfold", *words] if words else script,
+    }

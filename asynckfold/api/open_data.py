@@ -1,0 +1,142 @@
+"""Opens the data of a call: read once, described for all workers, divided into folds."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from asynckfold.api import score_checks
+from asynckfold.api.arguments import Settings
+from asynckfold.api.display import Display
+from asynckfold.api.session import Session
+from asynckfold.engines import pool as pools
+from asynckfold.errors import refuse
+from asynckfold.jobs.digests.run import Digest, of_run
+from asynckfold.jobs.folds import Fold
+from asynckfold.sweep.reading import WorkerReaders, warm_pool
+from asynckfold.system.machine import Machine, resolve_n_jobs
+from asynckfold.system.signals import Interruption, listening
+
+if TYPE_CHECKING:
+    from asynckfold.data.prepare import Prepared
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """Samples and folds, the pool of workers, and the digest of the user's code."""
+
+    data: Prepared
+    folds: tuple[Fold, ...]
+    pool: pools.WorkerPool | None
+    is_fresh: bool
+    digest: Digest
+
+
+def open_data(session: Session) -> Opened:
+    """Start the pool, read the data and divide them; they stay open as long as the session.
+
+    Raises
+    ------
+    InputError
+        The data cannot be read, divided or scored.
+    """
+    from asynckfold.training.isolation.guard import open_autocast
+
+    refuse(open_autocast())
+    settings, keep = session.settings, session.stack.enter_context
+    # First: the user's code may change what it refers to.
+    digest = of_run(session.call.recipe, settings)
+    pool = keep(warm_pool(settings.nice, digest.modules)) if settings.parallelize else None
+    is_fresh = pool is not None and not pool.workers
+    session.display.doing("reading the data")
+    given = cast("pools.WorkerPool", pool)
+    readers = readers_of(settings, session.machine, lambda: given, session.signals, session.display)
+    data = keep(prepared(settings, session.machine, readers))
+    keep(session.signals.noted())
+    folds = folds_of(settings, data)
+    return Opened(with_leaks_noted(settings, data, folds), folds, pool, is_fresh, digest)
+
+
+def readers_of(
+    settings: Settings,
+    machine: Machine,
+    take_pool: Callable[[], pools.WorkerPool],
+    signals: Interruption,
+    display: Display,
+) -> WorkerReaders | None:
+    """Return the workers that read the data; None if this process reads them."""
+    if not settings.parallelize:
+        return None
+    most = len(machine.unreserved())
+    root, stall = settings.root.absolute(), settings.stall_timeout
+    count = resolve_n_jobs(settings.n_jobs, machine.max_cores)
+    return WorkerReaders(
+        take_pool, machine, min(most, count or most), stall, root, signals, display.doing
+    )
+
+
+@contextmanager
+def prepared(
+    settings: Settings, machine: Machine, readers: WorkerReaders | None
+) -> Iterator[Prepared]:
+    """Read the data into shared arrays, which live as long as the context."""
+    from asynckfold.data.arrays import NOT_FINITE, as_given, by_position
+    from asynckfold.data.prepare import prepare
+
+    given = as_given(
+        settings.dataset,
+        settings.train_transform,
+        settings.eval_transform,
+        preprocessed=settings.preprocess is not None,
+    )
+    data = prepare(
+        given.dataset,
+        train_transform=given.train_transform,
+        eval_transform=given.eval_transform,
+        targets=by_position(settings.targets, "targets"),
+        criterion=settings.asked,
+        memory_budget=machine.free_memory({}) // 2,
+        folder=settings.root if settings.root.is_dir() else None,
+        random_samples=settings.random_samples,
+        readers=readers,
+    )
+    try:
+        # A transformer may fill in missing values.
+        at = "" if settings.preprocess is None else " before preprocess"
+        notes = [note + at if note.endswith(NOT_FINITE) else note for note in data.notes]
+        yield replace(data, notes=(*given.notes, *notes))
+    finally:
+        data.close()
+
+
+@contextmanager
+def read_alone(settings: Settings, machine: Machine) -> Iterator[Prepared]:
+    """Read the data for a plan that is not carried out; no worker starts unless one must read."""
+    with ExitStack() as stack:
+        signals = stack.enter_context(listening(signal.SIGINT))
+        pool = functools.cache(lambda: stack.enter_context(warm_pool(settings.nice)))
+        readers = readers_of(settings, machine, pool, signals, Display(0))
+        yield stack.enter_context(prepared(settings, machine, readers))
+
+
+def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
+    """Divide the samples; refuse unknown scores."""
+    folds = settings.divided(data.n_samples, data)
+    score_checks.refuse_early(settings, data, folds)
+    return folds
+
+
+def with_leaks_noted(settings: Settings, data: Prepared, folds: tuple[Fold, ...]) -> Prepared:
+    """Return the data with notes about validation samples that copy or vary training samples."""
+    from asynckfold.data.duplicates import copies_note, random_note
+
+    notes = [random_note(data.notes)]
+    # Scoring training samples is intended here, and the report says so.
+    if not settings.about.get("scored"):
+        handle = data.handle()
+        notes.append(copies_note(handle.open(handle.fds).stored, folds))
+    return replace(data, notes=(*data.notes, *filter(None, notes)))

@@ -1,0 +1,260 @@
+"""A sweep of built-in models and data, named by flags."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asynckfold.api.arguments import Settings, words_of
+from asynckfold.cli.flags import filled, flags, given, given_settings
+from asynckfold.errors import InputError, Problem, nearest, refuse
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.system.terminal import complain
+
+if TYPE_CHECKING:
+    from asynckfold.data.sources import Source
+
+OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
+"""What an optimizer is made of."""
+
+_AUGMENTED = (
+    "training images are cropped and flipped at random, which changes letters and digits; scores "
+    "are taken without"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class SweepParts:
+    """The live objects of a run from the shell."""
+
+    dataset: Any
+    criterion: Any
+    models: Any
+    schedulers: Any
+    opt_fn: Any
+    trainer_params: dict[str, Any]
+    settings: dict[str, Any]
+
+
+def built_in_sweep(parsed: argparse.Namespace) -> SweepParts:
+    """Return the live objects that flags ask for."""
+    import torch
+
+    parsed = filled(parsed)
+    names, schedulers = words_of(parsed.models), words_of(parsed.schedulers)
+    problems = [*name_problems(parsed, names, schedulers), *optimizer_problems(parsed)]
+    imported: dict[str, Any] = {}
+    for name in names:
+        with gathered(problems):
+            imported |= {name: imported_model(name)} if ":" in name else {}
+    with gathered(problems):
+        source = source_of(parsed)
+    _check_settings(parsed, schedulers, problems)
+    refuse(problems)
+    models, settings = models_and_views(names, imported, source, parsed.augment)
+    settings |= _positive_class(parsed.scoring or (), parsed.pos_label, source)
+    notes = [*source.notes, *([_AUGMENTED] if parsed.augment else [])]
+    if notes:
+        settings["about"] |= {"data notes": notes}
+    for note in notes:
+        _note(parsed, note)
+    return SweepParts(
+        source.dataset,
+        torch.nn.CrossEntropyLoss(),
+        models,
+        schedulers,
+        optimizer_of(parsed),
+        given(parsed, TrainerParams),
+        {**settings, **given_settings(parsed)},
+    )
+
+
+@contextmanager
+def gathered(problems: list[Problem]) -> Iterator[None]:
+    """Collect the problems of a refusal, to report all at once."""
+    try:
+        yield
+    except InputError as error:
+        problems += error.problems
+
+
+def source_of(parsed: argparse.Namespace) -> Source:
+    """Return the samples that flags name."""
+    from asynckfold.data.sources import column_words, load_source
+
+    return load_source(
+        parsed.data,
+        data_root=Path(parsed.data_root),
+        download=parsed.download,
+        target=parsed.target,
+        header=parsed.header,
+        drop=column_words(parsed.drop),
+        keep=column_words(parsed.keep),
+        category=column_words(parsed.category),
+        limit=parsed.limit,
+        random_state=parsed.seed,
+    )
+
+
+def _check_settings(
+    parsed: argparse.Namespace, schedulers: Sequence[str], problems: list[Problem]
+) -> None:
+    """Add what is wrong with LR schedules, trainer parameters and settings."""
+    from asynckfold.jobs.recipe import named_lr_schedules
+
+    problems += named_lr_schedules(list(dict.fromkeys(schedulers)))[1] if schedulers else []
+    with gathered(problems):
+        TrainerParams.from_mapping(given(parsed, TrainerParams))
+    asked = Settings(dataset=None, root_dir=parsed.root, criterion=len, **given_settings(parsed))
+    problems += asked.problems()
+
+
+def models_and_views(
+    names: Sequence[str], imported: Mapping[str, Any], source: Source, augment: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return models that fit the data, and the transforms that make the data fit the models."""
+    from asynckfold.data.sources import image_transform
+    from asynckfold.models import ARCHITECTURES, shared_input_shape
+
+    if augment and source.kind != "image":
+        rule = "--augment crops and flips images"
+        refuse([Problem(rule, f"it with the table {source.name}", "Drop it.")])
+    built_in = [ARCHITECTURES[name] for name in names if name not in imported]
+    shape = shared_input_shape(built_in, source.sample_shape)
+    models = {
+        name.replace(":", "."): imported[name]
+        if name in imported
+        else ARCHITECTURES[name].build(shape, len(source.classes))
+        for name in names
+    }
+    settings: dict[str, Any] = {"targets": source.targets, "about": {"data": data_named(source)}}
+    if source.kind == "image":
+        settings["train_transform"] = image_transform(source, shape, augment=augment)
+        settings["eval_transform"] = image_transform(source, shape, augment=False)
+    if source.standardize:
+        from sklearn.preprocessing import StandardScaler
+
+        settings["preprocess"] = StandardScaler()
+    return models, settings
+
+
+def _positive_class(scoring: Sequence[str], given: str | None, source: Source) -> dict[str, str]:
+    """Return the class "1" as the positive one, as in scikit-learn, if a score asks for it.
+
+    Labels of a file are its own words, not the indices made of them.
+    """
+    from asynckfold.results.scoring import one_class_scorers
+
+    asking = one_class_scorers(scoring)
+    if given is not None or len(source.classes) != 2 or not asking or source.classes[1] == "1":
+        return {}
+    if "1" not in source.classes:
+        shown = " and ".join(source.classes)
+        rule = f"{', '.join(asking)} needs to know which class is positive: scikit-learn takes 1"
+        remedy = f"Pass --pos-label {shlex.quote(source.classes[1])}, or a score such as f1_macro."
+        refuse([Problem(rule, f"classes {shown}", remedy)])
+    return {"pos_label": "1"}
+
+
+def data_named(source: Source) -> str:
+    """Say what the samples are: ``"digits (scikit-learn), 1,797 samples of 8×8"``."""
+    # Says that these 8×8 pixels are not MNIST.
+    origin = " (scikit-learn)" if source.name == "digits" else ""
+    shape = source.sample_shape[1:] if source.sample_shape[:1] == (1,) else source.sample_shape
+    sizes = "×".join(map(str, shape))
+    unit = " numbers" if len(shape) == 1 else ""
+    return f"{source.name}{origin}, {len(source.targets):,} samples of {sizes}{unit}"
+
+
+def name_problems(
+    parsed: argparse.Namespace, names: Sequence[str], schedulers: Sequence[str]
+) -> Iterator[Problem]:
+    """Yield what is wrong with the names of models and LR schedules."""
+    from asynckfold.models import ARCHITECTURES
+
+    for name in dict.fromkeys(names):
+        if ":" not in name and name not in ARCHITECTURES:
+            known = ", ".join(sorted(ARCHITECTURES))
+            yield Problem(
+                "--models must name models",
+                repr(name),
+                f"{nearest(name, ARCHITECTURES).strip()} Known: {known}, or pkg.mod:Name.".strip(),
+            )
+    for flag, words in (("--models", names), ("--schedulers", schedulers)):
+        if not words:
+            yield Problem(
+                f"{flag} must name at least one",
+                "none",
+                f"Pass {flag} {flags()[flag[2:]].default}.",
+            )
+        for word in dict.fromkeys(words):
+            if words.count(word) > 1:
+                yield Problem(f"{flag} must name each once", f"{word!r} twice", "Drop one.")
+
+
+def optimizer_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
+    """Yield what is wrong with the optimizer and its numbers."""
+    from asynckfold.training.named_optimizers import MOMENTUM, OPTIMIZERS
+
+    if parsed.optimizer not in OPTIMIZERS:
+        known = ", ".join(sorted(OPTIMIZERS))
+        yield Problem(
+            "--optimizer must name one of torch.optim",
+            repr(parsed.optimizer),
+            f"{nearest(parsed.optimizer, OPTIMIZERS).strip()} Known: {known}.".strip(),
+        )
+    elif parsed.momentum and parsed.optimizer not in MOMENTUM:
+        yield Problem(
+            "--momentum applies to sgd and rmsprop", f"with {parsed.optimizer}", "Drop it."
+        )
+    for name in ("lr", "weight_decay", "momentum"):
+        value, positive = getattr(parsed, name), name == "lr"
+        if not 0 <= value < float("inf") or (positive and value == 0):
+            flag = name.replace("_", "-")
+            least = "positive" if positive else "0 or more"
+            yield Problem(
+                f"--{flag} must be a number, {least}",
+                repr(value),
+                f"The default is {flags()[name].default}.",
+            )
+
+
+def optimizer_of(parsed: argparse.Namespace) -> Any:
+    """Return the optimizer function that flags ask for."""
+    from asynckfold.training.named_optimizers import NamedOptimizer
+
+    return NamedOptimizer(*(getattr(parsed, name) for name in OPTIMIZER))
+
+
+def imported_model(name: str) -> Any:
+    """Import ``pkg.mod:Name``."""
+    module, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        # It stays on the path: the module may import more later, here and in the workers.
+        sys.path.insert(0, here)
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        refuse(
+            [
+                Problem(
+                    "--models pkg.mod:Name must be importable",
+                    f"{name}: {error}",
+                    "Check the spelling, and that the module is installed or in this folder.",
+                )
+            ]
+        )
+        raise
+
+
+def _note(parsed: argparse.Namespace, text: str) -> None:
+    if not parsed.quiet:
+        complain(text)

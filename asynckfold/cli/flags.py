@@ -1,0 +1,316 @@
+"""Flags, derived from the declarations of arguments: their help, how they read, what they set.
+
+::
+
+    Settings, TrainerParams, Named ── flags ──┬─ add_flags      parser and help
+      (declared with `argument`)              ├─ given          flags → arguments
+                                              └─ in_flags       messages in the words of the shell
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal
+
+from asynckfold.api.arguments import Settings
+from asynckfold.errors import InputError
+from asynckfold.jobs.argument import GROUPS, Argument, argument, arguments
+from asynckfold.jobs.trainer_params import TrainerParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """What the shell names, where code passes objects.
+
+    Parameters
+    ----------
+    data : str
+        Samples: digits, mnist, fashion-mnist, kmnist, cifar10, folder:PATH (one folder per class),
+        csv:PATH, or npz:PATH (X, y).
+    data_root : str
+        Folder of torchvision's data sets.
+    download : bool
+        Let torchvision download missing files.
+    target : str
+        Column of the labels in a csv file, by name or position (default: the last).
+    header : {"auto", "yes", "no"}
+        Whether the first row of a csv file names columns.
+    drop : str
+        Columns of a csv or npz file to leave out: names or positions between commas.
+    keep : str
+        Columns of a csv or npz file to use although they seem to number or identify the rows.
+    category : str
+        Columns of a csv or npz file to treat as categories, one feature per category, even if they
+        hold numbers.
+    limit : int
+        Use N samples only, with balanced classes.
+    augment : bool
+        Crop and flip training images at random.
+    models : str
+        Models: mlp, dbn, lenet, lenet5, alexnet, mobilenet, vgg11, vgg13, vgg16, vgg19, or
+        pkg.mod:Name.
+    schedulers : str
+        LR schedules: constant, cosine, exponential, multistep, onecycle, reduce, step, warm.
+    optimizer : str
+        Optimizer: adam, adamw, sgd, rmsprop, adagrad, adadelta, nadam, radam, adamax.
+    lr : float
+        Learning rate.
+    momentum : float
+        Momentum of sgd and rmsprop.
+    weight_decay : float
+        L2 penalty of the weights.
+    """
+
+    data: str | None = argument(None, group="data", metavar="SOURCE", is_common=True)
+    data_root: str = argument("data", group="data", metavar="DIR")
+    download: bool = argument(False, group="data")
+    target: str | None = argument(None, group="data", metavar="COLUMN")
+    header: Literal["auto", "yes", "no"] = argument("auto", group="data")
+    drop: str | None = argument(None, group="data", metavar="COLUMNS")
+    keep: str | None = argument(None, group="data", metavar="COLUMNS")
+    category: str | None = argument(None, group="data", metavar="COLUMNS")
+    limit: int | None = argument(None, group="data", none="")
+    augment: bool = argument(False, group="data")
+    models: str = argument("mlp", group="candidates", metavar="A,B", is_common=True)
+    schedulers: str = argument("constant", group="candidates", metavar="A,B", is_common=True)
+    optimizer: str = argument("adam", group="candidates", metavar="NAME", is_common=True)
+    lr: float = argument(1e-3, group="candidates", is_common=True)
+    momentum: float = argument(0.0, group="candidates")
+    weight_decay: float = argument(0.0, group="candidates")
+
+
+DECLARATIONS: list[type] = [Named, TrainerParams, Settings]
+"""Where arguments are declared. Trainer parameters that `Settings` has, too, are set there."""
+
+
+def flags() -> dict[str, Argument]:
+    """Return the arguments that have a flag, by the name of its value in the parsed line."""
+    return _flags(*DECLARATIONS)
+
+
+@cache
+def _flags(*declarations: Any) -> dict[str, Argument]:
+    found: dict[str, Argument] = {}
+    for declaration in declarations:
+        for item in arguments(declaration).values():
+            if item.flag:
+                found.setdefault(_dest(item), item)
+    return found
+
+
+def _dest(item: Argument) -> str:
+    return item.name if item.default is True else item.flag.replace("-", "_")
+
+
+def value_of(parsed: argparse.Namespace, dest: str) -> Any:
+    """Return the value of a flag, or its default."""
+    value = getattr(parsed, dest, None)
+    return flags()[dest].shell_default if value is None else value
+
+
+def filled(parsed: argparse.Namespace) -> argparse.Namespace:
+    """Return the command line with the default of each flag that was left out."""
+    defaults = {dest: item.shell_default for dest, item in flags().items()}
+    words = {name: value for name, value in vars(parsed).items() if value is not None}
+    shown = {dest: None if value is MISSING else value for dest, value in defaults.items()}
+    return argparse.Namespace(**{**dict.fromkeys(vars(parsed)), **shown, **words})
+
+
+def given(parsed: argparse.Namespace, declaration: type) -> dict[str, Any]:
+    """Return the arguments of a declaration that flags set, by name."""
+    own, found = arguments(declaration), {}
+    for dest, item in flags().items():
+        value = getattr(parsed, dest, None)
+        if value is not None and own.get(item.name) is item:
+            found[item.name] = None if value == _none(item) else value
+    return found
+
+
+def given_settings(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `AsyncKFold` that flags set, but for the folder of the run."""
+    return {name: value for name, value in given(parsed, Settings).items() if name != "root_dir"}
+
+
+def _none(item: Argument) -> str | None:
+    """How the shell spells None for an argument; None where it does not."""
+    return item.none or None if NoneType in item.types and str not in item.types else None
+
+
+def add_flags(
+    verb: argparse.ArgumentParser,
+    chosen: Collection[str] | None = None,
+    *,
+    without: Collection[str] = (),
+    helps: Mapping[str, str] | None = None,
+    required: Collection[str] = (),
+) -> None:
+    """Add flags to a verb, in groups.
+
+    Parameters
+    ----------
+    verb : ArgumentParser
+        Where they go.
+    chosen : collection of str, optional
+        Names of their values; all flags by default.
+    without : collection of str
+        Names that are left out.
+    helps : Mapping of str to str, optional
+        Help that differs for this verb, by name.
+    required : collection of str
+        Names of flags that must be given.
+    """
+    groups = groups_of(verb)
+    for dest, item in flags().items():
+        if dest in without or (chosen is not None and dest not in chosen):
+            continue
+        text = (helps or {}).get(dest, help_of(item))
+        more = _reading(item) | ({"required": True} if dest in required else {})
+        groups[item.group].add_argument(
+            f"--{item.flag}",
+            dest=dest,
+            default=None,
+            help=text.replace("%", "%%"),
+            **more,
+        )
+
+
+def groups_of(verb: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
+    """Return the groups of a verb by name; made when they are first asked for."""
+    known = {group.title: group for group in verb._action_groups}
+    return {name: known.get(name) or verb.add_argument_group(name) for name in GROUPS}
+
+
+def _reading(item: Argument) -> dict[str, Any]:
+    if item.types == (bool,):
+        return {"action": "store_false" if item.default is True else "store_true"}
+    if item.words and all(kind is NoneType for kind in item.types[1:]):
+        none = _none(item)
+        return {"choices": (*item.words, none) if none else item.words}
+    return {"type": _reader(item), "metavar": _metavar(item)}
+
+
+def _reader(item: Argument) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return item.read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def _metavar(item: Argument) -> str:
+    """Return a placeholder that names the words that a flag takes: ``"N|auto"``."""
+    if item.metavar or item.reads:
+        return item.metavar or "N"
+    kinds = {int: "N", float: "S" if item.unit == "seconds" else "X", bool: "yes|no"}
+    shown = [kinds[kind] for kind in item.types if kind in kinds]
+    listed = ["N,N"] if item.takes_lists else []
+    return "|".join([*shown, *item.words, *listed, *filter(None, [_none(item)])])
+
+
+def help_of(item: Argument) -> str:
+    """Return the help of a flag: one sentence, the trainers that it is for, its default.
+
+    Examples
+    --------
+    >>> help_of(flags()["steps_per_round"])
+    'averaging: steps of each process between two averages (default 16)'
+    """
+    text = re.sub(r"`+(\w+)`+", lambda name: _flag_of(name[1]), item.sentence)
+    text = re.sub(r"[`\"]", "", text)
+    if text[1:2].islower():
+        text = text[0].lower() + text[1:]
+    if item.default is True:
+        text = f"do not {text}"
+    if item.trainers:
+        text = f"{', '.join(item.trainers)}: {text}"
+    default = item.shell_default
+    default = _none(item) if default is None else default
+    shows = default is not None and default is not MISSING and not isinstance(default, bool)
+    if not shows:
+        return text
+    return (
+        f"{text} (default {default:g})"
+        if isinstance(default, float)
+        else f"{text} (default {default})"
+    )
+
+
+def _flag_of(name: str) -> str:
+    found = (f"--{item.flag}" for item in flags().values() if item.name == name)
+    return next(found, name)
+
+
+def in_flags(error: InputError) -> InputError:
+    """Return the same problems in the words of the command line.
+
+    Examples
+    --------
+    >>> from asynckfold.errors import Problem
+    >>> print(in_flags(InputError([Problem("n_jobs must not be 0", "0", "Pass n_jobs='auto'.")])))
+    --n-jobs must not be 0: received 0. Pass --n-jobs auto.
+    >>> by_kind = "Pass partition_size={'cpu': 9, 'gpu': 80}, or batch_size=7 or less."
+    >>> in_flags(InputError([Problem("", "", by_kind)])).problems[0].remedy
+    'Pass --partition-size cpu=9,gpu=80, or --batch-size 7 or less.'
+    >>> print(in_flags(InputError([Problem("max_wait must be above 0, or None", "0", "Wait.")])))
+    --max-wait must be above 0, or off: received 0. Wait.
+    """
+    return type(error)(
+        [
+            replace(problem, rule=_flagged(problem.rule), remedy=_flagged(problem.remedy))
+            for problem in error.problems
+        ]
+    )
+
+
+def _flagged(text: str) -> str:
+    own = {name for declaration in (TrainerParams, Settings) for name in arguments(declaration)}
+    known = {item.name: item for item in flags().values() if item.name in own}
+    names = "|".join(known)
+    # What is given by kind.
+    text = re.sub(
+        r"\{('\w+': \d+(?:, '\w+': \d+)*)\}",
+        lambda found: re.sub(r"'(\w+)': (\d+)(?:, )?", r"\1=\2,", found[1])[:-1],
+        text,
+    )
+    for name, item in known.items():
+        if name in text and (none := _none(item)):
+            text = re.sub(r"\bNone\b", none, text)
+        if item.types == (bool,):
+            text = text.replace(f"{name}={not item.default}", f"--{item.flag}")
+    text = re.sub(
+        rf"\b({names})=('?)([^\s',;]*[^\s',;.])\2",
+        lambda found: f"--{known[found[1]].flag} {found[3]}",
+        text,
+    )
+    # At the start of a rule, or unmistakable: "epochs" alone may stand for the epochs themselves.
+    return re.sub(
+        rf"(?<![-\w])(^(?:{names})|\w*_\w*|kfolds|(?<=Leave )\w+)\b",
+        lambda found: f"--{known[found[1]].flag}" if found[1] in known else found[1],
+        text,
+    )
+
+
+def names_code(parsed: argparse.Namespace) -> bool:
+    """Whether a command line imports the user's code: a sweep file, or pkg.mod:Name."""
+    file, models = (getattr(parsed, name, None) for name in ("file", "models"))
+    return bool(file) or ":" in (models or "")
+
+
+def from_folder(parsed: argparse.Namespace, folder: Path) -> argparse.Namespace:
+    """Return the command line with its data found from the folder where it was first given."""
+    found = argparse.Namespace(**vars(parsed))
+    word, colon, path = (parsed.data or "").partition(":")
+    if colon:
+        found.data = f"{word}:{folder / Path(path).expanduser()}"
+    found.data_root = str(folder / Path(value_of(parsed, "data_root")).expanduser())
+    if parsed.plan_from:
+        found.plan_from = str(folder / Path(parsed.plan_from).expanduser())
+    return found

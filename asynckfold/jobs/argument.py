@@ -1,0 +1,329 @@
+"""What an argument is: name, type, default, bounds, help and group, declared once.
+
+::
+
+    class Settings:                                   a frozen dataclass
+        \"\"\"...
+        n_repeats : int                               ← name, help and reference
+            Repeat the folds with different shuffles.
+        \"\"\"
+        n_repeats: int = argument(1, group="data", least=1)    ← type, default, bounds, group
+
+    arguments(Settings)["n_repeats"]  →  validation, the flag --n-repeats and its help,
+                                         the keys of a sweep file, the reference page
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache, cached_property
+from inspect import cleandoc, signature
+from textwrap import indent
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from asynckfold.errors import Problem, nearest
+
+GROUPS = ("data", "candidates", "training", "machine", "output", "advanced")
+"""The groups of ``--help-all`` and of the reference page, in their order."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument. Name, types and texts are those of its field; `argument` sets the rest.
+
+    Parameters
+    ----------
+    group : str
+        One of `GROUPS`.
+    least, most, above, below : float, optional
+        Bounds of a number: inclusive, inclusive, exclusive, exclusive.
+    unit : str
+        Unit of a number, or what a list holds: ``"seconds"``, ``"GPU numbers"``.
+    spelled : str or None
+        The flag without dashes; None derives it from the name, ``""`` leaves it out.
+    metavar : str
+        Placeholder of the value in the help, where the type does not say enough.
+    reads : callable, optional
+        Text of the flag → value, where the type does not say how to read it.
+    none : str
+        How the shell spells None; empty where None only means that nothing was given.
+    fallback : object
+        Default of the flag where the argument itself has none.
+    is_common : bool
+        Whether the first screen of the help shows the flag.
+    trainers : tuple of str
+        The only trainers that the argument applies to; empty for all.
+    remedy : str
+        What to do about a wrong value, where more can be said than the default.
+    has_own_check : bool
+        Whether the rule is written out elsewhere.
+    default : object
+        `dataclasses.MISSING` where it must be given.
+    types : tuple
+        The alternatives of the annotation.
+    typed, text : str
+        Type and paragraph in the docstring.
+    """
+
+    group: str
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    unit: str = ""
+    spelled: str | None = None
+    metavar: str = ""
+    reads: Callable[[str], Any] | None = None
+    none: str = "off"
+    fallback: Any = None
+    is_common: bool = False
+    trainers: tuple[str, ...] = ()
+    remedy: str = ""
+    has_own_check: bool = False
+    default: Any = None
+    name: str = ""
+    types: tuple[Any, ...] = ()
+    typed: str = ""
+    text: str = ""
+
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        """The words that it takes."""
+        literals = (item for item in self.types if get_origin(item) is Literal)
+        return tuple(word for item in literals for word in get_args(item))
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether its type and bounds say which values are right."""
+        return self._is_plain and not self.has_own_check
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        return all(
+            item in (int, float, bool, NoneType) or get_origin(item) in (Literal, Sequence)
+            for item in self.types
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The first sentence of its text, without the full stop."""
+        return re.split(r"\.(?:\s+(?=[^a-z0-9])|$)", " ".join(self.text.split()), maxsplit=1)[0]
+
+    @cached_property
+    def flag(self) -> str:
+        """The flag without dashes; empty where there is none."""
+        if self.spelled is not None:
+            return self.spelled
+        readable = self.reads or self._is_plain or str in self.types
+        return self.name.replace("_", "-") if readable else ""
+
+    @property
+    def shell_default(self) -> Any:
+        """What the flag means when it is left out."""
+        return self.fallback if self.default is MISSING else self.default
+
+    @property
+    def rule(self) -> str:
+        """Which values are right: ``"a whole number of at least 1, or 'auto'"``."""
+        several = [f"a list of {self.unit}"] if self.takes_lists else []
+        first = [self._number] if self._number else several
+        words = [repr(word) for word in self.words]
+        words = ["True", "False"] * (bool in self.types) + words
+        words += ["None"] * (NoneType in self.types and bool(self.none))
+        if len(self.words) > 1 or not (first or bool in self.types):
+            return ", or ".join([f"one of {', '.join(words)}", *first])
+        parts = [*first, *words]
+        if len(parts) == 2 and first:
+            return ", or ".join(parts)
+        return " or ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+
+    @property
+    def _number(self) -> str:
+        if int not in self.types and float not in self.types:
+            return ""
+        kind = "a number" if float in self.types else "a whole number"
+        text = f"{kind} of {self.unit}" if self.unit else kind
+        if self.least is not None and self.most is not None:
+            return f"{text} from {self.least} to {self.most}"
+        bounds = {
+            " of at least": self.least,
+            " above": self.above,
+            " and below": self.below,
+        }
+        return text + "".join(f"{word} {at}" for word, at in bounds.items() if at is not None)
+
+    @property
+    def takes_lists(self) -> bool:
+        """Whether a list of numbers is right."""
+        return any(get_origin(item) is Sequence for item in self.types)
+
+    def problem(self, value: object, name: str = "") -> Problem | None:
+        """Return what is wrong with a value, or None."""
+        if self._accepts(value):
+            return None
+        rule = f"{name or self.name} must be {self.rule}"
+        return Problem(rule, one_line(value), self._remedy(value))
+
+    def _accepts(self, value: object) -> bool:
+        if value is None or isinstance(value, bool):
+            return type(value) in self.types
+        if isinstance(value, str):
+            return value in self.words
+        if isinstance(value, Sequence):
+            return self.takes_lists and all(type(item) is int for item in value)
+        is_number = isinstance(value, float) and float in self.types
+        if not is_number and not (isinstance(value, int) and {int, float} & {*self.types}):
+            return False
+        bounds = (self.least, self.most, self.above, self.below)
+        return bounds == (None,) * 4 or (
+            (self.least is None or value >= self.least)  # type: ignore[operator]
+            and (self.most is None or value <= self.most)  # type: ignore[operator]
+            and (self.above is None or value > self.above)  # type: ignore[operator]
+            and value < (math.inf if self.below is None else self.below)  # type: ignore[operator]
+        )
+
+    def _remedy(self, value: object) -> str:
+        guess = nearest(value, self.words).strip() if isinstance(value, str) else ""
+        if guess or self.remedy:
+            return guess or self.remedy
+        if self._number and self.least is not None:
+            return f"Pass {self.name}={self.least} or more."
+        default = "" if self.default is MISSING else f" for its default, {self.default!r}"
+        return f"Leave {self.name} out{default}."
+
+    def read(self, text: str) -> Any:
+        """Return what the text of a flag means; the word for None stays a word.
+
+        Raises
+        ------
+        ValueError
+            It says what the flag takes.
+        """
+        if self.reads:
+            return self.reads(text)
+        words: dict[str, Any] = {word: word for word in self.words}
+        if bool in self.types:
+            words |= {"yes": True, "no": False}
+        if NoneType in self.types and self.none:
+            words |= {self.none: self.none}
+        if text in words:
+            return words[text]
+        unit = f" of {self.unit}" if self.unit else ""
+        kinds: dict[Any, tuple[Callable[[str], Any], str]] = {
+            int: (int, f"a whole number{unit}"),
+            float: (float, f"a number{unit}"),
+            Sequence[int]: (_numbers, f"{self.unit} such as 0,1"),
+            str: (str, ""),
+        }
+        found = [what for kind, what in kinds.items() if kind in self.types]
+        for reads, _ in found:
+            try:
+                return reads(text)
+            except ValueError:
+                continue
+        takes = " or ".join(filter(None, [", ".join(words), *(told for _, told in found)]))
+        raise ValueError(f"must be {takes}, received {text!r}")
+
+
+def argument(default: Any = MISSING, *, factory: Any = MISSING, **words: Any) -> Any:
+    """Declare a field of a dataclass as an argument; `words` are fields of `Argument`."""
+    metadata = {"argument": Argument(**words)}
+    if factory is not MISSING:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def arguments(cls: type) -> Mapping[str, Argument]:
+    """Return the arguments that a dataclass declares, by name."""
+    return _arguments(cast("Any", cls))
+
+
+@cache
+def _arguments(cls: Any) -> Mapping[str, Argument]:
+    hints, texts = get_type_hints(cls), paragraphs(cls)
+    declared = {item.name: item for item in fields(cls) if "argument" in item.metadata}
+    found = {}
+    # In the order of the signature: keywords of base classes come after what has a place.
+    for name in filter(declared.__contains__, signature(cls).parameters):
+        typed, text = texts.get(name, ("", ""))
+        found[name] = replace(
+            declared[name].metadata["argument"],
+            name=name,
+            types=_alternatives(hints[name]),
+            default=declared[name].default,
+            typed=typed,
+            text=text,
+        )
+    return found
+
+
+def paragraphs(cls: type) -> dict[str, tuple[str, str]]:
+    """Return type and text of each parameter in the docstrings of a class and its bases."""
+    found: dict[str, tuple[str, str]] = {}
+    for base in reversed(cls.__mro__):
+        _, _, section = cleandoc(base.__dict__.get("__doc__") or "").partition(HEADING)
+        section = re.split(r"\n\n(?=\w+\n-+\n)", section)[0]
+        pattern = r"^(\S[^\n]*?) : ([^\n]*)\n((?:    [^\n]*\n?|\n)*)"
+        for names, typed, text in re.findall(pattern, section, re.MULTILINE):
+            found |= {name: (typed, cleandoc(text)) for name in names.split(", ")}
+    return found
+
+
+def with_parameters(doc: str | None, cls: type) -> str:
+    """Return a docstring with the parameters that a dataclass declares, before what it raises."""
+    shown = (
+        f"{name} : {item.typed}\n{indent(item.text, '    ')}"
+        for name, item in arguments(cls).items()
+    )
+    before, raises, rest = cleandoc(doc or "").partition("Raises\n------\n")
+    return "".join([before, HEADING, "\n".join(shown), "\n\n" * bool(raises), raises, rest])
+
+
+HEADING = "Parameters\n----------\n"
+
+
+def problems(value: Any) -> Iterator[Problem]:
+    """Yield what is wrong with the arguments of a dataclass, each looked at by itself."""
+    for name, item in arguments(type(value)).items():
+        found = item.problem(getattr(value, name)) if item.is_checked else None
+        if found is not None:
+            yield found
+
+
+def plain(value: Any) -> Any:
+    """A NumPy number as Python's own, which JSON can hold; everything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def one_line(value: Any, most: int = 200) -> str:
+    """Return a value or an exception on one line, shortened."""
+    text = " ".join((str(value) if isinstance(value, Exception) else repr(value)).split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def whole(text: str) -> int:
+    """Read a whole number.
+
+    Raises
+    ------
+    ValueError
+        It is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"must be a whole number, received {text!r}") from None
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]

@@ -1,0 +1,118 @@
+"""Whether a plan can be carried out here: processes, parts of the samples, memory. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from asynckfold.errors import Problem
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.trainer_params import KINDS
+from asynckfold.system.units import MIB, gibibytes
+
+
+def process_problems(
+    draft: Plan, folds: Sequence[Fold], held: bool, devices: Any, why_no_gpu: str
+) -> Iterator[Problem]:
+    """Yield why a job cannot train with several processes here."""
+    if draft.params.processes == 1:
+        return
+    if draft.params.on_gpu and draft.device == "cpu":
+        remedy = "see `asynckfold doctor`"
+        if devices == "cpu":
+            remedy = "pass devices='auto' (`asynckfold doctor` explains)"
+        yield Problem(
+            "a process of the kind 'gpu' needs a GPU",
+            f"{draft.params.by_kind}, and none: {why_no_gpu}",
+            f"Leave the kind 'gpu' out, or {remedy}.",
+        )
+    elif draft.device != "cpu" and not draft.params.on_gpu:
+        yield Problem(
+            "the processes of a job train on CPUs only, except the last one of averaging",
+            f"processes={draft.params.processes}, and a GPU",
+            "Pass devices='cpu', or, for a process on the GPU, trainer='averaging' with a "
+            "partition_size or epochs_per_round of the kinds 'cpu' and 'gpu'.",
+        )
+    if not held:
+        yield Problem(
+            "processes > 1 requires samples that are held in memory",
+            "a dataset that is read sample by sample",
+            "Pass processes=1, or arrays.",
+        )
+    count, size, parts = draft.params.processes, draft.batch_size, draft.params.partition_size
+    least = min(len(fold.train) for fold in folds)
+    if draft.params.trainer == "allreduce" and min(size, least) < count:
+        yield Problem(
+            "each process must have a sample of each batch",
+            f"batch_size={size} of {least} samples for processes={count}",
+            "Pass a greater batch_size, or fewer processes.",
+        )
+    elif draft.params.trainer != "allreduce" and not parts and least < count * size:
+        yield Problem(
+            "the samples of a process must make a batch",
+            f"{least} samples for processes={count} and batch_size={size}",
+            f"Pass batch_size={max(1, least // count)} or less, or fewer processes.",
+        )
+
+
+def part_problems(draft: Plan, folds: Sequence[Fold]) -> Iterator[Problem]:
+    """Yield why the training fold cannot be divided into parts of these sizes."""
+    size, least = draft.batch_size, min(len(fold.train) for fold in folds)
+    params = draft.params
+    given = dict(zip(KINDS, (params.partition_size, params.gpu_partition_size), strict=True))
+    asked = {kind: value for kind, value in given.items() if value is not None}
+    by_kind = len(asked) == len(KINDS)
+    # The remedy corrects the sizes of both kinds at once.
+    fitting = {kind: min(max(value, size), least) for kind, value in asked.items()}
+    for kind, value in asked.items():
+        received = f"partition_size={value}" + (f" of the kind {kind!r}" if by_kind else "")
+        if value < size:
+            yield Problem(
+                "the part of a process must make a batch",
+                f"{received} and batch_size={size}",
+                f"Pass partition_size={fitting if by_kind else f'{size} or more'}, or "
+                f"batch_size={value} or less.",
+            )
+        if value > least:
+            yield Problem(
+                "the part of a process must not exceed the training fold",
+                f"{received} of {least} samples",
+                f"Pass partition_size={fitting if by_kind else f'{least} or less'}, and "
+                "epochs_per_round for several passes.",
+            )
+
+
+def room_problems(
+    expected: Mapping[str, int], most: int | None, together: Mapping[str, int] | None = None
+) -> Iterator[Problem]:
+    """Yield the models for which `max_memory` is too little.
+
+    Parameters
+    ----------
+    expected : Mapping of str to int
+        Estimated bytes of a job, by model.
+    most : int or None
+        Limit on the bytes of all running jobs.
+    together : Mapping of str to int, optional
+        Size of the largest fusion group, by model, for fused models.
+    """
+    if most is None:
+        return
+    for model, count in (together or {}).items():
+        size = count * expected[model]
+        if expected[model] <= most < size:
+            yield Problem(
+                "max_memory must be enough for a fusion group",
+                f"{gibibytes(most, 2)}, and {gibibytes(size, 2)} expected for "
+                f"{count} jobs of {model}",
+                f"Pass max_memory='{math.ceil(size / MIB)}MiB' or more, or fuse fewer.",
+            )
+    for model, size in expected.items():
+        if size > most:
+            yield Problem(
+                "max_memory must be enough for one job of each model",
+                f"{gibibytes(most, 2)}, and {gibibytes(size, 2)} expected for a job of {model}",
+                f"Pass max_memory='{math.ceil(size / MIB)}MiB' or more, or leave {model} out.",
+            )

@@ -1,0 +1,145 @@
+"""Arguments are declared once: whatever shows, reads or checks them follows from that."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynckfold import AsyncKFold, TrainerParams
+from asynckfold.api.arguments import Settings
+from asynckfold.cli import main
+from asynckfold.cli.flags import Named, flags
+from asynckfold.cli.reference import reference
+from asynckfold.jobs.argument import GROUPS, arguments
+
+PACKAGE = Path(__file__).parents[2] / "asynckfold"
+
+EDITS = {
+    "settings.py": {
+        "    about : Mapping, optional\n": (
+            '    patience : int or "off"\n'
+            "        Epochs without progress after which a job stops. Looked at after each epoch.\n"
+        ),
+        "    about: Mapping[str, Any] =": (
+            '    patience: int | Literal["off"] = argument("off", group="training", least=2)\n'
+        ),
+    },
+    "trainer_params.py": {
+        "    gpu_partition_size, gpu_epochs_per_round :": (
+            '    warm_up : {"none", "linear"}\n        How the learning rate begins.\n'
+        ),
+        "    gpu_partition_size: int | None = None\n": (
+            '    warm_up: Literal["none", "linear"] = argument("none", group="training")\n'
+        ),
+    },
+}
+"""One more argument and one more trainer parameter: what is inserted in front of which line."""
+
+LOOK = """
+import inspect, sys
+from asynckfold import AsyncKFold, InputError, TrainerParams
+from asynckfold.cli import main
+from asynckfold.cli.flags import given, given_settings
+from asynckfold.cli.parser import make_parser
+from asynckfold.cli.reference import reference
+
+assert inspect.signature(AsyncKFold).parameters["patience"].default == "off"
+assert "Epochs without progress" in AsyncKFold.__doc__
+assert "warm_up" not in TrainerParams().named, "older plans keep their fingerprint"
+page = reference()
+assert "### patience" in page and "flag `--patience`" in page and "### warm_up" in page
+
+def refused(**settings):
+    try:
+        AsyncKFold(2, ([[0.0]], [0]), "run", len, 1, **settings)([list], ["step"], list, PARAMS)
+    except InputError as error:
+        print(error)
+
+PARAMS = {}
+refused(patience=1)
+refused(patience="of")
+PARAMS = {"warm_up": "linaer"}
+refused()
+
+words = ["run", "--root", "run", "--patience", "3", "--warm-up", "linear"]
+parsed = make_parser().parse_args(words)
+print(given_settings(parsed), given(parsed, TrainerParams))
+for line in ("--data digits --patience 1 --epochs 0", "sweep.py", "misspelt.py"):
+    assert main(["run", "--root", "run", *line.split()]) == 2
+main(["run", "--help-all"])
+"""
+
+SWEEP = "dataset = criterion = models = schedulers = opt_fn = None\nsettings = "
+
+
+def test_a_new_argument_is_everywhere_by_one_edit(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "asynckfold", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, inserted in EDITS.items():
+        path = tmp_path / "asynckfold" / name
+        text = path.read_text()
+        for line, more in inserted.items():
+            assert text.count(line) == 1
+            text = text.replace(line, more + line)
+        path.write_text(text)
+    (tmp_path / "sweep.py").write_text(f"{SWEEP}{{'patience': 0, 'cv': 1}}\n")
+    (tmp_path / "misspelt.py").write_text(f"{SWEEP}{{'patienc': 3}}\n")
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    rule = "must be a whole number of at least 2, or 'off'"
+    for text in (
+        f"patience {rule}: received 1. Pass patience=2 or more.",
+        f"patience {rule}: received 'of'. Did you mean 'off'?",
+        "warm_up must be one of 'none', 'linear': received 'linaer'. Did you mean 'linear'?",
+        "{'patience': 3} {'warm_up': 'linear'}",
+        "2 problems, nothing was started:",
+        f"--patience {rule}: received 1. Pass --patience 2 or more.",
+        f"patience {rule}: received 0",
+        "received 'patienc'. Did you mean 'patience'?",
+        "--patience N|off",
+        "epochs without progress after which a job stops (default off)",
+        "--warm-up {none,linear}",
+    ):
+        assert text in " ".join(told.split())
+
+
+@pytest.mark.parametrize("declaration", [Settings, TrainerParams, Named])
+def test_each_argument_has_a_sentence_a_type_and_a_group(declaration: type) -> None:
+    for name, item in arguments(declaration).items():
+        assert item.text.endswith("."), name
+        assert item.typed, name
+        assert item.group in GROUPS, name
+        assert len(item.sentence) <= 130, name
+
+
+def test_the_signature_and_the_docstring_are_those_of_the_declaration() -> None:
+    shown = inspect.signature(AsyncKFold).parameters
+    assert list(shown) == list(inspect.signature(Settings).parameters)
+    assert all(f"\n{name} : " in (AsyncKFold.__doc__ or "") for name in shown)
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    page = PACKAGE.parent / "docs" / "reference" / "arguments.md"
+    assert page.read_text() == f"{reference()}\n", "python -m asynckfold.cli.reference writes it"
+
+
+def test_the_first_screen_shows_a_dozen_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    shown: dict[str, Any] = {}
+    for word in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            main(["run", word])
+        out = capsys.readouterr().out
+        shown[word] = {item.flag for item in flags().values() if f"  --{item.flag}" in out}
+        groups = [line[:-1] for line in out.splitlines() if line[:-1] in GROUPS]
+        assert groups == [name for name in GROUPS if name in groups]
+    assert len(shown["--help"]) == 12
+    assert shown["--help-all"] == {item.flag for item in flags().values()}
+    assert groups == list(GROUPS)
