@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import Worker, WorkerPool
-from asynckfold.scheduling.stall_detection import Stalls, Step, Verdict
+from asynckfold.scheduling.stall_detection import StallDetector, Step, Verdict
 from asynckfold.system.heartbeat import STACKS_SIGNAL
 from asynckfold.training.bundle import log_path
 
@@ -27,13 +27,13 @@ class Hangs:
     root : Path
         The run's folder, with the logs of the jobs.
     timeout : float, "auto" or None
-        Seconds without a finished batch after which a worker hangs, see `Stalls`.
+        Seconds without a finished batch after which a worker hangs, see `StallDetector`.
     """
 
     def __init__(self, pool: WorkerPool, root: Path, timeout: float | str | None) -> None:
         self._pool = pool
         self._root = root
-        self._stalls: Stalls[Future[Answer]] = Stalls(timeout)
+        self._stalls: StallDetector[Future[Answer]] = StallDetector(timeout)
         self._logged: dict[Future[Answer], int] = {}
 
     def end(self, workers: Iterable[Worker]) -> None:
@@ -61,7 +61,7 @@ class Hangs:
         path, size = self._log(worker)
         answered = size > self._logged.pop(verdict.key)
         stacks = f"its stacks are in {path}" if answered else "it gave no stacks"
-        return f"hang, no batch was finished for {verdict.quiet:.1f} s; {stacks}"
+        return f"hang, no batch was finished for {verdict.silent_seconds:.1f} s; {stacks}"
 
     def _log(self, worker: Worker) -> tuple[Path, int]:
         """Where the worker writes, relative to the run's folder, and how much stands there."""

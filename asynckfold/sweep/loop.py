@@ -46,7 +46,7 @@ from asynckfold.jobs.placement import Load, Placement, Request, Wait, fused
 from asynckfold.jobs.result import FAILED, Result, job_by_id
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
-from asynckfold.scheduling.preemption import yielded
+from asynckfold.scheduling.preemption import reassign_cores
 from asynckfold.scheduling.retries import decide
 from asynckfold.scheduling.wait_reasons import Obstacle, Waits
 from asynckfold.store import Placed, RunStore, Waiting
@@ -256,7 +256,7 @@ class Sweep:
         """Let a unit be pending; `before` is what it waited for until now."""
         request = self._request(unit)
         self._backlog.add(request)
-        self._waits.come(request, self._clock(), before)
+        self._waits.arrive(request, self._clock(), before)
 
     def _placements(self) -> list[Placement]:
         load = self._engine.load([item.placement for item in self._running])
@@ -270,7 +270,7 @@ class Sweep:
             self._take(Noted(None, "waiting", f"nothing can start: {_obstacle(load)}"))
         taken = [self._backlog.remove(self._unit(placement.jobs[0])) for placement in placed]
         placed = [
-            self._backlog.row(request, placement, len(load.cores))
+            self._backlog.extend(request, placement, len(load.cores))
             for request, placement in zip(taken, placed, strict=True)
         ]
         for placement in placed:
@@ -301,7 +301,7 @@ class Sweep:
         fixed = [
             core for item in self._running if not item.can_move for core in item.placement.cores
         ]
-        for future, cores in yielded(movable, load, fixed).items():
+        for future, cores in reassign_cores(movable, load, fixed).items():
             item = self._running[future]
             self._engine.shift(future, cores)
             self._take(Noted(item.placement.jobs[0], *_told(item, cores)))

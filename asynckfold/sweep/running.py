@@ -17,8 +17,8 @@ from asynckfold.engines.engine import Answer
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.trainer_params import SEVERAL
-from asynckfold.scheduling.place import Reservations
-from asynckfold.scheduling.preemption import Held
+from asynckfold.scheduling.preemption import HeldCores
+from asynckfold.scheduling.reservations import Reservations
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Running:
     paused: bool = False
 
     @property
-    def held(self) -> Held:
+    def held(self) -> HeldCores:
         """What it holds, as those see it that make room."""
-        return Held(self.placement.cores, self.paused)
+        return HeldCores(self.placement.cores, self.paused)
 
     @property
     def can_move(self) -> bool:

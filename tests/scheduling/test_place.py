@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.place import Reservations, place
+from asynckfold.scheduling.place import place
+from asynckfold.scheduling.reservations import Reservations
 
 
 @st.composite

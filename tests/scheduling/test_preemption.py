@@ -35,7 +35,7 @@ from asynckfold.results.report.charts.timeline import _lanes
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.place import place
-from asynckfold.scheduling.preemption import Held, yielded
+from asynckfold.scheduling.preemption import HeldCores, reassign_cores
 from asynckfold.store import RunStore
 from asynckfold.sweep.loop import Sweep
 from asynckfold.system.limits import Host, allowed_cores
@@ -62,7 +62,7 @@ __all__ = ["quiet_machine", "store"]  # fixtures
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> tuple[dict[str, Held], Load, list[int]]:
+def machines(draw: st.DrawFn) -> tuple[dict[str, HeldCores], Load, list[int]]:
     """Jobs that hold each core once, cores that are idle now, and cores of jobs about to start."""
     cores = draw(st.permutations(range(8)))
     running, at = {}, 0
@@ -70,24 +70,26 @@ def machines(draw: st.DrawFn) -> tuple[dict[str, Held], Load, list[int]]:
         width = draw(st.integers(1, 3))
         if at + width > len(cores):
             break
-        running[name] = Held(tuple(cores[at : at + width]), draw(st.booleans()))
+        running[name] = HeldCores(tuple(cores[at : at + width]), draw(st.booleans()))
         at += width
     fixed = cores[at : at + draw(st.integers(0, 2))]
     idle = draw(st.permutations(range(8)))[: draw(st.integers(0, 8))]
     return running, Load(tuple(range(8)), tuple(idle), 1), fixed
 
 
-def after(running: Mapping[str, Held], changes: Mapping[str, tuple[int, ...]]) -> dict[str, Held]:
+def after(
+    running: Mapping[str, HeldCores], changes: Mapping[str, tuple[int, ...]]
+) -> dict[str, HeldCores]:
     return {
-        name: Held(changes[name] or held.cores, not changes[name]) if name in changes else held
+        name: HeldCores(changes[name] or held.cores, not changes[name]) if name in changes else held
         for name, held in running.items()
     }
 
 
 @given(machines())
-def test_laws_of_making_room(machine: tuple[dict[str, Held], Load, list[int]]) -> None:
+def test_laws_of_making_room(machine: tuple[dict[str, HeldCores], Load, list[int]]) -> None:
     running, load, fixed = machine
-    changes = yielded(running, load, fixed)
+    changes = reassign_cores(running, load, fixed)
     found = after(running, changes)
     active = [held for held in found.values() if not held.paused]
     # At least one goes on, and nothing that is not disturbed changes.
@@ -104,7 +106,7 @@ def test_laws_of_making_room(machine: tuple[dict[str, Held], Load, list[int]]) -
     # What moves does not go to a core that is taken.
     assert not {core for name in changes for core in changes[name]} & {*fixed} or len(active) == 1
     # It settles at once.
-    assert yielded(found, load, fixed) == {}
+    assert reassign_cores(found, load, fixed) == {}
 
 
 @given(waves, st.integers(1, 2), st.booleans())
@@ -116,7 +118,7 @@ def test_at_most_two_changes_a_minute_whatever_others_do(
     found = Machine(
         "cpu", host=host, readers=fake.readers(), clock=fake.clock, yields=True, reserve_cores=quota
     )
-    running: dict[str, Held] = {}
+    running: dict[str, HeldCores] = {}
     pending = [Request(f"{number:02}", 1.0, threads) for number in range(20)]
     begun, moments = fake.now, []
     while fake.now - begun < 380:
@@ -130,11 +132,11 @@ def test_at_most_two_changes_a_minute_whatever_others_do(
         )
         held = [Placement((name,), item.cores, threads) for name, item in running.items()]
         load = found.load(running=held)
-        changes = yielded(running, load)
+        changes = reassign_cores(running, load)
         running = after(running, changes)
         held = [Placement((name,), item.cores, threads) for name, item in running.items()]
         placed = place(pending, held, load)
-        running |= {item.jobs[0]: Held(item.cores) for item in placed}
+        running |= {item.jobs[0]: HeldCores(item.cores) for item in placed}
         pending = [item for item in pending if item.job_id not in running]
         if changes or placed:
             moments.append(now)

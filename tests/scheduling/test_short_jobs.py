@@ -30,7 +30,7 @@ from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.utilization import packing_of
-from asynckfold.scheduling.backlog import ROW_SECONDS, ROW_SHARE, Backlog
+from asynckfold.scheduling.backlog import JOB_BATCH_SECONDS, JOB_BATCHES_PER_CORE, Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.sweep.loop import Sweep
 from tests.sweep.test_loop import Recording, done
@@ -63,16 +63,16 @@ def test_a_row_is_short_fits_where_its_first_job_does_and_loses_nobody(
     load = Load(tuple(range(cores)), tuple(range(cores)), 100)
     found = place(backlog, [], load)
     taken = [backlog.remove(item.jobs[0]) for item in found]
-    rows = [backlog.row(first, item, cores) for first, item in zip(taken, found, strict=True)]
+    rows = [backlog.extend(first, item, cores) for first, item in zip(taken, found, strict=True)]
     started = [name for row in rows for name in row.jobs]
     assert sorted([*started, *(request.job_id for request in backlog)]) == sorted(every)
     for before, row in zip(found, rows, strict=True):
         first, *others = (every[name] for name in row.jobs)
         assert (row.cores, row.threads, row.memory) == (before.cores, before.threads, before.memory)
-        assert len(others) <= len(pending) / (ROW_SHARE * cores)
+        assert len(others) <= len(pending) / (JOB_BATCHES_PER_CORE * cores)
         if others:
             assert row.is_row
-            assert sum(item.seconds for item in (first, *others)) <= ROW_SECONDS + 1e-9
+            assert sum(item.seconds for item in (first, *others)) <= JOB_BATCH_SECONDS + 1e-9
         for other in others:
             assert other.trainer == first.trainer == "plain"
             assert other.seconds > 0
@@ -85,11 +85,11 @@ def test_a_group_is_in_no_row() -> None:
     group = Request("g", 0.01, jobs=("g", "h"), trainer="fused")
     backlog = Backlog([group, *(Request(f"j{number}", 0.01) for number in range(20))])
     first = backlog.remove("j0")
-    row = backlog.row(first, Placement(("j0",), (0,)), cores=1)
-    assert len(row.jobs) == 1 + 20 // ROW_SHARE
+    row = backlog.extend(first, Placement(("j0",), (0,)), cores=1)
+    assert len(row.jobs) == 1 + 20 // JOB_BATCHES_PER_CORE
     assert "g" in backlog
     placed = Placement(("g", "h"), (0,), trainer="fused")
-    assert backlog.row(backlog.remove("g"), placed, cores=1) == placed
+    assert backlog.extend(backlog.remove("g"), placed, cores=1) == placed
     assert not placed.is_row
 
 
@@ -247,11 +247,11 @@ def test_rows_of_real_jobs_survive_a_kill_and_change_no_bit(
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asynckfold.scheduling.backlog.ROW_SECONDS", 0.0)
+        patch.setattr("asynckfold.scheduling.backlog.JOB_BATCH_SECONDS", 0.0)
         mark.touch()
         one_by_one = sweep("singly")
         mark.unlink()
-    monkeypatch.setattr("asynckfold.scheduling.backlog.ROW_SECONDS", 1.0)
+    monkeypatch.setattr("asynckfold.scheduling.backlog.JOB_BATCH_SECONDS", 1.0)
     rows = sweep("rows")
     assert mark.exists()
     assert rows.fingerprint == one_by_one.fingerprint
