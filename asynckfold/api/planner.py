@@ -15,8 +15,9 @@ from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
 from asynckfold.api.resources import room_problems
-from asynckfold.engines import pool as pools
+from asynckfold.engines import warm_pool
 from asynckfold.engines.engine import Engine
+from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine, preloads
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import Problem, refuse
@@ -38,7 +39,7 @@ from asynckfold.store.layout import DATABASE
 from asynckfold.sweep.dry_run import Checker
 from asynckfold.sweep.loop import Inbox
 from asynckfold.sweep.probe import Prober
-from asynckfold.sweep.reading import WorkerReaders, warm_pool
+from asynckfold.sweep.reading import WorkerReaders
 from asynckfold.system.machine import Machine, resolve_n_jobs, total_memory, watched
 from asynckfold.system.signals import Interruption, listening
 
@@ -129,7 +130,7 @@ class Planner:
             fresh = pool is not None and not pool.workers
             self.display.doing("reading the data")
             settings, machine = self.settings, self.machine
-            given = cast("pools.WorkerPool", pool)
+            given = cast("WorkerPool", pool)
             readers = readers_of(settings, machine, lambda: given, self.signals, self.display)
             with prepared(settings, machine, readers) as data, self.signals.noted():
                 folds = folds_of(settings, data)
@@ -202,11 +203,11 @@ class Planner:
         return Checker(make, everywhere, make.allotted, make.max_wait, self.signals)(bundle)
 
     @contextmanager
-    def _pool(self, modules: Sequence[str]) -> Iterator[pools.WorkerPool | None]:
+    def _pool(self, modules: Sequence[str]) -> Iterator[WorkerPool | None]:
         if not self.settings.parallelize:
             yield None
             return
-        with warm_pool(self.settings.sharing.nice, modules) as pool:
+        with warm_pool.lent(self.settings.sharing.nice, modules) as pool:
             yield pool
 
     def _asked_to_fuse(self, plan: Plan, stored: Plan | None) -> Fuse:
@@ -323,7 +324,7 @@ def look_ahead(
 class Engines:
     """Makes the engine for a bundle: worker processes, or this process."""
 
-    pool: pools.WorkerPool | None
+    pool: WorkerPool | None
     data: Prepared
     machine: Machine
     inbox: Inbox
@@ -394,7 +395,7 @@ def _on(cores: Sequence[int], trainer: str, threads: int) -> Placement:
 def readers_of(
     settings: Settings,
     machine: Machine,
-    take_pool: Callable[[], pools.WorkerPool],
+    take_pool: Callable[[], WorkerPool],
     signals: Interruption,
     display: Display,
 ) -> WorkerReaders | None:
@@ -447,7 +448,7 @@ def read_alone(settings: Settings, machine: Machine) -> Iterator[Prepared]:
     """Read the dataset for a plan that is not carried out."""
     with ExitStack() as stack:
         signals = stack.enter_context(listening(signal.SIGINT))
-        pool = functools.cache(lambda: stack.enter_context(warm_pool(settings.sharing.nice)))
+        pool = functools.cache(lambda: stack.enter_context(warm_pool.lent(settings.sharing.nice)))
         readers = readers_of(settings, machine, pool, signals, Display(0))
         yield stack.enter_context(prepared(settings, machine, readers))
 

@@ -52,7 +52,7 @@ from asynckfold.cli.sweep_file import (
     sharing_of,
     sweep_parts,
 )
-from asynckfold.engines import pool
+from asynckfold.engines import warm_pool
 from asynckfold.errors import (
     OUT_OF_TIME,
     AllJobsFailedError,
@@ -179,7 +179,7 @@ def _tell_interruption(
 
 def run(parsed: argparse.Namespace, out: Output) -> int:
     """Cross-validate a sweep, or train one model alone."""
-    pool.start_early(["torchvision"], _level(parsed))
+    warm_pool.start_early(["torchvision"], _level(parsed))
     with patience(parsed, "importing torch"):
         sweep = sweep_parts(parsed)
         kfold = make_kfold(parsed, sweep)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -21,8 +21,8 @@ from typing import IO, TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
+from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine, named
 from asynckfold.errors import InputError, Problem, UnpackError, WorkerDiedError
 from asynckfold.jobs.placement import Placement
@@ -67,7 +67,7 @@ class WorkerReaders:
 
     def __init__(
         self,
-        take_pool: Callable[[], pools.WorkerPool],
+        take_pool: Callable[[], WorkerPool],
         machine: Machine,
         most: int,
         stall_timeout: float | str | None,
@@ -265,15 +265,3 @@ def _problem(found: _ReaderDiedError) -> Problem:
         "Repair the dataset, or leave the sample out with torch.utils.data.Subset; "
         "parallelize=False reads in this process, for a debugger.",
     )
-
-
-@contextmanager
-def warm_pool(nice: int, modules: Sequence[str] = ()) -> Iterator[pools.WorkerPool]:
-    """Take the pool of this process, and give it back where nothing was raised."""
-    pool = pools.take(nice, modules)
-    try:
-        yield pool
-    except BaseException:
-        pool.close()
-        raise
-    pools.give_back(pool)

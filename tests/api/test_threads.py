@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, RunStore
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning import thread_choice
 from tests.toy import Tiny, adam, samples

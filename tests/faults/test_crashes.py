@@ -21,7 +21,7 @@ from torch import nn
 
 from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore
 from asynckfold.api import planner
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.result import ENDED
 from asynckfold.store import Attempt
 from asynckfold.sweep.dry_run import Checker

@@ -23,7 +23,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InputError
 from asynckfold.cli import main
-from asynckfold.engines import pool as pools
+from asynckfold.engines import warm_pool
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
@@ -460,7 +460,7 @@ import sys, time
 from pathlib import Path
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
-from asynckfold.placement import Placement
+from asynckfold.jobs.placement import Placement
 from tests.scheduling.test_preemption import Slow, look
 from tests.toy import task, toy_bundle
 
@@ -472,7 +472,7 @@ with toy_bundle(Path(sys.argv[1]), models={"Slow": Slow}, epochs=500) as (bundle
     engine.shift(future, ())
     while not any(worker.heartbeat.paused for worker in pool.workers):
         time.sleep(0.01)
-    print(pool.server_pid, pool.workers[0].pid, flush=True)
+    print(pool.server.pid, pool.workers[0].pid, flush=True)
     time.sleep(600)
 """
 
@@ -485,7 +485,7 @@ def test_a_paused_worker_dies_with_its_server(root: Path, pool: WorkerPool) -> N
         engine.shift(future, ())
         wait_for(lambda: any(worker.heartbeat.paused for worker in pool.workers))
         paused = {worker.pid for worker in pool.workers}
-        os.kill(pool.server_pid, signal.SIGKILL)
+        os.kill(pool.server.pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError):
             future.result(60)
         assert gone(paused)
@@ -569,7 +569,7 @@ def shifts_in(root: Path) -> list[str]:
 @pytest.fixture
 def no_worker_stays() -> Iterator[None]:
     yield
-    pools.close_warm()
+    warm_pool.close_warm()
 
 
 needs_two_cores = pytest.mark.skipif(

@@ -25,7 +25,7 @@ from asynckfold import AsyncKFold, fit
 from asynckfold.api.planner import read_alone
 from asynckfold.api.session import make_machine
 from asynckfold.data import Prepared
-from asynckfold.engines import pool as pools
+from asynckfold.engines import warm_pool
 from asynckfold.errors import InputError
 from tests.toy import adam
 
@@ -35,7 +35,7 @@ COUNT, BAD = 60, 43
 @pytest.fixture(scope="module", autouse=True)
 def _no_worker_stays() -> Iterator[None]:
     yield
-    pools.close_warm()
+    warm_pool.close_warm()
 
 
 class Rows(Dataset):  # type: ignore[type-arg]

@@ -43,7 +43,7 @@ from asynckfold import (
 from asynckfold.data import Batches, as_given, copies_note, prepare, rounded
 from asynckfold.data.duplicates import copies, digests
 from asynckfold.data.transforms import seeded
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.folds import Fold, make_folds
 from asynckfold.results.report.summary import summarize
 from asynckfold.training import serial_baseline
