@@ -288,7 +288,7 @@ def test_others_pass_while_a_job_waits_after_a_death(store: RunStore) -> None:
     first, second = [item for item in store.attempts() if item.job_id == name]
     assert (first.outcome, second.outcome) == ("died", "ok")
     (event,) = store.events()
-    assert event.text == "attempt 1: worker process 7 died: SIGKILL; tried again in 0.5 s"
+    assert event.text == "attempt 1: worker process 7 died: SIGKILL; retried in 0.5 s"
 
 
 def test_want_of_memory_is_tried_again_alone_and_after_all_others(store: RunStore) -> None:
