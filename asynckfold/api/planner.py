@@ -29,10 +29,10 @@ from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import Recipe, sending_problems
 from asynckfold.jobs.trainer_params import KINDS, TrainerParams
-from asynckfold.planning import cost_cache, fusion_groups, memory_format, thread_choice
+from asynckfold.planning import cost_cache, fusion_groups, memory_format, thread_choice, workload
 from asynckfold.planning.forecast import Forecast, forecast, foreseen
 from asynckfold.planning.fusion_groups import Fuse, Grouping, grouped
-from asynckfold.planning.thread_choice import Choice, decided_of
+from asynckfold.planning.workload import Choice, decided_of
 from asynckfold.results.scoring import resolve
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
@@ -55,7 +55,7 @@ class Planned:
     software: dict[str, str]
     bundle: Any
     make: Engines
-    work: thread_choice.Workload
+    work: workload.Workload
     choice: Choice
     groups: Grouping
     digest: Digest
@@ -176,7 +176,7 @@ class Planner:
                 draft = replace(draft, channels_last=last)
                 bundle = replace(bundle, plan=draft)
                 gpus = len(machine.gpus().gpus)
-                work = thread_choice.Workload(
+                work = workload.Workload(
                     draft, folds, facts, make.allotted, _identity(machine), gpus
                 )
                 threads = self._choose(make, bundle, work, before, other)
@@ -216,9 +216,7 @@ class Planner:
         taken_over = stored is None and self.settings.plan_from is not None
         return False if taken_over or known.issuperset(plan.jobs) else self.settings.fuse
 
-    def _group(
-        self, work: thread_choice.Workload, threads: Choice, before: Plan | None
-    ) -> Grouping:
+    def _group(self, work: workload.Workload, threads: Choice, before: Plan | None) -> Grouping:
         """Decide which jobs are trained as one; a run that has a plan keeps its groups."""
         fuse, plan = self.settings.fuse, work.plan.with_threads(threads.threads)
         facts = work.facts
@@ -273,7 +271,7 @@ class Planner:
         self,
         make: Engines,
         bundle: Any,
-        work: thread_choice.Workload,
+        work: workload.Workload,
         before: Choice | None,
         other: Plan | None,
     ) -> Choice:

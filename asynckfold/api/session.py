@@ -31,8 +31,8 @@ from asynckfold.jobs.recipe import Recipe, sending_problems
 from asynckfold.jobs.reproducibility import CPU, THREADS, differences
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Baseline, Result, job_by_id
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning import thread_choice
-from asynckfold.planning.thread_choice import Choice, decided_of
+from asynckfold.planning import workload
+from asynckfold.planning.workload import Choice, decided_of
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.sentences import packing as packing_text
 from asynckfold.results.scoring import Score, resolve
@@ -171,7 +171,7 @@ class Session:
 
     def _sweep(self, found: Planned, bundle: Any, software: Mapping[str, str]) -> None:
         make, data, plan = found.make, found.data, bundle.plan
-        requests = thread_choice.requests(found.choice, found.work, found.groups.groups)
+        requests = workload.requests(found.choice, found.work, found.groups.groups)
         finish = _Finish(job_by_id(plan), bundle, data, self.settings, self.store.event)
         finished = self.store.results()
         self.display.doing("")

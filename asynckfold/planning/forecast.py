@@ -10,8 +10,8 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import Request, units
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning.fusion_groups import Grouping, grouped
-from asynckfold.planning.thread_choice import Choice, Workload, decided_of, requests
 from asynckfold.planning.thread_search import Prediction
+from asynckfold.planning.workload import Choice, Workload, decided_of, requests
 from asynckfold.scheduling.simulate import Simulation, VirtualMachine, simulate
 from asynckfold.store import RunStore
 from asynckfold.store.database import decoding

@@ -21,7 +21,7 @@ from itertools import pairwise
 from asynckfold.jobs.cost import work_of
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
-from asynckfold.planning.thread_search import OVERTURN, rule_cost
+from asynckfold.planning.flop_model import OVERTURN, rule_cost
 
 MOST_FLOPS = 3e8
 """Operations of a training step above which fusing is not sure to pay.

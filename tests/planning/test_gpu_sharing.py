@@ -29,14 +29,10 @@ from asynckfold.jobs.cost import Cost, Timing
 from asynckfold.jobs.messages import Noted, Started, Task
 from asynckfold.jobs.placement import Gpu, Load, Placement
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning.thread_choice import (
-    GPU_CONTEXT_BYTES,
-    Choice,
-    Workload,
-    chosen,
-    requests,
-)
-from asynckfold.planning.thread_search import OVERTURN, jobs_per_gpu
+from asynckfold.planning.flop_model import OVERTURN
+from asynckfold.planning.gpu_sharing import jobs_per_gpu
+from asynckfold.planning.thread_choice import chosen
+from asynckfold.planning.workload import GPU_CONTEXT_BYTES, Choice, Workload, requests
 from asynckfold.scheduling.place import place
 from asynckfold.store import RunStore
 from asynckfold.sweep.probe import Prober

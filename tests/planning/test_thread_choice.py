@@ -20,7 +20,8 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import Request
 from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning.thread_choice import Choice, Workload, chosen, requests
+from asynckfold.planning.thread_choice import chosen
+from asynckfold.planning.workload import Choice, Workload, requests
 
 SMALL, LARGE = 1_000_000, 2_000_000_000
 FOLDS = tuple(Fold(0, index, np.arange(3200), np.arange(100)) for index in range(12))

@@ -13,20 +13,16 @@ from hypothesis import strategies as st
 
 from asynckfold.jobs.cost import Cost, Work
 from asynckfold.jobs.placement import Request
+from asynckfold.planning.flop_model import OVERTURN, POINTS, Point, rule_cost, thread_counts
 from asynckfold.planning.thread_search import (
     LAST_OF_FEW,
-    OVERTURN,
-    POINTS,
     TIE,
     Decision,
     LastJobs,
     Model,
-    Point,
     decide,
     predict,
-    rule_cost,
     size_of,
-    thread_counts,
 )
 from asynckfold.scheduling.simulate import VirtualMachine, simulate
 
