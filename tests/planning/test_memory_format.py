@@ -60,7 +60,7 @@ def test_the_rule_takes_what_was_faster_and_leaves_what_was_slower(
         ({"params": TrainerParams(trainer="hogwild")}, [WIDE], "the trainer 'hogwild'"),
         ({"params": TrainerParams(memory_format="contiguous")}, [WIDE], "is 'contiguous'"),
         ({"params": TrainerParams(memory_format="channels_last")}, [], "no convolution"),
-        ({}, [WIDE, Convolution((32, 512, 32, 32), (512, 512, 3, 3))], "products for each output"),
+        ({}, [WIDE, Convolution((32, 512, 32, 32), (512, 512, 3, 3))], "products per output"),
     ],
 )
 def test_why_not(changes: dict[str, Any], convolutions: list[Convolution], told: str) -> None:
