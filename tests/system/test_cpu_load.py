@@ -22,7 +22,7 @@ from asynckfold.system.cpu_load import (
     LoadSampler,
     OwnUse,
     foreign_shares,
-    settle,
+    next_state,
 )
 from asynckfold.system.readers import read_core_seconds
 from tests.system.fakes import ME, FakeMachine
@@ -327,10 +327,10 @@ def test_what_is_foreign_and_own_adds_up(
 def test_a_core_that_settled_is_on_the_right_side_of_the_thresholds(
     windows: list[tuple[float, float]],
 ) -> None:
-    state, now = settle(None, math.nan, 0.0, 0.0), 0.0
+    state, now = next_state(None, math.nan, 0.0, 0.0), 0.0
     for share, window in windows:
         now += window
-        state = settle(state, share, window, now)
+        state = next_state(state, share, window, now)
         assert state.busy or state.share <= BUSY_SHARE
         assert not state.busy or state.share >= IDLE_SHARE
 
