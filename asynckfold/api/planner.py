@@ -36,7 +36,7 @@ from asynckfold.planning.workload import Choice, decided_of
 from asynckfold.results.scoring import resolve
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.store.layout import DATABASE
-from asynckfold.sweep.dry_run import Checker
+from asynckfold.sweep.dry_run import DryRun
 from asynckfold.sweep.loop import Inbox
 from asynckfold.sweep.probe import Prober
 from asynckfold.sweep.reading import WorkerReaders
@@ -200,7 +200,7 @@ class Planner:
 
     def _check(self, make: Engines, bundle: Any) -> Facts:
         everywhere = make.everything("preflight", 1)
-        return Checker(make, everywhere, make.allotted, make.max_wait, self.signals)(bundle)
+        return DryRun(make, everywhere, make.allotted, make.max_wait, self.signals)(bundle)
 
     @contextmanager
     def _pool(self, modules: Sequence[str]) -> Iterator[WorkerPool | None]:

@@ -1,9 +1,9 @@
-"""Reading a dataset in worker processes, before there is a plan: as placements of an engine each.
+"""Reads a dataset in worker processes, before there is a plan.
 
 ::
 
-    the dataset ── packed once ──► a reader for each range ──► shared arrays
-                                        └─ dies, hangs: the sample that it had in hand is named
+    dataset ── pickled once ──► one reader per range ──► shared arrays
+                                     └─ dies or hangs: the error names its present sample
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from asynckfold.data import SharedArray, Task
 
 SECONDS_EACH = 0.25
-"""What a reader should have to do at least: to start one takes 20 ms, and to unpack the dataset."""
+"""Least work of a reader: starting one costs 20 ms and unpickling the dataset."""
 
 MEMORY_SHARE = 4
-"""The unpacked datasets of all readers may take the fourth part of the free memory."""
+"""The unpickled datasets of all readers may take 1 / MEMORY_SHARE of the free memory."""
 
 SAY_SECONDS = 1.0
-"""How often it is said how far the reading is."""
+"""Interval between progress messages."""
 
 
 class WorkerReaders:
@@ -50,19 +50,19 @@ class WorkerReaders:
     Parameters
     ----------
     take_pool : callable
-        Returns the pool that the workers come from, when it is needed.
+        Returns the pool of the workers, when it is needed.
     machine : Machine
-        Whose cores are used, but for those that are reserved.
+        Its cores are used, except reserved ones.
     most : int
-        Processes at once.
+        Largest number of processes.
     stall_timeout : float, "auto" or None
-        Seconds that a sample may take.
+        Longest time for a sample, in seconds.
     root : Path
         The run's folder.
     signals : Interruption
-        Looked at meanwhile.
+        Checked meanwhile.
     doing : callable
-        Told how far the reading is.
+        Receives the progress.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class WorkerReaders:
     def __call__(
         self, task: Task, count: int, arrays: Sequence[SharedArray], seconds: float
     ) -> list[Any]:
-        """Return what the task gave for consecutive ranges, see `Readers`.
+        """Return the task's results for consecutive ranges, see `Readers`.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class WorkerReaders:
         try:
             return self._attempt(packed, number, count, arrays)
         except _ReaderDiedError as found:
-            # Killed from outside, be it for want of memory: once more, with a single reader.
+            # Killed from outside, perhaps out of memory: once more, with a single reader.
             if found.death.outcome != "oom" and not found.death.cause.startswith("SIGKILL"):
                 raise InputError([_problem(found)]) from found.death
         try:
@@ -187,15 +187,7 @@ class WorkerReaders:
 
 
 class _Limited:
-    """A file that takes so many bytes at most.
-
-    Parameters
-    ----------
-    file : binary file
-        What is written.
-    most : int
-        Bytes.
-    """
+    """A binary file with a limit on its bytes."""
 
     def __init__(self, file: IO[bytes], most: int) -> None:
         self._file, self._left = file, most
@@ -205,12 +197,12 @@ class _Limited:
         size = memoryview(data).nbytes
         self._left -= size
         if self._left < 0:
-            raise MemoryError("a copy of it takes more than the fourth part of the free memory")
+            raise MemoryError("a copy of it takes more than a quarter of the free memory")
         return self._file.write(data)
 
 
 class _ReaderDiedError(Exception):
-    """A reader died at a place: the number of a sample from 1, 0 before the first, or `STEPS`."""
+    """A reader died at a sample, numbered from 1; 0 before the first; or in `STEPS`."""
 
     def __init__(self, death: WorkerDiedError, place: int) -> None:
         super().__init__(str(death))
@@ -219,7 +211,7 @@ class _ReaderDiedError(Exception):
 
 @dataclass(eq=False)
 class _Readers:
-    """Readers of one pass: where each is, and where their ranges begin and end."""
+    """The readers of one pass, their present samples, and the edges of their ranges."""
 
     places: Any
     edges: Sequence[int]
@@ -228,17 +220,17 @@ class _Readers:
 
     @property
     def count(self) -> int:
-        """Samples in all."""
+        """Number of samples."""
         return self.edges[-1]
 
     @property
     def done(self) -> int:
-        """Samples that were read."""
+        """Number of samples that were read."""
         pairs = zip(self.places.tolist(), self.edges, strict=True)
         return sum(max(0, place - 1 - low) for place, low in pairs)
 
     def answers(self) -> list[Answer]:
-        """Return what the readers answered, or raise what ended the first that failed."""
+        """Return the answers, or raise the error of the first reader that failed."""
         for reader, future in enumerate(self.futures):
             death = future.exception() if future.done() else None
             if isinstance(death, WorkerDiedError):
@@ -249,7 +241,7 @@ class _Readers:
 
 
 def _problem(found: _ReaderDiedError) -> Problem:
-    """Name the sample that a reader had in hand."""
+    """Return the problem, with the sample at which a reader died."""
     from asynckfold.training.worker.reads import STEPS
 
     death = found.death
@@ -258,7 +250,7 @@ def _problem(found: _ReaderDiedError) -> Problem:
     if death.outcome == "hang":
         rule, received = "must be read in time", f"no end within stall_timeout: {death.cause}"
     else:
-        rule, received = "must be readable", f"the process that read it ended: {death.cause}"
+        rule, received = "must be readable", f"the process that read it died: {death.cause}"
     return Problem(
         f"{place} {rule}",
         received,

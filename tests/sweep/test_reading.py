@@ -100,9 +100,9 @@ def message(dataset: Any, root: Path, **settings: Any) -> str:
     [
         (
             segfault,
-            "dataset[43] must be readable: received the process that read it ended: SIGSEGV",
+            "dataset[43] must be readable: received the process that read it died: SIGSEGV",
         ),
-        (exit_now, "dataset[43] must be readable: received the process that read it ended: exit c"),
+        (exit_now, "dataset[43] must be readable: received the process that read it died: exit c"),
         (leave, "dataset[43] must be readable: received SystemExit: 3"),
         (lambda: 1 / 0, "dataset[43] must be readable: received ZeroDivisionError"),
     ],
