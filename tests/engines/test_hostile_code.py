@@ -239,6 +239,19 @@ def test_where_no_process_can_be_started_the_limit_is_named(root: Path) -> None:
                 future.result(0)
 
 
+def test_engines_of_one_pool_keep_their_own_refused_work(root: Path) -> None:
+    with engine(root, Tiny, ("forks_never",)) as (made, pool, bundle, _):
+        other = ProcessEngine(bundle, [], look, lambda news: None, pool)
+        future = submit(other, bundle)
+        for _ in range(20):  # the refusal may arrive at any of these looks
+            made.load([])
+            time.sleep(0.05)
+        watched(other, future)
+        with pytest.raises(StorageError, match=r"no further worker process"):
+            future.result(0)
+        other.close()
+
+
 class WhereGpusAre(Tiny):
     """On a machine with GPUs, where the worker of a job that forks ends with it."""
 

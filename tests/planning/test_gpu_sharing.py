@@ -42,7 +42,7 @@ from asynckfold.training import probe, setup
 from asynckfold.training.worker import main as worker
 from tests.planning import test_thread_choice as test_choice
 from tests.results.test_utilization import FOLDS, PLAN, TARGETS
-from tests.scheduling.test_preemption import look
+from tests.sweep.test_paused_jobs import look
 from tests.toy import samples, toy_bundle
 
 GIB = 1 << 30
