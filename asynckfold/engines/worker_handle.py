@@ -67,7 +67,7 @@ class Worker:
     def assign(self, work: Work) -> bool:
         """Note its work; return whether the process had ended before."""
         self.heartbeat.ask(False)
-        self.heartbeat.aside()
+        self.heartbeat.begin_long_phase()
         self.used = True
         with self._lock:
             self.work = work

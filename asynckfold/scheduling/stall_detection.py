@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from asynckfold.system.heartbeat import is_aside
+from asynckfold.system.heartbeat import in_long_phase
 
 AUTO_SECONDS = 300.0
 """Smallest limit of ``"auto"``."""
 
-ASIDE_FACTOR = 10
+LONG_PHASE_FACTOR = 10
 """A start, a first batch or a checkpoint may take longer by this factor."""
 
 MEAN_FACTOR, LONGEST_FACTOR = 20, 2
@@ -141,7 +141,7 @@ class StallDetector(Generic[Key]):
     def limit(self, key: Key) -> float:
         """Return the seconds that a worker may be silent now."""
         seen = self._seen[key]
-        factor = ASIDE_FACTOR if is_aside(seen.heartbeat) else 1
+        factor = LONG_PHASE_FACTOR if in_long_phase(seen.heartbeat) else 1
         if isinstance(self._timeout, (int, float)):
             return self._timeout * factor
         return max(AUTO_SECONDS * factor, MEAN_FACTOR * seen.mean, LONGEST_FACTOR * seen.longest)

@@ -99,7 +99,7 @@ class Attempts:
         at = None
         if item := self._running.holding(event.job_id):
             item.begun.add(event.job_id)
-            at = item.started if item.placement.is_row else None
+            at = item.started if item.placement.is_job_batch else None
         self._store.started(event.job_id, event.attempt, event.pid, at)
 
     def note(self, event: Noted) -> None:
@@ -145,7 +145,7 @@ class Attempts:
         if item := self._running.holding(result.job_id):
             self._record(result, item, result.pid, result.peak_memory)
             item.ended.add(result.job_id)
-            if item.placement.is_row:
+            if item.placement.is_job_batch:
                 item.started = self._store.now()
 
     def _take_result(self, task: Task, found: Any, item: Running, answer: Answer) -> None:

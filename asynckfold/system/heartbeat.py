@@ -47,7 +47,7 @@ class Heartbeat:
         word = self._word[_BEAT]
         self._word[_BEAT] = word + 2 - word % 2
 
-    def aside(self) -> None:
+    def begin_long_phase(self) -> None:
         """Mark a phase that may exceed the batch timeout."""
         word = self._word[_BEAT]
         self._word[_BEAT] = word + 1 + word % 2
@@ -74,7 +74,7 @@ class Heartbeat:
         self._word[_PAUSED] = 0
 
 
-def is_aside(value: int) -> bool:
+def in_long_phase(value: int) -> bool:
     """Whether a heartbeat of this value marks a phase that may exceed the batch timeout."""
     return value % 2 == 1
 

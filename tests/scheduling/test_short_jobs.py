@@ -71,7 +71,7 @@ def test_a_row_is_short_fits_where_its_first_job_does_and_loses_nobody(
         assert (row.cores, row.threads, row.memory) == (before.cores, before.threads, before.memory)
         assert len(others) <= len(pending) / (JOB_BATCHES_PER_CORE * cores)
         if others:
-            assert row.is_row
+            assert row.is_job_batch
             assert sum(item.seconds for item in (first, *others)) <= JOB_BATCH_SECONDS + 1e-9
         for other in others:
             assert other.trainer == first.trainer == "plain"
@@ -90,7 +90,7 @@ def test_a_group_is_in_no_row() -> None:
     assert "g" in backlog
     placed = Placement(("g", "h"), (0,), trainer="fused")
     assert backlog.extend(backlog.remove("g"), placed, cores=1) == placed
-    assert not placed.is_row
+    assert not placed.is_job_batch
 
 
 @dataclass

@@ -142,10 +142,10 @@ def test_a_slow_disk_under_a_long_limit_does_not_put_it_off_for_ever() -> None:
 # auto
 
 
-def auto_limit(batches: int, seconds: float, *, aside: bool = False) -> float:
+def auto_limit(batches: int, seconds: float, *, long_phase: bool = False) -> float:
     """The limit after so many batches of so many seconds each."""
     rule, heartbeat = StallDetector[str]("auto"), Heartbeat()
-    heartbeat.aside()
+    heartbeat.begin_long_phase()
     now = 0.0
     rule.look(now, {"a": heartbeat.value})
     for batch in range(1, batches + 1):
@@ -155,8 +155,8 @@ def auto_limit(batches: int, seconds: float, *, aside: bool = False) -> float:
         now = batch * seconds
         heartbeat.beat()
         assert rule.look(now, {"a": heartbeat.value}) == []
-    if aside:
-        heartbeat.aside()
+    if long_phase:
+        heartbeat.begin_long_phase()
         rule.look(now + 0.1, {"a": heartbeat.value})
     return rule.limit("a")
 
@@ -164,7 +164,7 @@ def auto_limit(batches: int, seconds: float, *, aside: bool = False) -> float:
 @given(st.integers(1, 20), st.floats(0.001, 10))
 def test_auto_waits_five_minutes_at_least(batches: int, seconds: float) -> None:
     assert auto_limit(batches, seconds) == stall_detection.AUTO_SECONDS
-    assert auto_limit(batches, seconds, aside=True) == 10 * stall_detection.AUTO_SECONDS
+    assert auto_limit(batches, seconds, long_phase=True) == 10 * stall_detection.AUTO_SECONDS
 
 
 @given(st.integers(1, 5), st.floats(20, 200))
