@@ -19,17 +19,7 @@ UNWATCHED = ("measure", "estimate")
 
 
 class HungWorkers:
-    """Watches the workers of one engine.
-
-    Parameters
-    ----------
-    pool : WorkerPool
-        Their pool.
-    root : Path
-        The run's folder, with the logs of the jobs.
-    timeout : float, "auto" or None
-        See `StallDetector`.
-    """
+    """Watches the workers of one engine."""
 
     def __init__(self, pool: WorkerPool, root: Path, timeout: float | str | None) -> None:
         self._pool = pool

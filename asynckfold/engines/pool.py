@@ -43,13 +43,6 @@ _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 class WorkerPool:
     """A fork server and its workers.
 
-    Parameters
-    ----------
-    preload : sequence of str
-        Modules that the server imports besides torch.
-    nice : int
-        Lowest niceness of the workers and their children.
-
     Raises
     ------
     StorageError
@@ -116,15 +109,6 @@ class WorkerPool:
 
     def run(self, work: Work, bundle: str, files: Sequence[int]) -> Worker | None:
         """Send work to an idle worker, or a new one, which completes its future.
-
-        Parameters
-        ----------
-        work : Work
-            What to do.
-        bundle : str
-            Name of the bundle, which a worker keeps.
-        files : sequence of int
-            Descriptors of the bundle and of the shared arrays.
 
         Returns
         -------

@@ -54,23 +54,9 @@ class _Submitted:
 class ProcessEngine:
     """Executes placements in worker processes.
 
-    Parameters
-    ----------
-    bundle : Bundle
-        The sweep; packed once, by value.
-    files : sequence of int
-        Descriptors of the shared arrays, passed to every worker with the bundle.
-    look : callable
-        Reads the load.
-    tell : callable
-        Receives events, from another thread.
-    pool : WorkerPool
-        Provides the workers; its owner closes it.
-    stall_timeout : float, "auto" or None
-        Seconds without a finished batch after which a worker is killed; its future then ends with
-        a `WorkerDiedError` of outcome ``"hang"``.
-    signals : Interruption, optional
-        Checked while jobs save themselves: a second signal ends the wait.
+    A worker without a finished batch for `stall_timeout` seconds is killed; its future then ends
+    with a `WorkerDiedError` of outcome ``"hang"``. A second signal ends the wait for jobs that save
+    themselves.
     """
 
     def __init__(

@@ -25,18 +25,7 @@ if TYPE_CHECKING:
 class SerialEngine:
     """Runs each placement inside `submit`; preserves the caller's random state and threads.
 
-    Parameters
-    ----------
-    bundle : Bundle
-        The sweep.
-    data : Batches
-        The samples.
-    look : callable
-        Reads the load.
-    tell : callable
-        Receives events.
-    signals : Interruption, optional
-        The first signal lets a job save itself, the second interrupts it.
+    The first signal lets a job save itself, the second interrupts it.
     """
 
     def __init__(

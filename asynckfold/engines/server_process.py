@@ -36,23 +36,7 @@ CLOSE_SECONDS = 5.0
 class ServerProcess:
     """A fork server, see `asynckfold.training.worker.fork_server.serve`.
 
-    Parameters
-    ----------
-    preload : sequence of str
-        Modules that it imports besides torch.
-    nice : int
-        Lowest niceness of the workers.
-
-    Attributes
-    ----------
-    control : Connection
-        Its answers arrive here.
-    heartbeats : Heartbeats
-        Of its workers.
-    serving : bool
-        Whether it has imported torch and answers.
-    lost : bool
-        Whether it has hung up.
+    `serving` is set once it has imported torch and answers, `lost` once it has hung up.
     """
 
     def __init__(self, preload: Sequence[str], nice: int) -> None:

@@ -97,21 +97,7 @@ class Grouping:
 
 
 def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, flops: int) -> str:
-    """Return why the jobs of a model are not fused, from the facts of a dry run; empty if they are.
-
-    Parameters
-    ----------
-    fuse : "auto", bool or int
-        The user's setting.
-    plan : Plan
-        With the model's jobs; its groups and threads do not matter.
-    folds : sequence of Fold
-        The folds.
-    model : str
-        Name of the model.
-    flops : int
-        Operations of a training step.
-    """
+    """Return why the jobs of a model are not fused; empty if they are."""
     if fuse is False:
         return "fuse is False"
     if plan.device != "cpu":

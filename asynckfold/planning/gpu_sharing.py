@@ -32,19 +32,7 @@ GPU_START_SECONDS = 5.0
 def with_gpu_sharing(
     workload: Workload, choice: Choice, probe: Probe | None, place: Path | None
 ) -> Choice:
-    """Complete a choice by the jobs per GPU of the models for which that is open.
-
-    Parameters
-    ----------
-    workload : Workload
-        The sweep.
-    choice : Choice
-        Its threads, and perhaps jobs per GPU from an earlier session.
-    probe : callable or None
-        Times a model.
-    place : Path or None
-        Folder of the cost cache.
-    """
+    """Complete a choice by the jobs per GPU of the models for which that is open."""
     models = [model for model in workload.models() if model.name not in choice.per_gpu]
     if not models:
         return choice
@@ -95,11 +83,6 @@ def jobs_per_gpu(cost: Cost) -> tuple[int, str]:
 
     One is the rule: processes take turns on a GPU, and several were measured slower. Two share it
     if a probe shows that they take `OVERTURN` times as many steps together.
-
-    Parameters
-    ----------
-    cost : Cost
-        Measured alone and with two side by side.
 
     Examples
     --------

@@ -68,13 +68,6 @@ On two cores of a Xeon with AMX: VGG11 0.87, LeNet5 0.93, VGG11 of quarter width
 def why_not_paying(plan: Plan, convolutions: Sequence[Convolution]) -> str:
     """Return why a model does not train in channels-last format; empty if it does.
 
-    Parameters
-    ----------
-    plan : Plan
-        With its parameters and device.
-    convolutions : sequence of Convolution
-        Those of one training step, from the dry run.
-
     Examples
     --------
     >>> from asynckfold.jobs.trainer_params import TrainerParams
@@ -137,14 +130,7 @@ def _mean(values: Sequence[float], convolutions: Sequence[Convolution]) -> float
 def chosen(plan: Plan, why_not: Mapping[str, str], before: Plan | None) -> tuple[str, ...]:
     """Return the models of a plan that train in channels-last format.
 
-    Parameters
-    ----------
-    plan : Plan
-        With all its jobs.
-    why_not : Mapping of str to str
-        By model why it does not; empty if it does.
-    before : Plan, optional
-        Plan of this run or of another, whose formats are kept unless one is requested.
+    The formats of `before`, a plan of this run or of another, are kept unless one is requested.
     """
     kept = before if plan.params.memory_format == "auto" else None
     known = set() if kept is None else {job.model for job in kept.jobs}

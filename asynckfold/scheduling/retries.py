@@ -65,12 +65,7 @@ def decide(history: Sequence[str], outcome: str) -> Retry | None:
     Each class counts its own retries: an out-of-memory failure does not use up the retries of a
     dead worker. After one out-of-memory failure a job always runs alone.
 
-    Parameters
-    ----------
-    history : sequence of str
-        Outcomes of the earlier attempts in this session, in order.
-    outcome : str
-        One of `CLASS_OF`.
+    `history` are the outcomes of the earlier attempts in this session, in order.
 
     Returns
     -------

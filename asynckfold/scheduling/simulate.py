@@ -106,16 +106,7 @@ class Bounds:
 class Simulation:
     """The outcome of a simulation.
 
-    Parameters
-    ----------
-    machine : VirtualMachine
-        The machine.
-    spans : tuple of Span
-        All attempts, in the order of their starts.
-    bounds : Bounds
-        Lower bounds for these attempts.
-    place_seconds : float
-        Real seconds spent in `place`.
+    `spans` are the attempts in the order of their starts, `place_seconds` real time.
     """
 
     machine: VirtualMachine

@@ -96,10 +96,7 @@ class _Seen:
 class StallDetector(Generic[Key]):
     """Detects workers that hang; a new key is a new attempt.
 
-    Parameters
-    ----------
-    timeout : float, "auto" or None
-        Seconds without a finished batch after which a worker counts as hung; None: never.
+    `timeout` seconds without a finished batch count as a hang; None: never.
     """
 
     def __init__(self, timeout: float | str | None) -> None:

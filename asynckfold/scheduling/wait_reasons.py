@@ -46,15 +46,6 @@ def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
 
     If several resources are missing: the first of running alone, cores, a GPU, memory.
 
-    Parameters
-    ----------
-    request : Request
-        A pending request.
-    running : Reservations
-        What runs, including what was just placed.
-    load : Load
-        The load that `place` was given.
-
     Examples
     --------
     >>> from asynckfold.jobs.placement import Placement

@@ -44,21 +44,7 @@ class SweepObserver(Protocol):
 
 
 class Attempts:
-    """Records the attempts of a sweep and decides on retries.
-
-    Parameters
-    ----------
-    store : RunStore
-        Held for writing.
-    pending : PendingJobs
-        Jobs to retry return there.
-    running : RunningJobs
-        The running placements.
-    finish : callable
-        Completes a successful result by its scores.
-    observer : SweepObserver
-        Notified of events and durable results.
-    """
+    """Records the attempts of a sweep and decides on retries."""
 
     def __init__(
         self,

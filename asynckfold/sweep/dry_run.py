@@ -32,18 +32,7 @@ ATTEMPTS = 3
 class DryRun:
     """Checks the models of a bundle.
 
-    Parameters
-    ----------
-    make : callable
-        Starts an engine for a bundle, closed with the context.
-    everywhere : Placement
-        A dry run on all cores that the sweep may use.
-    most : int
-        Largest number of processes.
-    max_wait : float or None
-        Seconds to wait while nothing may start.
-    signals : Interruption
-        Checked meanwhile.
+    `make` starts an engine for a bundle; `everywhere` is a placement on all allowed cores.
     """
 
     make: Callable[[Any], AbstractContextManager[Engine]]

@@ -30,20 +30,7 @@ MEETING_SECONDS = 60.0
 class Prober:
     """Times a model on an engine.
 
-    Parameters
-    ----------
-    engine : Engine
-        The sweep's engine.
-    plan : Plan
-        The sweep's jobs.
-    memory : Mapping of str to int
-        Expected bytes of a job by model: no more probes run at once than fit.
-    signals : Interruption
-        Checked meanwhile.
-    max_wait : float or None
-        Seconds to wait while nothing may start.
-    inbox : queue
-        Receives the engine's events.
+    `memory` are the expected bytes of a job by model: no more probes run at once than fit.
     """
 
     engine: Engine

@@ -47,22 +47,7 @@ SAY_SECONDS = 1.0
 class WorkerReaders:
     """Reads in worker processes; the `Readers` of `asynckfold.data`.
 
-    Parameters
-    ----------
-    take_pool : callable
-        Returns the pool of the workers, when it is needed.
-    machine : Machine
-        Its cores are used, except reserved ones.
-    most : int
-        Largest number of processes.
-    stall_timeout : float, "auto" or None
-        Longest time for a sample, in seconds.
-    root : Path
-        The run's folder.
-    signals : Interruption
-        Checked meanwhile.
-    doing : callable
-        Receives the progress.
+    `take_pool` is called when the workers are needed, `doing` with the progress.
     """
 
     def __init__(

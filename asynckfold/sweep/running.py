@@ -57,10 +57,7 @@ class Running:
 class RunningJobs:
     """The running placements by their futures, and their reservations.
 
-    Parameters
-    ----------
-    note_cores : callable
-        Records that an attempt (job id, number) moved to other cores.
+    `note_cores` records that an attempt (job id, number) moved to other cores.
     """
 
     def __init__(self, note_cores: Callable[[str, int, tuple[int, ...]], None]) -> None:

@@ -46,14 +46,7 @@ def foreign_shares(
     from the core they ran on last, and if that was not busy enough, from the others: the sum is
     right even for a process that moved.
 
-    Parameters
-    ----------
-    busy : Mapping of int to float
-        Busy seconds of each core in the window; NaN if unknown.
-    own : sequence of OwnUse
-        Use by this run.
-    window : float
-        Seconds.
+    `busy` are the busy seconds of each core in the window; NaN if unknown.
 
     Examples
     --------

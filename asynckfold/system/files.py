@@ -53,14 +53,7 @@ _KINDS = {
 def write_whole(path: Path, data: bytes | memoryview, root: Path | None = None) -> None:
     """Replace `path` by `data`: every observer sees the old file or the new one.
 
-    Parameters
-    ----------
-    path : Path
-        The final name; its folder exists.
-    data : bytes or memoryview
-        The whole content.
-    root : Path, optional
-        The run's folder, below which no link is followed; by default the folder of `path`.
+    No link is followed below `root`, the run's folder.
 
     Raises
     ------
@@ -214,14 +207,7 @@ def _planted(path: Path, folder: int, wanted: str) -> StorageError:
 def open_plain(path: Path, flags: int, root: Path | None = None) -> int:
     """Open a plain file, never a link, a FIFO or a device; return the descriptor.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    flags : int
-        As of `os.open`; a new file is private to its owner.
-    root : Path, optional
-        The run's folder, below which no link is followed; by default the folder of `path`.
+    No link is followed below `root`, the run's folder. A new file is private to its owner.
 
     Raises
     ------
@@ -294,15 +280,6 @@ def alone(root: Path, folder: Path, ours: re.Pattern[str], wait_s: float = 10.0)
 
     The lock is on the folder itself, so no lock file can be left behind. On a file system without
     such locks nothing is removed.
-
-    Parameters
-    ----------
-    root, folder : Path
-        As for `opened_folder`.
-    ours : re.Pattern
-        Names that may be removed.
-    wait_s : float
-        How long to wait for another writer.
 
     Raises
     ------

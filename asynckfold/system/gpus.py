@@ -40,17 +40,8 @@ def read_gpus(
 
     A GPU that fails does not hide the others.
 
-    Parameters
-    ----------
-    nvml : module
-        ``pynvml``, initialised.
-    devices : "auto", "cpu", "cuda", or sequence of int
-        Which to use, by torch's index: the position in ``CUDA_VISIBLE_DEVICES``, in NVML's order
-        (which is CUDA's for GPUs of one kind).
-    visible : str or None
-        ``CUDA_VISIBLE_DEVICES``.
-    own : collection of int
-        Own processes, whose memory becomes ``Gpu.own``.
+    Torch's index is the position in ``CUDA_VISIBLE_DEVICES`` (`visible`), in NVML's order, which is
+    CUDA's for GPUs of one kind. The memory of `own` processes becomes ``Gpu.own``.
     """
     if devices == "cpu":
         return GpuReading(reason="devices is 'cpu'")

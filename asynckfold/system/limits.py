@@ -176,14 +176,7 @@ def oom_kills(host: Host | None = None) -> int | None:
 def was_short_of_memory(kills_before: int | None, peak: int, host: Host | None = None) -> bool:
     """Judge whether a killed process had run out of memory.
 
-    Parameters
-    ----------
-    kills_before : int or None
-        The value of `oom_kills` when its work began.
-    peak : int
-        Its largest resident set, bytes; 0 if unknown.
-    host : Host, optional
-        Where to read.
+    `kills_before` is the value of `oom_kills` when its work began, `peak` its largest resident set.
     """
     host = host or Host()
     kills = oom_kills(host)
