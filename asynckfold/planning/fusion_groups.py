@@ -103,9 +103,9 @@ def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, fl
     if plan.device != "cpu":
         return "only jobs on CPUs are fused"
     if plan.params.trainer != "plain":
-        return f"each is trained by the trainer {plan.params.trainer!r}"
+        return f"its jobs use the trainer {plan.params.trainer!r}"
     if plan.params.compile:
-        return "each is compiled by itself (compile=True)"
+        return "each job is compiled separately (compile=True)"
     jobs = [job for job in plan.jobs if job.model == model]
     if len(jobs) < 2:
         return "there is one job"

@@ -87,7 +87,7 @@ def why_not_paying(plan: Plan, convolutions: Sequence[Convolution]) -> str:
     if plan.device != "cpu":
         return "the rule was measured on CPUs only"
     if plan.params.trainer != "plain":
-        return f"each is trained by the trainer {plan.params.trainer!r}"
+        return f"its jobs use the trainer {plan.params.trainer!r}"
     narrow = narrow_share(convolutions)
     if narrow > MOST_NARROW:
         return (

@@ -169,11 +169,11 @@ class Workload:
         return dict.fromkeys(sorted(mine[: last.jobs]), last.threads)
 
     def may_fuse(self, name: str) -> bool:
-        """Return whether jobs of a model can be trained as one, and are to be by the rule."""
+        """Return whether jobs of a model can be fused, and are by the rule."""
         return self.facts.fusible.get(name) == ""
 
     def key(self, name: str) -> str:
-        """Return under what the cost of a model is kept between runs."""
+        """Return the key of a model in the cost cache."""
         recipe, plan = self.facts.recipe, self.plan
         return cost_cache.key_of(
             {
@@ -247,8 +247,8 @@ def requests(
 ) -> dict[str, Request]:
     """Return the request of each job, by its id.
 
-    Jobs of a group share the seconds that its training steps should take, in proportion to those of
-    each by itself, and evaluate as each by itself would.
+    The jobs of a group share the seconds of its training steps in proportion to their own; they
+    evaluate separately.
     """
     together = {name: len(group) for group in groups for name in group}
     works, params, gpu = workload.works(), workload.plan.params, workload.plan.device == "cuda"

@@ -30,7 +30,7 @@ class SweepObserver(Protocol):
         """A placement starts."""
         ...
 
-    def heard(self, news: RunEvent) -> None:
+    def heard(self, event: RunEvent) -> None:
         """A worker or the sweep reported an event."""
         ...
 

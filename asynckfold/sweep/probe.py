@@ -81,15 +81,15 @@ class Prober:
             self.signals.check()
             self.engine.load(placements)
             try:
-                news = self.inbox.get(timeout=TICK_SECONDS)
+                event = self.inbox.get(timeout=TICK_SECONDS)
             except queue.Empty:
                 continue
-            if isinstance(news, Started):
-                here.add(news.pid)
+            if isinstance(event, Started):
+                here.add(event.pid)
             else:
-                others.append(news)
-        for news in others:
-            self.inbox.put(news)
+                others.append(event)
+        for event in others:
+            self.inbox.put(event)
         for future, placement in zip(futures, placements, strict=True):
             self.engine.shift(future, placement.cores)
         return len(here) == len(futures)

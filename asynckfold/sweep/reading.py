@@ -142,7 +142,7 @@ class WorkerReaders:
                     bundle,
                     [packed, *(array.fd for array in written)],
                     lambda running, own: self._machine.load(None, running, own),
-                    lambda news: None,
+                    lambda event: None,
                     pool,
                     self._stall_timeout,
                     self._signals,
