@@ -118,7 +118,7 @@ def busy_worker(pool: WorkerPool) -> Worker:
 @pytest.mark.parametrize(
     ("model", "cause"), [(Kills, "SIGKILL"), (Exits, "exit code 0 without an answer")]
 )
-def test_a_dead_worker_is_told_with_its_cause(
+def test_a_dead_worker_is_reported_with_its_cause(
     pool: WorkerPool, root: Path, model: type[Tiny], cause: str
 ) -> None:
     engine, future, context = start(pool, root, model)
@@ -231,7 +231,7 @@ def _explode() -> None:
     raise LookupError("cannot be unpacked here")
 
 
-def test_what_cannot_be_unpacked_is_told_and_the_worker_lives(pool: WorkerPool, root: Path) -> None:
+def test_an_unpickling_error_is_reported_and_the_worker_lives(pool: WorkerPool, root: Path) -> None:
     with toy_bundle(root, criterion=_Unfit()) as (bundle, data):
         engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
         job = bundle.plan.jobs[0]
@@ -394,7 +394,7 @@ def test_killing_the_users_process_takes_everything_along(
     ("kills_before", "outcome", "told"),
     [(2, "died", "oom"), (3, "died", "died"), (2, "device_lost", "device_lost")],
 )
-def test_a_process_of_a_job_that_was_killed_for_want_of_memory_is_told_apart(
+def test_a_rank_killed_out_of_memory_is_told_from_a_dead_one(
     kills_before: int, outcome: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_handle, "was_short_of_memory", lambda before, peak: before < 3)

@@ -284,7 +284,7 @@ def test_two_probes_meet_on_the_emptiest_gpu_and_go_on_together() -> None:
     assert left == [Noted(None, "workers", "fewer")] * 2
 
 
-def test_one_probe_meets_nobody() -> None:
+def test_a_single_probe_does_not_wait() -> None:
     engine = FakeEngine(alone=True)
     assert prober(engine)("A", 1, 1) == [Timing(1.0)]
     assert engine.shifts == []

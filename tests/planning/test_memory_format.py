@@ -67,7 +67,7 @@ def test_why_not(changes: dict[str, Any], convolutions: list[Convolution], told:
     assert told in why_not_paying(plan_of(**changes), convolutions)
 
 
-def test_whoever_asks_gets_it() -> None:
+def test_a_requested_format_is_used() -> None:
     plan = plan_of(params=TrainerParams(memory_format="channels_last"))
     assert why_not_paying(plan, [Convolution((2, 3, 4, 4), (3, 512, 5, 5))]) == ""
 

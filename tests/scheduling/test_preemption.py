@@ -291,7 +291,7 @@ def happens(store: RunStore, actions: Sequence[tuple[str, int]], threads: Sequen
     assert store.counts()["pending"] == 0
 
 
-def test_cores_to_which_a_job_moved_are_told_counted_and_drawn(
+def test_cores_to_which_a_job_moved_are_reported_counted_and_drawn(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, other = "A/cosine/fold-0", "B/cosine/fold-0"

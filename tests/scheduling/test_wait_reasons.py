@@ -93,7 +93,7 @@ def test_what_is_named_is_in_the_way(request: Request, load: Load) -> None:
         assert place([lifted], BUSY, after) or obstacle(lifted, BUSY, after).kind != named
 
 
-def test_groups_wait_as_one_and_are_counted_by_their_jobs() -> None:
+def test_fusion_groups_wait_as_a_whole_and_count_by_their_jobs() -> None:
     backlog, waits = Backlog(), Waits()
     pairs = ("c", "d"), ("e", "f", "g")
     for names in pairs:

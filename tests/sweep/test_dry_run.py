@@ -114,7 +114,7 @@ def test_one_that_died_beside_others_only_is_as_good_as_any() -> None:
     assert facts.recipe["architecture"] == {"a": "x", "bad": "x"}
 
 
-def test_what_is_refused_of_several_models_is_told_once() -> None:
+def test_a_problem_of_several_models_is_reported_once() -> None:
     with pytest.raises(InputError) as caught:
         found(Engines((0, 1, 2), refused=("a", "b")), ["a", "b"])
     assert len(caught.value.problems) == 1

@@ -131,7 +131,7 @@ def test_a_paused_job_saves_itself_when_the_run_is_interrupted(
         assert list((root / "Slow").rglob("checkpoint-*"))
 
 
-def test_a_paused_worker_that_is_lost_is_told_as_ever(root: Path, pool: WorkerPool) -> None:
+def test_a_paused_worker_that_is_lost_is_reported(root: Path, pool: WorkerPool) -> None:
     with toy_bundle(root, models={"Slow": Slow}, epochs=50) as (bundle, data):
         job = bundle.plan.jobs[0]
         engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)

@@ -97,7 +97,7 @@ def test_the_rule_alone_for_any_series_of_looks(
     assert most_in_a_minute(moments) <= 2
 
 
-def test_a_neighbour_who_stays_is_heeded_within_a_second_and_forgotten_within_three() -> None:
+def test_lasting_load_counts_within_a_second_and_is_forgotten_within_three() -> None:
     seen = idle_cores([Wave(1, 1.0, 1.0, 70.0, 1.0, 100.0)], 110)
     left = [now for now, idle in seen if 1 not in idle]
     assert 70 <= left[0] < 71
