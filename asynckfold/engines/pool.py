@@ -32,7 +32,7 @@ from typing import Any
 
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.server_process import CLOSE_SECONDS, ServerProcess, start_failure
-from asynckfold.engines.worker_handle import Work, Worker
+from asynckfold.engines.worker_handle import Submission, Worker
 from asynckfold.errors import StorageError
 from asynckfold.jobs.placement import Placement
 from asynckfold.system import file_descriptors, process
@@ -53,7 +53,7 @@ class WorkerPool:
         self.owner = os.getpid()
         self.nice = nice
         self.workers: list[Worker] = []
-        self._refused: list[tuple[Work, int]] = []
+        self._refused: list[tuple[Submission, int]] = []
         self._preload = list(preload)
         self._names = itertools.count()
         self._stamps: dict[str, tuple[Any, ...]] = {}
@@ -107,7 +107,7 @@ class WorkerPool:
         known = [worker for worker in free if worker.bundle == bundle]
         return next(iter(known or free), None)
 
-    def run(self, work: Work, bundle: str, files: Sequence[int]) -> Worker | None:
+    def run(self, work: Submission, bundle: str, files: Sequence[int]) -> Worker | None:
         """Send work to an idle worker, or a new one, which completes its future.
 
         Returns
@@ -135,14 +135,14 @@ class WorkerPool:
             self._finish(worker)
         return worker
 
-    def refused(self, futures: Container[Future[Answer]]) -> list[tuple[Work, int]]:
+    def refused(self, futures: Container[Future[Answer]]) -> list[tuple[Submission, int]]:
         """Return, once, the work of these futures that found no worker, each with its errno."""
         with self._lock:
             found = [item for item in self._refused if item[0].future in futures]
             self._refused = [item for item in self._refused if item[0].future not in futures]
         return found
 
-    def _refuse(self, work: Work, number: int) -> None:
+    def _refuse(self, work: Submission, number: int) -> None:
         with self._lock:
             self._refused.append((work, number))
 

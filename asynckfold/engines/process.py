@@ -19,7 +19,7 @@ from asynckfold.engines.engine import Answer, Look, Tell
 from asynckfold.engines.hung_workers import HungWorkers
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.server_process import start_failure
-from asynckfold.engines.worker_handle import Work, Worker
+from asynckfold.engines.worker_handle import Submission, Worker
 from asynckfold.errors import StorageError
 from asynckfold.jobs.messages import Noted, Task
 from asynckfold.jobs.placement import Load, Placement
@@ -43,9 +43,9 @@ ROOM_TRIES = 3
 
 @dataclass(eq=False)
 class _Submitted:
-    """Work, its worker if it has one, its present cores, and until when a worker is awaited."""
+    """A submission, its worker if any, its cores, and until when a worker is awaited."""
 
-    work: Work
+    work: Submission
     worker: Worker | None
     cores: tuple[int, ...]
     room_at: float | None = None
@@ -77,7 +77,7 @@ class ProcessEngine:
         self._pool = pool
         self._signals = signals or Interruption()
         self._submitted: dict[Future[Answer], _Submitted] = {}
-        self._waiting: list[tuple[Work, int]] = []
+        self._waiting: list[tuple[Submission, int]] = []
         self._told = False
         self._hung = HungWorkers(pool, bundle.root, stall_timeout)
 
@@ -101,7 +101,7 @@ class ProcessEngine:
         """Send the placement to an idle worker, starting one if there is none."""
         if not self._pool.healthy:
             self._pool.restart()
-        work = Work(placement, tasks, self._tell)
+        work = Submission(placement, tasks, self._tell)
         work.future.set_running_or_notify_cancel()
         self._submitted[work.future] = _Submitted(work, None, placement.cores)
         self._run(work)
@@ -117,7 +117,7 @@ class ProcessEngine:
             item.cores = tuple(cores)
         item.worker.heartbeat.ask(not cores)
 
-    def _run(self, work: Work) -> None:
+    def _run(self, work: Submission) -> None:
         self._submitted[work.future].worker = self._pool.run(work, self._key, self._files)
 
     def _busy(self) -> list[tuple[Worker, _Submitted]]:

@@ -25,7 +25,7 @@ from asynckfold.system.units import gibibytes
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class Submission:
     """A placement and the future of its answer."""
 
     placement: Placement
@@ -43,7 +43,7 @@ class Worker:
         self.heartbeat = heartbeat
         self.pid = 0
         self.used = False
-        self.work: Work | None = None
+        self.work: Submission | None = None
         self.open = True
         self.status: int | None = None
         self.fork_errno = 0
@@ -64,7 +64,7 @@ class Worker:
         """Whether it may take a placement."""
         return self.open and self.status is None and not self.hang
 
-    def assign(self, work: Work) -> bool:
+    def assign(self, work: Submission) -> bool:
         """Note its work; return whether the process had ended before."""
         self.heartbeat.ask(False)
         self.heartbeat.begin_long_phase()
@@ -74,13 +74,13 @@ class Worker:
             self._oom_kills = oom_kills()
             return self.status is not None
 
-    def take_work(self) -> Work | None:
+    def take_work(self) -> Submission | None:
         """Return its work, to the first thread that asks."""
         with self._lock:
             work, self.work = self.work, None
         return work
 
-    def send(self, work: Work, bundle: str, files: Sequence[int]) -> None:
+    def send(self, work: Submission, bundle: str, files: Sequence[int]) -> None:
         """Send work, and before it the bundle with its files unless the worker has it."""
         if self.bundle != bundle:
             folder, variables = str(Path.cwd()), environment(os.environ)

@@ -15,7 +15,7 @@ from asynckfold.jobs.cost import Cost
 
 
 @dataclass(frozen=True)
-class Point:
+class MeasuredModel:
     """One measured model.
 
     Parameters
@@ -37,12 +37,12 @@ class Point:
 
 
 POINTS = (
-    Point(1.29e6, 0.00033, 1.00, 5),
-    Point(1.31e7, 0.00082, 1.14, 5),
-    Point(7.25e7, 0.0039, 1.36, 15),
-    Point(1.03e8, 0.0039, 1.39, 15),
-    Point(1.87e9, 0.020, 1.66, 27),
-    Point(2.92e10, 0.260, 1.72, 27),
+    MeasuredModel(1.29e6, 0.00033, 1.00, 5),
+    MeasuredModel(1.31e7, 0.00082, 1.14, 5),
+    MeasuredModel(7.25e7, 0.0039, 1.36, 15),
+    MeasuredModel(1.03e8, 0.0039, 1.39, 15),
+    MeasuredModel(1.87e9, 0.020, 1.66, 27),
+    MeasuredModel(2.92e10, 0.260, 1.72, 27),
 )
 """MLP on digits (64-128-10), MLP on MNIST (784-128-10), LeNet5 on MNIST, LeNet on CIFAR-10, VGG11
 of quarter width, VGG11: batches of 32, float32, Adam, medians on two cores of a Xeon with AVX-512,

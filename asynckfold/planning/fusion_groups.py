@@ -266,7 +266,7 @@ def grouped(
             reason = f"{len(fresh)} jobs are too few for {cores} cores"
         mine += made
         groups += mine
-        why[model] = _told(mine, len(names), reason, taken_over=known.issuperset(names))
+        why[model] = _group_sentence(mine, len(names), reason, taken_over=known.issuperset(names))
         if made and made != _divided(fresh, fuse, places, len(names)):
             why[model] += f", since no more than {fitting} at once fit into the memory"
         if made and found and found.get(model):
@@ -293,7 +293,9 @@ def _divided(
     return [part for part in parts if len(part) > 1]
 
 
-def _told(groups: Sequence[tuple[str, ...]], jobs: int, reason: str, *, taken_over: bool) -> str:
+def _group_sentence(
+    groups: Sequence[tuple[str, ...]], jobs: int, reason: str, *, taken_over: bool
+) -> str:
     if not groups:
         return "not fused, as before" if taken_over else f"not fused: {reason}"
     sizes = " + ".join(str(len(group)) for group in groups)

@@ -28,17 +28,6 @@ class PendingJobs:
     """The jobs that have no result and do not run.
 
     Jobs are placed in units: a single job, or a fusion group, named by its first job.
-
-    Parameters
-    ----------
-    plan : Plan
-        Its jobs and groups.
-    finished : collection of str
-        Jobs that have a result.
-    requests : Mapping of str to Request
-        By job id.
-    clock : callable
-        Monotonic seconds.
     """
 
     def __init__(

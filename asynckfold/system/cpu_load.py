@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from asynckfold.system.readers import UNREADABLE, Readers
+from asynckfold.system.readers import UNREADABLE, CounterReaders
 
 # The kernel counts CPU time in ticks of 10 ms: a shorter window is wrong by more than 5 %.
 WINDOW_SECONDS = 0.2
@@ -117,7 +117,7 @@ def next_state(before: CoreState | None, share: float, window: float, now: float
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _Counters:
     """Counters at one moment, and the pinned cores of own processes."""
 
     at: float
@@ -132,11 +132,11 @@ class LoadSampler:
     def __init__(
         self,
         cores: Sequence[int],
-        readers: Readers | None = None,
+        readers: CounterReaders | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cores = tuple(cores)
-        self._readers = readers or Readers()
+        self._readers = readers or CounterReaders()
         self._clock = clock
         self._parents: Mapping[int, int] = {}
         self._parents_at = -math.inf
@@ -219,7 +219,9 @@ class LoadSampler:
         own = sum(use.seconds for use in uses if not math.isnan(use.seconds)) / window
         return sum(cores), min(own, sum(cores)), cores
 
-    def _own_use(self, pid: int, pinned: tuple[int, ...], last: _Reading, now: _Reading) -> OwnUse:
+    def _own_use(
+        self, pid: int, pinned: tuple[int, ...], last: _Counters, now: _Counters
+    ) -> OwnUse:
         found = now.processes.get(pid)
         before = {key: value[0] for key, value in last.processes.items()}
         if pid not in before and self._age(pid) <= now.at - last.at:
@@ -269,13 +271,13 @@ class LoadSampler:
             yield pid
             pid = self._parents.get(pid, 0)
 
-    def _read(self, own: Mapping[int, tuple[int, ...]]) -> _Reading:
+    def _read(self, own: Mapping[int, tuple[int, ...]]) -> _Counters:
         try:
             found = self._readers.core_seconds()
             cores = {core: float(value) for core, value in found.items() if value >= 0}
         except UNREADABLE:
             cores = {}
-        return _Reading(self._clock(), cores, self._processes(own), dict(own))
+        return _Counters(self._clock(), cores, self._processes(own), dict(own))
 
     def _processes(self, own: Iterable[int]) -> dict[int, tuple[float, int]]:
         processes = {}

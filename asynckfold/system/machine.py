@@ -38,7 +38,7 @@ from asynckfold.system.limits import (
     group_memory,
     limits,
 )
-from asynckfold.system.readers import UNREADABLE, Readers
+from asynckfold.system.readers import UNREADABLE, CounterReaders
 from asynckfold.system.units import gibibytes
 
 
@@ -65,9 +65,9 @@ def resolve_n_jobs(n_jobs: int | str, cores: int) -> int | None:
     return count if count > 0 else max(1, cores + 1 + count)
 
 
-def total_memory(host: Host | None = None, readers: Readers | None = None) -> int:
+def total_memory(host: Host | None = None, readers: CounterReaders | None = None) -> int:
     """Return the bytes of memory that this process may use in all; 0 if unknown."""
-    total = _size((readers or Readers()).total_memory) or 0
+    total = _size((readers or CounterReaders()).total_memory) or 0
     group = group_memory(host)
     return min(total or group.limit, group.limit) if group else total
 
@@ -108,7 +108,7 @@ class Machine:
         devices: str | Sequence[int] = "auto",
         *,
         host: Host | None = None,
-        readers: Readers | None = None,
+        readers: CounterReaders | None = None,
         clock: Callable[[], float] = time.monotonic,
         nvml: Any = None,
         reserve_cores: int = 0,
@@ -121,7 +121,7 @@ class Machine:
         self.max_memory = max_memory
         self._min_free_memory = min_free_memory
         self._host = host or Host()
-        self._readers = readers or Readers()
+        self._readers = readers or CounterReaders()
         self._devices = devices
         self._nvml, self._nvml_reason = nvml, ""
         if nvml is None and devices != "cpu":

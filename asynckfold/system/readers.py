@@ -98,7 +98,7 @@ def read_available_memory() -> int:
 
 
 @dataclass(frozen=True)
-class Readers:
+class CounterReaders:
     """How the counters are read; tests replace them."""
 
     core_seconds: Callable[[], Mapping[int, float]] = read_core_seconds
