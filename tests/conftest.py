@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from asynckfold.engines import pool as pools
+from asynckfold.engines import server_process, warm_pool
 from tests import accounts, leftovers, size, stacks
 from tests.nursery import Nursery, fresh_server, nursery
 
@@ -227,7 +227,7 @@ def nothing_left_of_all() -> Iterator[None]:
     """The warm pool goes with the session, and all of it."""
     before = leftovers.Snapshot.take()
     yield
-    pools.close_warm()
+    warm_pool.close_warm()
     left = leftovers.left_since(before)
     if left:
         pytest.fail("left behind by the session:\n  " + "\n  ".join(left), pytrace=False)
@@ -244,10 +244,10 @@ def nurseries(nothing_left_of_all: None) -> Iterator[Callable[[], Nursery]]:
             leftovers.helpers.add(made.pid)
             return made
 
-        pools._start_server = lambda *what: one().start_server(*what)  # type: ignore[assignment]
+        server_process.start_server = lambda *what: one().start_server(*what)  # type: ignore[assignment]
         yield one
-        pools._start_server = fresh_server
-        pools.close_warm()
+        server_process.start_server = fresh_server
+        warm_pool.close_warm()
         leftovers.helpers.clear()
 
 
@@ -260,10 +260,10 @@ def warm(nurseries: Callable[[], Nursery]) -> Nursery:
 @pytest.fixture
 def fresh_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The servers of all pools are fresh interpreters, for what is about their start."""
-    pools.close_warm()
-    monkeypatch.setattr(pools, "_start_server", fresh_server)
+    warm_pool.close_warm()
+    monkeypatch.setattr(server_process, "start_server", fresh_server)
     yield
-    pools.close_warm()
+    warm_pool.close_warm()
 
 
 @pytest.hookimpl(wrapper=True)

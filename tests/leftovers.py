@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from asynckfold.engines import pool as pools
+from asynckfold.engines import warm_pool
 from asynckfold.system.files import TEMPORARY
 
 PROC = Path("/proc")
@@ -246,8 +246,8 @@ def _left(before: Snapshot) -> Iterator[str]:
 def _pools(before: Snapshot) -> tuple[set[int], set[int]]:
     """Return the servers and workers that came since then and may stay."""
     known = {pid for pid in before.processes if is_server(pid) and _is_ours(pid)}
-    warm = pools._warm.pool
-    fresh = {warm.server_pid} - known if warm is not None and warm.healthy else set()
+    warm = warm_pool._warm.pool
+    fresh = {warm.server.pid} - known if warm is not None and warm.healthy else set()
     workers = {pid for pid in processes() - before.processes if parent_of(pid) in fresh | known}
     return fresh, workers
 
@@ -281,6 +281,6 @@ def _mentioned(pid: int) -> str:
 
 def _may_stay(thread: threading.Thread) -> bool:
     """Whether a thread listens to a pool, will close the warm one, or watches over this test."""
-    return thread is pools._warm.timer or thread.name.startswith(
+    return thread is warm_pool._warm.timer or thread.name.startswith(
         ("asynckfold-listener", "pytest_timeout")
     )

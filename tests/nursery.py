@@ -32,13 +32,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from asynckfold.engines import pool as pools
+from asynckfold.engines import server_process
 from asynckfold.system import file_descriptors
 from tests.leftovers import SERVER
 
 HOME = Path(__file__).parents[1]
 
-fresh_server = pools._start_server
+fresh_server = server_process.start_server
 """What starts a server as the pools do it by themselves."""
 
 
@@ -64,7 +64,7 @@ class Nursery:
                     f"{there.fileno()}",
                 ],
                 cwd=HOME,
-                env={**pools._environment(os.environ), self.mark: "1"},
+                env={**server_process.environment(os.environ), self.mark: "1"},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[there.fileno()],
             )
@@ -113,7 +113,7 @@ class Nursery:
     ) -> tuple[Started, Connection[Any, Any]]:
         """In place of the function of this name in `asynckfold.engines.pool`."""
         here, there = multiprocessing.Pipe()
-        place = Place.here(pools._environment(os.environ))
+        place = Place.here(server_process.environment(os.environ))
         with there:
             message = ("serve", place, [list(preload), nice])
             pid = self._ask(message, [1, 2, there.fileno(), heartbeats])
@@ -241,12 +241,12 @@ def fork_for(line: Connection[Any, Any]) -> tuple[str, Any, list[int]] | None:
 
 def be(words: list[str]) -> None:
     """Be the program of these words."""
-    spare, fresh = Spare(), pools._start_server
+    spare, fresh = Spare(), server_process.start_server
 
     def start_server(heartbeats: int, preload: Sequence[str], nice: int) -> tuple[Any, Any]:
         return spare.start(heartbeats, preload, nice) or fresh(heartbeats, preload, nice)
 
-    pools._start_server = start_server
+    server_process.start_server = start_server
     watch()
     # The tests themselves may run where Ctrl-C is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -310,7 +310,7 @@ class Spare:
             return None
         self._used = True
         here, there = multiprocessing.Pipe()
-        place = Place.here(pools._environment(os.environ))
+        place = Place.here(server_process.environment(os.environ))
         with there, self._line:
             try:
                 message = (place, [list(preload), nice])

@@ -22,7 +22,7 @@ from asynckfold.errors import StorageError
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.reproducibility import CPU, THREADS
 from asynckfold.jobs.result import DONE, FAILED, Result, job_by_id
-from asynckfold.planning import thread_choice
+from asynckfold.planning import workload
 from asynckfold.results.report.sentences import packing as packing_text
 from asynckfold.results.scoring import Score, resolve
 from asynckfold.results.utilization import packing_of
@@ -107,7 +107,7 @@ def _sweep(session: Session, planned: Planned, bundle: Any) -> None:
     """Train the jobs that have no result yet."""
     settings, store, display = session.settings, session.run, session.display
     make, plan = planned.make, bundle.plan
-    requests = thread_choice.requests(planned.choice, planned.work, planned.groups.groups)
+    requests = workload.requests(planned.choice, planned.work, planned.groups.groups)
     finish = _Finish(job_by_id(plan), bundle, planned.data, settings, store.event)
     finished = store.reader.results()
     display.doing("")

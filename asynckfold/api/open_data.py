@@ -13,11 +13,12 @@ from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
 from asynckfold.api.session import Session
-from asynckfold.engines import pool as pools
+from asynckfold.engines import warm_pool
+from asynckfold.engines.pool import WorkerPool
 from asynckfold.errors import refuse
 from asynckfold.jobs.digests.run import Digest, of_run
 from asynckfold.jobs.folds import Fold
-from asynckfold.sweep.reading import WorkerReaders, warm_pool
+from asynckfold.sweep.reading import WorkerReaders
 from asynckfold.system.machine import Machine, resolve_n_jobs
 from asynckfold.system.signals import Interruption, listening
 
@@ -31,7 +32,7 @@ class Opened:
 
     data: Prepared
     folds: tuple[Fold, ...]
-    pool: pools.WorkerPool | None
+    pool: WorkerPool | None
     is_fresh: bool
     digest: Digest
 
@@ -50,10 +51,10 @@ def open_data(session: Session) -> Opened:
     settings, keep = session.settings, session.stack.enter_context
     # First: the user's code may change what it refers to.
     digest = of_run(session.call.recipe, settings)
-    pool = keep(warm_pool(settings.nice, digest.modules)) if settings.parallelize else None
+    pool = keep(warm_pool.lent(settings.nice, digest.modules)) if settings.parallelize else None
     is_fresh = pool is not None and not pool.workers
     session.display.doing("reading the data")
-    given = cast("pools.WorkerPool", pool)
+    given = cast("WorkerPool", pool)
     readers = readers_of(settings, session.machine, lambda: given, session.signals, session.display)
     data = keep(prepared(settings, session.machine, readers))
     keep(session.signals.noted())
@@ -64,7 +65,7 @@ def open_data(session: Session) -> Opened:
 def readers_of(
     settings: Settings,
     machine: Machine,
-    take_pool: Callable[[], pools.WorkerPool],
+    take_pool: Callable[[], WorkerPool],
     signals: Interruption,
     display: Display,
 ) -> WorkerReaders | None:
@@ -118,7 +119,7 @@ def read_alone(settings: Settings, machine: Machine) -> Iterator[Prepared]:
     """Read the data for a plan that is not carried out; no worker starts unless one must read."""
     with ExitStack() as stack:
         signals = stack.enter_context(listening(signal.SIGINT))
-        pool = functools.cache(lambda: stack.enter_context(warm_pool(settings.nice)))
+        pool = functools.cache(lambda: stack.enter_context(warm_pool.lent(settings.nice)))
         readers = readers_of(settings, machine, pool, signals, Display(0))
         yield stack.enter_context(prepared(settings, machine, readers))
 

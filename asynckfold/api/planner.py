@@ -34,10 +34,10 @@ from asynckfold.planning.feasibility import (
 )
 from asynckfold.planning.forecast import Forecast, forecast, foreseen
 from asynckfold.planning.fusion_groups import Fuse, Grouping, grouped
-from asynckfold.planning.thread_choice import Choice
+from asynckfold.planning.workload import Choice, Workload
 from asynckfold.results.scoring import resolve
 from asynckfold.store import RunStore, refuse_other
-from asynckfold.sweep.dry_run import Checker
+from asynckfold.sweep.dry_run import DryRun
 from asynckfold.sweep.engine_factory import Engines
 from asynckfold.sweep.loop import Inbox
 from asynckfold.sweep.probe import Prober
@@ -66,7 +66,7 @@ class Planned:
     """A plan that is decided and not yet written, and what stands ready to carry it out."""
 
     checked: Checked
-    work: thread_choice.Workload
+    work: Workload
     choice: Choice
     groups: Grouping
     stored: Plan | None
@@ -180,7 +180,7 @@ def make_plan(session: Session, checked: Checked) -> Planned:
     taken = None if folder is None else _plan_of(folder)
     last = memory_format.chosen(checked.bundle.plan, checked.facts.formats, stored or taken)
     bundle = replace(checked.bundle, plan=replace(checked.bundle.plan, channels_last=last))
-    work = thread_choice.Workload(
+    work = Workload(
         bundle.plan,
         checked.folds,
         checked.facts,
@@ -263,7 +263,7 @@ def _drafted(session: Session, data: Prepared, opened: Opened) -> Any:
 
 def _check(make: Engines, bundle: Any) -> Facts:
     everywhere = make.everything("preflight", 1)
-    return Checker(make, everywhere, make.allotted, make.max_wait, make.signals)(bundle)
+    return DryRun(make, everywhere, make.allotted, make.max_wait, make.signals)(bundle)
 
 
 def _asked_to_fuse(settings: Settings, plan: Plan, stored: Plan | None) -> Fuse:
@@ -274,7 +274,7 @@ def _asked_to_fuse(settings: Settings, plan: Plan, stored: Plan | None) -> Fuse:
 
 
 def group(
-    work: thread_choice.Workload,
+    work: Workload,
     threads: Choice,
     before: Plan | None,
     fuse: Fuse,

@@ -146,9 +146,9 @@ def _tell_interruption(
 
 def run(parsed: argparse.Namespace, out: Output) -> int:
     """Cross-validate a sweep, or train one model alone."""
-    from asynckfold.engines import pool
+    from asynckfold.engines import warm_pool
 
-    pool.start_early(["torchvision"], _level(parsed))
+    warm_pool.start_early(["torchvision"], _level(parsed))
     with patience(parsed, "importing torch"):
         sweep = sweep_parts(parsed)
         kfold = make_kfold(parsed, sweep)

@@ -12,7 +12,7 @@ from rich.text import Text
 from asynckfold.api.display import clock
 from asynckfold.cli.output import Output
 from asynckfold.cli.text_charts import spark
-from asynckfold.scheduling.random_sweep import FAILURES, NEIGHBOURS, draw_scenario
+from asynckfold.scheduling.random_sweep import FAILURES, OTHERS_SHARE, draw_scenario
 from asynckfold.scheduling.simulate import DONE, Bounds, Simulation
 
 PARTS = 60
@@ -60,7 +60,7 @@ def _lines(parsed: argparse.Namespace, found: Simulation) -> list[tuple[str, str
         (
             "sweep",
             f"{parsed.jobs:,} jobs on {parsed.cores:,} cores and {parsed.gpus:,} GPUs, seed "
-            f"{parsed.seed}; others on {NEIGHBOURS:.0%} of the cores, {FAILURES:.0%} of the jobs "
+            f"{parsed.seed}; others on {OTHERS_SHARE:.0%} of the cores, {FAILURES:.0%} of the jobs "
             f"fail once ({again:,} did)",
         ),
         ("makespan", clock(found.makespan)),

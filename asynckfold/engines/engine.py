@@ -11,25 +11,25 @@ from asynckfold.jobs.messages import RunEvent, Task
 from asynckfold.jobs.placement import Load, Placement
 
 Tell = Callable[[RunEvent], None]
+"""Receives the events of tasks."""
 
 Look = Callable[[Sequence[Placement], Mapping[int, tuple[int, ...]]], Load]
-"""(what runs, own processes and the cores that each is pinned to) → the load."""
+"""(running placements, pinned cores by own process) → the load."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a placement came to.
+    """The outcome of a placement.
 
     Parameters
     ----------
     results : list
-        One entry a task: a `Result`, or None where the worker was asked to stop or told the result
-        before. For a preflight or
-        a baseline: its single finding.
+        One entry per task: a `Result`, or None if the worker was asked to stop or had reported the
+        result before. For a dry run or a baseline: its single finding.
     pid : int
-        The process that did it.
+        Its process.
     peak_memory : int
-        Largest resident set meanwhile, bytes.
+        Largest resident set of that process, in bytes.
     """
 
     results: list[Any]
@@ -43,16 +43,15 @@ class Engine(Protocol):
     Rules for every implementation:
 
     - `load` never blocks for long and never raises; it subtracts the engine's own work. The sweep
-      calls it every tick, so that an engine also sees after its workers there: one that hangs is
-      killed, and its future ends with `WorkerDiedError` of the outcome ``"hang"``. An engine in
-      this very process cannot.
-    - `submit` returns at once (a serial engine may return a future that is done already). The
-      future ends with an `Answer`, with `WorkerDiedError` when the process ended without one, or
-      with `StorageError` when the disk refused or the machine starts no worker at all; user
-      exceptions are results, not exceptions.
-    - Events of a task arrive through the ``tell`` that the engine was made with, before its future
-      ends, from any thread.
-    - `shift` returns at once. Other cores change neither what a placement computes nor how it ends.
+      calls it at every tick, so an engine with workers also supervises them there: a worker that
+      hangs is killed, and its future ends with a `WorkerDiedError` of outcome ``"hang"``.
+    - `submit` returns at once (a serial engine may return a completed future). The future ends with
+      an `Answer`, with a `WorkerDiedError` if the process ended without one, or with a
+      `StorageError` if the disk failed or no worker can be started; exceptions of user code are
+      results, not exceptions.
+    - Events of a task arrive through the ``tell`` passed at construction, from any thread, before
+      its future ends.
+    - `shift` returns at once. The cores change neither results nor outcome.
     - `close` asks running tasks to save themselves, waits up to `grace_s` for their futures, then
       ends everything that the engine started. It may be called twice.
     """
@@ -66,9 +65,9 @@ class Engine(Protocol):
         ...
 
     def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
-        """Let a placement go on with other cores; without any, pause it until it gets some."""
+        """Move a placement to other cores; without any, pause it until it gets some."""
         ...
 
     def close(self, grace_s: float = 0.0) -> None:
-        """End what runs and let go of everything."""
+        """End all tasks and release all resources."""
         ...

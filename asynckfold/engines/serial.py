@@ -1,7 +1,7 @@
-"""The serial engine: jobs one after another in this very process.
+"""The serial engine: jobs run one after another in this process.
 
-The debugger (breakpoints and prints work), the test double, and the proof that the worker processes
-change no bit.
+It serves as debugger (breakpoints and prints work), as test double, and as the reference to which
+results of worker processes are compared bit for bit.
 """
 
 from __future__ import annotations
@@ -23,20 +23,9 @@ if TYPE_CHECKING:
 
 
 class SerialEngine:
-    """Runs each placement inside `submit`, with the caller's random state and threads preserved.
+    """Runs each placement inside `submit`; preserves the caller's random state and threads.
 
-    Parameters
-    ----------
-    bundle : Bundle
-        The sweep.
-    data : Batches
-        The samples.
-    look : callable
-        Reads the load.
-    tell : callable
-        Receives the news.
-    signals : Interruption, optional
-        The first lets a job save itself, the second breaks into it.
+    The first signal lets a job save itself, the second interrupts it.
     """
 
     def __init__(
@@ -58,7 +47,7 @@ class SerialEngine:
         return self._look(running, {})
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
-        """Run the placement now; the future is done when this returns."""
+        """Run the placement; return a completed future."""
         from asynckfold.training import seeding
         from asynckfold.training.worker import main
 

@@ -152,7 +152,7 @@ class Placement:
     jobs_per_gpu: int = 1
 
     @property
-    def is_row(self) -> bool:
+    def is_job_batch(self) -> bool:
         """Whether its jobs are done one after another."""
         return self.trainer == "plain" and len(self.jobs) > 1
 

@@ -1,7 +1,7 @@
-"""What probes found, kept for later runs on this machine: one small file for each model and batch.
+"""A cache of measured costs for later runs on this machine: one small file per model and batch.
 
-``$XDG_CACHE_HOME/asynckfold`` (or ``~/.cache/asynckfold``) is a convenience: what is missing,
-damaged or cannot be written is measured again. It holds numbers only; nothing in it names code.
+It is in ``$XDG_CACHE_HOME/asynckfold`` or ``~/.cache/asynckfold``. Missing or damaged entries are
+measured again. It holds numbers only; nothing in it names code.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from asynckfold.jobs.cost import Cost
 from asynckfold.system.files import make_folder, write_whole
 
 MOST_BYTES = 100_000
-"""A larger file is none of ours."""
+"""A larger file is not an entry."""
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of everything that seconds depend on: plain data, in any order.
+    """Return the SHA-256 of everything that timings depend on: plain data, in any order.
 
     >>> key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
     True
@@ -32,7 +32,7 @@ def key_of(facts: Mapping[str, Any]) -> str:
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Return where costs are kept; None where there is no home.
+    """Return the cache folder; None without a home.
 
     >>> folder({"XDG_CACHE_HOME": "/fast"})
     PosixPath('/fast/asynckfold')
@@ -40,14 +40,14 @@ def folder(environ: Mapping[str, str] | None = None) -> Path | None:
     environ = os.environ if environ is None else environ
     given = Path(environ.get("XDG_CACHE_HOME", ""))
     if given.is_absolute():
-        # As the XDG Base Directory Specification says: a relative path is ignored.
+        # The XDG Base Directory Specification says to ignore relative paths.
         return given / "asynckfold"
     home = environ.get("HOME", "")
     return Path(home, ".cache", "asynckfold") if Path(home).is_absolute() else None
 
 
 def recall(key: str, place: Path | None) -> Cost | None:
-    """Return the cost that was kept under `key`, or None where there is none that can be read."""
+    """Return the cached cost, or None if there is none that can be read."""
     if place is None:
         return None
     try:
@@ -60,15 +60,15 @@ def recall(key: str, place: Path | None) -> Cost | None:
 
 
 def remember(key: str, cost: Cost, place: Path | None) -> Cost:
-    """Keep a cost, and return what is kept: what another run wrote first stays.
+    """Store a cost and return the stored one: what another run wrote first stays.
 
-    So that runs that probe at the same time decide by the same numbers.
+    So runs that probe at the same time decide by the same numbers.
     """
     found = recall(key, place)
     if found is not None or place is None:
         return found or cost
     text = json.dumps({"key": key, "cost": cost.to_dict()})
-    # A home that is full or read-only costs the next run a probe, and nothing else.
+    # A full or read-only home only costs the next run a probe.
     with contextlib.suppress(OSError, StorageError):
         make_folder(place)
         write_whole(_path(key, place), text.encode())

@@ -1,4 +1,4 @@
-"""What a sweep will do by what was decided for it: its jobs placed in virtual time."""
+"""Forecasts a sweep: its jobs, placed in virtual time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import Request, units
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning.fusion_groups import Grouping, grouped
-from asynckfold.planning.thread_choice import Choice, Workload, decided_of, requests
 from asynckfold.planning.thread_search import Prediction
+from asynckfold.planning.workload import Choice, Workload, decided_of, requests
 from asynckfold.scheduling.simulate import Simulation, VirtualMachine, simulate
 from asynckfold.store import RunReader
 from asynckfold.store.database import decoding
@@ -26,22 +26,21 @@ class Forecast:
     plan : Plan
         Its jobs, with their threads and groups.
     folds : tuple of Fold
-        Who would be held out when.
+        Its folds.
     choice : Choice
-        The threads of each model, why, and the seconds that the sweep should take.
+        The threads of each model, why, and the expected seconds of the sweep.
     requests : Mapping of str to Request
         By job id: expected seconds, threads and bytes of memory.
     units : Mapping of str to Request
-        The same of what is placed as one: of each group by its first job, with the seconds of all
-        of its jobs, and of each job in none.
+        The same by unit of placement: a fusion group, named by its first job, or a single job.
     fusing : Mapping of str to str
-        By model which jobs are trained as one, or why none; empty where that was not asked for.
+        By model its groups, or why it has none; empty if fusion was not requested.
     simulation : Simulation
-        The sweep with all allotted cores and as much memory as it wants, nobody else being there.
+        The sweep on all allotted cores, with unlimited memory and no other processes.
     failures : Mapping of str to str
-        By candidate whose dry run failed: the last line of the traceback.
+        Last line of the traceback, by candidate whose dry run failed.
     notes : tuple of str
-        What the dry run has to tell, and forbids nothing.
+        Remarks of the dry run that forbid nothing.
     """
 
     plan: Plan
@@ -56,17 +55,7 @@ class Forecast:
 
 
 def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -> Forecast:
-    """Return what a sweep will do by a choice.
-
-    Parameters
-    ----------
-    work : Workload
-        The jobs of the sweep, and what they run on.
-    choice : Choice
-        What was decided for it.
-    grouping : Grouping, optional
-        Which jobs are trained as one.
-    """
+    """Return the forecast of a sweep with these decisions."""
     grouping = grouping or Grouping()
     asked = requests(choice, work, grouping.groups)
     placed = units(asked, grouping.groups)
@@ -81,20 +70,20 @@ def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -
         placed,
         grouping.why,
         simulation,
-        {name: _last_line(trace) for name, trace in work.facts.failures.items()},
+        {name: trace.strip().splitlines()[-1] for name, trace in work.facts.failures.items()},
         work.facts.notes,
     )
 
 
 def foreseen(work: Workload, choice: Choice, grouping: Grouping) -> Choice:
-    """Return a choice with what is predicted of the sweep in groups, and of its last jobs."""
+    """Return the choice with a prediction that includes fusion groups and last jobs."""
     if not grouping.groups and not choice.last_threads:
         return choice
     return replace(choice, prediction=Prediction.of(forecast(work, choice, grouping).simulation))
 
 
 def forecast_of(store: RunReader) -> Forecast | None:
-    """Return what was foreseen for a run; None where that was not recorded."""
+    """Return the forecast of a stored run; None if it was not recorded."""
     decided = decided_of(store)
     if decided is None:
         return None
@@ -105,7 +94,3 @@ def forecast_of(store: RunReader) -> Forecast | None:
         gpus = len(store.about["machine"]["gpus"]) if plan.device == "cuda" else 0
     kept = grouped(plan, False, {}, decided.cores, plan) if plan.groups else None
     return forecast(Workload(plan, folds, nothing, decided.cores, {}, gpus), decided, kept)
-
-
-def _last_line(trace: str) -> str:
-    return trace.strip().splitlines()[-1]

@@ -1,8 +1,8 @@
-"""Which jobs are trained as one: a pure rule over operations, number of jobs and allotted cores.
+"""Which jobs form fusion groups: a pure rule over operations, number of jobs and allotted cores.
 
-How many jobs are trained as one touches their bits, so the same sweep must get the same groups on
-an idle and on a busy machine: a timing has a say only where it is far from the rule, and is then
-remembered for this machine (`why_not_here`). The groups are written in the plan.
+The size of a group changes bits, so the same sweep must get the same groups on an idle and on a
+busy machine. A timing counts only if it is far from the rule, and is then cached for this machine
+(`why_not_here`). The groups are written in the plan.
 
 ::
 
@@ -21,13 +21,13 @@ from itertools import pairwise
 from asynckfold.jobs.cost import work_of
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
-from asynckfold.planning.thread_search import OVERTURN, rule_cost
+from asynckfold.planning.flop_model import OVERTURN, between, rule_cost
 
 MOST_FLOPS = 3e8
-"""Operations of a training step above which fusing is not sure to pay.
+"""Operations of a training step above which fusion may not pay.
 
 From `asynckfold bench fusion` (1 core of an AMD EPYC, 2 cores shared with others; torch 2.15;
-batches of 32 unless said): seconds of plain steps / seconds of a fused step, of 5 and of 10 jobs.
+batches of 32 unless stated): seconds of plain steps / seconds of a fused step, for 5 and 10 jobs.
 
 =========================  =====  =====  =====
 model                      MFLOP      5     10
@@ -41,55 +41,54 @@ LeNet5, batch 128            290   1.58   1.61
 VGG11, quarter width        1869   1.41   1.10
 =========================  =====  =====  =====
 
-Up to 290 MFLOP each was 1.3 times faster at least, in each of two runs on a machine that others
-used; VGG11 came out between 1.10 and 1.41. LeNet CIFAR, at 0.94 before, is bound by its
-convolutions, of which the fused ones are not faster than the plain ones: 3 to 16 channels fill no
-vector."""
+Up to 290 MFLOP every model was at least 1.3 times faster in both of two runs on a shared machine;
+VGG11 was between 1.10 and 1.41. LeNet CIFAR is bound by its convolutions, which fusion does not
+speed up: 3 to 16 channels do not fill a vector."""
 
 MOST_JOBS = 10
-"""Jobs of a group at most: ten were little faster a job than five, and lose more together."""
+"""Largest group: ten jobs were hardly faster per job than five, and are lost together."""
 
 LEAST_JOBS = 3
-"""Where no group would have so many, too little is gained, and "auto" fuses none.
+"""If no group would have this many jobs, the gain is too small, and "auto" does not fuse.
 
 Measured like the table above, on a busier machine: 2 jobs 1.27 to 1.59 times faster, 3 jobs 1.38 to
 2.04 times, over the models up to LeNet5."""
 
 LEAST_SECONDS = 1.0
-"""Seconds of a model's jobs, one after another by the rule of `decide`, below which tracing eats up
-what is gained, see `LEAST_STEPS`."""
+"""Total seconds of a model's jobs, by the rule, below which tracing costs more than fusion gains;
+see `LEAST_STEPS`."""
 
 LEAST_STEPS = 250
-"""Steps of a model besides, whose seconds its check in both precisions takes a part of.
+"""Further steps needed to pay for the check of the fused model in both precisions.
 
-A whole call over five folds with two warm workers, alone and as one (2 cores of a Xeon, others
-computing a little; torch 2.15, medians of three): of an MLP 64-128-10 whose jobs take 1.6 s by the
-rule 1.43 and 1.08 s; MLP 784-128-10, 1.3 s: 1.17 and 0.87; LeNet CIFAR, 2.1 s: 2.41 and 2.20;
-LeNet5, 4.1 s: 3.28 and 3.18."""
+A whole call over five folds with two warm workers, plain and fused (2 cores of a Xeon, little other
+load; torch 2.15, medians of three). MLP 64-128-10, 1.6 s by the rule: 1.43 and 1.08 s; MLP
+784-128-10, 1.3 s: 1.17 and 0.87; LeNet CIFAR, 2.1 s: 2.41 and 2.20; LeNet5, 4.1 s: 3.28 and 3.18.
+"""
 
 GAINS = ((1.3e6, 2.73), (1.31e7, 1.86), (7.3e7, 1.5), (2.9e8, 1.5), (1.87e9, 1.25))
-"""Operations of a step, and how many times faster five jobs are as one, from the table above: of
-models of nearly as many operations the geometric mean."""
+"""Operations of a step, and the gain of five fused jobs, from the table above; for models with
+similar operations their geometric mean."""
 
 GAINING_JOBS = 5
-"""Jobs as one beyond which more of them gain little more."""
+"""Group size beyond which the gain per job hardly grows."""
 
 Fuse = bool | int | str
-"""``"auto"``, True for every model that can be, False, or how many jobs are trained as one."""
+"""``"auto"``, True for every model that can be fused, False, or the number of jobs per group."""
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which jobs are trained as one.
+    """The fusion groups of a sweep.
 
     Parameters
     ----------
     groups : tuple of tuple of str
-        Job ids; a job in none is trained by itself.
+        Job ids; a job in none is trained separately.
     why : Mapping of str to str
         A sentence by model.
     widths : Mapping of str to int
-        How many jobs the largest group of a model has, of those models that have any.
+        Size of the largest group by model, for models that have groups.
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
@@ -98,29 +97,15 @@ class Grouping:
 
 
 def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, flops: int) -> str:
-    """Return why the jobs of a model are not to be fused, by what a dry run knows; empty if to be.
-
-    Parameters
-    ----------
-    fuse : "auto", bool or int
-        What was asked for.
-    plan : Plan
-        With the model's jobs; its groups and threads do not matter.
-    folds : sequence of Fold
-        Whom the jobs hold out.
-    model : str
-        Name of the model.
-    flops : int
-        Operations of one of its training steps.
-    """
+    """Return why the jobs of a model are not fused; empty if they are."""
     if fuse is False:
         return "fuse is False"
     if plan.device != "cpu":
         return "only jobs on CPUs are fused"
     if plan.params.trainer != "plain":
-        return f"each is trained by the trainer {plan.params.trainer!r}"
+        return f"its jobs use the trainer {plan.params.trainer!r}"
     if plan.params.compile:
-        return "each is compiled by itself (compile=True)"
+        return "each job is compiled separately (compile=True)"
     jobs = [job for job in plan.jobs if job.model == model]
     if len(jobs) < 2:
         return "there is one job"
@@ -138,19 +123,19 @@ def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, fl
 
 
 def gain(flops: float, jobs: int, measured: float = 0.0) -> float:
-    """Return how many times faster steps of jobs as one are than one after another, for a forecast.
+    """Return the speed-up of training steps by fusion, for a forecast; no bit depends on it.
 
-    Evaluation and checkpoints are no part of it: each job of a group does its own. Between the
-    measured points of `GAINS` by the logarithms of operations and of jobs: no bit depends on it.
+    Interpolated in `GAINS` by the logarithms of operations and jobs. Evaluation and checkpoints
+    gain nothing: each job of a group does its own.
 
     Parameters
     ----------
     flops : float
         Operations of a training step.
     jobs : int
-        Trained as one.
+        Size of the group.
     measured : float
-        The gain of five jobs here, by a probe; 0 where there was none.
+        The gain of five jobs measured here by a probe; 0 if there was none.
 
     Examples
     --------
@@ -163,7 +148,7 @@ def gain(flops: float, jobs: int, measured: float = 0.0) -> float:
 
 
 def gain_of_many(found: float, jobs: int) -> float:
-    """Return the gain of five jobs or more, of which `found` is that of so many: 2 or more.
+    """Return the gain of five or more jobs from that `found` for `jobs`, at least 2.
 
     >>> round(gain_of_many(gain(1.31e7, 2), 2), 2)
     1.86
@@ -177,24 +162,19 @@ def _share_of_gain(jobs: int) -> float:
 
 def _gain_of_many(flops: float) -> float:
     points = [math.log(point) for point, _ in GAINS]
-    log = min(max(math.log(max(flops, 1.0)), points[0]), points[-1])
-    most = GAINS[-1][1]
-    for (left, low), (right, high) in pairwise(zip(points, (g for _, g in GAINS), strict=True)):
-        if log <= right:
-            most = low + (high - low) * (log - left) / (right - left)
-            break
-    return most
+    log = max(math.log(max(flops, 1.0)), points[0])
+    return between(points, [most for _, most in GAINS], log)
 
 
 def measured_here(gain: float) -> str:
-    """Return in words what a probe measured of jobs as one; a gain below 1 is a loss.
+    """Return the measured gain of fusion as a sentence.
 
     >>> measured_here(1.9)
-    'measured here: steps of jobs as one are 1.90 times faster than one after another'
+    'measured here: fused steps are 1.90 times faster than separate ones'
     >>> measured_here(0.8)
-    'measured here: steps of jobs as one take 1.25 times as long as one after another'
+    'measured here: fused steps take 1.25 times as long as separate ones'
     >>> measured_here(0.996)
-    'measured here: steps of jobs as one take as long as one after another'
+    'measured here: fused steps take as long as separate ones'
     """
     if "1.00" in (f"{gain:.2f}", f"{1 / gain:.2f}"):
         found = "take as long as"
@@ -202,18 +182,18 @@ def measured_here(gain: float) -> str:
         found = f"are {gain:.2f} times faster than"
     else:
         found = f"take {1 / gain:.2f} times as long as"
-    return f"measured here: steps of jobs as one {found} one after another"
+    return f"measured here: fused steps {found} separate ones"
 
 
 def why_not_here(measured: float) -> str:
-    """Return why jobs are not fused, by what a probe measured; empty where it does not say so.
+    """Return why a measured gain forbids fusion; empty if it does not.
 
-    As for threads, a timing overturns the rule by the margin `decide.OVERTURN` only.
+    As for threads, a timing overturns the rule only by the margin `OVERTURN`.
 
     >>> why_not_here(0.9)
     ''
     >>> why_not_here(0.5)
-    'measured here: steps of jobs as one take 2.00 times as long as one after another'
+    'measured here: fused steps take 2.00 times as long as separate ones'
     """
     return measured_here(measured) if 0 < measured <= 1 / OVERTURN else ""
 
@@ -228,26 +208,26 @@ def grouped(
     found: Mapping[str, str] | None = None,
     most: Mapping[str, int] | None = None,
 ) -> Grouping:
-    """Divide the jobs of each model that is to be fused into groups.
+    """Divide the jobs of each model into fusion groups.
 
     Parameters
     ----------
     plan : Plan
         With its threads.
     fuse : "auto", bool or int
-        What was asked for.
+        The user's setting.
     why_not : Mapping of str to str
-        By model why it is not to be fused; empty where it is.
+        By model why it is not fused; empty if it is.
     cores : int
         Allotted cores.
     before : Plan, optional
-        Of this run or of another, whose groups are kept.
+        Plan of this run or of another, whose groups are kept.
     failing : collection of str
-        Candidates whose dry run failed: their jobs would end those that they are trained with.
+        Candidates whose dry run failed: in a group they would end the other jobs as well.
     found : Mapping of str to str, optional
-        What is known of fused models, to be told with the groups.
+        By model what to report with its groups.
     most : Mapping of str to int, optional
-        By model how many jobs fit into the memory at once.
+        By model how many jobs fit into memory at once.
 
     Examples
     --------
@@ -280,13 +260,13 @@ def grouped(
         fitting = (most or {}).get(model, len(names))
         if fitting < 2 and fresh:
             reason = reason or "no two of its jobs fit into the memory at once"
-        places = cores * _per_core(plan, model)
+        places = cores * (1 / plan.threads_of(model))
         made = [] if reason or not fresh else _divided(fresh, fuse, places, fitting)
         if not reason and fresh and not made:
             reason = f"{len(fresh)} jobs are too few for {cores} cores"
         mine += made
         groups += mine
-        why[model] = _told(mine, len(names), reason, taken_over=known.issuperset(names))
+        why[model] = _group_sentence(mine, len(names), reason, taken_over=known.issuperset(names))
         if made and made != _divided(fresh, fuse, places, len(names)):
             why[model] += f", since no more than {fitting} at once fit into the memory"
         if made and found and found.get(model):
@@ -296,14 +276,10 @@ def grouped(
     return Grouping(tuple(groups), why, widths)
 
 
-def _per_core(plan: Plan, model: str) -> float:
-    return 1 / plan.threads_of(model)
-
-
 def _divided(
     names: Sequence[str], fuse: Fuse, places: float, fitting: int
 ) -> list[tuple[str, ...]]:
-    """Equal groups of neighbours, so that jobs of one LR schedule stay together."""
+    """Divide the jobs in order into equal groups; jobs of one LR schedule stay together."""
     if isinstance(fuse, int) and not isinstance(fuse, bool):
         count = math.ceil(len(names) / fuse)
     else:
@@ -317,7 +293,9 @@ def _divided(
     return [part for part in parts if len(part) > 1]
 
 
-def _told(groups: Sequence[tuple[str, ...]], jobs: int, reason: str, *, taken_over: bool) -> str:
+def _group_sentence(
+    groups: Sequence[tuple[str, ...]], jobs: int, reason: str, *, taken_over: bool
+) -> str:
     if not groups:
         return "not fused, as before" if taken_over else f"not fused: {reason}"
     sizes = " + ".join(str(len(group)) for group in groups)

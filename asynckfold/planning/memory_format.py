@@ -1,7 +1,7 @@
-"""Which models train channels last in memory: a pure rule over the shapes of their convolutions.
+"""Which models train in channels-last memory format: a pure rule over their convolutions' shapes.
 
-The format touches bits, so the same sweep must get the same one on an idle and on a busy machine:
-no timing has a say here. What is chosen is written in the plan.
+The format changes bits, so the same sweep must get the same one on an idle and on a busy machine:
+timings have no say. The choice is written in the plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from asynckfold.jobs.plan import Plan
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution of images in one training step.
+    """A 2-D convolution in one training step.
 
     Parameters
     ----------
@@ -30,17 +30,17 @@ class Convolution:
 
 
 NARROW = 16
-"""Channels below which an output fills no vector of 16 float32."""
+"""Fewer channels do not fill a vector of 16 float32."""
 
 MOST_NARROW = 0.5
-"""The largest share of narrow outputs."""
+"""Largest share of narrow outputs."""
 
 MOST_PRODUCTS = 400
-"""Products for each output above which convolutions are not sure to gain: the kernels for channels
-that come last save copies of inputs and outputs, which are little beside so many products.
+"""Products per output above which convolutions may not gain: channels-last kernels save copies of
+inputs and outputs, which cost little compared with so many products.
 
-From three runs of `asynckfold bench formats` (1 core of an AMD EPYC that others used, too; torch
-2.15; batches of 32 unless said): seconds of a step contiguous / channels last, in turns.
+From three runs of `asynckfold bench formats` (1 core of a shared AMD EPYC; torch 2.15; batches of
+32 unless stated): seconds of a contiguous / a channels-last step, interleaved.
 
 ===================================  ==================  ========  ============
 model                                products an output  narrow %  ratio
@@ -61,19 +61,12 @@ LeNet5                                               57        75  1.02 to 1.03
 LeNet CIFAR                                          94        75  1.00
 ===================================  ==================  ========  ============
 
-On two cores of a Xeon with AMX VGG11 was slower so, 0.87, and LeNet5, 0.93; a VGG11 of a quarter of
-the width 1.37 and MobileNet 1.33 to 1.38 times faster."""
+On two cores of a Xeon with AMX: VGG11 0.87, LeNet5 0.93, VGG11 of quarter width 1.37, MobileNet
+1.33 to 1.38."""
 
 
 def why_not_paying(plan: Plan, convolutions: Sequence[Convolution]) -> str:
-    """Return why a model is not to train channels last, by what a dry run knows; empty if to.
-
-    Parameters
-    ----------
-    plan : Plan
-        Its parameters and its kind of device.
-    convolutions : sequence of Convolution
-        Of one training step of the model.
+    """Return why a model does not train in channels-last format; empty if it does.
 
     Examples
     --------
@@ -82,36 +75,36 @@ def why_not_paying(plan: Plan, convolutions: Sequence[Convolution]) -> str:
     >>> why_not_paying(plan, [Convolution((32, 64, 32, 32), (64, 16, 3, 3))])
     ''
     >>> why_not_paying(plan, [Convolution((32, 6, 28, 28), (6, 1, 5, 5))])
-    '100 % of what its convolutions give has less than 16 channels, and 50 % is the most'
+    '100 % of its convolution outputs have fewer than 16 channels; the limit is 50 %'
     """
     asked = plan.params.memory_format
     if asked == "contiguous":
         return "memory_format is 'contiguous'"
     if not convolutions:
-        return "it has no convolution of images"
+        return "it has no 2-D convolution"
     if asked == "channels_last":
         return ""
     if plan.device != "cpu":
         return "the rule was measured on CPUs only"
     if plan.params.trainer != "plain":
-        return f"each is trained by the trainer {plan.params.trainer!r}"
+        return f"its jobs use the trainer {plan.params.trainer!r}"
     narrow = narrow_share(convolutions)
     if narrow > MOST_NARROW:
         return (
-            f"{100 * narrow:.0f} % of what its convolutions give has less than {NARROW} channels, "
-            f"and {100 * MOST_NARROW:.0f} % is the most"
+            f"{100 * narrow:.0f} % of its convolution outputs have fewer than {NARROW} channels; "
+            f"the limit is {100 * MOST_NARROW:.0f} %"
         )
     products = products_per_output(convolutions)
     if products > MOST_PRODUCTS:
         return (
-            f"its convolutions take {products:.0f} products for each output, and {MOST_PRODUCTS} "
-            "is the most"
+            f"its convolutions take {products:.0f} products per output; the limit is "
+            f"{MOST_PRODUCTS}"
         )
     return ""
 
 
 def narrow_share(convolutions: Sequence[Convolution]) -> float:
-    """Return the share of all outputs that has less than `NARROW` channels.
+    """Return the share of all outputs with fewer than `NARROW` channels.
 
     >>> narrow_share([Convolution((8, 6, 4, 4), (6, 3, 3, 3)), Convolution((8, 18, 4, 4), (18, 6))])
     0.25
@@ -120,7 +113,7 @@ def narrow_share(convolutions: Sequence[Convolution]) -> float:
 
 
 def products_per_output(convolutions: Sequence[Convolution]) -> float:
-    """Return how many products a convolution takes for each number that it gives, on average.
+    """Return the mean number of products per output.
 
     >>> products_per_output([Convolution((8, 6, 4, 4), (6, 3, 5, 5))])
     75.0
@@ -129,23 +122,15 @@ def products_per_output(convolutions: Sequence[Convolution]) -> float:
 
 
 def _mean(values: Sequence[float], convolutions: Sequence[Convolution]) -> float:
-    """By numbers of outputs."""
+    """Return the mean, weighted by numbers of outputs."""
     counts = [math.prod(item.outputs) for item in convolutions]
     return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
 
 
 def chosen(plan: Plan, why_not: Mapping[str, str], before: Plan | None) -> tuple[str, ...]:
-    """Return which models of a plan train channels last.
+    """Return the models of a plan that train in channels-last format.
 
-    Parameters
-    ----------
-    plan : Plan
-        With all its jobs.
-    why_not : Mapping of str to str
-        By model why it is not to; empty where it is.
-    before : Plan, optional
-        Of this run or of another: what it says of its models is kept, unless a format was asked
-        for.
+    The formats of `before`, a plan of this run or of another, are kept unless one is requested.
     """
     kept = before if plan.params.memory_format == "auto" else None
     known = set() if kept is None else {job.model for job in kept.jobs}

@@ -9,8 +9,8 @@ from itertools import groupby, starmap
 
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Result, job_by_id
-from asynckfold.planning.thread_choice import Choice, decided_of
 from asynckfold.planning.thread_search import Prediction
+from asynckfold.planning.workload import Choice, decided_of
 from asynckfold.store import Attempt, RunReader
 
 _Group = tuple[str, ...]

@@ -1,48 +1,40 @@
-"""The queue: pending requests, of which the longest is found at once, however many there are."""
+"""The queue of pending jobs: finds the longest one quickly among 100,000."""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
-from typing import Protocol
 
 from asynckfold.jobs.placement import Placement, Request
+from asynckfold.scheduling.reservations import Capacity
 
-ROW_SECONDS = 0.25
-"""Most expected seconds of a row of short jobs. A placement costs some 5 ms (two commits, a look at
-the load, a way to the worker and back), which then is little; no core waits longer for the last."""
+JOB_BATCH_SECONDS = 0.25
+"""Longest batch of short jobs, in expected seconds. A placement costs about 5 ms (two commits, a
+reading of the load, a round trip to the worker): larger values cost less overhead; smaller ones
+shorten the wait for the last core."""
 
-ROW_SHARE = 4
-"""Rows that each core gets at least of the jobs that are left, so that all end together."""
+JOB_BATCHES_PER_CORE = 4
+"""Batches of short jobs that are left for each core at least, so that all cores end together."""
 
 _Shape = tuple[int, int, bool, bool, int, int]
 
 _shape: Callable[[Request], _Shape] = attrgetter(
     "threads", "memory", "gpu", "alone", "gpu_memory", "jobs_per_gpu"
 )
-"""What a request asks for: two of one shape fit in the same places."""
+"""The resources of a request: two requests of one shape fit in the same places."""
 
 _Rank = tuple[float, str]
-"""Where a request stands in its queue: -seconds, job id."""
-
-
-class _Space(Protocol):
-    """What is left, as far as the queue asks."""
-
-    @property
-    def cores(self) -> Sequence[int]: ...
-
-    def fits(self, request: Request) -> bool: ...
+"""(-seconds, job id)."""
 
 
 class _Queue:
-    """Ranks of the requests that ask for what `like` asks for, as a heap.
+    """A heap of the requests of one shape, that of `like`.
 
-    What is removed below the top stays in the heap until it comes up; the top is always alive.
+    Removal is lazy below the top: a removed rank stays in the heap until it reaches the top.
     """
 
     def __init__(self, like: Request) -> None:
@@ -55,7 +47,7 @@ class _Queue:
 
     @property
     def head(self) -> _Rank:
-        """The first rank of a queue that is not empty."""
+        """The first rank; the queue must not be empty."""
         return self._heap[0]
 
     def add(self, rank: _Rank) -> None:
@@ -70,7 +62,7 @@ class _Queue:
             self._heap = sorted(self._alive.values())
 
     def followers(self) -> Iterator[_Rank]:
-        """Ranks after the head in order, only as far as they are read: the k-th costs O(log k)."""
+        """Yield the ranks after the head in order, lazily; the k-th costs O(log k)."""
         front = [(self._heap[0], 0)]
         while front:
             rank, at = heapq.heappop(front)
@@ -80,29 +72,26 @@ class _Queue:
                 heapq.heappush(front, (self._heap[child], child))
 
     def _is_alive(self, rank: _Rank) -> bool:
-        # By identity: a job that left and came back has two equal ranks in the heap.
+        # By identity: a job that was removed and added again has two equal ranks in the heap.
         return self._alive.get(rank[1]) is rank
 
 
 class Backlog:
     """Pending requests, kept in order from one call of `place` to the next.
 
-    Requests that ask for the same are interchangeable but for their rank, so that there is one
-    queue, the longest first, for each of the few things that are asked for, and a placement looks
-    at their heads only: at 100,000 pending jobs, too.
+    There is one queue, longest job first, for each combination of requested resources. `place`
+    reads only their heads, so that its cost does not grow with the number of pending jobs.
 
     Parameters
     ----------
     requests : iterable of Request
-        With job ids that differ.
+        With distinct job ids.
 
     Examples
     --------
-    >>> from asynckfold.placement import Load, place
     >>> backlog = Backlog([Request("a", 2.0), Request("b", 3.0)])
-    >>> load = Load(cores=(0,), idle=(0,), free_memory=1)
-    >>> place(backlog, [], load)[0].jobs
-    ('b',)
+    >>> backlog.first(gpus=False).job_id
+    'b'
     >>> backlog.remove("b").seconds, len(backlog), "b" in backlog
     (3.0, 1, False)
     """
@@ -118,7 +107,7 @@ class Backlog:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
-        """Return the requests as they were added."""
+        """Iterate in the order of addition."""
         return iter(self._requests.values())
 
     def __contains__(self, job_id: object) -> bool:
@@ -143,7 +132,7 @@ class Backlog:
         self._jobs[shape] += request.width
 
     def remove(self, job_id: str) -> Request:
-        """Take the request of a job away and return it; O(log n), amortized.
+        """Remove and return the request of a job; O(log n), amortized.
 
         Raises
         ------
@@ -159,28 +148,28 @@ class Backlog:
             del self._queues[shape], self._jobs[shape]
         return request
 
-    def row(self, first: Request, placement: Placement, cores: int) -> Placement:
-        """Take away short jobs that can follow the one that was placed, and return the whole row.
+    def extend(self, first: Request, placement: Placement, cores: int) -> Placement:
+        """Extend the placement of a short job to a batch of short jobs, removed from the backlog.
 
         Parameters
         ----------
         first : Request
-            What was placed, and is pending no more. A job that is not short is a row of its own.
+            The job that was placed, already removed. If it is not short, nothing follows it.
         placement : Placement
-            Where.
+            Its placement.
         cores : int
-            For how many cores the jobs that are left are meant, too.
+            Number of cores that share the remaining jobs.
 
         Examples
         --------
         >>> backlog = Backlog(Request(name, 0.01) for name in "abcdefghi")
-        >>> backlog.row(backlog.remove("a"), Placement(("a",), (0,)), cores=1).jobs
+        >>> backlog.extend(backlog.remove("a"), Placement(("a",), (0,)), cores=1).jobs
         ('a', 'b', 'c')
         >>> len(backlog)
         6
         """
-        names, left = [first.job_id], ROW_SECONDS - first.seconds
-        count = 1 + len(self) // (ROW_SHARE * cores)
+        names, left = [first.job_id], JOB_BATCH_SECONDS - first.seconds
+        count = 1 + len(self) // (JOB_BATCHES_PER_CORE * cores)
         if not _is_single(first) or left < 0:
             return placement
         for queue in self._queues.values():
@@ -198,24 +187,24 @@ class Backlog:
         return replace(placement, jobs=tuple(names))
 
     def kinds(self) -> Iterator[tuple[Request, int]]:
-        """Return a request of each kind, and how many jobs ask for it: all the same but seconds."""
+        """Return a request of each shape, and how many jobs have that shape."""
         return ((queue.like, self._jobs[shape]) for shape, queue in self._queues.items())
 
-    def in_turn(self, rest: _Space) -> Iterator[Request]:
-        """Return requests that fit into the `rest`, the longest first.
+    def in_turn(self, capacity: Capacity) -> Iterator[Request]:
+        """Yield requests that fit, the longest first.
 
-        The reader reduces the rest; a shape that does not fit any more is not looked at again.
+        The caller reduces the capacity; a shape that no longer fits is skipped from then on.
         """
         turn = [
             (queue.head, queue.like, queue.followers())
             for queue in self._queues.values()
-            if rest.fits(queue.like)
+            if capacity.fits(queue.like)
         ]
         heapq.heapify(turn)
-        while turn and rest.cores:
+        while turn and capacity.cores:
             (_, job_id), like, followers = turn[0]
             following = None
-            if rest.fits(like):
+            if capacity.fits(like):
                 yield self._requests[job_id]
                 following = next(followers, None)
             if following is None:
@@ -224,7 +213,7 @@ class Backlog:
                 heapq.heapreplace(turn, (following, like, followers))
 
     def first(self, gpus: bool) -> Request | None:
-        """Return the longest request whose device is there; one that must be alone comes last."""
+        """Return the longest request whose device exists; those that must run alone come last."""
         heads = [
             (queue.like.alone, queue.head)
             for queue in self._queues.values()
@@ -234,12 +223,12 @@ class Backlog:
 
 
 def _is_single(request: Request) -> bool:
-    """Whether it is one job of one process whose seconds are known."""
+    """Whether it is one job in one process, of known duration."""
     return request.trainer == "plain" and not request.alone and request.seconds > 0
 
 
 def _can_follow(later: Request, first: Request) -> bool:
-    """Whether what was found for one request is enough for another."""
+    """Whether the placement of the first is enough for the later request."""
     return (
         (later.threads, later.gpu, later.alone, later.jobs_per_gpu)
         == (first.threads, first.gpu, first.alone, first.jobs_per_gpu)

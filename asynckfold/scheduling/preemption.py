@@ -1,12 +1,12 @@
-"""Which running jobs move to other cores, pause and go on where others came: a pure function.
+"""Which running jobs move to other cores, pause or resume when other processes need their cores.
 
 ::
 
-    others came to a job's cores ──► idle cores elsewhere? ──► it moves there
-                                        └─ none ──► another job goes on? ──► it pauses
-    cores became idle ──► it goes on there            └─ none ──► it goes on beside the others
+    other processes on a job's cores ──► other cores idle? ── yes ──► move
+                                                └─ no ──► does another job go on? ── yes ──► pause
+    paused job, cores idle ──► resume there                   └─ no ──► go on beside the others
 
-What is decided here settles: on the same load nothing more changes.
+A pure function with a fixed point: called again on the same load, it changes nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from asynckfold.jobs.placement import Load
 
 
 @dataclass(frozen=True)
-class Held:
-    """The cores of a job that runs, or those that it had when it paused."""
+class HeldCores:
+    """The cores of a running job, or of a paused one before its pause."""
 
     cores: tuple[int, ...]
     paused: bool = False
@@ -29,32 +29,32 @@ class Held:
 Key = TypeVar("Key")
 
 
-def yielded(
-    running: Mapping[Key, Held], load: Load, fixed: Collection[int] = ()
+def reassign_cores(
+    running: Mapping[Key, HeldCores], load: Load, fixed: Collection[int] = ()
 ) -> dict[Key, tuple[int, ...]]:
-    """Return the cores of each job for which they change; none for one that pauses.
+    """Return the new cores of each job that moves, pauses (no cores) or resumes.
 
-    Jobs that others disturb come first, then those that paused, each in the order given. A job goes
-    on with as many cores as it had, so that no bit changes; at least one job always goes on.
+    Disturbed jobs come first, then paused ones, each in the given order. A job keeps its number of
+    cores, so that no bit changes; at least one job goes on.
 
     Parameters
     ----------
-    running : Mapping of key to Held
-        What can be moved, the oldest first.
+    running : Mapping of key to HeldCores
+        Jobs that can be moved, the oldest first.
     load : Load
         The machine now.
     fixed : collection of int
-        Cores of what cannot be moved now, because it is just about to start; it may still fail to,
-        so that it does not count as going on.
+        Cores of jobs that cannot be moved because they are just starting. They may still fail to
+        start, so they do not count as jobs that go on.
 
     Examples
     --------
     >>> load = Load(cores=(0, 1, 2), idle=(1, 2), free_memory=1)
-    >>> yielded({"a": Held((0,)), "b": Held((1,))}, load)
+    >>> reassign_cores({"a": HeldCores((0,)), "b": HeldCores((1,))}, load)
     {'a': (2,)}
-    >>> yielded({"a": Held((0,)), "b": Held((1,)), "c": Held((2,))}, load)
+    >>> reassign_cores({"a": HeldCores((0,)), "b": HeldCores((1,)), "c": HeldCores((2,))}, load)
     {'a': ()}
-    >>> yielded({"a": Held((0,), paused=True), "b": Held((1,))}, load)
+    >>> reassign_cores({"a": HeldCores((0,), paused=True), "b": HeldCores((1,))}, load)
     {'a': (2,)}
     """
     calm = {
@@ -67,7 +67,7 @@ def yielded(
     disturbed = (key for key in running if key not in calm)
     for key in sorted(disturbed, key=lambda key: running[key].paused):
         cores = running[key].cores
-        # Those of its own that are still idle, then the idlest.
+        # Its own cores that are still idle, then the idlest.
         wanted = sorted(free, key=lambda core: core not in cores)[: len(cores)]
         if len(wanted) < len(cores):
             left.append(key)

@@ -1,4 +1,4 @@
-"""A random large sweep for the simulator: uneven jobs, wrong estimates, neighbours and failures."""
+"""A random large sweep for the simulator: uneven jobs, wrong estimates, other load, failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.placement import Request
 from asynckfold.scheduling.simulate import (
     Failure,
-    Neighbour,
+    OtherProcess,
     Simulation,
     VirtualMachine,
     simulate,
@@ -19,64 +19,57 @@ from asynckfold.scheduling.simulate import (
 from asynckfold.system.units import GIB
 
 MEDIAN_SECONDS, SKEW = 60.0, 1.0
-"""Durations are lognormal: of 100,000 jobs the longest takes some seventy times the median."""
+"""Lognormal durations: the longest of 100,000 jobs takes some seventy times the median."""
 
 ERROR = 0.3
-"""Standard deviation of the logarithm of actual / expected seconds."""
+"""Standard deviation of log(actual / expected seconds)."""
 
 THREADS = {1: 0.7, 2: 0.15, 4: 0.1, 8: 0.05}
-"""Share of the jobs by threads."""
+"""Threads: share of the jobs."""
 
 MEMORY = {GIB // 2: 0.4, GIB: 0.3, 2 * GIB: 0.2, 8 * GIB: 0.1}
-"""Share of the jobs by memory, on a machine with 2 GiB for each core."""
+"""Memory: share of the jobs, on a machine with 2 GiB per core."""
 
 GPU_KINDS = {(40 * GIB, 1): 0.5, (20 * GIB, 2): 0.3, (10 * GIB, 4): 0.2}
-"""Share of the GPU jobs by memory on a GPU of 80 GiB and by how many of them may share it."""
+"""(memory, jobs per GPU): share of the GPU jobs, on GPUs of 80 GiB."""
 
-NEIGHBOURS, STAY_SECONDS = 0.05, 600.0
-"""Share of the cores that others use, and how long they stay at a time, on average."""
+OTHERS_SHARE, STAY_SECONDS = 0.05, 600.0
+"""Share of the cores used by other processes, and their mean duration."""
 
-FAILURES, SHORT_OF_MEMORY = 0.02, 0.001
-"""Share of the jobs whose first attempt dies, and share of these for want of memory."""
+FAILURES, OOM_SHARE = 0.02, 0.001
+"""Share of the jobs whose first attempt dies, and the share of these that runs out of memory."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What `simulate` takes: jobs, the machine, and what will happen."""
+    """The arguments of `simulate`."""
 
     requests: tuple[Request, ...]
     machine: VirtualMachine
     seconds: Mapping[str, float]
-    neighbours: tuple[Neighbour, ...]
+    others: tuple[OtherProcess, ...]
     failures: Mapping[str, tuple[Failure, ...]]
 
     def simulate(self) -> Simulation:
-        """Let it happen."""
+        """Simulate it."""
         return simulate(
             self.requests,
             self.machine,
             self.seconds,
-            neighbours=self.neighbours,
+            others=self.others,
             failures=self.failures,
         )
 
 
 def draw_scenario(jobs: int, cores: int, gpus: int, seed: int) -> Scenario:
-    """Draw a sweep on a machine that is shared with others.
+    """Draw a sweep on a machine that other processes use as well.
 
-    GPU jobs are as many as keep the GPUs busy for about half the time of the cores.
-
-    Parameters
-    ----------
-    jobs, cores, gpus : int
-        How many there are.
-    seed : int
-        Of everything that is random.
+    The number of GPU jobs keeps the GPUs busy for about half the time of the cores.
 
     Raises
     ------
     InputError
-        No job, no core, or fewer than 0 GPUs.
+        No job, no core, or a negative number of GPUs.
     """
     refuse(_problems(jobs, cores, gpus))
     random = Random(seed)
@@ -86,15 +79,13 @@ def draw_scenario(jobs: int, cores: int, gpus: int, seed: int) -> Scenario:
     requests = tuple(_request(random, number, machine, on_gpu) for number in range(jobs))
     seconds = {item.job_id: item.seconds * random.lognormvariate(0, ERROR) for item in requests}
     failures = {
-        job: (Failure(length * random.random(), _outcome(random)),)
+        job: (Failure(length * random.random(), "oom" if random.random() < OOM_SHARE else "died"),)
         for job, length in seconds.items()
         if random.random() < FAILURES
     }
     work = math.fsum(item.threads * seconds[item.job_id] for item in requests) / cores
     horizon = 1.5 * max(work, max(seconds.values(), default=0.0))
-    return Scenario(
-        requests, machine, seconds, tuple(_neighbours(random, cores, horizon)), failures
-    )
+    return Scenario(requests, machine, seconds, tuple(_others(random, cores, horizon)), failures)
 
 
 def _problems(jobs: int, cores: int, gpus: int) -> Iterator[Problem]:
@@ -121,15 +112,11 @@ def _request(random: Random, number: int, machine: VirtualMachine, on_gpu: float
     )
 
 
-def _outcome(random: Random) -> str:
-    return "oom" if random.random() < SHORT_OF_MEMORY else "died"
-
-
-def _neighbours(random: Random, cores: int, horizon: float) -> Iterator[Neighbour]:
-    """Others who come at any time and stay for a time without memory (a Poisson process)."""
+def _others(random: Random, cores: int, horizon: float) -> Iterator[OtherProcess]:
+    """Other processes: Poisson arrivals, exponential durations."""
     now = 0.0
     while True:
-        now += random.expovariate(NEIGHBOURS * cores / STAY_SECONDS)
+        now += random.expovariate(OTHERS_SHARE * cores / STAY_SECONDS)
         if now > horizon:
             return
-        yield Neighbour(random.randrange(cores), now, now + random.expovariate(1 / STAY_SECONDS))
+        yield OtherProcess(random.randrange(cores), now, now + random.expovariate(1 / STAY_SECONDS))

@@ -1,16 +1,15 @@
-"""What becomes of a job whose attempt did not end in a result: a table and a pure function.
+"""Whether a failed attempt is retried: a table and a pure function.
 
 ======  =======================  ==================================================================
-class   an attempt ends as       and then
+class   outcome                  consequence
 ======  =======================  ==================================================================
-user    error                    the job has failed: the same code would raise again
-infra   died, hang, device_lost  again from its last good checkpoint, at most twice, after a pause
-oom     oom                      again once, alone on the machine
-io      io                       the sweep stops, running jobs save themselves, and it can go on
+user    error                    the job fails: the same code would raise again
+infra   died, hang, device_lost  at most two retries from the last good checkpoint, after a pause
+oom     oom                      one retry, alone on the machine
+io      io                       the sweep stops after running jobs saved themselves; resumable
 ======  =======================  ==================================================================
 
-No clock, no store, no processes: the sweep carries out what is decided here. A disk that refuses is
-no matter of one job, and never comes to a decision on one.
+A disk failure concerns the whole sweep, not one job: ``io`` never reaches `decide`.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PAUSE_SECONDS = 0.5
-"""Before the first retry of a job whose worker died: what killed it may have passed by then."""
+"""Pause before the first retry after a dead worker: its cause may be gone by then."""
 
 PAUSE_FACTOR = 4.0
-"""How much longer each further pause is."""
+"""Each further pause is longer by this factor."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,11 @@ class RetryClass:
     Parameters
     ----------
     retries : int
-        Attempts after the first one that ended so.
+        Retries after the first failure of this class.
     pause_s : float
-        Seconds before the first of them; each further pause is `PAUSE_FACTOR` times as long.
+        Seconds before the first retry.
     alone : bool
-        Whether the retry has the machine for itself.
+        Whether the retry runs alone on the machine.
     """
 
     retries: int = 0
@@ -54,37 +53,24 @@ CLASS_OF = {"error": USER, "died": INFRA, "hang": INFRA, "device_lost": INFRA, "
 
 @dataclass(frozen=True)
 class Retry:
-    """A further attempt at a job.
-
-    Parameters
-    ----------
-    after_s : float
-        Seconds that it waits, in which other jobs pass.
-    alone : bool
-        Whether it has the machine for itself.
-    """
+    """A retry of a job: after how many seconds, and whether it runs alone on the machine."""
 
     after_s: float
     alone: bool
 
 
 def decide(history: Sequence[str], outcome: str) -> Retry | None:
-    """Decide whether a job whose attempt has just ended with `outcome` is tried again.
+    """Decide whether a job is retried after an attempt that ended with `outcome`.
 
-    Each class has its own number of retries, so that a job which was short of memory once is not
-    denied them after an unrelated death. A job that needed the machine for itself keeps it.
+    Each class counts its own retries: an out-of-memory failure does not use up the retries of a
+    dead worker. After one out-of-memory failure a job always runs alone.
 
-    Parameters
-    ----------
-    history : sequence of str
-        Outcomes of the attempts before in this session, in order.
-    outcome : str
-        One of `CLASS_OF`.
+    `history` are the outcomes of the earlier attempts in this session, in order.
 
     Returns
     -------
     Retry or None
-        None: the job has failed.
+        None if the job has failed.
 
     Examples
     --------

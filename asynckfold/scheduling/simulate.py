@@ -1,12 +1,12 @@
-"""The placement over virtual machines and virtual time: what jobs would take, without running them.
+"""Simulates a sweep in virtual time with the scheduler's own functions.
 
 ::
 
     backlog ── place(pending, running, load) ──► running ──► time jumps to the next event:
-       ▲           the very same function                    an end, the end of a pause,
-       └──── a pause ◄── decide(history) ◄── failed ◄─────── a neighbour who comes or goes
+       ▲                                                     end of a job or of a pause, another
+       └──── a pause ◄── decide(history) ◄── failed ◄─────── process starts or stops
 
-Nothing is slowed down: a job takes its seconds wherever it runs, beside a neighbour, too.
+A job takes the same seconds wherever it runs, also beside other processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from itertools import count
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.place import Reservations, place
+from asynckfold.scheduling.place import place
+from asynckfold.scheduling.reservations import Reservations
 from asynckfold.scheduling.retries import CLASS_OF, decide
 
 DONE = "done"
@@ -32,19 +33,7 @@ DONE = "done"
 
 @dataclass(frozen=True)
 class VirtualMachine:
-    """What a simulated run may use.
-
-    Parameters
-    ----------
-    cores : int
-        Number of cores.
-    gpus : int
-        Number of GPUs.
-    memory : int
-        Bytes of memory; by default no limit.
-    gpu_memory : int
-        Bytes of memory on each GPU; by default no limit.
-    """
+    """What a simulated run may use: cores, GPUs, and bytes of memory (by default unlimited)."""
 
     cores: int
     gpus: int = 0
@@ -52,17 +41,17 @@ class VirtualMachine:
     gpu_memory: int = sys.maxsize
 
     def load(self, others: Collection[int] = ()) -> Load:
-        """Return what the placement sees while others use some cores."""
+        """Return the load while others use some cores."""
         cores = tuple(range(self.cores))
-        # Jobs hold memory of a virtual GPU only as far as they were promised it, so none is gone.
+        # Jobs use no more GPU memory than they reserved, so the free memory never changes.
         gpus = (Gpu(index, self.gpu_memory, self.gpu_memory) for index in range(self.gpus))
         idle = tuple(core for core in cores if core not in others)
         return Load(cores, idle, self.memory, tuple(gpus))
 
 
 @dataclass(frozen=True)
-class Neighbour:
-    """Someone else, who uses a core from `start` to `end`, in seconds."""
+class OtherProcess:
+    """A foreign process that uses a core from `start` to `end`, in seconds."""
 
     core: int
     start: float
@@ -71,10 +60,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Failure:
-    """An attempt that ends without a result after so many `seconds`.
-
-    What becomes of the job then, `asynckfold.scheduling.retries` decides by the `outcome`.
-    """
+    """An attempt that fails after `seconds`; see `asynckfold.scheduling.retries` for `outcome`."""
 
     seconds: float
     outcome: str = "died"
@@ -82,7 +68,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Span:
-    """An attempt of a job: from when to when, in seconds, on which cores and GPU, and its end."""
+    """One attempt of a job: start and end in seconds, its cores and GPU, and its outcome."""
 
     job: str
     start: float
@@ -94,16 +80,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Seconds that no schedule can go below, each for a reason of its own.
+    """Lower bounds on the makespan of any schedule, in seconds.
 
     Parameters
     ----------
     cores : float
-        Core-seconds / cores. A job that must be alone counts with all cores.
+        Core-seconds / cores. A job that must run alone counts with all cores.
     gpus : float
-        GPU-seconds / GPUs. One of n jobs that may share a GPU counts with 1 / n of it.
+        GPU-seconds / GPUs. A job that may share a GPU with n - 1 others counts with 1 / n.
     longest : float
-        The longest job, with its failed attempts and the pauses after them.
+        The longest job, including failed attempts and pauses.
     """
 
     cores: float = 0.0
@@ -112,24 +98,15 @@ class Bounds:
 
     @property
     def largest(self) -> float:
-        """The one that binds."""
+        """The binding bound."""
         return max(self.cores, self.gpus, self.longest)
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulated run did.
+    """The outcome of a simulation.
 
-    Parameters
-    ----------
-    machine : VirtualMachine
-        Where.
-    spans : tuple of Span
-        All attempts, in the order in which they were started.
-    bounds : Bounds
-        What no schedule of these attempts can go below.
-    place_seconds : float
-        Real seconds that the decisions took.
+    `spans` are the attempts in the order of their starts, `place_seconds` real time.
     """
 
     machine: VirtualMachine
@@ -139,26 +116,26 @@ class Simulation:
 
     @property
     def makespan(self) -> float:
-        """Seconds from the start of the first job to the end of the last."""
+        """Seconds until the last job ends."""
         return max((span.end for span in self.spans), default=0.0)
 
     @property
     def lower_bound(self) -> float:
-        """Seconds that no schedule can go below: the largest of `bounds`."""
+        """The largest of `bounds`, in seconds."""
         return self.bounds.largest
 
     @property
     def ratio(self) -> float:
-        """Makespan / lower bound; 1 is perfect."""
+        """Makespan / lower bound; 1 is optimal."""
         return self.makespan / self.lower_bound if self.lower_bound else 1.0
 
     @property
     def use(self) -> float:
-        """Mean share of the cores that jobs held, 0 to 1."""
+        """Mean share of the cores held by jobs, 0 to 1."""
         return self.use_over(1)[0]
 
     def use_over(self, parts: int) -> list[float]:
-        """Return the share of the cores that jobs held, 0 to 1, in equal parts of the makespan."""
+        """Return the share of the cores held by jobs, 0 to 1, in equal parts of the makespan."""
         length = self.makespan / parts
         held: list[list[float]] = [[] for _ in range(parts)]
         for span in self.spans if length else ():
@@ -174,7 +151,7 @@ def simulate(
     machine: VirtualMachine,
     seconds: Mapping[str, float] | None = None,
     *,
-    neighbours: Iterable[Neighbour] = (),
+    others: Iterable[OtherProcess] = (),
     failures: Mapping[str, Sequence[Failure]] | None = None,
 ) -> Simulation:
     """Run jobs on a virtual machine, placed by `place`.
@@ -182,15 +159,15 @@ def simulate(
     Parameters
     ----------
     requests : sequence of Request
-        The jobs, with the seconds that the placement expects.
+        The jobs, with their expected seconds.
     machine : VirtualMachine
-        Where they run.
+        The machine.
     seconds : Mapping of str to float, optional
-        The seconds that a job takes, by job id; as expected where it is missing.
-    neighbours : iterable of Neighbour
-        Others who come and go on the cores. No job starts beside them; one that runs goes on.
+        Actual seconds by job id; as expected where missing.
+    others : iterable of OtherProcess
+        Foreign processes. No job starts on their cores; a running job goes on.
     failures : Mapping of str to sequence of Failure, optional
-        The attempts that fail before one that does not, by job id.
+        By job id: the attempts that fail before one succeeds.
 
     Returns
     -------
@@ -199,7 +176,7 @@ def simulate(
     Raises
     ------
     InputError
-        No core, times that are none, a job twice, a GPU job without a GPU, an unknown outcome.
+        No core, invalid times, a duplicate job, a GPU job without a GPU, an unknown outcome.
 
     Examples
     --------
@@ -210,15 +187,15 @@ def simulate(
     >>> found.spans[-1]
     Span(job='c', start=2.0, end=4.0, cores=(1,), gpu=None, outcome='done')
     """
-    taken, others, failing = dict(seconds or {}), tuple(neighbours), dict(failures or {})
-    refuse(_problems(requests, machine, taken, others, failing))
+    taken, present, failing = dict(seconds or {}), tuple(others), dict(failures or {})
+    refuse(_problems(requests, machine, taken, present, failing))
     run = _Run(requests, machine, taken, failing)
-    run.drive(others)
+    run.drive(present)
     return Simulation(machine, tuple(run.spans), run.bounds(), run.place_seconds)
 
 
 class _Run:
-    """The state of one simulation: the time, the jobs, and what happens when."""
+    """The state of one simulation: time, jobs, and future events."""
 
     def __init__(
         self,
@@ -230,7 +207,7 @@ class _Run:
         self.spans: list[Span] = []
         self.place_seconds = 0.0
         self._machine = machine
-        # Jobs that are trained as one are one job here.
+        # A fusion group counts as one job here.
         requests = [replace(item, jobs=()) if item.jobs else item for item in requests]
         self._seconds = {item.job_id: item.seconds for item in requests} | dict(seconds)
         self._failures = failures
@@ -248,11 +225,11 @@ class _Run:
         self._gpu_seconds: list[float] = []
         self._job_seconds: defaultdict[str, float] = defaultdict(float)
 
-    def drive(self, neighbours: Iterable[Neighbour]) -> None:
-        """Go from event to event until every job has ended."""
-        for item in neighbours:
-            self._at(item.start, partial(self._come, item.core, 1))
-            self._at(item.end, partial(self._come, item.core, -1))
+    def drive(self, others: Iterable[OtherProcess]) -> None:
+        """Process events until every job has ended."""
+        for item in others:
+            self._at(item.start, partial(self._change_others, item.core, 1))
+            self._at(item.end, partial(self._change_others, item.core, -1))
         self._happen()
         while self._unfinished:
             self._start()
@@ -270,11 +247,11 @@ class _Run:
         heapq.heappush(self._events, (when, next(self._numbers), event))
 
     def _happen(self) -> None:
-        """All that is due by now, before anything is decided."""
+        """Process all events that are due."""
         while self._events and self._events[0][0] <= self._now:
             heapq.heappop(self._events)[2]()
 
-    def _come(self, core: int, change: int) -> None:
+    def _change_others(self, core: int, change: int) -> None:
         self._others[core] += change
         self._load = None
 
@@ -323,7 +300,7 @@ def _problems(
     requests: Sequence[Request],
     machine: VirtualMachine,
     seconds: Mapping[str, float],
-    neighbours: Sequence[Neighbour],
+    others: Sequence[OtherProcess],
     failures: Mapping[str, Sequence[Failure]],
 ) -> Iterator[Problem]:
     if machine.cores < 1:
@@ -335,7 +312,7 @@ def _problems(
     times = Counter(request.job_id for request in requests)
     twice = [job for job, number in times.items() if number > 1]
     if twice:
-        yield Problem("a job must be there once", f"{twice[0]!r} twice", "Give each its own id.")
+        yield Problem("job ids must be unique", f"{twice[0]!r} twice", "Give each job its own id.")
     planned = [(item.job_id, item.seconds) for item in requests] + list(seconds.items())
     planned += [(job, item.seconds) for job, items in failures.items() for item in items]
     endless = [pair for pair in planned if not 0 <= pair[1] < math.inf]
@@ -353,9 +330,9 @@ def _problems(
             f"{lost[0]!r} and {machine.gpus} GPUs",
             "Pass gpus=1 or more, or requests with gpu=False.",
         )
-    wrong = [item for item in neighbours if not item.start <= item.end]
+    wrong = [item for item in others if not item.start <= item.end]
     if wrong:
-        yield Problem("a neighbour must come before it goes", str(wrong[0]), "Swap the times.")
+        yield Problem("a process must start before it ends", str(wrong[0]), "Swap the times.")
     outcomes = {item.outcome for items in failures.values() for item in items}
     for outcome in sorted(outcomes - set(CLASS_OF)):
         remedy = f"Pass one of {', '.join(CLASS_OF)}."

@@ -1,20 +1,17 @@
-"""Which workers hang, and what is done about it: a pure rule over a clock and their heartbeats.
+"""Which workers hang, and what to do about it: a pure rule over a clock and heartbeats.
 
 ::
 
-    quiet for its limit ─► STACKS ── 0.25 s ─► KILL ── 5 s, still there ─► LOST
-            ▲                 │
-            └── a sign of life; a pause that it was asked for; or this process itself slept:
-                all are given time anew
+    silent for its limit ─► STACKS ── 0.25 s ─► KILL ── 5 s, still there ─► LOST
+            ▲                  │
+            └── heartbeat, requested pause, or a sleep of this process: the timer restarts
 
-A worker is quiet while its heartbeat does not change. Its limit is the given `stall_timeout`, ten
-times as much while it is aside (a start, the first batch, which may compile, a checkpoint).
-``"auto"`` knows nothing of the batches to come, and is generous: to find a hang minutes later costs
-one core these minutes, to kill a healthy worker costs a job. It takes the longest of 5 minutes (50
-aside; Dask gives its workers 5 as well), 20 times the mean time of a batch of this very attempt,
-and twice the longest that this attempt was quiet before. The mean needs no list of times, and
-unlike a median of what is seen at each look it is exact where batches are shorter than the time
-between two looks.
+A worker is silent while its heartbeat does not change. Its limit is `stall_timeout`, and ten times
+that in a long phase (start, first batch, which may compile, checkpoint). ``"auto"`` is generous: a
+hang found minutes late costs one core these minutes, a healthy worker killed costs a job. It is the
+largest of 5 minutes (50 in a long phase; Dask also uses 5), 20 times the mean batch time of the
+attempt, and twice its longest silence so far. The mean is exact even if batches are shorter than
+the time between two calls.
 """
 
 from __future__ import annotations
@@ -24,50 +21,50 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from asynckfold.system.heartbeat import is_aside
+from asynckfold.system.heartbeat import in_long_phase
 
 AUTO_SECONDS = 300.0
-"""The least limit that ``"auto"`` sets."""
+"""Smallest limit of ``"auto"``."""
 
-ASIDE_FACTOR = 10
-"""How much longer a start, a first batch or a checkpoint may take."""
+LONG_PHASE_FACTOR = 10
+"""A start, a first batch or a checkpoint may take longer by this factor."""
 
 MEAN_FACTOR, LONGEST_FACTOR = 20, 2
 
 GAP_SECONDS, GAP_SHARE = 1.0, 0.1
-"""Time between two looks that is this process's own sleep (stopped by Ctrl-Z, a laptop that was
-shut, a frozen container): more than four ticks of the sweep, and of a long limit more than a tenth,
-so that a disk that makes each tick slow does not put off a verdict for ever."""
+"""A longer gap between two calls means that this process itself slept (Ctrl-Z, a closed laptop, a
+frozen container): four ticks of the sweep, and a tenth of a long limit, so that a slow disk, which
+makes each tick slow, cannot postpone a verdict for ever."""
 
 STACKS_SECONDS = 0.25
-"""What a worker gets to write its stacks: it takes a millisecond, unless the process is stopped."""
+"""Time to write the stacks: it takes a millisecond, unless the process is stopped."""
 
 KILL_SECONDS = 5.0
-"""After that time a process that was killed is stuck in the kernel."""
+"""A killed process that still exists after this time is stuck in the kernel."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Step(Enum):
-    """What is to be done with a worker that hangs, in this order."""
+    """What to do with a worker that hangs, in this order."""
 
-    STACKS = "ask for its stacks"
+    STACKS = "request its stacks"
     KILL = "kill it"
     LOST = "go on without it"
 
 
 @dataclass(frozen=True)
 class Verdict(Generic[Key]):
-    """One step against one worker, which was quiet for so many seconds."""
+    """The next step against a worker, and the seconds of its silence."""
 
     key: Key
     step: Step
-    quiet: float
+    silent_seconds: float
 
 
 @dataclass
 class _Seen:
-    """One worker as it was at the last look; its attempt was first seen at ``began``."""
+    """The state of one worker at the last call; its attempt was first seen at ``began``."""
 
     heartbeat: int
     first: int
@@ -83,8 +80,8 @@ class _Seen:
         if self.step is Step.STACKS:
             self.step = None
 
-    def wait_anew(self, passed: float, now: float) -> None:
-        """Leave out the time in which this process slept, or the worker was asked to."""
+    def restart_timer(self, passed: float, now: float) -> None:
+        """Restart the timer after a sleep of this process or a requested pause."""
         self.began += passed
         self.stepped = now
         if self.step in (None, Step.STACKS):
@@ -92,17 +89,14 @@ class _Seen:
 
     @property
     def mean(self) -> float:
-        """Seconds of a batch so far, the start of the attempt included; 0 before the first."""
+        """Mean seconds per batch, including the start of the attempt; 0 before the first."""
         return (self.since - self.began) / max(1, self.heartbeat // 2 - self.first // 2)
 
 
-class Stalls(Generic[Key]):
-    """Watches workers by key; a new key is a new attempt.
+class StallDetector(Generic[Key]):
+    """Detects workers that hang; a new key is a new attempt.
 
-    Parameters
-    ----------
-    timeout : float, "auto" or None
-        Seconds without a finished batch after which a worker hangs; None: never.
+    `timeout` seconds without a finished batch count as a hang; None: never.
     """
 
     def __init__(self, timeout: float | str | None) -> None:
@@ -113,16 +107,16 @@ class Stalls(Generic[Key]):
     def look(
         self, now: float, heartbeats: Mapping[Key, int], paused: Collection[Key] = ()
     ) -> list[Verdict[Key]]:
-        """Return what is to be done now, each step against a worker once.
+        """Return the steps to take now; each step against a worker is returned once.
 
         Parameters
         ----------
         now : float
             Seconds of a monotonic clock.
         heartbeats : Mapping
-            The value of the heartbeat of each worker that works; those left out are forgotten.
+            Heartbeat of each busy worker; workers that are left out are forgotten.
         paused : collection
-            Those that pause because they were asked to: that time does not count.
+            Workers in a requested pause, which does not count.
         """
         if self._timeout is None:
             return []
@@ -132,7 +126,7 @@ class Stalls(Generic[Key]):
         for key, heartbeat in heartbeats.items():
             seen = self._seen.setdefault(key, _Seen(heartbeat, heartbeat, now, now))
             if key in paused or passed > max(GAP_SECONDS, GAP_SHARE * self.limit(key)):
-                seen.wait_anew(passed, now)
+                seen.restart_timer(passed, now)
             if heartbeat != seen.heartbeat:
                 seen.moved(heartbeat, now)
             step = self._next_step(key, seen, now)
@@ -142,9 +136,9 @@ class Stalls(Generic[Key]):
         return verdicts
 
     def limit(self, key: Key) -> float:
-        """Return the seconds that a worker may be quiet now."""
+        """Return the seconds that a worker may be silent now."""
         seen = self._seen[key]
-        factor = ASIDE_FACTOR if is_aside(seen.heartbeat) else 1
+        factor = LONG_PHASE_FACTOR if in_long_phase(seen.heartbeat) else 1
         if isinstance(self._timeout, (int, float)):
             return self._timeout * factor
         return max(AUTO_SECONDS * factor, MEAN_FACTOR * seen.mean, LONGEST_FACTOR * seen.longest)

@@ -1,9 +1,8 @@
-"""What pending jobs wait for, and how long: pure, the time is passed in.
+"""What pending jobs wait for, and how long; pure, the time is passed in.
 
-`scheduling.place` says what starts. What keeps a job from it follows from the same three values,
-and is the same for all jobs that ask for the same; so one account a kind of request is kept, and a
-job only remembers where the account stood when it came. That costs nothing more at 100,000 pending
-jobs.
+Jobs that request the same resources wait for the same reason. So one account is kept for each kind
+of request, and a job only stores the state of its account on arrival: the cost does not grow with
+the number of pending jobs.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from asynckfold.jobs.placement import Load, Request, Wait
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.place import Reservations, place
+from asynckfold.scheduling.place import place
+from asynckfold.scheduling.reservations import Reservations
 from asynckfold.system.units import gibibytes
 
 SHORTEST_SECONDS = 0.05
-"""What a job waited for shorter than this is not told."""
+"""Shorter waits are not reported."""
 
 MOST_CORES = 8
-"""Cores that are named one by one."""
+"""Cores that are listed one by one."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Obstacle:
     Parameters
     ----------
     kind : {"cores", "neighbours", "memory", "gpu", "alone", "turn"}
-        Own jobs hold the cores, or others do; memory or a GPU lacks; a job that must be alone runs,
-        or the job itself must be alone and waits for its turn.
+        Own jobs hold the cores; other processes use them; too little memory; no GPU; a job that
+        must run alone is running; this job must run alone.
     text : str
-        What is waited for, with its numbers: completes "waits for".
+        What is missing, with its numbers; completes "waits for".
     """
 
     kind: str
@@ -42,18 +42,9 @@ class Obstacle:
 
 
 def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
-    """Say why a request does not start that `place` has left pending.
+    """Return why `place` has left a request pending.
 
-    Where several things lack, the first of: a turn alone, cores, a GPU, memory.
-
-    Parameters
-    ----------
-    request : Request
-        It is pending.
-    running : Reservations
-        What runs, what has just been placed included.
-    load : Load
-        That the placement saw.
+    If several resources are missing: the first of running alone, cores, a GPU, memory.
 
     Examples
     --------
@@ -62,20 +53,20 @@ def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
     >>> obstacle(Request("c", 1.0), running, Load((0, 1), (0, 1), free_memory=1)).text
     'cores: 2 of 2 busy with own jobs'
     >>> obstacle(Request("c", 1.0), Reservations(running), Load((0, 1, 2), (0, 1), 1)).text
-    'neighbours on core 2'
+    'other processes on core 2'
     """
     if load.blocked:
         return Obstacle("memory", f"memory: {load.blocked}")
     if running.alone:
-        return Obstacle("alone", "the end of a job that runs alone")
+        return Obstacle("alone", "a job that must run alone")
     if request.alone:
-        others = f"{len(running)} {'other runs' if len(running) == 1 else 'others run'}"
-        return Obstacle("turn", f"a turn alone: {others}")
+        others = f"{len(running)} other {'job runs' if len(running) == 1 else 'jobs run'}"
+        return Obstacle("turn", f"the machine to itself: {others}")
     cores, threads = len(load.cores), request.threads
     if threads > len(running.free_cores(load)):
         if threads <= cores - running.threads:
             taken = [core for core in load.cores if core not in load.idle]
-            return Obstacle("neighbours", f"neighbours on {named_cores(taken)}")
+            return Obstacle("neighbours", f"other processes on {named_cores(taken)}")
         wanted = "cores" if threads == 1 else f"{threads} cores"
         return Obstacle("cores", f"{wanted}: {running.threads} of {cores} busy with own jobs")
     if place([request], running, replace(load, free_memory=sys.maxsize)):
@@ -86,13 +77,13 @@ def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
 
 def _gpu_text(request: Request, load: Load) -> str:
     if not load.gpus:
-        return "a GPU: none is there"
+        return "a GPU: none is available"
     room = f" with {gibibytes(request.gpu_memory)} free" if request.gpu_memory else ""
-    return f"a GPU{room}: none of {len(load.gpus)} has room for a further job"
+    return f"a GPU{room}: none of {len(load.gpus)} has room for another job"
 
 
 def named_cores(cores: Sequence[int]) -> str:
-    """Return cores in words.
+    """Return core numbers as text.
 
     >>> named_cores([1]), named_cores([0, 1]), named_cores(range(40))
     ('core 1', 'cores 0, 1', 'cores 0, 1, 2, 3, 4, 5, 6, 7 and 32 more')
@@ -103,30 +94,30 @@ def named_cores(cores: Sequence[int]) -> str:
 
 
 Totals = Mapping[str, Wait]
-"""By kind of obstacle."""
+"""Waits so far, by kind of obstacle."""
 
 
 @dataclass
 class _Account:
-    """What requests of one kind wait for, and for how long each has been in the way so far."""
+    """What requests of one kind wait for now, and how long each obstacle has lasted so far."""
 
     at: float
     now: Obstacle | None = None
     totals: Totals = field(default_factory=dict)
 
     def charge(self, now: float) -> None:
-        """Count the time since the last look for what was in the way then."""
+        """Charge the time since the last call to the obstacle of that time."""
         passed, self.at = now - self.at, now
         if self.now is not None and passed > 0:
             kind, text = self.now.kind, self.now.text
             before = self.totals[kind].seconds if kind in self.totals else 0.0
-            # A new mapping: those who came earlier keep the old one.
+            # A new mapping: jobs that arrived earlier keep the old one.
             self.totals = {**self.totals, kind: Wait(before + passed, kind, text)}
 
 
 @dataclass(frozen=True)
 class _Arrival:
-    """Where the account stood when a job came, and what it waited for elsewhere."""
+    """The state of the account when a job arrived, and its waits before that."""
 
     account: _Account
     totals: Totals
@@ -134,14 +125,14 @@ class _Arrival:
 
 
 class Waits:
-    """Since when, and for what, each pending job waits.
+    """How long, and for what, each pending job waits.
 
     Examples
     --------
     >>> from asynckfold.jobs.placement import Placement
     >>> request, running = Request("b", 1.0), Reservations([Placement(("a",), (0,))])
     >>> waits = Waits()
-    >>> waits.come(request, now=0.0)
+    >>> waits.arrive(request, now=0.0)
     >>> waits.look(Backlog([request]), running, Load((0,), (0,), 1), now=0.0)
     {Obstacle(kind='cores', text='cores: 1 of 1 busy with own jobs'): 1}
     >>> waits.start("b", now=3.0)
@@ -152,8 +143,8 @@ class Waits:
         self._accounts: dict[Request, _Account] = {}
         self._arrivals: dict[str, _Arrival] = {}
 
-    def come(self, request: Request, now: float, before: Sequence[Wait] = ()) -> None:
-        """A job is pending from now on; `before` is what it waited for until then."""
+    def arrive(self, request: Request, now: float, before: Sequence[Wait] = ()) -> None:
+        """Register a pending job; `before` are its waits until now."""
         account = self._accounts.setdefault(_kind(request), _Account(now))
         account.charge(now)
         self._arrivals[request.job_id] = _Arrival(account, account.totals, tuple(before))
@@ -161,7 +152,7 @@ class Waits:
     def look(
         self, pending: Backlog, running: Reservations, load: Load, now: float
     ) -> dict[Obstacle, int]:
-        """Find out what is in the way from now on; return it, with the number of jobs."""
+        """Find the current obstacles; return each with its number of jobs."""
         found: dict[Obstacle, int] = {}
         for account in self._accounts.values():
             account.charge(now)
@@ -173,7 +164,7 @@ class Waits:
         return found
 
     def start(self, job_id: str, now: float) -> tuple[Wait, ...]:
-        """Return what a job waited for that starts now, the longest first."""
+        """Return the waits of a job that starts now, the longest first."""
         arrival = self._arrivals.pop(job_id)
         arrival.account.charge(now)
         waits = [*arrival.before]
@@ -185,5 +176,5 @@ class Waits:
 
 
 def _kind(request: Request) -> Request:
-    """What a request asks for, whoever asks and however long it takes."""
+    """The requested resources, without the job and its duration."""
     return replace(request, job_id="", seconds=0.0, jobs=(), trainer="plain")

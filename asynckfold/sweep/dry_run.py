@@ -1,9 +1,9 @@
-"""The dry run of all candidates before a plan is written: side by side, where cores are idle.
+"""The dry run of all models before a plan is written, side by side on idle cores.
 
 ::
 
-    models ── one at a time, and one more for each core that turns out to be idle ── their facts,
-                └ its process dies: later again, alone ── dies again: its jobs fail    joined
+    models ──► one at a time, and one more for each idle core ──► their facts, merged
+                  └─ process dies ──► later again, alone ──► dies again: its jobs fail
 """
 
 from __future__ import annotations
@@ -22,28 +22,17 @@ from asynckfold.sweep.single_task import ask, room
 from asynckfold.system.signals import Interruption
 
 LOOK_SECONDS = 0.1
-"""Between two looks at the load: of most sweeps, a few models are checked meanwhile."""
+"""Interval between readings of the load."""
 
 ATTEMPTS = 3
-"""How often a model is checked whose process dies, before it is the model's fault."""
+"""Dry runs of a model whose process dies, before that counts as the model's fault."""
 
 
 @dataclass(frozen=True, eq=False)
-class Checker:
-    """Checks the candidates of a bundle.
+class DryRun:
+    """Checks the models of a bundle.
 
-    Parameters
-    ----------
-    make : callable
-        Starts an engine for a bundle, closed with the context.
-    everywhere : Placement
-        A dry run on all cores that the sweep may use.
-    most : int
-        How many processes it may have at once.
-    max_wait : float or None
-        Seconds to wait where nothing may start.
-    signals : Interruption
-        Looked at meanwhile.
+    `make` starts an engine for a bundle; `everywhere` is a placement on all allowed cores.
     """
 
     make: Callable[[Any], AbstractContextManager[Engine]]
@@ -53,12 +42,12 @@ class Checker:
     signals: Interruption
 
     def __call__(self, bundle: Any) -> Facts:
-        """Return what is found of all candidates.
+        """Return the facts of all models.
 
         Raises
         ------
         InputError
-            All that makes the sweep impossible.
+            All problems that make the sweep impossible.
         """
         jobs = {job.model: job.id for job in reversed(bundle.plan.jobs)}
         placements = {
@@ -66,17 +55,17 @@ class Checker:
         }
         with self.make(bundle) as engine:
             found = dict(self._side_by_side(engine, placements))
-            # What the plan says of a model must not depend on who was killed meanwhile.
+            # The plan must not depend on a process that somebody killed.
             for name in [name for name, facts in found.items() if facts is None]:
                 found[name] = self._alone(engine, name, placements[name])
-        facts = joined([item for name in placements if (item := found[name]) is not None])
+        facts = merged([item for name in placements if (item := found[name]) is not None])
         refuse(Problem(*problem) for problem in facts.problems)
         return facts
 
     def _side_by_side(
         self, engine: Engine, placements: Mapping[str, Placement]
     ) -> Iterator[tuple[str, Facts | None]]:
-        """Check each model, as many at once as there are idle cores; None of one that died."""
+        """Check each model, as many at once as there are idle cores; None if its process died."""
         waiting = list(placements)
         running: dict[Future[Answer], tuple[str, Placement]] = {}
         room(engine, self.max_wait, self.signals)
@@ -114,7 +103,7 @@ def _facts(name: str, future: Future[Answer]) -> Facts | None:
     try:
         found: Facts = future.result().results[0]
     except WorkerDiedError as death:
-        # Alone it would hang as long again.
+        # Alone it would hang again.
         return _died(name, death) if death.outcome == "hang" else None
     return found
 
@@ -123,14 +112,14 @@ def _died(name: str, death: WorkerDiedError) -> Facts:
     return Facts({"architecture": {name: None}}, {}, {}, (), {name: str(death)})
 
 
-def joined(parts: Sequence[Facts]) -> Facts:
-    """Return as one what was found of some models each, problems of several once.
+def merged(parts: Sequence[Facts]) -> Facts:
+    """Merge facts of different models; equal problems are kept once.
 
     Examples
     --------
     >>> rule = ("a rule", "what was received", "a remedy")
     >>> parts = [Facts({"settings": {name: 1}}, {name: 0.5}, {}, (rule,)) for name in "ab"]
-    >>> found = joined(parts)
+    >>> found = merged(parts)
     >>> found.recipe, found.step_seconds, len(found.problems)
     ({'settings': {'a': 1, 'b': 1}}, {'a': 0.5, 'b': 0.5}, 1)
     """

@@ -1,7 +1,7 @@
-"""Probes as the sweep's own placements: so many side by side, each on cores of its own.
+"""Probes, run as placements of the sweep's engine: several side by side, each on its own cores.
 
-On a GPU, all of them on one. Its first step takes seconds, in which nothing would be side by side:
-each pauses after it until all have come so far, and then they go on together.
+On a GPU they share one. The first step there takes seconds, in which nothing would be side by side:
+each probe pauses after it until all have got so far.
 """
 
 from __future__ import annotations
@@ -16,35 +16,21 @@ from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.messages import Started
-from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.plan import Plan
 from asynckfold.sweep.loop import Inbox
 from asynckfold.sweep.single_task import TICK_SECONDS, room
 from asynckfold.system.signals import Interruption
 
 MEETING_SECONDS = 60.0
-"""How long probes on a GPU wait for each other: to open a GPU takes seconds, and further ones to
-compile kernels."""
+"""How long probes on a GPU wait for each other: to open a GPU and compile kernels takes seconds."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prober:
     """Times a model on an engine.
 
-    Parameters
-    ----------
-    engine : Engine
-        Whose workers hold the sweep.
-    plan : Plan
-        Its jobs.
-    memory : Mapping of str to int
-        Expected bytes of a job by model: no more probes at once than fit.
-    signals : Interruption
-        Looked at meanwhile.
-    max_wait : float or None
-        Seconds to wait where nothing may start.
-    inbox : queue
-        Where the engine's news arrive.
+    `memory` are the expected bytes of a job by model: no more probes run at once than fit.
     """
 
     engine: Engine
@@ -55,10 +41,10 @@ class Prober:
     inbox: Inbox = field(default_factory=queue.SimpleQueue)
 
     def __call__(self, model: str, threads: int, copies: int, together: int = 1) -> list[Timing]:
-        """Probe a model with `threads`, up to `copies` times at once; idle cores come first.
+        """Probe a model with `threads`, up to `copies` times side by side, on idle cores first.
 
-        Each probe trains so many jobs `together`, as one. Fewer timings than copies where fewer
-        fitted; none where the GPU is gone.
+        Each probe trains a fusion group of `together` jobs. The timings are fewer than copies if
+        fewer fit, and none if the GPU is gone.
         """
         jobs = [job.id for job in self.plan.jobs if job.model == model][:together]
         load = room(self.engine, self.max_wait, self.signals)
@@ -68,7 +54,7 @@ class Prober:
         order = (*load.idle, *(core for core in load.cores if core not in load.idle))
         fitting = load.free_memory // max(1, together * self.memory.get(model, 0))
         count = max(1, min(copies, len(order) // threads, fitting))
-        gpu = _emptiest(load) if on_gpu else None
+        gpu = max(load.gpus, key=lambda gpu: gpu.free + gpu.own).index if on_gpu else None
         placements = [
             Placement(tuple(jobs), order[start : start + threads], threads, gpu, trainer="probe")
             for start in range(0, count * threads, threads)
@@ -79,11 +65,11 @@ class Prober:
             self.signals.check()
             self.engine.load(placements)
         timings = [_timing(future) for future in futures]
-        # Those that did not meet were not side by side.
+        # Probes that did not meet were not side by side.
         return timings if met else timings[:1]
 
     def _meet(self, futures: Sequence[Future[Answer]], placements: Sequence[Placement]) -> bool:
-        """Let probes wait for each other after their first step; return whether all came."""
+        """Let probes wait for each other after their first step; return whether all met."""
         for future in futures:
             self.engine.shift(future, ())
         here: set[int] = set()
@@ -95,22 +81,18 @@ class Prober:
             self.signals.check()
             self.engine.load(placements)
             try:
-                news = self.inbox.get(timeout=TICK_SECONDS)
+                event = self.inbox.get(timeout=TICK_SECONDS)
             except queue.Empty:
                 continue
-            if isinstance(news, Started):
-                here.add(news.pid)
+            if isinstance(event, Started):
+                here.add(event.pid)
             else:
-                others.append(news)
-        for news in others:
-            self.inbox.put(news)
+                others.append(event)
+        for event in others:
+            self.inbox.put(event)
         for future, placement in zip(futures, placements, strict=True):
             self.engine.shift(future, placement.cores)
         return len(here) == len(futures)
-
-
-def _emptiest(load: Load) -> int:
-    return max(load.gpus, key=lambda gpu: gpu.free + gpu.own).index
 
 
 def _timing(future: Future[Answer]) -> Timing:

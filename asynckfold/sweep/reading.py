@@ -1,9 +1,9 @@
-"""Reading a dataset in worker processes, before there is a plan: as placements of an engine each.
+"""Reads a dataset in worker processes, before there is a plan.
 
 ::
 
-    the dataset ── packed once ──► a reader for each range ──► shared arrays
-                                        └─ dies, hangs: the sample that it had in hand is named
+    dataset ── pickled once ──► one reader per range ──► shared arrays
+                                     └─ dies or hangs: the error names its present sample
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -21,8 +21,8 @@ from typing import IO, TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Answer
+from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine, named
 from asynckfold.errors import InputError, Problem, UnpackError, WorkerDiedError
 from asynckfold.jobs.placement import Placement
@@ -36,39 +36,24 @@ if TYPE_CHECKING:
     from asynckfold.data.shared_arrays import SharedArray
 
 SECONDS_EACH = 0.25
-"""What a reader should have to do at least: to start one takes 20 ms, and to unpack the dataset."""
+"""Least work of a reader: starting one costs 20 ms and unpickling the dataset."""
 
 MEMORY_SHARE = 4
-"""The unpacked datasets of all readers may take the fourth part of the free memory."""
+"""The unpickled datasets of all readers may take 1 / MEMORY_SHARE of the free memory."""
 
 SAY_SECONDS = 1.0
-"""How often it is said how far the reading is."""
+"""Interval between progress messages."""
 
 
 class WorkerReaders:
     """Reads in worker processes; the `Readers` of `asynckfold.data`.
 
-    Parameters
-    ----------
-    take_pool : callable
-        Returns the pool that the workers come from, when it is needed.
-    machine : Machine
-        Whose cores are used, but for those that are reserved.
-    most : int
-        Processes at once.
-    stall_timeout : float, "auto" or None
-        Seconds that a sample may take.
-    root : Path
-        The run's folder.
-    signals : Interruption
-        Looked at meanwhile.
-    doing : callable
-        Told how far the reading is.
+    `take_pool` is called when the workers are needed, `doing` with the progress.
     """
 
     def __init__(
         self,
-        take_pool: Callable[[], pools.WorkerPool],
+        take_pool: Callable[[], WorkerPool],
         machine: Machine,
         most: int,
         stall_timeout: float | str | None,
@@ -84,7 +69,7 @@ class WorkerReaders:
     def __call__(
         self, task: Task, count: int, arrays: Sequence[SharedArray], seconds: float
     ) -> list[Any]:
-        """Return what the task gave for consecutive ranges, see `Readers`.
+        """Return the task's results for consecutive ranges, see `Readers`.
 
         Raises
         ------
@@ -125,7 +110,7 @@ class WorkerReaders:
         try:
             return self._attempt(packed, number, count, arrays)
         except _ReaderDiedError as found:
-            # Killed from outside, be it for want of memory: once more, with a single reader.
+            # Killed from outside, perhaps out of memory: once more, with a single reader.
             if found.death.outcome != "oom" and not found.death.cause.startswith("SIGKILL"):
                 raise InputError([_problem(found)]) from found.death
         try:
@@ -158,7 +143,7 @@ class WorkerReaders:
                     bundle,
                     [packed, *(array.fd for array in written)],
                     lambda running, own: self._machine.load(None, running, own),
-                    lambda news: None,
+                    lambda event: None,
                     pool,
                     self._stall_timeout,
                     self._signals,
@@ -188,15 +173,7 @@ class WorkerReaders:
 
 
 class _Limited:
-    """A file that takes so many bytes at most.
-
-    Parameters
-    ----------
-    file : binary file
-        What is written.
-    most : int
-        Bytes.
-    """
+    """A binary file with a limit on its bytes."""
 
     def __init__(self, file: IO[bytes], most: int) -> None:
         self._file, self._left = file, most
@@ -206,12 +183,12 @@ class _Limited:
         size = memoryview(data).nbytes
         self._left -= size
         if self._left < 0:
-            raise MemoryError("a copy of it takes more than the fourth part of the free memory")
+            raise MemoryError("a copy of it takes more than a quarter of the free memory")
         return self._file.write(data)
 
 
 class _ReaderDiedError(Exception):
-    """A reader died at a place: the number of a sample from 1, 0 before the first, or `STEPS`."""
+    """A reader died at a sample, numbered from 1; 0 before the first; or in `STEPS`."""
 
     def __init__(self, death: WorkerDiedError, place: int) -> None:
         super().__init__(str(death))
@@ -220,7 +197,7 @@ class _ReaderDiedError(Exception):
 
 @dataclass(eq=False)
 class _Readers:
-    """Readers of one pass: where each is, and where their ranges begin and end."""
+    """The readers of one pass, their present samples, and the edges of their ranges."""
 
     places: Any
     edges: Sequence[int]
@@ -229,17 +206,17 @@ class _Readers:
 
     @property
     def count(self) -> int:
-        """Samples in all."""
+        """Number of samples."""
         return self.edges[-1]
 
     @property
     def done(self) -> int:
-        """Samples that were read."""
+        """Number of samples that were read."""
         pairs = zip(self.places.tolist(), self.edges, strict=True)
         return sum(max(0, place - 1 - low) for place, low in pairs)
 
     def answers(self) -> list[Answer]:
-        """Return what the readers answered, or raise what ended the first that failed."""
+        """Return the answers, or raise the error of the first reader that failed."""
         for reader, future in enumerate(self.futures):
             death = future.exception() if future.done() else None
             if isinstance(death, WorkerDiedError):
@@ -250,7 +227,7 @@ class _Readers:
 
 
 def _problem(found: _ReaderDiedError) -> Problem:
-    """Name the sample that a reader had in hand."""
+    """Return the problem, with the sample at which a reader died."""
     from asynckfold.training.worker.reads import STEPS
 
     death = found.death
@@ -259,22 +236,10 @@ def _problem(found: _ReaderDiedError) -> Problem:
     if death.outcome == "hang":
         rule, received = "must be read in time", f"no end within stall_timeout: {death.cause}"
     else:
-        rule, received = "must be readable", f"the process that read it ended: {death.cause}"
+        rule, received = "must be readable", f"the process that read it died: {death.cause}"
     return Problem(
         f"{place} {rule}",
         received,
         "Repair the dataset, or leave the sample out with torch.utils.data.Subset; "
         "parallelize=False reads in this process, for a debugger.",
     )
-
-
-@contextmanager
-def warm_pool(nice: int, modules: Sequence[str] = ()) -> Iterator[pools.WorkerPool]:
-    """Take the pool of this process, and give it back where nothing was raised."""
-    pool = pools.take(nice, modules)
-    try:
-        yield pool
-    except BaseException:
-        pool.close()
-        raise
-    pools.give_back(pool)

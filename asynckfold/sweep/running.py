@@ -1,15 +1,8 @@
-"""What runs now: each placement with the cores that it holds, its tasks, and how far it is.
-
-::
-
-    RunningJobs ── add, pop: with the reservations, so that no core is reserved twice
-                ── holding job → (future, Running)
-                ── moved_to: other cores; noted in the store
-"""
+"""The running placements: their tasks, their progress, and their reservations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -17,45 +10,54 @@ from asynckfold.engines.engine import Answer
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.trainer_params import SEVERAL
-from asynckfold.scheduling.place import Reservations
-from asynckfold.scheduling.preemption import Held
+from asynckfold.scheduling.preemption import HeldCores
+from asynckfold.scheduling.reservations import Reservations
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Running:
-    """A placement that runs, its tasks, when it started in run seconds, and jobs that ended.
+    """A running placement.
 
-    In a row it started when the job before ended. It can be moved once a worker has begun one of
-    its jobs: that pins itself before it says so.
+    Parameters
+    ----------
+    placement : Placement
+        Where it runs now.
+    tasks : list of Task
+        One for each of its jobs.
+    started : float
+        Run seconds at its start; in a batch of short jobs, at the start of the present one.
+    ended, begun : set of str
+        Jobs that have a result, and jobs that a worker has started.
+    paused : bool
+        Whether it pauses because other processes use its cores.
     """
 
     placement: Placement
     tasks: list[Task]
-    at: float
+    started: float
     ended: set[str] = field(default_factory=set)
     begun: set[str] = field(default_factory=set)
     paused: bool = False
 
     @property
-    def held(self) -> Held:
-        """What it holds, as those see it that make room."""
-        return Held(self.placement.cores, self.paused)
+    def held(self) -> HeldCores:
+        """Its cores, for `reassign_cores`."""
+        return HeldCores(self.placement.cores, self.paused)
 
     @property
     def can_move(self) -> bool:
-        """Whether its worker has it in hand, and can be pinned to other cores as one process."""
-        placement = self.placement
-        single = placement.trainer not in SEVERAL
-        return bool(self.begun and placement.cores) and single
+        """Whether its worker can be pinned to other cores.
+
+        Only after `Started`: the worker sets its affinity before it sends that.
+        """
+        single = self.placement.trainer not in SEVERAL
+        return bool(self.begun and self.placement.cores) and single
 
 
 class RunningJobs:
-    """The placements that run, by the future of their answer, and what they book.
+    """The running placements by their futures, and their reservations.
 
-    Parameters
-    ----------
-    note_cores : callable
-        Notes that an attempt (job id, number) goes on with other cores.
+    `note_cores` records that an attempt (job id, number) moved to other cores.
     """
 
     def __init__(self, note_cores: Callable[[str, int, tuple[int, ...]], None]) -> None:
@@ -69,44 +71,35 @@ class RunningJobs:
     def __contains__(self, future: object) -> bool:
         return future in self._running
 
-    def __iter__(self) -> Iterator[Running]:
-        """Return what runs."""
-        return iter(self._running.values())
-
-    def __getitem__(self, future: Future[Answer]) -> Running:
-        return self._running[future]
-
-    def __setitem__(self, future: Future[Answer], running: Running) -> None:
-        """Put in place what was changed; what it reserves is the same."""
-        self._running[future] = running
-
     def items(self) -> list[tuple[Future[Answer], Running]]:
-        """Return what runs, with its futures."""
+        """Return the running placements with their futures, the oldest first."""
         return list(self._running.items())
 
+    def placements(self) -> list[Placement]:
+        """Return the running placements, the oldest first."""
+        return [item.placement for item in self._running.values()]
+
     def add(self, future: Future[Answer], running: Running) -> None:
-        """Take up a placement, which was reserved when it was decided on."""
+        """Register a running placement; its cores are already reserved."""
         self._running[future] = running
 
     def pop(self, future: Future[Answer]) -> Running:
-        """Let a placement go, and free what it reserved."""
+        """Remove a placement and free its reservation."""
         running = self._running.pop(future)
         self.reservations.remove(running.placement)
         return running
 
-    def holding(self, job_id: str) -> tuple[Future[Answer], Running] | None:
-        """Return what a job belongs to, if it runs."""
-        for future, running in self._running.items():
-            if job_id in running.placement.jobs:
-                return future, running
-        return None
+    def holding(self, job_id: str) -> Running | None:
+        """Return the running placement of a job, if there is one."""
+        return next((it for it in self._running.values() if job_id in it.placement.jobs), None)
 
-    def moved_to(self, running: Running, cores: tuple[int, ...]) -> Running:
-        """Let a placement hold these cores and no others."""
-        placement = replace(running.placement, cores=cores)
+    def move(self, running: Running, cores: tuple[int, ...]) -> None:
+        """Let a placement go on with these cores; without any, it pauses and keeps its own."""
+        running.paused = not cores
+        if not cores or cores == running.placement.cores:
+            return
         self.reservations.remove(running.placement)
-        self.reservations.add(placement)
-        if cores != running.placement.cores:
-            for task in running.tasks:
-                self._note_cores(task.job.id, task.attempt, cores)
-        return replace(running, placement=placement)
+        running.placement = replace(running.placement, cores=cores)
+        self.reservations.add(running.placement)
+        for task in running.tasks:
+            self._note_cores(task.job.id, task.attempt, cores)

@@ -1,4 +1,4 @@
-"""Waiting until something may run, running what belongs to no job, and noting the use meanwhile."""
+"""Runs a single task that belongs to no job, waits until it may start, and samples the CPU use."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ from asynckfold.store import RunStore
 from asynckfold.system.signals import Interruption
 
 TICK_SECONDS = 0.25
-"""Longest wait before the load is looked at again."""
+"""Longest interval between readings of the load."""
 
 GAP_SECONDS = 1.0
-"""Most of the time between two looks that counts as waiting: this process may have been stopped."""
+"""Longest interval that counts as waiting: this process may have been stopped meanwhile."""
 
 
 class Patience:
-    """How long nothing could start at all.
-
-    Parameters
-    ----------
-    max_wait : float or None
-        Seconds after which that is told as an error; None: never.
-    """
+    """Limits the time during which nothing can start; None: no limit."""
 
     def __init__(self, max_wait: float | None) -> None:
         self._max_wait = max_wait
@@ -34,19 +28,12 @@ class Patience:
         self._looked = 0.0
 
     def look(self, now: float, obstacle: str) -> bool:
-        """Return whether waiting begins now.
-
-        Parameters
-        ----------
-        now : float
-            Seconds of a monotonic clock.
-        obstacle : str
-            Why nothing can start; empty where it can.
+        """Return whether waiting begins now; `obstacle` is empty if something can start.
 
         Raises
         ------
         NoRoomError
-            It was too long.
+            The time is over.
         """
         passed, self._looked = now - self._looked, now
         if not obstacle:
@@ -56,20 +43,14 @@ class Patience:
         self._waited = 0.0 if self._waited is None else self._waited + min(passed, GAP_SECONDS)
         if self._max_wait is not None and self._waited >= self._max_wait:
             raise NoRoomError(
-                f"nothing could start for {self._waited:.0f} s (max_wait): {obstacle}; what was "
-                "finished stays, and the same call continues"
+                f"nothing could start for {self._waited:.0f} s (max_wait): {obstacle}; finished "
+                "jobs are kept, and the same call continues"
             )
         return begins
 
 
 def room(engine: Engine, max_wait: float | None, signals: Interruption | None = None) -> Load:
-    """Wait until something may start, and return the load.
-
-    Raises
-    ------
-    NoRoomError
-        That took too long.
-    """
+    """Wait until something may start, and return the load; raise `NoRoomError` after `max_wait`."""
     patience = Patience(max_wait)
     while (load := engine.load([])).blocked:
         patience.look(time.monotonic(), load.blocked)
@@ -80,15 +61,7 @@ def room(engine: Engine, max_wait: float | None, signals: Interruption | None = 
 
 
 class Sampler:
-    """Notes the CPU use, often at first and seldom in a long run.
-
-    Parameters
-    ----------
-    store : RunStore
-        Where it is noted.
-    phase : {"packed", "serial"}
-        What is running.
-    """
+    """Records the CPU use of a phase, ``"packed"`` or ``"serial"``: the longer, the less often."""
 
     def __init__(self, store: RunStore, phase: str) -> None:
         self._store = store
@@ -97,7 +70,7 @@ class Sampler:
         self._next = 0.0
 
     def look(self, load: Load) -> None:
-        """Note the use in `load` when it is time."""
+        """Record the use in `load` if a sample is due."""
         passed = time.monotonic() - self._started
         if load.use and passed >= self._next:
             self._store.sample(self._phase, sum(load.use), load.own, load.use)
@@ -111,27 +84,14 @@ def ask(
     sampler: Sampler | None = None,
     signals: Interruption | None = None,
 ) -> Any:
-    """Run a placement that belongs to no job (a preflight, a baseline); return its finding.
-
-    Parameters
-    ----------
-    engine : Engine
-        Executes.
-    placement : Placement
-        With the trainer that answers.
-    max_wait : float or None
-        Seconds to wait where nothing may start.
-    sampler : Sampler, optional
-        Notes the CPU use meanwhile.
-    signals : Interruption, optional
-        Looked at meanwhile.
+    """Run a placement that belongs to no job (a dry run, a baseline); return its finding.
 
     Raises
     ------
     WorkerDiedError
         The process ended without an answer.
     NoRoomError
-        It could not start for too long.
+        It could not start within `max_wait` seconds.
     """
     room(engine, max_wait, signals)
     future = engine.submit(placement, [])

@@ -1,4 +1,4 @@
-"""Tables and what moves on the terminal: rich's console, whose text is cleaned as it is drawn."""
+"""Tables and animations on the terminal: rich's console, with cleaned text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asynckfold.system.terminal import steady
 
 
 class _CleanConsole(Console):
-    """A console that draws no control character but its own."""
+    """A console without control characters other than its own."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -1,4 +1,4 @@
-"""Which cores others use: what this run used is taken off, and what remains is smoothed."""
+"""Which cores other processes use: total use minus own use, smoothed over time."""
 
 from __future__ import annotations
 
@@ -8,32 +8,29 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from asynckfold.system.readers import UNREADABLE, Readers
+from asynckfold.system.readers import UNREADABLE, CounterReaders
 
 # The kernel counts CPU time in ticks of 10 ms: a shorter window is wrong by more than 5 %.
 WINDOW_SECONDS = 0.2
-# Half of it tells whether nobody is there: a core in full use is seen to be, for 80 % or more.
+# Half a window is enough to find an idle machine: a busy core shows 80 % or more by then.
 EARLY_SECONDS = 0.1
-# Time constant of the smoothing: a lasting load is seen after 0.4 s and forgotten after 1.9 s,
-# while a burst of 0.2 s (a shell, a save, a cron job) stays below BUSY_SHARE.
+# Time constant of the smoothing: a lasting load is seen after 0.4 s and forgotten after 1.9 s;
+# a burst of 0.2 s (a shell, a save, a cron job) stays below BUSY_SHARE.
 SMOOTHING_SECONDS = 1.0
-# Beside a foreign share of 0.3 a job would get 0.7 of its core at most, and takes as much from the
-# other; below 0.15 is what a desktop or a daemon needs anyway. The gap between the two is what
-# keeps a core from changing its mind with every window.
+# Beside a foreign share of 0.3 a job gets at most 0.7 of its core; a desktop or a daemon needs less
+# than 0.15. The gap between the two is the hysteresis.
 BUSY_SHARE, IDLE_SHARE = 0.3, 0.15
-# How long the last known state of a core stands for one that cannot be read.
+# How long the last state of a core is used when it cannot be read.
 STALE_SECONDS = 5.0
-# Looking for the children of workers walks through all processes: 1 ms per 70 of them.
+# Interval between searches for children of workers, which cost 1 ms per 70 processes.
 CHILDREN_SECONDS = 2.0
-# Cores whose smoothed share differs by less are equally idle, so that noise does not choose.
+# Cores whose smoothed shares differ by less are equally idle.
 _EQUAL_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class OwnUse:
-    """CPU seconds of an own process in one window, and the cores it may have used, first choice
-    first; NaN where they are not known.
-    """
+    """CPU seconds of an own process in one window (NaN: unknown); its cores, likeliest first."""
 
     seconds: float
     cores: tuple[int, ...]
@@ -43,25 +40,13 @@ class OwnUse:
 def foreign_shares(
     busy: Mapping[int, float], own: Sequence[OwnUse], window: float
 ) -> dict[int, float]:
-    """Return the share of each core that others used.
+    """Return the share of each core that others used, 0 to 1; NaN if unknown.
 
-    Pinned processes are subtracted first and from their own cores only. A process that may run
-    anywhere is subtracted from the core it ran on last, and where that one was not busy enough,
-    from the others: the sum is right even when it moved within the window.
+    Pinned processes are subtracted first, from their own cores only. Other processes are subtracted
+    from the core they ran on last, and if that was not busy enough, from the others: the sum is
+    right even for a process that moved.
 
-    Parameters
-    ----------
-    busy : Mapping of int to float
-        Busy seconds of each core in the window; NaN where not known.
-    own : sequence of OwnUse
-        What this run used.
-    window : float
-        Seconds.
-
-    Returns
-    -------
-    dict of int to float
-        0 to 1; NaN where not known.
+    `busy` are the busy seconds of each core in the window; NaN if unknown.
 
     Examples
     --------
@@ -78,12 +63,12 @@ def foreign_shares(
 
 
 def _share(seconds: float, window: float) -> float:
-    """0 to 1, or NaN, which `min` and `max` alone would turn into a number."""
+    """Return 0 to 1, or NaN, which `min` and `max` would turn into a number."""
     return seconds if math.isnan(seconds) else min(1.0, max(0.0, seconds / window))
 
 
 def _subtract(left: dict[int, float], use: OwnUse) -> None:
-    """Take a process' seconds off its cores: evenly where pinned, else in order of choice."""
+    """Subtract a process' seconds from its cores: evenly if pinned, else in order."""
     cores = [core for core in use.cores if left.get(core, math.nan) > 0]
     rest = use.seconds
     if use.pinned:
@@ -99,25 +84,24 @@ def _subtract(left: dict[int, float], use: OwnUse) -> None:
 
 @dataclass(frozen=True)
 class CoreState:
-    """What is thought of one core: smoothed foreign share, verdict, and when it was last known."""
+    """One core: smoothed foreign share, whether it is busy, time of the last reading."""
 
     share: float
     busy: bool
     known_at: float
 
 
-def settle(before: CoreState | None, share: float, window: float, now: float) -> CoreState:
+def next_state(before: CoreState | None, share: float, window: float, now: float) -> CoreState:
     """Return the new state of a core after a window in which others used `share` of it.
 
-    An exponential moving average over time, so that windows of any length weigh by their seconds,
-    and two thresholds. An unknown share (NaN) keeps the old state for a while; then, and without
-    an old state, the core is busy.
+    An exponential moving average, weighted by the length of the window, with two thresholds. An
+    unknown share (NaN) keeps the old state for a while; then, or without one, the core is busy.
 
     Examples
     --------
-    >>> state = settle(None, 0.0, 1.0, now=1.0)
-    >>> state.busy, settle(state, 1.0, 0.2, now=1.2).busy, settle(state, 1.0, 0.4, now=1.4).busy
-    (False, False, True)
+    >>> state = next_state(None, 0.0, 1.0, now=1.0)
+    >>> [next_state(state, 1.0, window, now=1 + window).busy for window in (0.2, 0.4)]
+    [False, True]
     """
     if not math.isfinite(share):
         if before is None:
@@ -133,8 +117,8 @@ def settle(before: CoreState | None, share: float, window: float, now: float) ->
 
 
 @dataclass(frozen=True)
-class _Reading:
-    """Counters at one moment, and where own processes were pinned."""
+class _Counters:
+    """Counters at one moment, and the pinned cores of own processes."""
 
     at: float
     cores: Mapping[int, float]
@@ -143,49 +127,39 @@ class _Reading:
 
 
 class LoadSampler:
-    """Which cores others use; primed at construction, cheap to ask often.
-
-    Parameters
-    ----------
-    cores : sequence of int
-        The cores to watch.
-    readers : Readers
-        Where the counters come from.
-    clock : callable
-        Monotonic seconds.
-    """
+    """Measures which cores others use; primed at construction."""
 
     def __init__(
         self,
         cores: Sequence[int],
-        readers: Readers | None = None,
+        readers: CounterReaders | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cores = tuple(cores)
-        self._readers = readers or Readers()
+        self._readers = readers or CounterReaders()
         self._clock = clock
         self._parents: Mapping[int, int] = {}
         self._parents_at = -math.inf
         self._usage: tuple[float, float, tuple[float, ...]] = (0.0, 0.0, (0.0,) * len(self.cores))
-        self._states = {core: settle(None, math.nan, 0.0, 0.0) for core in self.cores}
+        self._states = {core: next_state(None, math.nan, 0.0, 0.0) for core in self.cores}
         self._last = self._read({os.getpid(): ()})
 
     def sample(self, own: Mapping[int, tuple[int, ...]] | None = None) -> None:
-        """Look again, if the last look is at least a window ago.
+        """Read the counters if the last reading is at least a window ago.
 
-        The first look may come earlier, and then is heeded only where it finds nobody on any core:
-        short sweeps need not wait for what a whole window would tell of an idle machine.
+        The first reading may come earlier and counts only if no core is busy: a short sweep on an
+        idle machine need not wait for a whole window.
 
         Parameters
         ----------
         own : Mapping of int to tuple of int, optional
-            Processes that this run started and the cores each is pinned to, empty for none; their
-            children count as theirs. The calling process is always own, its other children are not.
+            Processes started by this run and their pinned cores, empty for none; their children
+            count as theirs. The calling process is always own, its other children are not.
         """
         elapsed = self._clock() - self._last.at
         if elapsed < WINDOW_SECONDS:
-            # Warm workers are there when a run begins, and must not be taken for neighbours later.
-            self._meet(own or {})
+            # Warm workers exist before a run and must not count as foreign later.
+            self._register(own or {})
             if elapsed < EARLY_SECONDS or self.known:
                 return
         family = self._family(dict(own or {}))
@@ -194,21 +168,21 @@ class LoadSampler:
         busy = {core: _delta(last.cores, now.cores, core) for core in self.cores}
         uses = [self._own_use(pid, pinned, last, now) for pid, pinned in family.items()]
         states = {
-            core: settle(self._states[core], share, window, now.at)
+            core: next_state(self._states[core], share, window, now.at)
             for core, share in foreign_shares(busy, uses, window).items()
         }
         early = window < WINDOW_SECONDS
         if early and any(state.busy for state in states.values()):
             return
         self._states |= states
-        # What an early look has seen, the first whole window sees again.
+        # The first whole window includes an early reading.
         if not early:
             self._last = now
             self._usage = self._used(busy, uses, window)
 
     @property
     def known(self) -> bool:
-        """Whether anything was read of any core so far."""
+        """Whether any core could be read so far."""
         return any(state.known_at > -math.inf for state in self._states.values())
 
     @property
@@ -218,12 +192,12 @@ class LoadSampler:
 
     @property
     def shares(self) -> dict[int, float]:
-        """Smoothed share of each core that others use; 1 where nothing is known."""
+        """Smoothed share of each core that others use; 1 if unknown."""
         return {core: state.share for core, state in self._states.items()}
 
     @property
     def idlest(self) -> tuple[int, ...]:
-        """All watched cores: those that others leave alone first, equals by number."""
+        """All cores: idle ones first, equally idle ones by number."""
 
         def order(core: int) -> tuple[bool, int, int]:
             state = self._states[core]
@@ -232,9 +206,7 @@ class LoadSampler:
         return tuple(sorted(self.cores, key=order))
 
     def usage(self) -> tuple[float, float, tuple[float, ...]]:
-        """Return the use in the last window: by everyone and by this run, in cores' worth, and of
-        each watched core, 0 to 1. What could not be read stays as it was.
-        """
+        """Return the use in the last window, in cores: total, by this run, and by core (0 to 1)."""
         return self._usage
 
     def _used(
@@ -247,13 +219,15 @@ class LoadSampler:
         own = sum(use.seconds for use in uses if not math.isnan(use.seconds)) / window
         return sum(cores), min(own, sum(cores)), cores
 
-    def _own_use(self, pid: int, pinned: tuple[int, ...], last: _Reading, now: _Reading) -> OwnUse:
+    def _own_use(
+        self, pid: int, pinned: tuple[int, ...], last: _Counters, now: _Counters
+    ) -> OwnUse:
         found = now.processes.get(pid)
         before = {key: value[0] for key, value in last.processes.items()}
         if pid not in before and self._age(pid) <= now.at - last.at:
             before[pid] = 0.0
         seconds = _delta(before, {} if found is None else {pid: found[0]}, pid)
-        # What was pinned within the window may have used other cores before.
+        # A process pinned within the window may have used other cores before.
         moved = last.pins.get(pid, pinned) != pinned
         if found is None or (pinned and not moved):
             return OwnUse(seconds, pinned, bool(pinned))
@@ -269,20 +243,20 @@ class LoadSampler:
         except UNREADABLE:
             return math.inf
 
-    def _meet(self, own: Mapping[int, tuple[int, ...]]) -> None:
-        """Note what own processes have used so far that were not there at the last look."""
+    def _register(self, own: Mapping[int, tuple[int, ...]]) -> None:
+        """Record the use so far of own processes that are new since the last reading."""
         new = {pid: pins for pid, pins in own.items() if pid not in self._last.processes}
         if new:
             found = {**self._last.processes, **self._processes(new)}
             self._last = replace(self._last, processes=found, pins={**self._last.pins, **new})
 
     def _family(self, own: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-        """Own processes, their descendants with the cores they inherited, and this process."""
+        """Return own processes, their descendants with inherited cores, and this process."""
         if own and self._clock() - self._parents_at >= CHILDREN_SECONDS:
             try:
                 self._parents = dict(self._readers.descendants())
             except UNREADABLE:
-                self._parents = {}  # their use counts as foreign, which is the careful side
+                self._parents = {}  # their use then counts as foreign
             self._parents_at = self._clock()
         family = dict(own)
         for pid in self._parents:
@@ -292,18 +266,18 @@ class LoadSampler:
         return {os.getpid(): (), **family}
 
     def _ancestors(self, pid: int) -> Iterator[int]:
-        """The process itself, its parent, and so on, below this process."""
+        """Yield the process, its parent, and so on, below this process."""
         for _ in range(len(self._parents)):
             yield pid
             pid = self._parents.get(pid, 0)
 
-    def _read(self, own: Mapping[int, tuple[int, ...]]) -> _Reading:
+    def _read(self, own: Mapping[int, tuple[int, ...]]) -> _Counters:
         try:
             found = self._readers.core_seconds()
             cores = {core: float(value) for core, value in found.items() if value >= 0}
         except UNREADABLE:
             cores = {}
-        return _Reading(self._clock(), cores, self._processes(own), dict(own))
+        return _Counters(self._clock(), cores, self._processes(own), dict(own))
 
     def _processes(self, own: Iterable[int]) -> dict[int, tuple[float, int]]:
         processes = {}
@@ -317,7 +291,7 @@ class LoadSampler:
 
 
 def _delta(before: Mapping[int, float], after: Mapping[int, float], key: int) -> float:
-    """Growth of a counter; NaN where it is unknown or went backwards."""
+    """Return the growth of a counter; NaN if it is unknown or went backwards."""
     growth = after.get(key, math.nan) - before.get(key, math.nan)
     return growth if math.isfinite(growth) and growth >= 0 else math.nan
 

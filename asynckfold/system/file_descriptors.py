@@ -1,8 +1,8 @@
-"""Files without a name, and how open files travel to another process.
+"""Anonymous files, and sending open files to another process.
 
-`multiprocessing.reduction` sends a descriptor as well, but needs a further one on both sides after
-its message is on the way: where a process may open no more, the two sides then wait for each other.
-Here that fails before anything is sent, and the receiver always reads what was.
+`multiprocessing.reduction` needs a further descriptor on both sides after its message is sent: at
+the limit of open files both sides then wait for each other. Here that fails before anything is
+sent.
 """
 
 from __future__ import annotations
@@ -16,15 +16,7 @@ from typing import Any
 
 
 def nameless_file(data: bytes = b"", size: int | None = None) -> int:
-    """Return the descriptor of a file without a name: nothing of it stays when its users end.
-
-    Parameters
-    ----------
-    data : bytes
-        What it begins with.
-    size : int, optional
-        Bytes in all, zero after `data`; the length of `data` where it is left out.
-    """
+    """Return the descriptor of an anonymous file with this content, zero-filled up to `size`."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("asynckfold", os.MFD_CLOEXEC)
     else:
@@ -39,13 +31,12 @@ def nameless_file(data: bytes = b"", size: int | None = None) -> int:
 
 
 def send(pipe: Connection[Any, Any], message: object, descriptors: Sequence[int]) -> None:
-    """Send a message, then open files, at least one.
+    """Send a message, then at least one open file.
 
     Raises
     ------
     OSError
-        The other side is gone; or, with ``EMFILE`` or ``ENFILE``, no further file can be opened
-        here, and nothing was sent.
+        The other side is gone; with ``EMFILE`` or ``ENFILE``, nothing was sent.
     """
     with as_socket(pipe) as channel:
         pipe.send(message)
@@ -58,7 +49,7 @@ def receive(pipe: Connection[Any, Any], count: int) -> list[int]:
     Raises
     ------
     OSError
-        With ``EMFILE`` or ``ENFILE``: they cannot be opened here, and are let go of.
+        With ``EMFILE`` or ``ENFILE``: they cannot be opened here and were closed.
     """
     try:
         channel = as_socket(pipe)
@@ -75,7 +66,7 @@ def receive(pipe: Connection[Any, Any], count: int) -> list[int]:
 
 
 def as_socket(pipe: Connection[Any, Any]) -> socket.socket:
-    """Return another hold on a pipe of two directions, to be closed by itself."""
+    """Return a socket that duplicates a duplex pipe, to be closed separately."""
     channel = socket.socket(fileno=os.dup(pipe.fileno()))
     # A program may have set a timeout for all its sockets.
     channel.settimeout(None)

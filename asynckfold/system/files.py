@@ -1,12 +1,11 @@
-"""Files that exist whole or not at all, and names that cannot leave their folder.
+"""Atomic files, and names that cannot leave their folder.
 
-`write_whole` is the only way in which asynckfold puts a file under its final name: temporary name
-in the same folder, all bytes, fsync, rename, fsync of the folder. Each step is there because
-leaving it out loses or tears files at a crash (Pillai et al. 2014, "All File Systems Are Not
-Created Equal").
+`write_whole` is the only way a file gets its final name: temporary name in the same folder, all
+bytes, fsync, rename, fsync of the folder. Omitting any step loses or tears files at a crash (Pillai
+et al. 2014, "All File Systems Are Not Created Equal").
 
-A run's folder may hold what others put there: from it on no link is followed, and what is no plain
-file is neither read nor written, nor waited for.
+Others may have put things into a run's folder: below it no link is followed, and only plain files
+are opened.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from typing import BinaryIO
 from asynckfold.errors import StorageError
 
 TEMPORARY = re.compile(r".+\.\d+\.tmp")
-"""Names of files that are being written; of a crash, when nobody writes them any more."""
+"""Names of files that are being written, or that a crash has left."""
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
-"""Whoever made a run may open it to others; nobody is let in by accident."""
+"""Private by default; the owner of a run may open it to others."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,39}")
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# A FIFO that nobody reads or writes would be waited for without O_NONBLOCK.
+# Without O_NONBLOCK, opening a FIFO waits for its other end.
 _FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR)
@@ -54,32 +53,25 @@ _KINDS = {
 def write_whole(path: Path, data: bytes | memoryview, root: Path | None = None) -> None:
     """Replace `path` by `data`: every observer sees the old file or the new one.
 
-    Parameters
-    ----------
-    path : Path
-        The final name; its folder exists.
-    data : bytes or memoryview
-        All of the content.
-    root : Path, optional
-        The run's folder, from which on no link is followed; the folder of `path` by default.
+    No link is followed below `root`, the run's folder.
 
     Raises
     ------
     StorageError
-        The disk refused. The old file is untouched, unless it was only the last step that failed:
-        then the new one stands in its place, but may not survive a power loss.
+        The disk refused. The old file is untouched unless only the last step failed: then the new
+        one is in place, but may not survive a power loss.
     """
-    needed = memoryview(data).nbytes
-    write_whole_by(path, lambda file: _write_all(file, data), root, needed)
+
+    def write(file: BinaryIO) -> None:
+        file.write(data)
+
+    write_whole_by(path, write, root, memoryview(data).nbytes)
 
 
 def write_whole_by(
     path: Path, write: Callable[[BinaryIO], None], root: Path | None = None, needed: int = 0
 ) -> None:
-    """Like `write_whole`, with a function that writes to the open temporary file.
-
-    `needed` is how many bytes it writes, where that is known before.
-    """
+    """Like `write_whole`, with a function that writes `needed` bytes (if known) to an open file."""
     try:
         with opened_folder(root or path.parent, path.parent) as folder:
             _write_in(folder, path.name, write)
@@ -102,24 +94,14 @@ def _write_in(folder: int, name: str, write: Callable[[BinaryIO], None]) -> None
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         os.fsync(folder)
     except BaseException:
-        # Where the disk refuses this too, `settle` does it later.
+        # If the disk refuses this too, `settle` does it later.
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise
 
 
-def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    file.write(data)
-
-
 def remove(path: Path) -> None:
-    """Remove a file, which may be gone.
-
-    Raises
-    ------
-    StorageError
-        The disk refused.
-    """
+    """Remove a file if it exists; raise `StorageError` if the disk refuses."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -127,7 +109,7 @@ def remove(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, so that their names are durable."""
+    """Create a folder and its missing parents, with durable names."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     for place in reversed(missing):
         with contextlib.suppress(FileExistsError):
@@ -139,12 +121,12 @@ def make_folder(folder: Path) -> None:
 
 
 def make_folders(root: Path, folder: Path) -> None:
-    """Make a folder below `root`, which exists; no link is followed.
+    """Create a folder below `root`, which exists; no link is followed.
 
     Raises
     ------
     StorageError
-        The disk refused, or something else stands there.
+        The disk refused, or something else has that name.
     """
     try:
         with opened_folder(root, folder, make=True):
@@ -156,7 +138,7 @@ def make_folders(root: Path, folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in `folder` durable."""
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, _FOLDER_FLAGS)
     try:
         os.fsync(descriptor)
@@ -171,16 +153,16 @@ def opened_folder(root: Path, folder: Path, *, make: bool = False) -> Iterator[i
     Parameters
     ----------
     root : Path
-        The run's folder, which is trusted to be where it is, and must exist.
+        The run's folder, which is trusted and must exist.
     folder : Path
-        Where to; no link is followed on the way.
+        The target; no link is followed on the way.
     make : bool
-        Make folders that are missing on the way; their names are not durable yet.
+        Create missing folders on the way; their names are not durable yet.
 
     Raises
     ------
     StorageError
-        A link or a file stands where a folder belongs.
+        A link or a file has the name of a folder.
     OSError
         A folder is missing, or the disk refused.
     """
@@ -212,7 +194,7 @@ def _step(outer: int, place: Path, make: bool) -> int:
 
 
 def _planted(path: Path, folder: int, wanted: str) -> StorageError:
-    """Say what stands where a file or a folder of the run belongs."""
+    """Return the error for an entry that has the name of a file or folder of the run."""
     mode = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode
     found, number = _KINDS[stat.S_IFMT(mode)]
     return StorageError(
@@ -225,19 +207,12 @@ def _planted(path: Path, folder: int, wanted: str) -> StorageError:
 def open_plain(path: Path, flags: int, root: Path | None = None) -> int:
     """Open a plain file, never a link, a FIFO or a device; return the descriptor.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    flags : int
-        As of `os.open`; a file that is made is its owner's alone.
-    root : Path, optional
-        The run's folder, from which on no link is followed; the folder of `path` by default.
+    No link is followed below `root`, the run's folder. A new file is private to its owner.
 
     Raises
     ------
     StorageError
-        Something else stands there.
+        It is no plain file.
     OSError
         The disk refused.
     """
@@ -263,25 +238,24 @@ def read_plain(path: Path, root: Path | None = None) -> bytes:
 def settle(
     root: Path, folder: Path, ours: re.Pattern[str], recorded: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Make a folder agree with what was recorded of it: the clean-up after a crash.
+    """Clean up a folder after a crash; idempotent.
 
-    Files of ours that nobody recorded are removed; one that is not what was recorded is renamed to
-    ``*.bad``. Links, folders and everything else are left alone, and no link is followed on the way
-    from `root` to `folder`. Doing it twice is the same as doing it once.
+    Unrecorded files whose names match `ours` are removed; files that differ from their record are
+    renamed to ``*.bad``. Everything else is left alone, and no link is followed.
 
     Parameters
     ----------
     root, folder : Path
-        The run's folder, which is trusted to be where it is, and one below it.
+        The run's folder, which is trusted, and one below it.
     ours : re.Pattern
-        Which names may be removed.
+        Names that may be removed.
     recorded : Mapping of str to str or None
-        The SHA-256 of each file that must be there; None where only its name matters.
+        The SHA-256 of each expected file; None if only its name matters.
 
     Returns
     -------
     dict of str to str
-        What is wrong, by name, with files that were recorded.
+        Problems of recorded files, by name.
 
     Raises
     ------
@@ -302,24 +276,15 @@ def settle(
 
 @contextlib.contextmanager
 def alone(root: Path, folder: Path, ours: re.Pattern[str], wait_s: float = 10.0) -> Iterator[None]:
-    """Keep other writers out of a folder meanwhile; remove first what killed ones left of `ours`.
+    """Lock a folder against other writers; first remove files that killed ones left.
 
-    The lock is on the folder itself: no file of it can be left behind. Where a file system has no
-    such lock, nothing is removed.
-
-    Parameters
-    ----------
-    root, folder : Path
-        As for `opened_folder`.
-    ours : re.Pattern
-        Which names may be removed.
-    wait_s : float
-        How long to wait for another writer.
+    The lock is on the folder itself, so no lock file can be left behind. On a file system without
+    such locks nothing is removed.
 
     Raises
     ------
     StorageError
-        Another process still writes there, something else stands there, or the disk refused.
+        Another process still writes there, it is no folder, or the disk refused.
     """
     try:
         with opened_folder(root, folder) as descriptor:
@@ -373,7 +338,7 @@ def _digest(name: str, folder: int) -> str:
 
 
 def storage_error(error: OSError, path: Path, needed: int = 0) -> StorageError:
-    """Say what the disk refused, where, how much room it takes and there is, and what to do."""
+    """Return the error for a failed write: place, cause, space needed and free, remedy."""
     what = os.strerror(error.errno) if error.errno else str(error)
     text = f"could not write {path}: {what}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -387,7 +352,7 @@ def storage_error(error: OSError, path: Path, needed: int = 0) -> StorageError:
 
 
 def reading_error(error: OSError, path: Path | str) -> StorageError:
-    """Say what could not be read, and why."""
+    """Return the error for a failed read."""
     number = error.errno or errno.EIO
     return StorageError(number, f"could not read {path}: {os.strerror(number)}")
 
@@ -400,7 +365,7 @@ def _free(path: Path) -> int:
 
 
 def slug(name: str) -> str:
-    """Return a file name for any text: plain names as they are, others marked by a digest.
+    """Return a file name for any text: plain names unchanged, others with a digest.
 
     >>> slug("LeNet5")
     'LeNet5'

@@ -1,4 +1,4 @@
-"""The GPUs that this run may use, and why there are none. The only place of NVML."""
+"""The GPUs that this run may use. NVML is used only here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asynckfold.system.readers import UNREADABLE
 
 
 def load_nvml() -> tuple[Any, str]:
-    """Return the started NVML module, or None and the reason why there is none."""
+    """Return the initialised NVML module, or None and the reason."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -26,7 +26,7 @@ def load_nvml() -> tuple[Any, str]:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """The GPUs that this run may use, by name, and in words what is missing."""
+    """The GPUs that this run may use, their names, and why others are missing."""
 
     gpus: tuple[Gpu, ...] = ()
     names: tuple[str, ...] = ()
@@ -36,26 +36,12 @@ class GpuReading:
 def read_gpus(
     nvml: Any, devices: str | Sequence[int], visible: str | None, own: Collection[int] = ()
 ) -> GpuReading:
-    """Read each GPU that torch would see; creates no CUDA context.
+    """Read each GPU that torch would see, without a CUDA context.
 
-    One GPU that fails never hides the others.
+    A GPU that fails does not hide the others.
 
-    Parameters
-    ----------
-    nvml : module
-        ``pynvml``, started.
-    devices : "auto", "cpu", "cuda", or sequence of int
-        Which to use, by torch's index.
-    visible : str or None
-        ``CUDA_VISIBLE_DEVICES``.
-    own : collection of int
-        Own processes, whose memory is told as ``Gpu.own``.
-
-    Returns
-    -------
-    GpuReading
-        ``Gpu.index`` is torch's index: as in torch, the position in ``CUDA_VISIBLE_DEVICES``, in
-        NVML's order (which is CUDA's for GPUs of one kind).
+    Torch's index is the position in ``CUDA_VISIBLE_DEVICES`` (`visible`), in NVML's order, which is
+    CUDA's for GPUs of one kind. The memory of `own` processes becomes ``Gpu.own``.
     """
     if devices == "cpu":
         return GpuReading(reason="devices is 'cpu'")
@@ -89,13 +75,13 @@ def _read_gpu(nvml: Any, handle: Any, index: int, own: Collection[int]) -> Gpu:
     try:
         use = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     except (nvml.NVMLError, *UNREADABLE):
-        use = 0.0  # some GPUs do not count it; memory decides
+        use = 0.0  # not reported by some GPUs; memory decides
     held = min(_held_by(nvml, handle, own), total - free) if own else 0
     return Gpu(index, free, total, use if 0 <= use <= 1 else 0.0, held)
 
 
 def _held_by(nvml: Any, handle: Any, own: Collection[int]) -> int:
-    """Bytes of a GPU that own processes hold; 0 where it does not know them, as in a container."""
+    """Return the bytes that own processes hold; 0 if NVML does not know, as in a container."""
     try:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         sizes = [int(item.usedGpuMemory or 0) for item in running if item.pid in own]
@@ -117,8 +103,8 @@ def _text(value: str | bytes) -> str:
 def visible_order(visible: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
     """Return NVML's index of each GPU that CUDA shows, in CUDA's order.
 
-    As CUDA reads it: numbers or beginnings of UUIDs; the first wrong entry ends the list; a GPU
-    named twice hides them all.
+    Like CUDA: entries are numbers or prefixes of UUIDs; the first invalid entry ends the list; a
+    duplicate hides all GPUs.
 
     Examples
     --------

@@ -1,17 +1,17 @@
-"""A worker's sign of life: a word of memory that it shares with the sweep's process.
+"""Heartbeats: words of memory that a worker shares with the sweep's process.
 
-Alive is who makes progress. A thread that says so would go on while the training hangs, and would
-fall silent while healthy native code holds the interpreter; a word that only a finished batch
-changes does neither, and costs the loop less than a microsecond.
+A worker is alive if it makes progress. A heartbeat thread would go on while the training hangs and
+would stop while healthy native code holds the interpreter. A word that changes with each finished
+batch does neither, and costs the loop less than a microsecond.
 
 ::
 
-    word   even: batches follow one another      odd: aside, where the next sign may take longer
-           every sign makes it greater            (a start, the first batch, a checkpoint)
+    word   even: batch after batch        odd: a long phase, which may exceed the batch timeout
+           every heartbeat increases it   (a start, the first batch, a checkpoint)
 
-Two more words let a worker pause between two batches, where it holds no lock and owes no message:
-the sweep asks in one, and in the other the worker says that it does. A stopped process (SIGSTOP)
-may have half an answer in its pipe, for which the sweep would wait.
+Two more words let a worker pause between two batches, where it holds no lock and has no message
+half sent, unlike a process stopped by SIGSTOP: the sweep requests the pause in one, the worker
+confirms it in the other.
 """
 
 from __future__ import annotations
@@ -22,88 +22,76 @@ import time
 from collections.abc import Callable
 
 STACKS_SIGNAL = signal.SIGRTMIN + 9
-"""Asks a silent worker for the stacks of its threads; SIGUSR1 and SIGUSR2 are left to the user."""
+"""Requests the stacks of all threads; SIGUSR1 and SIGUSR2 are left to the user."""
 
 PAUSE_SECONDS = 0.1
-"""Between two looks of a paused worker at whether it may go on."""
+"""Polling interval of a paused worker."""
 
-_SIGN, _ASKED, _PAUSED = range(3)
+_BEAT, _ASKED, _PAUSED = range(3)
 _WORDS, _BYTES = 3, 8
 
 
 class Heartbeat:
-    """The words of one worker; the sign of life it alone writes while it works.
-
-    Parameters
-    ----------
-    words : memoryview, optional
-        Unsigned numbers of 8 bytes; of its own where nobody looks, as in the serial engine.
-    """
+    """The words of one worker; private ones by default, for the serial engine."""
 
     def __init__(self, words: memoryview | None = None) -> None:
         self._word = memoryview(bytearray(_WORDS * _BYTES)).cast("Q") if words is None else words
 
     @property
     def value(self) -> int:
-        """The word as it is now."""
-        return int(self._word[_SIGN])
+        """The present value of the heartbeat."""
+        return int(self._word[_BEAT])
 
     def beat(self) -> None:
-        """Say that a batch is finished."""
-        word = self._word[_SIGN]
-        self._word[_SIGN] = word + 2 - word % 2
+        """Mark a finished batch."""
+        word = self._word[_BEAT]
+        self._word[_BEAT] = word + 2 - word % 2
 
-    def aside(self) -> None:
-        """Say that something begins that is no batch, or whose first batch may take long."""
-        word = self._word[_SIGN]
-        self._word[_SIGN] = word + 1 + word % 2
+    def begin_long_phase(self) -> None:
+        """Mark a phase that may exceed the batch timeout."""
+        word = self._word[_BEAT]
+        self._word[_BEAT] = word + 1 + word % 2
 
     def ask(self, pause: bool) -> None:
-        """Ask the worker to pause after its batch, or to go on."""
+        """Request a pause after the present batch, or its end."""
         self._word[_ASKED] = pause
 
     @property
     def asked(self) -> bool:
-        """Whether the worker is asked to pause."""
+        """Whether a pause is requested."""
         return bool(self._word[_ASKED])
 
     @property
     def paused(self) -> bool:
-        """Whether the worker pauses as it is asked to; no longer once it is asked to go on."""
+        """Whether the worker is in a requested pause."""
         return bool(self._word[_ASKED] and self._word[_PAUSED])
 
     def rest(self, stop: Callable[[], bool]) -> None:
-        """Pause, in the worker, for as long as that is asked for and it is not asked to stop."""
+        """Pause, in the worker, while that is requested and `stop` is not."""
         while self._word[_ASKED] and not stop():
             self._word[_PAUSED] = 1
             time.sleep(PAUSE_SECONDS)
         self._word[_PAUSED] = 0
 
 
-def is_aside(value: int) -> bool:
-    """Whether the worker whose word has this value does something else than batch after batch."""
+def in_long_phase(value: int) -> bool:
+    """Whether a heartbeat of this value marks a phase that may exceed the batch timeout."""
     return value % 2 == 1
 
 
 class Heartbeats:
-    """The words of many workers, in a file without a name that all of them map.
-
-    Parameters
-    ----------
-    descriptor : int
-        Of the file; may be closed afterwards.
-    """
+    """The heartbeats of all workers, in an anonymous file, whose descriptor may be closed."""
 
     COUNT = 1 << 12
-    """Words; a pool that starts more workers in its life uses those of the first ones again."""
+    """Number of heartbeats; later workers of a pool reuse those of the first ones."""
 
     SIZE = COUNT * _WORDS * _BYTES
-    """Bytes of the file; the kernel gives memory only to the pages that are written."""
+    """Bytes of the file; only written pages take memory."""
 
     def __init__(self, descriptor: int) -> None:
         self._words = memoryview(mmap.mmap(descriptor, self.SIZE)).cast("Q")
 
     def __getitem__(self, worker: int) -> Heartbeat:
-        """Return the heartbeat of the worker of that name."""
+        """Return the heartbeat of a worker, by its number."""
         place = worker % self.COUNT * _WORDS
         return Heartbeat(self._words[place : place + _WORDS])

@@ -1,7 +1,7 @@
-"""Which cores and how much memory this process may use at all, and which limit says so.
+"""The cores and the memory that this process may use, and the limits that say so.
 
-A list of small functions, each a number of cores or None. The smallest wins, and its name is told:
-a container with a quota of 1.5 cores on a host of 64 is the usual reason for "why so slow".
+Each limit is a number of cores or None; the smallest wins and is reported by name: a quota of 1.5
+cores on a host of 64 is the usual answer to "why so slow".
 """
 
 from __future__ import annotations
@@ -21,17 +21,7 @@ def _own_affinity() -> Collection[int]:
 
 @dataclass(frozen=True)
 class Host:
-    """Where limits are read; a test points it at folders of its own.
-
-    Parameters
-    ----------
-    proc, cgroup : Path
-        Mount points of the process and of the control group file systems.
-    environ : Mapping of str to str
-        Environment variables.
-    affinity : callable
-        Returns the core numbers that this process may run on.
-    """
+    """Where limits are read: mount points, environment, affinity; tests replace them."""
 
     proc: Path = Path("/proc")
     cgroup: Path = Path("/sys/fs/cgroup")
@@ -41,20 +31,20 @@ class Host:
 
 @dataclass(frozen=True)
 class Limit:
-    """One limit by name, in cores; None where it does not apply."""
+    """One limit by name, in cores; None if it does not apply."""
 
     name: str
     cores: int | None
 
 
 def limits(host: Host | None = None) -> tuple[Limit, ...]:
-    """Return every limit that is known, also those that do not apply here.
+    """Return every limit, also those that do not apply here.
 
     Raises
     ------
     InputError
-        ``ASYNCKFOLD_CPU_COUNT`` is not a whole number of at least 1. Other programs' variables are
-        ignored where they cannot be read.
+        ``ASYNCKFOLD_CPU_COUNT`` is not a whole number of at least 1. Invalid variables of other
+        programs are ignored.
     """
     host = host or Host()
     return (
@@ -69,7 +59,7 @@ def limits(host: Host | None = None) -> tuple[Limit, ...]:
 
 
 def binding_limit(found: Collection[Limit]) -> Limit:
-    """Return the limit that wins: the smallest, of equal ones the first.
+    """Return the smallest limit, the first of equal ones.
 
     >>> binding_limit([Limit("affinity", 8), Limit("cgroup v2 quota", 2), Limit("x", None)]).name
     'cgroup v2 quota'
@@ -79,13 +69,13 @@ def binding_limit(found: Collection[Limit]) -> Limit:
 
 
 def allowed_cores(host: Host | None = None) -> tuple[int, ...]:
-    """Return the affinity cut to the smallest limit, at least one core, in ascending order."""
+    """Return the cores of the affinity mask in ascending order, cut to the smallest limit."""
     host = host or Host()
     return tuple(sorted(host.affinity()))[: binding_limit(limits(host)).cores]
 
 
 def _cores(quota: float | None) -> int | None:
-    """Round a quota up, as joblib does: the last core is used in part rather than not at all."""
+    """Round a quota up, as joblib does."""
     return None if quota is None else max(1, math.ceil(quota))
 
 
@@ -104,7 +94,7 @@ def _own_count(host: Host) -> int | None:
 
 
 def quota_v2(host: Host) -> float | None:
-    """Return the smallest ``cpu.max`` from this process' control group up to the root, in cores."""
+    """Return the smallest ``cpu.max`` from the control group up to the root, in cores."""
     return _least(_max_cores(folder / "cpu.max") for folder in _folders_v2(host))
 
 
@@ -128,20 +118,20 @@ def _cfs_cores(folder: Path) -> float | None:
 
 @dataclass(frozen=True)
 class GroupMemory:
-    """A control group's memory limit, and what may still be taken of it, in bytes."""
+    """A control group's memory limit and its free part, in bytes."""
 
     limit: int
     free: int
 
 
-# cgroup v1 says "no limit" as the largest multiple of a page below 2**63.
+# cgroup v1 writes "no limit" as the largest multiple of a page below 2**63.
 _NO_LIMIT = 1 << 60
 
 
 def group_memory(host: Host | None = None) -> GroupMemory | None:
     """Return the tightest memory limit of the control groups above this process, v1 and v2.
 
-    Page cache that the kernel can drop (``inactive_file``) does not count as taken.
+    Page cache that the kernel can drop (``inactive_file``) counts as free.
     """
     host = host or Host()
     found = [
@@ -164,16 +154,15 @@ def _memory(folder: Path, limit_file: str, usage_file: str, prefix: str) -> Grou
 
 
 NEAR_LIMIT = 0.9
-"""Share of the memory limit from which on a killed process is taken for one that exceeded it: what
-kills in user space, such as systemd-oomd or earlyoom, acts before the limit and is counted nowhere.
-"""
+"""A process killed above this share of the memory limit counts as out of memory: killers in user
+space, such as systemd-oomd or earlyoom, act before the limit and leave no counter."""
 
 
 def oom_kills(host: Host | None = None) -> int | None:
-    """Return how many processes the kernel has killed for want of memory; None where unknown.
+    """Return how many processes the OOM killer has killed; None if unknown.
 
-    The counter of the nearest control group that has one (``memory.events`` of v2,
-    ``memory.oom_control`` of v1), or else that of the whole machine.
+    From the nearest control group with a counter (``memory.events`` of v2, ``memory.oom_control``
+    of v1), or else from the whole machine.
     """
     host = host or Host()
     files = [
@@ -185,16 +174,9 @@ def oom_kills(host: Host | None = None) -> int | None:
 
 
 def was_short_of_memory(kills_before: int | None, peak: int, host: Host | None = None) -> bool:
-    """Judge whether a process that was killed had run out of memory.
+    """Judge whether a killed process had run out of memory.
 
-    Parameters
-    ----------
-    kills_before : int or None
-        What `oom_kills` gave when its work began.
-    peak : int
-        Its largest resident set, bytes; 0 where unknown.
-    host : Host, optional
-        Where to read.
+    `kills_before` is the value of `oom_kills` when its work began, `peak` its largest resident set.
     """
     host = host or Host()
     kills = oom_kills(host)
@@ -207,7 +189,7 @@ def was_short_of_memory(kills_before: int | None, peak: int, host: Host | None =
 
 
 def _named(path: Path, name: str) -> int | None:
-    """The number that follows a name at the begin of a line."""
+    """Return the number after a name at the beginning of a line."""
     for line in _read(path).splitlines():
         words = line.split()
         if len(words) >= 2 and words[0] == name and words[1].isdecimal():
@@ -230,7 +212,7 @@ def _folders_v1(host: Host, controller: str) -> Iterator[Path]:
 
 
 def _memberships(host: Host) -> Iterator[tuple[str, str]]:
-    """(controllers, path) of each line ``number:controllers:path``."""
+    """Yield (controllers, path) of each line ``number:controllers:path``."""
     for line in _read(host.proc / "self" / "cgroup").splitlines():
         words = line.split(":", 2)
         if len(words) == 3:
@@ -238,7 +220,7 @@ def _memberships(host: Host) -> Iterator[tuple[str, str]]:
 
 
 def _upward(mount: Path, path: str) -> Iterator[Path]:
-    """Folders from a group to its mount; in a container only the mount may exist, as its root."""
+    """Yield the folders from a group up to its mount; a container may only have the mount."""
     names = [name for name in path.split("/") if name not in ("", "..")]
     for length in range(len(names), -1, -1):
         yield mount.joinpath(*names[:length])
@@ -256,6 +238,6 @@ def _read(path: Path) -> str:
 
 
 def _number(path: Path) -> int | None:
-    """A whole number above zero, or None: no file, "max", or -1 for no limit."""
+    """Return a whole number, or None: no file, "max", or -1 for no limit."""
     text = _read(path).strip()
     return int(text) if text.isdecimal() else None

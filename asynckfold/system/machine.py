@@ -1,17 +1,16 @@
-"""What the machine has idle right now: cores, memory, GPUs.
+"""What is idle on this machine right now: cores, memory, GPUs.
 
 ::
 
-    per-core busy seconds ─┐
-    own processes' seconds ─┴─ foreign_shares() ── settle() ──┐
-    available memory, control group, own resident memory ─────┼── Machine.load() → placement.Load
-    NVML: free memory and use of each visible GPU ────────────┘
+    readers: busy seconds by core ────┐
+    readers: seconds of own processes ┴─ cpu_load ── hysteresis ──┐
+    readers, limits: available memory, control group ─────────────┼── Machine.load() → Load
+    gpus: free memory and use of each visible GPU ────────────────┘
 
-A core is busy when *others* use it. What this run uses is subtracted, core by core; what remains is
-smoothed, and a core changes its mind at two different thresholds; the run changes its own at most
-twice a minute (`steady`). Whatever cannot be read is unknown, and the unknown is treated as it was,
-then as busy: the sweep goes on, one job at a time. `readers` counts, `sampler` says which cores
-others use, `gpus` asks NVML.
+A core is busy when *others* use it. Own use is subtracted, core by core; the rest is smoothed, with
+different thresholds for busy and idle; the set of busy cores changes at most twice a minute. A
+value that cannot be read keeps its last state, then counts as busy: the sweep goes on, one job at a
+time.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.system.cpu_load import WINDOW_SECONDS, LoadSampler
 from asynckfold.system.gpus import GpuReading, load_nvml, read_gpus
-from asynckfold.system.hysteresis import Mind, reconsider
+from asynckfold.system.hysteresis import BusyCores, with_hysteresis
 from asynckfold.system.limits import (
     Host,
     Limit,
@@ -39,24 +38,17 @@ from asynckfold.system.limits import (
     group_memory,
     limits,
 )
-from asynckfold.system.readers import UNREADABLE, Readers
+from asynckfold.system.readers import UNREADABLE, CounterReaders
 from asynckfold.system.units import gibibytes
 
 
 def resolve_n_jobs(n_jobs: int | str, cores: int) -> int | None:
-    """Return how many jobs run at once, with joblib's meaning; None for ``"auto"``.
-
-    Parameters
-    ----------
-    n_jobs : int or "auto"
-        -1 is all cores, -2 all but one; ``"auto"`` is what is idle.
-    cores : int
-        How many cores may be used.
+    """Return the number of concurrent jobs, with joblib's meaning; None for ``"auto"``.
 
     Raises
     ------
     InputError
-        0, or something else.
+        Neither ``"auto"`` nor a whole number other than 0.
 
     Examples
     --------
@@ -73,9 +65,9 @@ def resolve_n_jobs(n_jobs: int | str, cores: int) -> int | None:
     return count if count > 0 else max(1, cores + 1 + count)
 
 
-def total_memory(host: Host | None = None, readers: Readers | None = None) -> int:
-    """Return the bytes of memory that this process may use in all; 0 where unknown."""
-    total = _size((readers or Readers()).total_memory) or 0
+def total_memory(host: Host | None = None, readers: CounterReaders | None = None) -> int:
+    """Return the bytes of memory that this process may use in all; 0 if unknown."""
+    total = _size((readers or CounterReaders()).total_memory) or 0
     group = group_memory(host)
     return min(total or group.limit, group.limit) if group else total
 
@@ -83,35 +75,32 @@ def total_memory(host: Host | None = None, readers: Readers | None = None) -> in
 class Machine:
     """This machine as the placement sees it: idle cores, free memory, GPUs.
 
-    Make it early: it knows nothing before the first window (`WINDOW_SECONDS`) has passed, or half
-    of it where nobody else computes.
+    Create it early: it knows nothing before the first window (`WINDOW_SECONDS`) has passed, or half
+    of it on an idle machine.
 
     Parameters
     ----------
     devices : "auto", "cpu", "cuda", or sequence of int
-        Which GPUs may be used, by torch's index.
+        GPUs that may be used, by torch's index.
     host, readers, clock
-        Where limits, counters and time come from.
+        Sources of limits, counters and time.
     nvml : module, optional
-        A started NVML; by default it is looked for unless `devices` is ``"cpu"``.
+        An initialised NVML; by default loaded unless `devices` is ``"cpu"``.
     reserve_cores : int
-        Cores that are left free whoever is there; at least one stays.
+        Cores that are never used; at least one core remains.
     max_memory : int or None
-        Bytes that all jobs may take.
+        Limit on the memory of all jobs, in bytes.
     min_free_memory : int
-        Bytes; while less is free, nothing may start.
+        Nothing may start while less memory is free, in bytes.
     yields : bool
-        Whether running jobs make room for others: also a given number of jobs then leaves alone the
-        cores that others use, and running ones hold no core to which others came.
+        Whether running jobs leave cores that others start to use, also with a given number of jobs.
 
     Attributes
     ----------
     cores : tuple of int
-        The cores of the affinity mask at construction; `usage` reports these.
+        The cores of the affinity mask at construction.
     max_cores : int
-        How many of them may be used at once: the smallest limit, less those that are reserved.
-    max_memory : int or None
-        As given.
+        How many of them may be used at once: the smallest limit, less the reserved ones.
     """
 
     def __init__(
@@ -119,7 +108,7 @@ class Machine:
         devices: str | Sequence[int] = "auto",
         *,
         host: Host | None = None,
-        readers: Readers | None = None,
+        readers: CounterReaders | None = None,
         clock: Callable[[], float] = time.monotonic,
         nvml: Any = None,
         reserve_cores: int = 0,
@@ -132,7 +121,7 @@ class Machine:
         self.max_memory = max_memory
         self._min_free_memory = min_free_memory
         self._host = host or Host()
-        self._readers = readers or Readers()
+        self._readers = readers or CounterReaders()
         self._devices = devices
         self._nvml, self._nvml_reason = nvml, ""
         if nvml is None and devices != "cpu":
@@ -141,15 +130,15 @@ class Machine:
         self.max_cores = max(1, len(allowed_cores(self._host)) - reserve_cores)
         self._clock = clock
         self._sampler = LoadSampler(self.cores, self._readers, clock)
-        self._mind: Mind | None = None
+        self._busy: BusyCores | None = None
 
     def sample(self, own: Mapping[int, tuple[int, ...]] | None = None) -> None:
-        """Look at the load; see `LoadSampler.sample`. Call it several times a second."""
+        """Read the load; see `LoadSampler.sample`. Call it several times a second."""
         self._sampler.sample(own)
 
     @property
     def known(self) -> bool:
-        """Whether anything is known of what others use."""
+        """Whether anything is known about other processes."""
         return self._sampler.known
 
     def usage(self) -> tuple[float, float, tuple[float, ...]]:
@@ -170,23 +159,22 @@ class Machine:
         Parameters
         ----------
         n_jobs : int or None
-            Jobs at once. None is live: cores that others use are left alone. A number is the
-            user's word: that many cores' worth is used whoever else is there, and only the choice
-            of cores follows the load. No core is ever reserved twice.
+            Concurrent jobs. With None, cores that others use are left alone. A number is binding:
+            that many cores are used in any case, and the load only decides which ones.
         running : sequence of Placement
             What runs now.
         own : Mapping of int to tuple of int, optional
-            Own processes and the cores each is pinned to.
+            Own processes and their pinned cores.
         threads : int
             Threads of a job, for a number of jobs.
         reserve_gpu_memory : int
-            Bytes on each GPU that are not to be touched.
+            Bytes on each GPU that must stay free.
 
         Returns
         -------
         Load
-            Under a quota smaller than the affinity mask, `cores` are those that own jobs hold and
-            the idlest others: containers on one host do not all take the first ones.
+            Under a quota smaller than the affinity mask, `cores` are those of own jobs and the
+            idlest others, so that containers on one host do not all use the first cores.
         """
         self.sample(own)
         most = self.max_cores if n_jobs is None else len(self.cores) - self._reserved
@@ -209,7 +197,7 @@ class Machine:
         return Load(tuple(sorted(chosen)), idle, memory, gpus, use, mine, blocked, taken)
 
     def _blocked(self, free: int | None) -> str:
-        """What is unknown cannot be watched: then it is one job at a time that spares memory."""
+        """Return why nothing may start. Unknown free memory does not block: one job runs then."""
         if free is None or free >= self._min_free_memory:
             return ""
         return (
@@ -218,35 +206,35 @@ class Machine:
         )
 
     def unreserved(self) -> tuple[int, ...]:
-        """Return the idlest cores, without as many as are reserved: for what needs them all."""
+        """Return all cores but the number of reserved ones, the idlest first."""
         return self._sampler.idlest[: max(1, len(self.cores) - self._reserved)]
 
     def _left(self) -> frozenset[int]:
-        """The cores that are left to others."""
+        """Return the cores that are left to others."""
         busy = self._sampler.busy
         if not self._sampler.known:
             return busy
-        self._mind = reconsider(self._mind, busy, self._clock())
-        return self._mind.busy
+        self._busy = with_hysteresis(self._busy, busy, self._clock())
+        return self._busy.busy
 
     def _choose(
         self, count: int, running: Sequence[Placement], busy: frozenset[int]
     ) -> frozenset[int]:
-        """The cores of running jobs, if they do not yield them, then the idlest, up to `count`."""
+        """Return the cores that running jobs keep, then the idlest, up to `count`."""
         lost = busy if self._yields else frozenset[int]()
         cores = (core for placement in running for core in placement.cores)
         held = [core for core in cores if core in self.cores and core not in lost]
-        # How many cores are idle must not change more often than the mind does.
+        # The number of idle cores must not change more often than the hysteresis allows.
         order = sorted(self._sampler.idlest, key=busy.__contains__)
         others = [core for core in order if core not in held]
         return frozenset(dict.fromkeys([*held, *others[: max(0, count - len(set(held)))]]))
 
     def free_memory(self, own: Mapping[int, tuple[int, ...]]) -> int:
-        """Return bytes that jobs may take in all: what is available, and what own workers hold."""
+        """Return the bytes that all jobs may use: what is available, and what own workers hold."""
         return self._free_memory(self._available_memory(), own)
 
     def _free_memory(self, available: int | None, own: Mapping[int, tuple[int, ...]]) -> int:
-        # Unknown: one job at a time.
+        # If unknown, one job runs at a time.
         return (available or 0) + sum(self._private_memory(pid) for pid in own)
 
     def _available_memory(self) -> int | None:
@@ -257,31 +245,26 @@ class Machine:
         return min(available, group.free)
 
     def _private_memory(self, pid: int) -> int:
-        # Unknown where it ended: then its memory is available by now.
+        # The memory of a process that ended is already available.
         return _size(lambda: self._readers.private_memory(pid)) or 0
 
     def gpus(self, own: Collection[int] = ()) -> GpuReading:
-        """Return the GPUs that may be used, and why there are none; `own` are own processes."""
+        """Return the GPUs that may be used, or why there are none; `own` are own processes."""
         if self._nvml is None:
             return GpuReading(reason=self._nvml_reason or "devices is 'cpu'")
         visible = self._host.environ.get("CUDA_VISIBLE_DEVICES")
         return read_gpus(self._nvml, self._devices, visible, own)
 
     def limits(self, n_jobs: int | None = None) -> tuple[Limit, ...]:
-        """Return every limit of the cores, what was asked for among them."""
+        """Return every limit on the cores, including the user's."""
         reserve = self.max_cores if self._reserved else None
         asked = (Limit("reserve_cores", reserve), Limit("n_jobs", n_jobs))
         return (*limits(self._host), *asked)
 
     def describe(self, n_jobs: int | None = None) -> dict[str, Any]:
-        """Return what ``asynckfold doctor`` shows and a run remembers of its machine: plain data.
+        """Return the machine as plain data, for ``asynckfold doctor`` and the store.
 
-        Of the environment only variables that steer cores and devices are told.
-
-        Parameters
-        ----------
-        n_jobs : int or None
-            How many jobs were asked for, of one thread each.
+        Of the environment it contains only variables that control cores and devices.
         """
         found, shares = self.limits(n_jobs), self._sampler.shares
         return {
@@ -304,7 +287,7 @@ class Machine:
             "environment": {
                 name: value
                 for name, value in sorted(self._host.environ.items())
-                if name.startswith(_TELLABLE)
+                if name.startswith(_SHOWN)
             },
         }
 
@@ -327,19 +310,19 @@ class Machine:
 
 
 def watched(machine: Machine) -> Machine:
-    """Return the machine after two windows: one primes the sampler, one is smoothed with it."""
+    """Return the machine after two windows of measuring its load."""
     for _ in range(2):
         time.sleep(WINDOW_SECONDS)
         machine.sample()
     return machine
 
 
-# Prefixes of environment variables that may be told; everything else may be a secret.
-_TELLABLE = ("OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "SLURM_CPUS", "ASYNCKFOLD_")
+# Prefixes of environment variables to show; others may hold secrets.
+_SHOWN = ("OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "SLURM_CPUS", "ASYNCKFOLD_")
 
 
 def _versions() -> dict[str, str]:
-    """Versions of what matters to the numbers, without importing any of it."""
+    """Return the versions of packages that affect the numbers, without importing them."""
     names = ("asynckfold", "torch", "torchvision", "numpy", "scikit-learn", "joblib", "psutil")
     return {name: version for name in names if (version := _version(name))}
 
@@ -362,7 +345,7 @@ def _cpu_model(host: Host) -> str:
 
 
 def _size(read: Callable[[], float]) -> int | None:
-    """Read a number of bytes; None where that fails or makes no sense."""
+    """Read a number of bytes; None if that fails or makes no sense."""
     try:
         size = read()
         return int(size) if 0 <= size < math.inf else None

@@ -1,7 +1,6 @@
-"""Text of users, their code and other people's runs, made safe to show.
+"""Makes foreign text safe to show on the terminal, in tables and on the report's page.
 
-One function for the terminal, the tables and the page: no control characters, no escape sequences,
-nothing that turns the direction of writing, no surrogates.
+No control characters, escape sequences, changes of the writing direction, or surrogates.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import re
 
 _SEQUENCE = re.compile(
-    # CSI with its parameters; OSC, DCS and their kind with their text, where that ends.
+    # CSI with parameters; OSC, DCS and similar with their text, if terminated.
     r"\x1b\[[0-9:;<=>?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"
 )
 _CONTROL = re.compile(
@@ -19,9 +18,9 @@ _CONTROL = re.compile(
 
 
 def plain(text: str) -> str:
-    """Return text without escape sequences; line feeds and tabs stay, other controls show as one.
+    """Return text without escape sequences, with other control characters replaced.
 
-    Letters of every script, their joiners and emoji stay as they are.
+    Line feeds, tabs, letters of every script, joiners and emoji stay.
 
     Examples
     --------
@@ -34,7 +33,7 @@ def plain(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text as one line, so that no name can forge a line of its own.
+    """Return text as one line, so that no name can forge a line.
 
     >>> one_line("A\\ndone: 100 of 100")
     'A\\\\ndone: 100 of 100'

@@ -1,4 +1,4 @@
-"""What the kernel counts: busy seconds, processes, memory. The only place of psutil."""
+"""Counters of the kernel: busy seconds, processes, memory. psutil is used only here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-# What psutil and the files below it raise when a reading fails.
+# Raised by psutil, and by reading the files below it.
 UNREADABLE = (
     psutil.Error,
     OSError,
@@ -27,8 +27,7 @@ UNREADABLE = (
 def read_core_seconds() -> dict[int, float]:
     """Return the busy seconds of each online core since boot, by core number.
 
-    Time that a hypervisor stole is left out: it is missing where this run computes, and fewer jobs
-    would not bring it back.
+    Without stolen time: fewer jobs would not bring it back.
     """
     times = psutil.cpu_times(percpu=True)
     numbers = _online_cores(len(times))
@@ -42,7 +41,7 @@ def read_core_seconds() -> dict[int, float]:
 
 
 def _online_cores(count: int, path: Path = Path("/sys/devices/system/cpu/online")) -> list[int]:
-    """Numbers of the online cores: psutil numbers through, also where one was taken offline."""
+    """Return the numbers of the online cores, which psutil numbers without gaps."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -55,7 +54,7 @@ def _online_cores(count: int, path: Path = Path("/sys/devices/system/cpu/online"
 
 
 def read_process(pid: int) -> tuple[float, int]:
-    """Return a process' CPU seconds so far, and the core it ran on last."""
+    """Return the CPU seconds of a process, and the core it ran on last."""
     process = psutil.Process(pid)
     with process.oneshot():
         times = process.cpu_times()
@@ -63,10 +62,7 @@ def read_process(pid: int) -> tuple[float, int]:
 
 
 def read_age(pid: int) -> float:
-    """Return for how many seconds a process has been there, whatever the wall clock does.
-
-    Without Linux's process file system it is asked of the wall clock.
-    """
+    """Return the age of a process in seconds; on Linux independent of the wall clock."""
     try:
         started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
@@ -75,7 +71,7 @@ def read_age(pid: int) -> float:
 
 
 def read_descendants() -> dict[int, int]:
-    """Return the parent of each process that descends from this one."""
+    """Return the parent of each descendant of this process."""
     found = {}
     for child in psutil.Process().children(recursive=True):
         try:
@@ -86,7 +82,7 @@ def read_descendants() -> dict[int, int]:
 
 
 def read_private_memory(pid: int) -> int:
-    """Return the resident bytes that come back when a process ends: without what it shares."""
+    """Return the resident, unshared bytes of a process, which its end would free."""
     memory = psutil.Process(pid).memory_info()
     return max(0, int(memory.rss) - int(getattr(memory, "shared", 0)))
 
@@ -102,8 +98,8 @@ def read_available_memory() -> int:
 
 
 @dataclass(frozen=True)
-class Readers:
-    """How the machine is read; a test brings series of its own."""
+class CounterReaders:
+    """How the counters are read; tests replace them."""
 
     core_seconds: Callable[[], Mapping[int, float]] = read_core_seconds
     process: Callable[[int], tuple[float, int]] = read_process

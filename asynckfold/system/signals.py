@@ -1,17 +1,17 @@
-"""What asks a run to end, signals and a time budget: raised where nothing is lost, else noted.
+"""Signals and a time budget, which ask a run to end: raised where nothing is lost, else noted.
 
 ::
 
     first    noted ──► the sweep lets running jobs save themselves, writes, and raises
     second   noted ──► the engine stops waiting for them and kills them
 
-An exception that a signal raises may strike between any two instructions: between a row and its
-checksum, or in a library's lock. So while workers run and the store is written, signals are noted,
-and whoever waits looks at them. Elsewhere (reading the data, building a report) they raise at once,
-but for what they wait for, since it may not be given up halfway: the import of a compiled module,
-which may take the process with it, and what is `unbroken`. What a library makes of the exception is
-an interruption still, and where Python would drop it (in a finalizer, or a callback such as each
-import ends with) it comes again.
+An exception from a signal handler may be raised between any two instructions: between a row and its
+checksum, or inside a library's lock. So while workers run and the store is written, signals are
+only noted, and every wait checks for them. Elsewhere (reading the data, building a report) they
+raise at once, except in what must not be left halfway: the import of a compiled module, which might
+crash the process, and `unbroken` functions. If a library wraps the exception it is still an
+interruption; if Python would drop it (in a finalizer, or a callback after an import) it is raised
+again.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, the request of a batch system, a closed terminal."""
 
 _UNTOUCHED = {signal.SIGINT: signal.default_int_handler}
-"""What Python itself installs; a program that sets anything else meant it."""
+"""The handlers that Python installs; any other was set on purpose."""
 
 _AGAIN_SECONDS = 0.01
-"""After so long it is seen whether what may not be given up is going on still."""
+"""Interval between attempts to raise."""
 
 _unbroken: set[CodeType] = set()
 
@@ -45,13 +45,13 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def unbroken(function: Function) -> Function:
-    """Let signals wait until a function has returned, which should be soon."""
+    """Postpone signals until a function has returned, which should be soon."""
     _unbroken.add(function.__code__)
     return function
 
 
 class Interruption:
-    """What the signals of one call asked for; itself the handler of these signals."""
+    """The state of the signals during one call, and their handler."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -63,7 +63,7 @@ class Interruption:
         self._lock = threading.Lock()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal."""
+        """Handle a signal."""
         if self._repeated:
             self._waits = self._repeated = False
         else:
@@ -74,7 +74,7 @@ class Interruption:
         if _must_wait(frame):
             self._take_later(number)
             return
-        # What this unwinds is not struck a second time.
+        # A second exception must not interrupt what the first one unwinds.
         self._raises_from = None
         raise self._error()
 
@@ -88,21 +88,21 @@ class Interruption:
         with self._lock:
             if self._waits:
                 self._repeated = True
-                # Wakes it, too, if it waits for anything.
+                # This also wakes the main thread if it waits.
                 signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     def again(self) -> None:
-        """Raise once more, soon: what was raised has come to nothing."""
+        """Raise again soon: the exception was dropped."""
         self._raises_from = self.count
         self._take_later(self._first)
 
     def forget(self) -> None:
-        """Take no signal later that came already."""
+        """Drop a postponed signal."""
         with self._lock:
             self._waits = self._repeated = False
 
     def limit(self, budget_s: float | None) -> None:
-        """Ask for the end after so many seconds from now, too; None: never."""
+        """Set a time budget in seconds from now; None: no limit."""
         self._budget_s = budget_s
         self._deadline = math.inf if budget_s is None else time.monotonic() + budget_s
 
@@ -111,24 +111,18 @@ class Interruption:
         return self.count > 0 or time.monotonic() >= self._deadline
 
     def urgent(self) -> bool:
-        """Whether it was asked again, and should end at once."""
+        """Whether a second signal asked the run to end at once."""
         return self.count > 1
 
     def check(self) -> None:
-        """Raise if the run should end; called where everything is consistent.
-
-        Raises
-        ------
-        InterruptedRunError
-            With the exit code of the first signal, or of a time budget that is over.
-        """
+        """Raise `InterruptedRunError` if the run should end; called where state is consistent."""
         if self.asked():
             self._raises_from = self._raises_from if not self.count else None
             raise self._error()
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Only note what comes in here, and after it while an interruption unwinds the call."""
+        """Only note signals in here, and afterwards while an interruption unwinds the call."""
         before, self._raises_from = self._raises_from, None
         try:
             yield
@@ -138,7 +132,7 @@ class Interruption:
 
     @contextmanager
     def breakable(self) -> Iterator[None]:
-        """Let the second signal raise: around user code, which does not look at the first."""
+        """Let the second signal raise: around user code, which does not check for the first."""
         before, self._raises_from = self._raises_from, 2
         try:
             if self.urgent():
@@ -149,7 +143,7 @@ class Interruption:
 
     @contextmanager
     def anew(self) -> Iterator[None]:
-        """Forget what was asked, and raise at what comes: for what follows an interruption."""
+        """Forget earlier signals and raise at the next: for the work after an interruption."""
         self.count, self._raises_from = 0, 1
         self.limit(None)
         try:
@@ -159,7 +153,7 @@ class Interruption:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Raise again, as an interruption, what a library made of the one that struck it."""
+        """Turn an exception that a library made of an interruption back into one."""
         try:
             yield
         except Exception as error:
@@ -213,21 +207,11 @@ def _stems_from_interruption(error: BaseException | None) -> bool:
 
 @contextmanager
 def listening(*numbers: signal.Signals) -> Iterator[Interruption]:
-    """Take signals for the length of a call, if they are free to take.
+    """Handle these signals for the length of a call, unless others handle them.
 
-    Handlers belong to the process: those that a host installed (a notebook, a web server, the
-    command around this call) stay, and so does being ignored (``nohup``). In any thread but the
-    main one nothing is installed. Inside another `listening` it is the same object that listens.
-
-    Parameters
-    ----------
-    numbers : signal.Signals
-        Signals.
-
-    Yields
-    ------
-    Interruption
-        What they asked for; nothing for ever where none could be taken.
+    Handlers that a host installed (a notebook, a web server, the calling command) stay, and so do
+    ignored signals (``nohup``). Only the main thread installs handlers. A nested `listening` yields
+    the outer object.
     """
     if threading.current_thread() is not threading.main_thread():
         yield Interruption()

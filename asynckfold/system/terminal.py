@@ -1,16 +1,14 @@
-"""The only way to the terminal: text is cleaned, and a stream that fails ends no run.
+"""The only way to the terminal: text is cleaned, and a failing stream ends no run.
 
 ::
 
     complain(text)    a line to standard error
-    write(text)       text as it is made for other programs, to standard output
-    steady_streams()  for as long as code runs that prints by itself
+    write(text)       output for other programs, to standard output
+    steady_streams()  while code runs that prints by itself
 
-Tables and what moves go through `asynckfold.system.console`, to the same streams.
-
-Standard output and error may be closed (``>&-``), full (``> /dev/full``), read by nobody any more
-(``| head -1``), or know few characters (``PYTHONIOENCODING=ascii``). None of that is a failure of
-what is being told.
+Tables and animations go through `asynckfold.system.console`, to the same streams. Standard output
+and error may be closed (``>&-``), full (``> /dev/full``), without a reader (``| head -1``), or of
+few characters (``PYTHONIOENCODING=ascii``).
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from typing import Any, TextIO, cast
 from asynckfold.system.plain_text import plain
 
 _GONE = (errno.EPIPE, errno.EIO)
-"""What a write says when the reader went away: of a pipe, and of a terminal."""
+"""Errors of a pipe and of a terminal whose reader is gone."""
 
 _SIMPLER = {
     "±": "+/-",
@@ -40,19 +38,19 @@ _SIMPLER = {
     "’": "'",
     "\ufffd": "?",
 }
-"""For terminals that know few characters."""
+"""Replacements for terminals of few characters."""
 
 
 class _Steady:
-    """A stream that takes whatever is written, as well as it can."""
+    """A stream that never fails."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         self.lost: OSError | None = None
-        """What it failed by, unless its reader went away."""
+        """Why it failed, unless its reader is gone."""
 
     def write(self, text: str) -> int:
-        """Write what the stream's encoding can show; the rest escaped."""
+        """Write text; characters outside the stream's encoding are replaced or escaped."""
         if self._stream is None or self._stream.closed:
             return len(text)
         try:
@@ -61,18 +59,18 @@ class _Steady:
             except UnicodeEncodeError:
                 self._stream.write(_encodable(text, self._stream.encoding or "ascii"))
         except BlockingIOError:
-            pass  # a pipe that its reader made non-blocking is full: this part is not shown
+            pass  # a full pipe that its reader made non-blocking: this part is lost
         except OSError as error:
             self._give_up(error)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write one after the other."""
+        """Write several texts."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Let it arrive, where there is somewhere to arrive."""
+        """Flush the stream, if it is open."""
         if self._stream is None or self._stream.closed:
             return
         try:
@@ -83,7 +81,7 @@ class _Steady:
             self._give_up(error)
 
     def isatty(self) -> bool:
-        """Whether a person sees it."""
+        """Whether it is a terminal."""
         return self._stream is not None and not self._stream.closed and self._stream.isatty()
 
     def _give_up(self, error: OSError) -> None:
@@ -95,7 +93,7 @@ class _Steady:
         except OSError:
             self._stream = None
             return
-        # The descriptor itself, so that what Python flushes at its end goes nowhere, too.
+        # Redirect the descriptor itself, for what Python flushes on exit.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, descriptor)
         os.close(nowhere)
@@ -121,10 +119,7 @@ def _simpler(sign: str, encoding: str) -> str:
 
 
 def steady(stream: TextIO | None) -> TextIO:
-    """Return a stream that stops nothing, whatever becomes of it: ``None`` is a closed one.
-
-    ``asynckfold run … | head -1`` goes on to the end.
-    """
+    """Return a stream that never fails; ``None`` is a closed one."""
     if isinstance(cast("object", stream), _Steady):
         return cast("TextIO", stream)
     return cast("TextIO", _Steady(stream))
@@ -132,39 +127,38 @@ def steady(stream: TextIO | None) -> TextIO:
 
 @contextmanager
 def steady_streams() -> Iterator[None]:
-    """Make standard output and error steady, also for what others print."""
+    """Make standard output and error steady for all code."""
     with redirect_stdout(steady(sys.stdout)), redirect_stderr(steady(sys.stderr)):
         yield
 
 
 def flush() -> None:
-    """Let what was printed arrive, or go nowhere: Python would end with another exit code."""
+    """Flush both streams; a failure on exit would change Python's exit code."""
     for stream in (sys.stdout, sys.stderr):
         steady(stream).flush()
 
 
 def lost_output() -> str:
-    """Return why standard output took less than was written; empty where a reader went away."""
+    """Return why standard output lost text; empty if only its reader is gone."""
     lost = getattr(sys.stdout, "lost", None)
     return "" if lost is None else os.strerror(lost.errno)
 
 
 def open_standard() -> None:
-    """Open, on nothing, what was closed of standard input, output and error.
+    """Open closed standard streams on the null device.
 
-    Else the next file that is opened, which may be ``run.db``, would take its number, and whatever
-    a library prints would be written into it.
+    Else the next open file, perhaps ``run.db``, would get the number, and prints would go into it.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number is this one.
+            # This is the lowest free number.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def is_terminal(*, stderr: bool = False) -> bool:
-    """Whether a person sees what is printed there."""
+    """Whether standard output, or error, is a terminal."""
     return steady(sys.stderr if stderr else sys.stdout).isatty()
 
 
@@ -176,7 +170,7 @@ def complain(text: str) -> None:
 
 
 def write(text: str) -> None:
-    """Print to standard output what is for other programs, such as JSON."""
+    """Print to standard output for other programs, such as JSON."""
     stream = steady(sys.stdout)
     stream.write(plain(text))
     stream.flush()

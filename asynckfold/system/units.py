@@ -1,4 +1,4 @@
-"""Sizes in bytes, read as people write them and written as people read them."""
+"""Sizes in bytes: parsing and formatting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNITS = {
     **{f"{name}b": 1000**power for power, name in enumerate("kmgt", 1)},
     **{f"{name}ib": 1024**power for power, name in enumerate("kmgt", 1)},
 }
-"""What a size may end with, in small letters."""
+"""Suffixes of a size, in lower case."""
 
 
 def in_bytes(value: float | str | None, total: int) -> int:
@@ -24,12 +24,12 @@ def in_bytes(value: float | str | None, total: int) -> int:
     value : float or str
         Up to 1 a share of `total`, else bytes; or a number and a unit: %, B, KB … TB, KiB … TiB.
     total : int
-        What a share is of, in bytes.
+        Bytes of which a share is taken.
 
     Raises
     ------
     ValueError
-        Anything else.
+        It is no size.
 
     Examples
     --------
@@ -52,14 +52,7 @@ def in_bytes(value: float | str | None, total: int) -> int:
 
 
 def gibibytes(count: int, digits: int = 1) -> str:
-    """Return bytes for people.
-
-    Parameters
-    ----------
-    count : int
-        Bytes.
-    digits : int
-        Of GiB behind the point, and one less of MiB: 2 where sizes that are close are compared.
+    """Return a size as text, with `digits` decimals of GiB and one less of MiB.
 
     Examples
     --------

@@ -69,7 +69,7 @@ def train(
         in the same way.
     """
     heartbeat = heartbeat or Heartbeat()
-    heartbeat.aside()
+    heartbeat.begin_long_phase()
     with JobLog(bundle.root, task.job) as log:
         return trained(setup.build(bundle, task, data, device, log, heartbeat), report, stop)
 

@@ -131,7 +131,7 @@ def pretrain(
         found = " ".join(f"{name} {value:.4g}" for name, value in values.items())
         last[stage] = f"{stage} after {epoch} epochs {found}"
         log.write(f"pretraining {stage} epoch {epoch} {found}\n")
-        heartbeat.aside()
+        heartbeat.begin_long_phase()
 
     rows = torch.from_numpy(train)
     inputs = torch.cat([data.eval(part)[0] for part in torch.split(rows, batch_size)])

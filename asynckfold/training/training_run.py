@@ -250,7 +250,7 @@ class Training:
         """
         train_loss = _mean_loss(self)
         # What is compiled for training may be compiled once more for evaluation.
-        self.heartbeat.aside()
+        self.heartbeat.begin_long_phase()
         scoring = time.perf_counter()
         self.outputs, valid_loss, accuracy = self.evaluate(self.valid)
         self.score_seconds = time.perf_counter() - scoring
@@ -307,7 +307,7 @@ class Training:
         name = f"checkpoint-{self.epoch:04}-{self.batch:06}-{task.attempt}.safetensors"
         path = job_folder(root, task.job) / name
         # A slow disk is no hang.
-        self.heartbeat.aside()
+        self.heartbeat.begin_long_phase()
         digest, size = checkpoint.save(path, self.tree(), root)
         file = str(path.relative_to(root))
         report(

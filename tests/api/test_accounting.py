@@ -23,7 +23,7 @@ from asynckfold import (
 from asynckfold.cli import main
 from asynckfold.jobs.placement import Request
 from asynckfold.jobs.result import ENDED
-from asynckfold.planning import thread_choice
+from asynckfold.planning import workload
 from asynckfold.results.report.page import write_report
 from tests.toy import Tiny, adam, samples
 
@@ -91,11 +91,11 @@ def test_every_job_is_somewhere_before_and_after_an_interruption(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def struck_last(
-        threads: thread_choice.Choice, work: thread_choice.Workload, groups: object
+        threads: workload.Choice, work: workload.Workload, groups: object
     ) -> dict[str, Request]:
         return {job.id: Request(job.id, float(job.model != "Struck")) for job in work.plan.jobs}
 
-    monkeypatch.setattr(thread_choice, "requests", struck_last)
+    monkeypatch.setattr(workload, "requests", struck_last)
     Struck.batches = 0
     with pytest.raises(InterruptedRunError):
         call(root)

@@ -24,7 +24,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InputError, RunHeldError, RunStore
 from asynckfold.cli import main
-from asynckfold.engines import pool as pools
+from asynckfold.engines.pool import WorkerPool
 from tests.leftovers import descendants, shared_memory
 from tests.toy import Tiny, adam, samples
 
@@ -313,7 +313,7 @@ def _no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr(pools.WorkerPool, "idle_worker", refuse)
+    monkeypatch.setattr(WorkerPool, "idle_worker", refuse)
 
 
 @pytest.mark.usefixtures("_no_worker")

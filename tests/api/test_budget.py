@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InterruptedRunError, RunStore, fit
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import OUT_OF_TIME
 from asynckfold.system.signals import Interruption, listening
 from tests.nursery import Nursery

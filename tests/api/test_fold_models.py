@@ -30,7 +30,7 @@ from asynckfold import (
     fit,
     load_results,
 )
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.plan import Job
 from asynckfold.models import DBN, Pretraining
 from asynckfold.training.checkpoint import weights_digest

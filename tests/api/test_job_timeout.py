@@ -20,7 +20,7 @@ from torch import nn, optim
 
 from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore, fit
 from asynckfold.api.kfold import JobsFailedWarning
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.result import DONE, FAILED
 from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples

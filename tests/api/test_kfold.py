@@ -27,7 +27,7 @@ from asynckfold import (
     PlanMismatchError,
     RunStore,
 )
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from tests.leftovers import descendants, described, gone
 from tests.toy import Tiny, adam, samples
 

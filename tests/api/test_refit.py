@@ -28,7 +28,7 @@ from asynckfold import (
 )
 from asynckfold.api.kfold import load_results
 from asynckfold.cli import main
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import AsyncKFoldError, RefitFailedError
 from asynckfold.training.checkpoint import weights_digest
 from tests.nursery import Nursery

@@ -16,7 +16,8 @@ from torch import nn
 from asynckfold import AsyncKFold, InputError, NoRoomError
 from asynckfold.api.resources import Sharing
 from asynckfold.cli import main
-from asynckfold.engines import pool as pools
+from asynckfold.engines import warm_pool
+from asynckfold.engines.pool import WorkerPool
 from asynckfold.planning.feasibility import room_problems
 from asynckfold.store import RunStore
 from asynckfold.sweep.single_task import Patience
@@ -29,7 +30,7 @@ CORES = len(allowed_cores())
 @pytest.fixture(scope="module", autouse=True)
 def _no_worker_stays() -> Iterator[None]:
     yield
-    pools.close_warm()
+    warm_pool.close_warm()
 
 
 def kfold(root: Path, **settings: Any) -> AsyncKFold:
@@ -180,12 +181,12 @@ def test_a_run_that_leaves_something_to_others_has_the_same_bits(tmp_path: Path)
 def test_workers_and_their_sessions_have_the_level_that_was_asked_for() -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     level = min(own + 3, 19)
-    pool = pools.WorkerPool(nice=level)
+    pool = WorkerPool(nice=level)
     try:
         worker = pool._start_worker()
         while not worker.pid:
             time.sleep(0.01)
-        found = {os.getpriority(os.PRIO_PROCESS, pid) for pid in (pool.server_pid, worker.pid)}
+        found = {os.getpriority(os.PRIO_PROCESS, pid) for pid in (pool.server.pid, worker.pid)}
         group = Path(f"/proc/{worker.pid}/autogroup")
         sessions = group.read_text().split()[-1] if group.exists() else str(level)
     finally:
@@ -196,9 +197,9 @@ def test_workers_and_their_sessions_have_the_level_that_was_asked_for() -> None:
 
 
 def test_a_warm_pool_of_another_level_is_not_taken() -> None:
-    pool = pools.take(nice=0)
-    pools.give_back(pool)
-    other = pools.take(nice=19)
+    pool = warm_pool.take(nice=0)
+    warm_pool.give_back(pool)
+    other = warm_pool.take(nice=19)
     try:
         assert other is not pool
         assert not pool.healthy

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, RunStore
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.plan import Plan
-from asynckfold.planning import thread_choice
+from asynckfold.planning import thread_choice, thread_search
 from tests.toy import Tiny, adam, samples
 
 CORES = len(os.sched_getaffinity(0))
@@ -144,7 +144,7 @@ def test_a_run_keeps_its_threads_though_the_rule_would_now_say_otherwise(
     plan = stored(root)[0]
 
     def two(models: Any, cores: int, measured: Any = None) -> Any:
-        return replace(thread_choice.Decision({}, {}), threads={"Tiny": 2}, why={"Tiny": "two"})
+        return replace(thread_search.Decision({}, {}), threads={"Tiny": 2}, why={"Tiny": "two"})
 
     monkeypatch.setattr(thread_choice, "decide", two)
     run(root)

@@ -23,7 +23,7 @@ from asynckfold.cli.output import result_lines
 from asynckfold.cli.parser import EXIT_CODES, make_parser
 from asynckfold.cli.status import lines, state_of
 from asynckfold.data.sources import SOURCES
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.placement import Gpu, Load
 from asynckfold.jobs.recipe import LR_SCHEDULES

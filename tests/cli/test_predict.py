@@ -18,7 +18,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
 from asynckfold.cli import main
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from tests.toy import Tiny, adam, samples
 
 SHORT = "--folds 2 --epochs 2 --baseline none --no-report --quiet --n-jobs 1"

@@ -20,7 +20,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InterruptedRunError, RunStore
 from asynckfold.cli.status import state_of
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.models import MLP

@@ -162,7 +162,7 @@ def test_a_server_that_does_not_obey_is_replaced(root: Path) -> None:
     with engine(root, Sleeps, epochs=1000, stall_timeout=0.5) as (made, pool, bundle, _):
         future = submit(made, bundle)
         worker = busy_worker(pool)
-        first = pool.server_pid
+        first = pool.server.pid
         for pid in (first, worker.pid):
             os.kill(pid, signal.SIGSTOP)
         watched(made, future)
@@ -172,7 +172,7 @@ def test_a_server_that_does_not_obey_is_replaced(root: Path) -> None:
         assert gone({first, worker.pid})
         submit(made, bundle, 1)
         assert busy_worker(pool).pid != worker.pid
-        assert pool.server_pid != first
+        assert pool.server.pid != first
 
 
 @pytest.mark.usefixtures("fresh_servers")
@@ -237,6 +237,19 @@ def test_where_no_process_can_be_started_the_limit_is_named(root: Path) -> None:
         for future in futures:
             with pytest.raises(StorageError, match=r"no further worker process .*ulimit -u"):
                 future.result(0)
+
+
+def test_engines_of_one_pool_keep_their_own_refused_work(root: Path) -> None:
+    with engine(root, Tiny, ("forks_never",)) as (made, pool, bundle, _):
+        other = ProcessEngine(bundle, [], look, lambda news: None, pool)
+        future = submit(other, bundle)
+        for _ in range(20):  # the refusal may arrive at any of these looks
+            made.load([])
+            time.sleep(0.05)
+        watched(other, future)
+        with pytest.raises(StorageError, match=r"no further worker process"):
+            future.result(0)
+        other.close()
 
 
 class WhereGpusAre(Tiny):
@@ -323,9 +336,9 @@ def test_few_open_files_are_enough_or_the_limit_is_named(
 # The end of the sweep's process at any moment
 
 COLD = """
-from asynckfold.engines import pool
+from asynckfold.engines import server_process
 from tests.nursery import fresh_server
-pool._start_server = fresh_server
+server_process.start_server = fresh_server
 """
 """The server starts as it does for a user; only the sweep need not import torch before."""
 

@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-from asynckfold.engines import pool as pools
+from asynckfold.engines import warm_pool, worker_handle
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
+from asynckfold.engines.server_process import start_failure
+from asynckfold.engines.worker_handle import Worker
 from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import DONE
@@ -103,7 +105,7 @@ def start(
     return engine, future, context
 
 
-def busy_worker(pool: WorkerPool) -> pools.Worker:
+def busy_worker(pool: WorkerPool) -> Worker:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for worker in pool.workers:
@@ -116,7 +118,7 @@ def busy_worker(pool: WorkerPool) -> pools.Worker:
 @pytest.mark.parametrize(
     ("model", "cause"), [(Kills, "SIGKILL"), (Exits, "exit code 0 without an answer")]
 )
-def test_a_dead_worker_is_told_with_its_cause(
+def test_a_dead_worker_is_reported_with_its_cause(
     pool: WorkerPool, root: Path, model: type[Tiny], cause: str
 ) -> None:
     engine, future, context = start(pool, root, model)
@@ -149,14 +151,14 @@ def test_killing_one_worker_from_outside_leaves_the_other_alone(
 def test_a_dead_server_ends_its_workers_and_is_replaced(pool: WorkerPool, root: Path) -> None:
     engine, future, context = start(pool, root, Sleeps, epochs=1000)
     worker = busy_worker(pool)
-    os.kill(pool.server_pid, signal.SIGKILL)
+    os.kill(pool.server.pid, signal.SIGKILL)
     with pytest.raises(WorkerDiedError):
         future.result(10)
     assert gone({worker.pid}, 2)
     bundle = context.gen.gi_frame.f_locals["bundle"]
     job = bundle.plan.jobs[1]
     again = engine.submit(Placement((job.id,), ()), [task(job)])
-    assert alive(pool.server_pid)
+    assert alive(pool.server.pid)
     engine.close()
     with pytest.raises(WorkerDiedError):
         again.result(10)
@@ -192,7 +194,7 @@ def test_a_dead_server_takes_along_what_workers_started(
         time.sleep(0.02)
     family = descendants(worker.pid) | {worker.pid}
     assert len(family) == 2
-    os.kill(pool.server_pid, signal.SIGKILL)
+    os.kill(pool.server.pid, signal.SIGKILL)
     if closing:
         pool.close()
     assert gone(family)
@@ -229,7 +231,7 @@ def _explode() -> None:
     raise LookupError("cannot be unpacked here")
 
 
-def test_what_cannot_be_unpacked_is_told_and_the_worker_lives(pool: WorkerPool, root: Path) -> None:
+def test_an_unpickling_error_is_reported_and_the_worker_lives(pool: WorkerPool, root: Path) -> None:
     with toy_bundle(root, criterion=_Unfit()) as (bundle, data):
         engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
         job = bundle.plan.jobs[0]
@@ -332,17 +334,17 @@ def test_where_there_are_gpus_a_worker_that_forks_is_a_new_one_and_sees_none(
     ],
 )
 def test_a_refusal_names_what_helps(number: int, remedy: str) -> None:
-    assert re.search(rf"{os.strerror(number)}\. {remedy} the same call", pools.refusal(number))
+    assert re.search(rf"{os.strerror(number)}\. {remedy} the same call", start_failure(number))
 
 
 def test_the_warm_pool_is_taken_once_and_ends_after_its_time() -> None:
-    pool = pools.take()
-    server = pool.server_pid
-    pools.give_back(pool, idle_s=600)
-    assert pools.take() is pool
-    pools.give_back(pool, idle_s=0.05)
+    pool = warm_pool.take()
+    server = pool.server.pid
+    warm_pool.give_back(pool, idle_s=600)
+    assert warm_pool.take() is pool
+    warm_pool.give_back(pool, idle_s=0.05)
     assert gone({server})
-    other = pools.take()
+    other = warm_pool.take()
     assert other is not pool
     other.close()
 
@@ -352,7 +354,7 @@ import os, queue, signal, sys, time
 from pathlib import Path
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
-from asynckfold.placement import Placement
+from asynckfold.jobs.placement import Placement
 from tests.engines.test_pool import Forks, busy_worker, look
 from tests.toy import task, toy_bundle
 
@@ -392,14 +394,14 @@ def test_killing_the_users_process_takes_everything_along(
     ("kills_before", "outcome", "told"),
     [(2, "died", "oom"), (3, "died", "died"), (2, "device_lost", "device_lost")],
 )
-def test_a_process_of_a_job_that_was_killed_for_want_of_memory_is_told_apart(
+def test_a_rank_killed_out_of_memory_is_told_from_a_dead_one(
     kills_before: int, outcome: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "was_short_of_memory", lambda before, peak: before < 3)
+    monkeypatch.setattr(worker_handle, "was_short_of_memory", lambda before, peak: before < 3)
     here, _ = Pipe()
-    worker = pools.Worker(1, here, Heartbeat())
-    worker.oom_kills = kills_before
-    error = pools._lost(worker, "process 2 of the job ended (SIGKILL)", outcome)
+    worker = Worker(1, here, Heartbeat())
+    worker._oom_kills = kills_before
+    error = worker.loss("process 2 of the job ended (SIGKILL)", outcome)
     assert error.outcome == told
     assert "process 2 of the job ended (SIGKILL)" in error.cause
     assert ("out of memory" in error.cause) is (told == "oom")

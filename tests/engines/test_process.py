@@ -40,7 +40,7 @@ def found(model: Any = LeNet5, preprocess: Any = None, data: Any = None) -> list
     return preloads(SimpleNamespace(recipe=recipe, data=data), streams=False)  # type: ignore[arg-type]
 
 
-def test_what_nobody_uses_is_not_imported() -> None:
+def test_unused_libraries_are_not_imported() -> None:
     assert found() == []
 
 

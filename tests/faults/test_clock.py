@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, RunStore
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from tests.toy import Tiny, adam, samples
 
 JUMPS = (0.0, 1.0e9, -86_400.0, 4.0e9, 1.7e9)

@@ -21,10 +21,10 @@ from torch import nn
 
 from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore
 from asynckfold.api import planner
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.result import ENDED
 from asynckfold.store import Attempt
-from asynckfold.sweep.dry_run import Checker
+from asynckfold.sweep.dry_run import DryRun
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples()
@@ -283,16 +283,16 @@ def at_unpickle(root: Path, once: Once) -> CVResults | None:
     return run(root, {"A": Carrier(once), "B": Tiny})
 
 
-class OneByOne(Checker):
+class OneByOne(DryRun):
     """Does the dry runs in one process."""
 
     def _side_by_side(self, engine: Any, placements: Any) -> Any:
-        return Checker._side_by_side(replace(self, most=1), engine, placements)
+        return DryRun._side_by_side(replace(self, most=1), engine, placements)
 
 
 @pytest.fixture
 def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(planner, "Checker", OneByOne)
+    monkeypatch.setattr(planner, "DryRun", OneByOne)
     folder = tmp_path / "marks"
     folder.mkdir()
     return folder

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from asynckfold.cli import main
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 
 HOME = Path(__file__).parents[2]
 
@@ -49,7 +49,7 @@ TMPFS = 'mount -t tmpfs -o size={size} none "$ROOT" && exec "$@"'
 FIRST_AND_AGAIN = """
 import os, resource, subprocess, sys
 from asynckfold.cli import main
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 
 root = os.environ["ROOT"]
 words = ["run", "sweep.py", "--root", root, "--no-report"]

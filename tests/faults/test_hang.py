@@ -17,7 +17,8 @@ import torch
 
 from asynckfold import AsyncKFold
 from asynckfold.api.kfold import JobsFailedWarning
-from asynckfold.engines import pool as pools
+from asynckfold.engines import warm_pool
+from asynckfold.engines.pool import WorkerPool
 from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.results.cv_results import CVResults
 from asynckfold.store import RunStore
@@ -95,10 +96,10 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True, scope="module")
 def nothing_stays() -> Iterator[None]:
     """The pool is warm from test to test; with it goes everything."""
-    pools.close_warm()
+    warm_pool.close_warm()
     before = descendants()
     yield
-    pools.close_warm()
+    warm_pool.close_warm()
     assert gone(descendants() - before)
 
 
@@ -177,10 +178,10 @@ def test_a_candidate_that_hangs_in_its_dry_run_does_not_hold_up_the_others(root:
 
 
 def test_a_worker_that_cannot_be_killed_is_left_behind(root: Path, golden: str) -> None:
-    pools.close_warm()
-    pools.give_back(pools.WorkerPool(["tests.engines.servers.unkillable"]))
+    warm_pool.close_warm()
+    warm_pool.give_back(WorkerPool(["tests.engines.servers.unkillable"]))
     results = train(root, hanging(root, sleep_for_ever))
-    pools.close_warm()
+    warm_pool.close_warm()
     assert results.fingerprint == golden
     with RunStore.read(root) as store:
         (event,) = [event for event in store.events() if event.kind == "hang"]

@@ -13,7 +13,7 @@ import pytest
 from torch import nn
 
 from asynckfold import AsyncKFold
-from asynckfold.engines import pool as pools
+from asynckfold.engines import warm_pool
 from asynckfold.store import RunStore
 from tests.leftovers import alive, descendants, descriptors, parent_of, shared_memory
 from tests.toy import Tiny, adam, samples
@@ -82,10 +82,10 @@ def test_fifty_runs_in_one_process_leave_it_as_it_was(tmp_path: Path) -> None:
 def test_five_runs_with_worker_processes_leave_them_as_they_were(tmp_path: Path) -> None:
     run(tmp_path / "first", parallelize=True)
     gc.collect()
-    pool = pools._warm.pool
+    pool = warm_pool._warm.pool
     assert pool is not None
-    workers = [pid for pid in descendants() if parent_of(pid) == pool.server_pid]
-    pids = [os.getpid(), pool.server_pid, *sorted(workers)]
+    workers = [pid for pid in descendants() if parent_of(pid) == pool.server.pid]
+    pids = [os.getpid(), pool.server.pid, *sorted(workers)]
     before, memory = holdings(pids), [resident(pid) for pid in pids]
     for number in range(5):
         run(tmp_path / str(number), parallelize=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asynckfold.planning.forecast import Forecast, forecast, forecast_of, foreseen
 from asynckfold.planning.fusion_groups import Grouping, gain, grouped
-from asynckfold.planning.thread_choice import Choice, Workload
+from asynckfold.planning.workload import Choice, Workload
 from asynckfold.store import RunStore
 from tests.planning.test_thread_choice import LARGE, SMALL, choose, workload
 from tests.synthetic import Synthetic, write_run

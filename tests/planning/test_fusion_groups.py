@@ -84,7 +84,7 @@ def test_a_candidate_whose_dry_run_failed_is_in_no_group() -> None:
 
 
 @pytest.mark.parametrize("fuse", ["auto", True, 10])
-def test_a_group_that_does_not_fit_into_the_memory_is_split_and_that_is_told(fuse: Fuse) -> None:
+def test_a_group_that_does_not_fit_into_memory_is_split_and_says_so(fuse: Fuse) -> None:
     plan = plan_of(1, 2, 5)
     whole = grouped(plan, fuse, {"m0": ""}, 1, found={"m0": "all is well"}, most={"m0": 10})
     assert whole.why == {"m0": "fused: 10 of 10 jobs; all is well"}

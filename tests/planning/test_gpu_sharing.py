@@ -29,14 +29,10 @@ from asynckfold.jobs.cost import Cost, Timing
 from asynckfold.jobs.messages import Noted, Started, Task
 from asynckfold.jobs.placement import Gpu, Load, Placement
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning.thread_choice import (
-    GPU_CONTEXT_BYTES,
-    Choice,
-    Workload,
-    chosen,
-    requests,
-)
-from asynckfold.planning.thread_search import OVERTURN, jobs_per_gpu
+from asynckfold.planning.flop_model import OVERTURN
+from asynckfold.planning.gpu_sharing import jobs_per_gpu
+from asynckfold.planning.thread_choice import chosen
+from asynckfold.planning.workload import GPU_CONTEXT_BYTES, Choice, Workload, requests
 from asynckfold.scheduling.place import place
 from asynckfold.store import RunStore
 from asynckfold.sweep.probe import Prober
@@ -46,7 +42,7 @@ from asynckfold.training import probe, setup
 from asynckfold.training.worker import main as worker
 from tests.planning import test_thread_choice as test_choice
 from tests.results.test_utilization import FOLDS, PLAN, TARGETS
-from tests.scheduling.test_preemption import look
+from tests.sweep.test_paused_jobs import look
 from tests.toy import samples, toy_bundle
 
 GIB = 1 << 30
@@ -288,7 +284,7 @@ def test_two_probes_meet_on_the_emptiest_gpu_and_go_on_together() -> None:
     assert left == [Noted(None, "workers", "fewer")] * 2
 
 
-def test_one_probe_meets_nobody() -> None:
+def test_a_single_probe_does_not_wait() -> None:
     engine = FakeEngine(alone=True)
     assert prober(engine)("A", 1, 1) == [Timing(1.0)]
     assert engine.shifts == []

@@ -60,14 +60,14 @@ def test_the_rule_takes_what_was_faster_and_leaves_what_was_slower(
         ({"params": TrainerParams(trainer="hogwild")}, [WIDE], "the trainer 'hogwild'"),
         ({"params": TrainerParams(memory_format="contiguous")}, [WIDE], "is 'contiguous'"),
         ({"params": TrainerParams(memory_format="channels_last")}, [], "no convolution"),
-        ({}, [WIDE, Convolution((32, 512, 32, 32), (512, 512, 3, 3))], "products for each output"),
+        ({}, [WIDE, Convolution((32, 512, 32, 32), (512, 512, 3, 3))], "products per output"),
     ],
 )
 def test_why_not(changes: dict[str, Any], convolutions: list[Convolution], told: str) -> None:
     assert told in why_not_paying(plan_of(**changes), convolutions)
 
 
-def test_whoever_asks_gets_it() -> None:
+def test_a_requested_format_is_used() -> None:
     plan = plan_of(params=TrainerParams(memory_format="channels_last"))
     assert why_not_paying(plan, [Convolution((2, 3, 4, 4), (3, 512, 5, 5))]) == ""
 

@@ -19,7 +19,8 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import Request
 from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning.thread_choice import Choice, Workload, chosen, requests
+from asynckfold.planning.thread_choice import chosen
+from asynckfold.planning.workload import Choice, Workload, requests
 
 SMALL, LARGE = 1_000_000, 2_000_000_000
 FOLDS = tuple(Fold(0, index, np.arange(3200), np.arange(100)) for index in range(12))
@@ -149,7 +150,7 @@ def test_one_core_needs_no_probe() -> None:
     assert not probe.asked
 
 
-def test_a_long_sweep_is_probed_with_the_neighbours_that_its_jobs_will_have() -> None:
+def test_probes_of_a_long_sweep_run_side_by_side_like_its_jobs() -> None:
     probe = Fake()
     found = choose(workload(1000), None, probe)
     assert probe.asked == [("M", 1, 2), ("M", 2, 1)]
@@ -307,7 +308,7 @@ def test_of_equal_jobs_the_last_of_the_plan_is_the_last() -> None:
     assert choose(work).last_threads == {"M/cosine/fold-4": 2}
 
 
-def test_jobs_that_may_be_trained_as_one_have_equal_threads() -> None:
+def test_jobs_that_may_be_fused_have_equal_threads() -> None:
     work = five()
     work = replace(work, facts=replace(work.facts, fusible={"M": ""}, fused={"M": "alike"}))
     assert choose(work).last_threads == {}

@@ -13,20 +13,16 @@ from hypothesis import strategies as st
 
 from asynckfold.jobs.cost import Cost, Work
 from asynckfold.jobs.placement import Request
+from asynckfold.planning.flop_model import OVERTURN, POINTS, MeasuredModel, rule_cost, thread_counts
 from asynckfold.planning.thread_search import (
     LAST_OF_FEW,
-    OVERTURN,
-    POINTS,
     TIE,
     Decision,
     LastJobs,
     Model,
-    Point,
     decide,
     predict,
-    rule_cost,
     size_of,
-    thread_counts,
 )
 from asynckfold.scheduling.simulate import VirtualMachine, simulate
 
@@ -58,7 +54,7 @@ def serial_seconds(models: list[Model], cores: int) -> float:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_the_rule_goes_through_what_was_measured(point: Point) -> None:
+def test_the_rule_goes_through_what_was_measured(point: MeasuredModel) -> None:
     cost = rule_cost(int(point.flops), 2).step_seconds
     assert cost[1] == pytest.approx(point.seconds, 1e-6)
     assert cost[1] / cost[2] == pytest.approx(point.two_threads, 1e-6)

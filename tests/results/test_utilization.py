@@ -15,8 +15,8 @@ from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning.thread_choice import Choice
 from asynckfold.planning.thread_search import Prediction
+from asynckfold.planning.workload import Choice
 from asynckfold.results.report.sentences import packing as told
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.utilization import ModelAccount, packing_of

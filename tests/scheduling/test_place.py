@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.place import Reservations, place
+from asynckfold.scheduling.place import place
+from asynckfold.scheduling.reservations import Reservations
 
 
 @st.composite
@@ -71,7 +72,7 @@ def by_gpu(placements: Sequence[Placement]) -> dict[int, list[Placement]]:
 
 @settings(max_examples=500)
 @given(situations())
-def test_no_core_is_booked_twice(
+def test_no_core_is_reserved_twice(
     situation: tuple[list[Request], list[Placement], Load],
 ) -> None:
     pending, running, load = situation
@@ -81,7 +82,7 @@ def test_no_core_is_booked_twice(
 
 
 @given(situations())
-def test_no_slot_and_no_byte_of_a_gpu_is_booked_twice(
+def test_no_slot_and_no_byte_of_a_gpu_is_reserved_twice(
     situation: tuple[list[Request], list[Placement], Load],
 ) -> None:
     pending, running, load = situation
@@ -283,7 +284,7 @@ def test_jobs_that_may_share_a_gpu_fill_its_slots_and_its_memory() -> None:
     assert [placement.gpu for placement in placed] == [0, 1, 0, 1, 0]
 
 
-def test_a_job_that_wants_the_gpu_for_itself_shares_it_with_nobody() -> None:
+def test_a_job_that_needs_the_whole_gpu_shares_it_with_no_other() -> None:
     load = Load((0, 1), (0, 1), 0, (Gpu(0, 9, 9),))
     (first,) = place([gpu_job("a", 0, 1), gpu_job("b", 0, 2)], [], load)
     assert first.jobs == ("a",)

@@ -29,7 +29,7 @@ def test_attempts_are_bounded_and_each_class_by_its_own_number(outcomes: list[st
 
 
 @given(st.lists(OUTCOMES, max_size=6), OUTCOMES)
-def test_alone_from_the_first_want_of_memory_on(history: list[str], outcome: str) -> None:
+def test_a_job_runs_alone_from_the_first_out_of_memory_on(history: list[str], outcome: str) -> None:
     retry = decide(history, outcome)
     if retry is not None:
         assert retry.alone == ("oom" in [*history, outcome])

@@ -30,7 +30,7 @@ from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.utilization import packing_of
-from asynckfold.scheduling.backlog import ROW_SECONDS, ROW_SHARE, Backlog
+from asynckfold.scheduling.backlog import JOB_BATCH_SECONDS, JOB_BATCHES_PER_CORE, Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.sweep.loop import Sweep
 from tests.sweep.test_loop import Recording, done
@@ -55,7 +55,7 @@ requests = st.builds(
     st.lists(requests, max_size=40, unique_by=lambda request: request.job_id),
     st.integers(1, 4),
 )
-def test_a_row_is_short_fits_where_its_first_job_does_and_loses_nobody(
+def test_a_job_batch_is_short_fits_where_its_first_job_does_and_loses_none(
     pending: list[Request], cores: int
 ) -> None:
     every = {request.job_id: request for request in pending}
@@ -63,16 +63,16 @@ def test_a_row_is_short_fits_where_its_first_job_does_and_loses_nobody(
     load = Load(tuple(range(cores)), tuple(range(cores)), 100)
     found = place(backlog, [], load)
     taken = [backlog.remove(item.jobs[0]) for item in found]
-    rows = [backlog.row(first, item, cores) for first, item in zip(taken, found, strict=True)]
+    rows = [backlog.extend(first, item, cores) for first, item in zip(taken, found, strict=True)]
     started = [name for row in rows for name in row.jobs]
     assert sorted([*started, *(request.job_id for request in backlog)]) == sorted(every)
     for before, row in zip(found, rows, strict=True):
         first, *others = (every[name] for name in row.jobs)
         assert (row.cores, row.threads, row.memory) == (before.cores, before.threads, before.memory)
-        assert len(others) <= len(pending) / (ROW_SHARE * cores)
+        assert len(others) <= len(pending) / (JOB_BATCHES_PER_CORE * cores)
         if others:
-            assert row.is_row
-            assert sum(item.seconds for item in (first, *others)) <= ROW_SECONDS + 1e-9
+            assert row.is_job_batch
+            assert sum(item.seconds for item in (first, *others)) <= JOB_BATCH_SECONDS + 1e-9
         for other in others:
             assert other.trainer == first.trainer == "plain"
             assert other.seconds > 0
@@ -81,16 +81,16 @@ def test_a_row_is_short_fits_where_its_first_job_does_and_loses_nobody(
             assert other.memory <= first.memory
 
 
-def test_a_group_is_in_no_row() -> None:
+def test_a_fusion_group_is_in_no_job_batch() -> None:
     group = Request("g", 0.01, jobs=("g", "h"), trainer="fused")
     backlog = Backlog([group, *(Request(f"j{number}", 0.01) for number in range(20))])
     first = backlog.remove("j0")
-    row = backlog.row(first, Placement(("j0",), (0,)), cores=1)
-    assert len(row.jobs) == 1 + 20 // ROW_SHARE
+    row = backlog.extend(first, Placement(("j0",), (0,)), cores=1)
+    assert len(row.jobs) == 1 + 20 // JOB_BATCHES_PER_CORE
     assert "g" in backlog
     placed = Placement(("g", "h"), (0,), trainer="fused")
-    assert backlog.row(backlog.remove("g"), placed, cores=1) == placed
-    assert not placed.is_row
+    assert backlog.extend(backlog.remove("g"), placed, cores=1) == placed
+    assert not placed.is_job_batch
 
 
 @dataclass
@@ -158,7 +158,7 @@ def in_turn(tasks: Sequence[Task], tell: Callable[[Any], None]) -> list[Any]:
     return [*(None for _ in tasks[:-1]), done(tasks[-1])]
 
 
-def test_short_jobs_are_placed_in_rows_and_each_has_its_result(store: RunStore) -> None:
+def test_short_jobs_are_placed_in_batches_and_each_has_its_result(store: RunStore) -> None:
     engine, watch = run(store, lambda number, tasks, tell: in_turn(tasks, tell))
     assert [len(placement.jobs) for placement in engine.placed] == [2, 2, 1, 1, 1, 1]
     assert sorted(result.job_id for result in watch.results) == sorted(NAMES)
@@ -173,7 +173,9 @@ def test_short_jobs_are_placed_in_rows_and_each_has_its_result(store: RunStore) 
     assert 0 < packing.core_seconds <= packing.makespan + 1e-9
 
 
-def test_of_a_row_whose_worker_dies_only_the_job_in_hand_is_to_blame(store: RunStore) -> None:
+def test_in_a_batch_only_the_present_job_is_responsible_for_a_dead_worker(
+    store: RunStore,
+) -> None:
     def behaviour(number: int, tasks: Sequence[Task], tell: Callable[[Any], None]) -> Any:
         if number > 1:
             return in_turn(tasks, tell)
@@ -193,7 +195,7 @@ def test_of_a_row_whose_worker_dies_only_the_job_in_hand_is_to_blame(store: RunS
     assert {result.status for result in store.reader.results().values()} == {DONE}
 
 
-def test_a_row_that_was_asked_to_stop_goes_on_later(store: RunStore) -> None:
+def test_a_job_batch_that_was_asked_to_stop_goes_on_later(store: RunStore) -> None:
     def behaviour(number: int, tasks: Sequence[Task], tell: Callable[[Any], None]) -> Any:
         return in_turn(tasks, tell) if number > 1 else [done(tasks[0]), None]
 
@@ -201,7 +203,7 @@ def test_a_row_that_was_asked_to_stop_goes_on_later(store: RunStore) -> None:
     assert sorted(result.attempt for result in store.reader.results().values()) == [1] * 7 + [2]
 
 
-def test_a_setback_in_a_row_is_that_of_its_job_alone(store: RunStore) -> None:
+def test_a_retryable_failure_in_a_batch_concerns_its_job_alone(store: RunStore) -> None:
     def behaviour(number: int, tasks: Sequence[Task], tell: Callable[[Any], None]) -> Any:
         if number > 1:
             return in_turn(tasks, tell)
@@ -230,7 +232,7 @@ class Loud(nn.Module):
         return self.tiny(inputs)
 
 
-def test_rows_of_real_jobs_survive_a_kill_and_change_no_bit(
+def test_batches_of_real_jobs_survive_a_kill_and_change_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = tmp_path / "acted"
@@ -247,11 +249,11 @@ def test_rows_of_real_jobs_survive_a_kill_and_change_no_bit(
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asynckfold.scheduling.backlog.ROW_SECONDS", 0.0)
+        patch.setattr("asynckfold.scheduling.backlog.JOB_BATCH_SECONDS", 0.0)
         mark.touch()
         one_by_one = sweep("singly")
         mark.unlink()
-    monkeypatch.setattr("asynckfold.scheduling.backlog.ROW_SECONDS", 1.0)
+    monkeypatch.setattr("asynckfold.scheduling.backlog.JOB_BATCH_SECONDS", 1.0)
     rows = sweep("rows")
     assert mark.exists()
     assert rows.fingerprint == one_by_one.fingerprint
@@ -267,7 +269,7 @@ def test_rows_of_real_jobs_survive_a_kill_and_change_no_bit(
     assert all(log.read_text().count("a word of its own") >= 1 for log in logs)
 
 
-def test_status_names_the_job_of_a_row_that_is_in_hand(store: RunStore) -> None:
+def test_status_names_the_present_job_of_a_batch(store: RunStore) -> None:
     for name in NAMES[:3]:
         store.start_attempt(name, (0,), 1, "cpu", 0.1)
     store.start_attempt(NAMES[3], (1,), 1, "cpu", 0.1)

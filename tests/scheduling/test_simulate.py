@@ -22,7 +22,7 @@ from asynckfold.scheduling.retries import CLASS_OF, decide
 from asynckfold.scheduling.simulate import (
     DONE,
     Failure,
-    Neighbour,
+    OtherProcess,
     Simulation,
     Span,
     VirtualMachine,
@@ -37,7 +37,7 @@ class Case:
     requests: list[Request]
     machine: VirtualMachine
     seconds: dict[str, float]
-    neighbours: list[Neighbour]
+    others: list[OtherProcess]
     failures: dict[str, list[Failure]]
 
     def run(self) -> Simulation:
@@ -45,7 +45,7 @@ class Case:
             self.requests,
             self.machine,
             self.seconds,
-            neighbours=self.neighbours,
+            others=self.others,
             failures=self.failures,
         )
 
@@ -97,8 +97,8 @@ def cases(draw: st.DrawFn, undisturbed: bool = False) -> Case:
     if undisturbed:
         return Case(requests, machine, seconds, [], {})
     failure = st.builds(Failure, durations, st.sampled_from(sorted(CLASS_OF)))
-    neighbour = st.builds(
-        lambda core, start, stay: Neighbour(core, start, start + stay),
+    other = st.builds(
+        lambda core, start, stay: OtherProcess(core, start, start + stay),
         st.integers(0, machine.cores - 1),
         durations,
         durations,
@@ -107,7 +107,7 @@ def cases(draw: st.DrawFn, undisturbed: bool = False) -> Case:
         requests,
         machine,
         seconds,
-        draw(st.lists(neighbour, max_size=4)),
+        draw(st.lists(other, max_size=4)),
         draw(st.dictionaries(names, st.lists(failure, max_size=3), max_size=3)),
     )
 
@@ -137,7 +137,7 @@ def test_every_job_is_attempted_until_it_is_done_or_given_up(case: Case) -> None
 
 
 @given(cases())
-def test_nothing_is_booked_twice_at_any_moment(case: Case) -> None:
+def test_nothing_is_reserved_twice_at_any_moment(case: Case) -> None:
     found = case.run()
     pending = case.ready(found)
     for start in {span.start for span in found.spans}:
@@ -163,7 +163,7 @@ def fits(case: Case, request: Request, active: dict[Span, Request], when: float)
         return False
     if not active:
         return True  # one job always runs
-    taken = {item.core for item in case.neighbours if item.start <= when < item.end}
+    taken = {item.core for item in case.others if item.start <= when < item.end}
     held = [core for span in active for core in span.cores]
     idle = set(range(case.machine.cores)) - taken
     if request.threads > min(len(idle - set(held)), len(idle) - len(held)):
@@ -184,7 +184,7 @@ def test_nothing_waits_that_could_run(case: Case) -> None:
     found = case.run()
     pending = case.ready(found)
     moments = {0.0, *(span.end for span in found.spans)}
-    moments |= {time for item in case.neighbours for time in (item.start, item.end)}
+    moments |= {time for item in case.others for time in (item.start, item.end)}
     moments |= {since for since, _ in pending.values()}
     for when in moments:
         active = {span: pending[span][1] for span in at(found.spans, when)}
@@ -219,7 +219,7 @@ def guarantee(
 ) -> float:
     """Return seconds that no simulation of these jobs exceeds, however wrong their estimates are.
 
-    Without neighbours and failures. With cores as the only limit, (2 - 1/m) times the larger of
+    Without others and failures. With cores as the only limit, (2 - 1/m) times the larger of
     core-seconds / m and the longest job p: the bound of Feldmann, Sgall and Teng (1994) for rigid
     parallel jobs. With memory and GPUs too, twice the larger of p and the sum over these resources
     of work / capacity, after Garey and Graham (1975); a GPU job counts with a whole GPU. Jobs that
@@ -351,9 +351,9 @@ def test_a_job_that_was_short_of_memory_is_tried_again_alone_after_all_others() 
     assert found.bounds.cores == (1 + 6 + 2 * 2) / 2
 
 
-def test_nothing_starts_beside_a_neighbour_and_the_core_is_used_when_it_has_gone() -> None:
+def test_nothing_starts_beside_another_process_and_the_core_is_used_when_it_has_gone() -> None:
     jobs = [Request(name, 2.0) for name in "abcd"]
-    found = simulate(jobs, VirtualMachine(2), neighbours=[Neighbour(1, 1.0, 5.0)])
+    found = simulate(jobs, VirtualMachine(2), others=[OtherProcess(1, 1.0, 5.0)])
     assert [(span.job, span.start, span.cores) for span in found.spans] == [
         ("a", 0.0, (0,)),
         ("b", 0.0, (1,)),
@@ -375,7 +375,7 @@ def test_what_cannot_run_is_refused_all_at_once() -> None:
         simulate(
             jobs,
             VirtualMachine(0, memory=-1),
-            neighbours=[Neighbour(0, 2.0, 1.0)],
+            others=[OtherProcess(0, 2.0, 1.0)],
             failures={"a": [Failure(1.0, "bored")]},
         )
     assert len(refused.value.problems) == 8
@@ -383,7 +383,7 @@ def test_what_cannot_run_is_refused_all_at_once() -> None:
 
 
 def test_no_jobs_take_no_time() -> None:
-    found = simulate([], VirtualMachine(1), neighbours=[Neighbour(0, 1.0, math.inf)])
+    found = simulate([], VirtualMachine(1), others=[OtherProcess(0, 1.0, math.inf)])
     assert (found.makespan, found.lower_bound, found.ratio, found.use) == (0.0, 0.0, 1.0, 0.0)
 
 
@@ -392,7 +392,7 @@ def test_a_scenario_has_all_that_makes_a_sweep_hard() -> None:
     assert {request.threads for request in scenario.requests} == {1, 2, 4, 8}
     assert {request.jobs_per_gpu for request in scenario.requests if request.gpu} == {1, 2, 4}
     assert all(scenario.seconds[item.job_id] != item.seconds for item in scenario.requests)
-    assert scenario.neighbours
+    assert scenario.others
     assert scenario.failures
     assert scenario == draw_scenario(2000, 32, 2, seed=3) != draw_scenario(2000, 32, 2, seed=4)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.scheduling import stall_detection
-from asynckfold.scheduling.stall_detection import Stalls, Step, Verdict
+from asynckfold.scheduling.stall_detection import StallDetector, Step, Verdict
 from asynckfold.system.heartbeat import Heartbeat
 
 TICK = 0.25
@@ -17,7 +17,7 @@ Timeouts = st.floats(1.5, 100)
 
 
 def looks(
-    rule: Stalls[str], heartbeats: Mapping[str, int], start: float, end: float
+    rule: StallDetector[str], heartbeats: Mapping[str, int], start: float, end: float
 ) -> Iterator[tuple[float, Verdict[str]]]:
     """Look once a tick at words that do not change."""
     now = start
@@ -29,7 +29,7 @@ def looks(
 
 @given(Timeouts)
 def test_a_silent_worker_is_asked_killed_and_given_up_once_each(timeout: float) -> None:
-    rule = Stalls[str](timeout)
+    rule = StallDetector[str](timeout)
     found = list(looks(rule, {"a": 2}, 100, 100 + timeout + 20))
     times = [now - 100 for now, _ in found]
     assert [verdict.step for _, verdict in found] == [Step.STACKS, Step.KILL, Step.LOST]
@@ -42,14 +42,14 @@ def test_a_silent_worker_is_asked_killed_and_given_up_once_each(timeout: float) 
     assert (
         stall_detection.KILL_SECONDS <= times[2] - times[1] <= stall_detection.KILL_SECONDS + TICK
     )
-    assert times[1] == pytest.approx(found[1][1].quiet)
+    assert times[1] == pytest.approx(found[1][1].silent_seconds)
 
 
 @given(Timeouts, st.lists(st.floats(0.01, 0.99), min_size=1, max_size=30))
 def test_one_that_makes_progress_in_time_is_never_touched(
     timeout: float, shares: list[float]
 ) -> None:
-    rule, heartbeat, now = Stalls[str](timeout), Heartbeat(), 0.0
+    rule, heartbeat, now = StallDetector[str](timeout), Heartbeat(), 0.0
     heartbeat.beat()
     for share in shares:
         quiet = share * (timeout - TICK)
@@ -61,7 +61,7 @@ def test_one_that_makes_progress_in_time_is_never_touched(
 
 @given(Timeouts, st.floats(0, 5000))
 def test_the_time_of_a_pause_does_not_count(timeout: float, pause: float) -> None:
-    rule, now = Stalls[str](timeout), 0.0
+    rule, now = StallDetector[str](timeout), 0.0
     assert rule.look(now, {"a": 2}) == []
     while now < pause:
         now += 1.0
@@ -72,7 +72,7 @@ def test_the_time_of_a_pause_does_not_count(timeout: float, pause: float) -> Non
 
 @given(Timeouts)
 def test_aside_it_has_ten_times_as_long(timeout: float) -> None:
-    rule = Stalls[str](timeout)
+    rule = StallDetector[str](timeout)
     first, _ = next(looks(rule, {"a": 1}, 0, 1100))
     assert 10 * timeout <= first <= 10 * timeout + TICK
 
@@ -82,7 +82,7 @@ def test_after_our_own_sleep_everyone_has_the_whole_time_again(
     timeout: float, before: float, more: float, heartbeat: int
 ) -> None:
     """Whether this process alone slept or the workers did too: nothing was seen of them."""
-    rule, heartbeats = Stalls[str](timeout), {"a": heartbeat}
+    rule, heartbeats = StallDetector[str](timeout), {"a": heartbeat}
     limit = timeout * (10 if heartbeat % 2 else 1)
     begun = min(before, 0.9) * limit
     assert list(looks(rule, heartbeats, 0, begun)) == []
@@ -93,20 +93,20 @@ def test_after_our_own_sleep_everyone_has_the_whole_time_again(
 
 
 def test_a_sleep_between_the_question_and_the_kill_takes_the_verdict_back() -> None:
-    rule, heartbeats = Stalls[str](2.0), {"a": 2}
+    rule, heartbeats = StallDetector[str](2.0), {"a": 2}
     assert [verdict.step for _, verdict in looks(rule, heartbeats, 0, 2.2)] == [Step.STACKS]
     assert rule.look(60, heartbeats) == []
     assert [verdict.step for _, verdict in looks(rule, heartbeats, 60.25, 62.2)] == [Step.STACKS]
 
 
 def test_who_moves_after_the_question_is_spared() -> None:
-    rule = Stalls[str](2.0)
+    rule = StallDetector[str](2.0)
     assert [verdict.step for _, verdict in looks(rule, {"a": 2}, 0, 2.2)] == [Step.STACKS]
     assert list(looks(rule, {"a": 4}, 2.25, 4.2)) == []
 
 
 def test_who_moves_after_the_kill_is_not_forgotten() -> None:
-    rule = Stalls[str](2.0)
+    rule = StallDetector[str](2.0)
     steps = [verdict.step for _, verdict in looks(rule, {"a": 2}, 0, 3)]
     assert steps == [Step.STACKS, Step.KILL]
     assert [verdict.step for _, verdict in looks(rule, {"a": 4}, 3, 9)] == [Step.LOST]
@@ -119,7 +119,7 @@ def test_who_moves_after_the_kill_is_not_forgotten() -> None:
 def test_the_verdict_on_one_does_not_depend_on_the_others(
     words: list[dict[str, int]], timeout: float | str
 ) -> None:
-    together, alone = Stalls[str](timeout), Stalls[str](timeout)
+    together, alone = StallDetector[str](timeout), StallDetector[str](timeout)
     for tick, heartbeats in enumerate(words):
         now = tick * TICK
         mine = {key: word for key, word in heartbeats.items() if key == "a"}
@@ -129,12 +129,12 @@ def test_the_verdict_on_one_does_not_depend_on_the_others(
 
 @given(st.lists(st.integers(0, 5), max_size=100))
 def test_none_is_never(words: list[int]) -> None:
-    rule = Stalls[str](None)
+    rule = StallDetector[str](None)
     assert all(rule.look(100.0 * tick, {"a": word}) == [] for tick, word in enumerate(words))
 
 
 def test_a_slow_disk_under_a_long_limit_does_not_put_it_off_for_ever() -> None:
-    rule = Stalls[str](100.0)
+    rule = StallDetector[str](100.0)
     found = [item.step for tick in range(30) for item in rule.look(5.0 * tick, {"a": 2})]
     assert found == [Step.STACKS, Step.KILL, Step.LOST]
 
@@ -142,10 +142,10 @@ def test_a_slow_disk_under_a_long_limit_does_not_put_it_off_for_ever() -> None:
 # auto
 
 
-def auto_limit(batches: int, seconds: float, *, aside: bool = False) -> float:
+def auto_limit(batches: int, seconds: float, *, long_phase: bool = False) -> float:
     """The limit after so many batches of so many seconds each."""
-    rule, heartbeat = Stalls[str]("auto"), Heartbeat()
-    heartbeat.aside()
+    rule, heartbeat = StallDetector[str]("auto"), Heartbeat()
+    heartbeat.begin_long_phase()
     now = 0.0
     rule.look(now, {"a": heartbeat.value})
     for batch in range(1, batches + 1):
@@ -155,8 +155,8 @@ def auto_limit(batches: int, seconds: float, *, aside: bool = False) -> float:
         now = batch * seconds
         heartbeat.beat()
         assert rule.look(now, {"a": heartbeat.value}) == []
-    if aside:
-        heartbeat.aside()
+    if long_phase:
+        heartbeat.begin_long_phase()
         rule.look(now + 0.1, {"a": heartbeat.value})
     return rule.limit("a")
 
@@ -164,7 +164,7 @@ def auto_limit(batches: int, seconds: float, *, aside: bool = False) -> float:
 @given(st.integers(1, 20), st.floats(0.001, 10))
 def test_auto_waits_five_minutes_at_least(batches: int, seconds: float) -> None:
     assert auto_limit(batches, seconds) == stall_detection.AUTO_SECONDS
-    assert auto_limit(batches, seconds, aside=True) == 10 * stall_detection.AUTO_SECONDS
+    assert auto_limit(batches, seconds, long_phase=True) == 10 * stall_detection.AUTO_SECONDS
 
 
 @given(st.integers(1, 5), st.floats(20, 200))
@@ -174,7 +174,7 @@ def test_auto_waits_twenty_times_as_long_as_a_batch_took(batches: int, seconds: 
 
 
 def test_auto_waits_twice_the_longest() -> None:
-    rule = Stalls[str]("auto")
+    rule = StallDetector[str]("auto")
     word = 0
     for now in [*range(0, 1000), *range(1000, 1291, 10)]:
         word += 2 if now < 1000 else 0
@@ -184,7 +184,7 @@ def test_auto_waits_twice_the_longest() -> None:
 
 
 def test_a_new_attempt_begins_anew() -> None:
-    rule = Stalls[str]("auto")
+    rule = StallDetector[str]("auto")
     for now in range(0, 200, 10):
         rule.look(now, {"a": 2})
     rule.look(200, {"a": 4})

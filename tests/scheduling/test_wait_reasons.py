@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request, fused
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.place import Reservations, place
+from asynckfold.scheduling.place import place
+from asynckfold.scheduling.reservations import Reservations
 from asynckfold.scheduling.wait_reasons import Obstacle, Waits, obstacle
 
 LOAD = Load(cores=(0, 1, 2, 3), idle=(0, 1, 2, 3), free_memory=100 << 20)
@@ -24,20 +25,25 @@ BUSY = Reservations(
     ("request_", "load", "kind", "text"),
     [
         (Request("c", 1.0, 2), LOAD, "cores", "2 cores: 3 of 4 busy with own jobs"),
-        (Request("c", 1.0), replace(LOAD, idle=(0, 1, 2)), "neighbours", "neighbours on core 3"),
-        (Request("c", 1.0, alone=True), LOAD, "turn", "a turn alone: 2 others run"),
+        (
+            Request("c", 1.0),
+            replace(LOAD, idle=(0, 1, 2)),
+            "neighbours",
+            "other processes on core 3",
+        ),
+        (Request("c", 1.0, alone=True), LOAD, "turn", "the machine to itself: 2 other jobs run"),
         (
             Request("c", 1.0, memory=80 << 20),
             LOAD,
             "memory",
             "memory: needs 80 MiB, 70 MiB free",
         ),
-        (Request("c", 1.0, gpu=True), LOAD, "gpu", "a GPU: none is there"),
+        (Request("c", 1.0, gpu=True), LOAD, "gpu", "a GPU: none is available"),
         (
             Request("c", 1.0, gpu=True, gpu_memory=2 << 30),
             replace(LOAD, gpus=(Gpu(0, 1 << 30, 4 << 30),)),
             "gpu",
-            "a GPU with 2.0 GiB free: none of 1 has room for a further job",
+            "a GPU with 2.0 GiB free: none of 1 has room for another job",
         ),
     ],
 )
@@ -87,16 +93,16 @@ def test_what_is_named_is_in_the_way(request: Request, load: Load) -> None:
         assert place([lifted], BUSY, after) or obstacle(lifted, BUSY, after).kind != named
 
 
-def test_groups_wait_as_one_and_are_counted_by_their_jobs() -> None:
+def test_fusion_groups_wait_as_a_whole_and_count_by_their_jobs() -> None:
     backlog, waits = Backlog(), Waits()
     pairs = ("c", "d"), ("e", "f", "g")
     for names in pairs:
         asked = fused([Request(name, 1.0, threads=2) for name in names], names)
         backlog.add(asked)
-        waits.come(asked, now=0.0)
+        waits.arrive(asked, now=0.0)
     single = Request("h", 1.0, threads=2)
     backlog.add(single)
-    waits.come(single, now=0.0)
+    waits.arrive(single, now=0.0)
     ((reason, jobs),) = waits.look(backlog, BUSY, LOAD, now=0.0).items()
     assert (reason.kind, jobs) == ("cores", 6)
     backlog.remove("e")
@@ -115,7 +121,7 @@ def test_all_that_a_job_waited_is_charged_once(steps: list[tuple[float, int]]) -
         came[str(number)] = now
         request = Request(str(number), 1.0, threads=2)
         backlog.add(request)
-        waits.come(request, now)
+        waits.arrive(request, now)
         waits.look(backlog, BUSY, replace(LOAD, idle=LOAD.cores[:idle]), now)
         now += seconds
     for name, since in came.items():

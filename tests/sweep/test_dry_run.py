@@ -17,7 +17,7 @@ from asynckfold.engines.engine import Answer
 from asynckfold.errors import InputError, WorkerDiedError
 from asynckfold.jobs.messages import Facts, Task
 from asynckfold.jobs.placement import Load, Placement
-from asynckfold.sweep.dry_run import ATTEMPTS, Checker, joined
+from asynckfold.sweep.dry_run import ATTEMPTS, DryRun, merged
 from asynckfold.system.signals import Interruption
 
 RULE = ("a rule", "what was received", "a remedy")
@@ -65,7 +65,7 @@ def found(engines: Engines, names: Sequence[str], most: int = 8) -> Facts:
         recipe=SimpleNamespace(models=dict.fromkeys(names)), plan=SimpleNamespace(jobs=jobs)
     )
     everywhere = Placement((), tuple(range(8)), 1, trainer="preflight")
-    return Checker(engines, everywhere, most, None, Interruption())(bundle)  # type: ignore[arg-type]
+    return DryRun(engines, everywhere, most, None, Interruption())(bundle)  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 9), st.integers(0, 8), st.integers(1, 8))
@@ -114,13 +114,13 @@ def test_one_that_died_beside_others_only_is_as_good_as_any() -> None:
     assert facts.recipe["architecture"] == {"a": "x", "bad": "x"}
 
 
-def test_what_is_refused_of_several_models_is_told_once() -> None:
+def test_a_problem_of_several_models_is_reported_once() -> None:
     with pytest.raises(InputError) as caught:
         found(Engines((0, 1, 2), refused=("a", "b")), ["a", "b"])
     assert len(caught.value.problems) == 1
 
 
-def test_facts_of_all_fields_are_joined() -> None:
+def test_facts_of_all_fields_are_merged() -> None:
     one, two = (
         Facts(
             {"settings": {name: "Adam"}, "criterion": "same"},
@@ -133,7 +133,7 @@ def test_facts_of_all_fields_are_joined() -> None:
         )
         for name in "ab"
     )
-    whole = joined([one, two])
+    whole = merged([one, two])
     assert whole.recipe == {"settings": {"a": "Adam", "b": "Adam"}, "criterion": "same"}
     assert whole.notes == ("of a", "of both", "of b")
     for kind in Facts.__dataclass_fields__:

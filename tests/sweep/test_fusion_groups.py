@@ -197,7 +197,7 @@ def test_a_group_that_was_asked_to_stop_by_others_goes_on(store: RunStore) -> No
     assert {result.status for result in store.reader.results().values()} == {DONE}
 
 
-def test_a_group_makes_room_as_one(store: RunStore) -> None:
+def test_a_fusion_group_is_paused_as_a_whole(store: RunStore) -> None:
     engine = Moving(lambda number, tasks: None, queue.SimpleQueue())
     requests = {job.id: Request(job.id, 1.0) for job in store.reader.plan.jobs}
     sweep = Sweep(

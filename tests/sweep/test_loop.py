@@ -258,7 +258,7 @@ def test_old_checkpoint_files_are_removed_and_two_stay(store: RunStore) -> None:
     assert [file for file in files if (store.root / file).exists()] == ["c2", "c3"]
 
 
-def test_news_is_kept_and_passed_on(store: RunStore) -> None:
+def test_events_are_recorded_and_passed_on(store: RunStore) -> None:
     item = Epoch(1, 0.5, 0.4, 0.9, 0.1, 2.0)
 
     def talks(task: Task) -> Any:
@@ -288,10 +288,10 @@ def test_others_pass_while_a_job_waits_after_a_death(store: RunStore) -> None:
     first, second = [item for item in store.reader.attempts() if item.job_id == name]
     assert (first.outcome, second.outcome) == ("died", "ok")
     (event,) = store.reader.events()
-    assert event.text == "attempt 1: worker process 7 died: SIGKILL; tried again in 0.5 s"
+    assert event.text == "attempt 1: worker process 7 died: SIGKILL; retried in 0.5 s"
 
 
-def test_want_of_memory_is_tried_again_alone_and_after_all_others(store: RunStore) -> None:
+def test_out_of_memory_is_retried_alone_after_all_others(store: RunStore) -> None:
     short = {"A/cosine/fold-0", "B/cosine/fold-1"}
 
     def greedy(task: Task) -> Any:
@@ -308,7 +308,7 @@ def test_want_of_memory_is_tried_again_alone_and_after_all_others(store: RunStor
     assert [event.kind for event in store.reader.events()] == ["oom_retry"] * 2
 
 
-def test_want_of_memory_alone_is_a_failure_with_its_peak(store: RunStore) -> None:
+def test_out_of_memory_alone_is_a_failure_with_its_peak(store: RunStore) -> None:
     def killed(task: Task) -> Any:
         return WorkerDiedError(7, "SIGKILL, out of memory", "oom", 300 << 20)
 
@@ -321,7 +321,7 @@ def test_want_of_memory_alone_is_a_failure_with_its_peak(store: RunStore) -> Non
     assert result.peak_memory == 300 << 20
 
 
-def test_jobs_that_wait_for_memory_are_told_once(store: RunStore) -> None:
+def test_jobs_that_wait_for_memory_are_reported_once(store: RunStore) -> None:
     made, engine, _ = sweep(store, cores=(0, 1, 2), memory=30 << 20)
     load = engine.load
     engine.load = lambda running: replace(load(running), free_memory=50 << 20)  # type: ignore[method-assign]
@@ -333,7 +333,7 @@ def test_jobs_that_wait_for_memory_are_told_once(store: RunStore) -> None:
     assert len(store.reader.events()) <= 6
 
 
-def test_a_result_that_the_disk_refused_is_not_told(store: RunStore) -> None:
+def test_a_result_that_the_disk_refused_is_not_reported(store: RunStore) -> None:
     """The first is noted, the second does not fit any more, and takes the first along."""
     made, engine, watch = sweep(store)
     still = Load(engine.cores, engine.cores, 1 << 40)

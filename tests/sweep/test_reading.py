@@ -24,7 +24,7 @@ from torch.utils.data import Dataset, TensorDataset
 from asynckfold import AsyncKFold, fit
 from asynckfold.api.open_data import read_alone
 from asynckfold.data.prepare import Prepared
-from asynckfold.engines import pool as pools
+from asynckfold.engines import warm_pool
 from asynckfold.errors import InputError
 from tests.toy import adam
 
@@ -34,7 +34,7 @@ COUNT, BAD = 60, 43
 @pytest.fixture(scope="module", autouse=True)
 def _no_worker_stays() -> Iterator[None]:
     yield
-    pools.close_warm()
+    warm_pool.close_warm()
 
 
 class Rows(Dataset):  # type: ignore[type-arg]
@@ -99,9 +99,9 @@ def message(dataset: Any, root: Path, **settings: Any) -> str:
     [
         (
             segfault,
-            "dataset[43] must be readable: received the process that read it ended: SIGSEGV",
+            "dataset[43] must be readable: received the process that read it died: SIGSEGV",
         ),
-        (exit_now, "dataset[43] must be readable: received the process that read it ended: exit c"),
+        (exit_now, "dataset[43] must be readable: received the process that read it died: exit c"),
         (leave, "dataset[43] must be readable: received SystemExit: 3"),
         (lambda: 1 / 0, "dataset[43] must be readable: received ZeroDivisionError"),
     ],

@@ -11,7 +11,7 @@ import psutil
 
 from asynckfold.system.cpu_load import LoadSampler
 from asynckfold.system.limits import Host
-from asynckfold.system.readers import Readers
+from asynckfold.system.readers import CounterReaders
 
 ME = os.getpid()
 
@@ -55,8 +55,8 @@ class FakeMachine:
             self.cores[core] += share * seconds
             self.processes[pid] = (self.processes[pid][0] + share * seconds, core)
 
-    def readers(self) -> Readers:
-        return Readers(
+    def readers(self) -> CounterReaders:
+        return CounterReaders(
             self.core_seconds,
             self.process,
             lambda: dict(self.parents),

@@ -22,7 +22,7 @@ from asynckfold.system.cpu_load import (
     LoadSampler,
     OwnUse,
     foreign_shares,
-    settle,
+    next_state,
 )
 from asynckfold.system.readers import read_core_seconds
 from tests.system.fakes import ME, FakeMachine
@@ -55,7 +55,7 @@ def test_nothing_is_known_before_the_first_window() -> None:
     assert sampler.busy == frozenset()
 
 
-def test_an_early_look_is_heeded_where_nobody_is_there() -> None:
+def test_an_early_reading_counts_on_an_idle_machine() -> None:
     fake = FakeMachine()
     sampler = fake.sampler()
     fake.run(0.05)
@@ -133,7 +133,7 @@ def test_a_short_burst_changes_nothing() -> None:
     assert set(watch(fake, sampler, 2, {})) == {frozenset()}
 
 
-def test_a_load_between_the_thresholds_changes_no_mind() -> None:
+def test_a_load_between_the_thresholds_changes_nothing() -> None:
     fake = FakeMachine()
     sampler = fake.sampler()
     watch(fake, sampler, 2, {})
@@ -257,7 +257,7 @@ def test_an_own_process_that_may_not_be_read_leaves_its_core_unknown() -> None:
     assert 1 not in sampler.busy
 
 
-def test_a_warm_worker_is_no_neighbour_in_the_first_window() -> None:
+def test_a_warm_worker_is_not_foreign_in_the_first_window() -> None:
     fake = FakeMachine()
     fake.processes[11] = (70.0, 0)
     sampler = fake.sampler()
@@ -270,7 +270,7 @@ def test_a_warm_worker_is_no_neighbour_in_the_first_window() -> None:
 
 
 @pytest.mark.parametrize(("age", "busy"), [(0.3, frozenset()), (5.0, {0})])
-def test_a_worker_that_began_within_a_window_is_no_neighbour_in_it(
+def test_a_worker_that_began_within_a_window_is_not_foreign_in_it(
     age: float, busy: set[int]
 ) -> None:
     fake = FakeMachine()
@@ -327,10 +327,10 @@ def test_what_is_foreign_and_own_adds_up(
 def test_a_core_that_settled_is_on_the_right_side_of_the_thresholds(
     windows: list[tuple[float, float]],
 ) -> None:
-    state, now = settle(None, math.nan, 0.0, 0.0), 0.0
+    state, now = next_state(None, math.nan, 0.0, 0.0), 0.0
     for share, window in windows:
         now += window
-        state = settle(state, share, window, now)
+        state = next_state(state, share, window, now)
         assert state.busy or state.share <= BUSY_SHARE
         assert not state.busy or state.share >= IDLE_SHARE
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.system import file_descriptors
-from asynckfold.system.heartbeat import Heartbeat, Heartbeats, is_aside
+from asynckfold.system.heartbeat import Heartbeat, Heartbeats, in_long_phase
 
 
 @given(st.lists(st.booleans()))
@@ -18,16 +18,16 @@ def test_every_sign_makes_the_word_greater_and_says_what_it_was(signs: list[bool
     heartbeat = Heartbeat()
     for beats in signs:
         before = heartbeat.value
-        (heartbeat.beat if beats else heartbeat.aside)()
+        (heartbeat.beat if beats else heartbeat.begin_long_phase)()
         assert heartbeat.value > before
-        assert is_aside(heartbeat.value) is not beats
+        assert in_long_phase(heartbeat.value) is not beats
 
 
 @given(st.lists(st.booleans()))
 def test_half_of_the_difference_counts_the_batches_at_least(signs: list[bool]) -> None:
     heartbeat = Heartbeat()
     for beats in signs:
-        (heartbeat.beat if beats else heartbeat.aside)()
+        (heartbeat.beat if beats else heartbeat.begin_long_phase)()
     assert sum(signs) <= (heartbeat.value + 1) // 2 <= len(signs) + 1
 
 

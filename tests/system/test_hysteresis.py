@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynckfold.system.hysteresis import WINDOW_SECONDS, Mind, reconsider
+from asynckfold.system.hysteresis import WINDOW_SECONDS, BusyCores, with_hysteresis
 from asynckfold.system.limits import Host
 from asynckfold.system.machine import Machine
 from tests.system.fakes import FakeMachine
@@ -87,17 +87,17 @@ def test_at_most_two_changes_a_minute_and_the_truth_in_the_end(others: list[Wave
 def test_the_rule_alone_for_any_series_of_looks(
     looks: list[tuple[frozenset[int], float]],
 ) -> None:
-    mind, now, moments = Mind(frozenset()), 0.0, []
+    mind, now, moments = BusyCores(frozenset()), 0.0, []
     for busy, passed in looks:
         now += passed
-        before, mind = mind, reconsider(mind, busy, now)
+        before, mind = mind, with_hysteresis(mind, busy, now)
         moments += [now] if mind.busy != before.busy else []
         # What did not change on the machine does not change here.
         assert (mind.busy ^ before.busy) <= (busy ^ before.busy)
     assert most_in_a_minute(moments) <= 2
 
 
-def test_a_neighbour_who_stays_is_heeded_within_a_second_and_forgotten_within_three() -> None:
+def test_lasting_load_counts_within_a_second_and_is_forgotten_within_three() -> None:
     seen = idle_cores([Wave(1, 1.0, 1.0, 70.0, 1.0, 100.0)], 110)
     left = [now for now, idle in seen if 1 not in idle]
     assert 70 <= left[0] < 71

@@ -21,7 +21,7 @@ from asynckfold.jobs.placement import Placement, Request
 from asynckfold.scheduling.place import place
 from asynckfold.system.limits import Host
 from asynckfold.system.machine import Machine, resolve_n_jobs
-from asynckfold.system.readers import Readers
+from asynckfold.system.readers import CounterReaders
 from tests.system.fakes import FakeMachine, fake_host
 
 
@@ -126,7 +126,7 @@ def test_memory_that_cannot_be_read_is_none(tmp_path: Path) -> None:
         raise psutil.NoSuchProcess(pid)
 
     fake = FakeMachine()
-    readers = Readers(fake.core_seconds, fake.process, dict, gone, refuse)
+    readers = CounterReaders(fake.core_seconds, fake.process, dict, gone, refuse)
     found = Machine("cpu", host=fake_host(tmp_path), readers=readers, clock=fake.clock)
     assert found.free_memory({11: ()}) == 0
 

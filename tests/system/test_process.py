@@ -58,18 +58,18 @@ def test_no_cores_leave_a_process_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("cores", [(4000,), (-1,), (10**30,)])
-def test_a_core_that_is_not_there_is_told_and_changes_nothing(cores: tuple[int, ...]) -> None:
+def test_a_missing_core_is_reported_and_changes_nothing(cores: tuple[int, ...]) -> None:
     assert not process.pin(0, cores)
     assert sorted(os.sched_getaffinity(0)) == ALL
 
 
-def test_a_process_that_ended_is_told() -> None:
+def test_a_process_that_ended_is_reported() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     assert not process.pin(child.pid, ALL[:1])
 
 
-def test_refused_permission_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_permission_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, cores: object) -> None:
         raise PermissionError("no")
 

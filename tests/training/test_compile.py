@@ -60,7 +60,7 @@ def test_what_cannot_be_compiled_is_refused_before_the_sweep(tmp_path: Path) -> 
 def test_compiled_jobs_are_not_fused(tmp_path: Path) -> None:
     bundle = Tiny(tmp_path, params=COMPILED).bundle
     reason = fusion_groups.why_not_paying(True, bundle.plan, bundle.folds, "plain", 0)
-    assert reason == "each is compiled by itself (compile=True)"
+    assert reason == "each job is compiled separately (compile=True)"
 
 
 @pytest.mark.parametrize(

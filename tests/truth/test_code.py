@@ -469,7 +469,7 @@ CHILD = """
 import json, runpy, sys
 import cloudpickle
 from asynckfold.jobs.digests.run import digested, imported_otherwise
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import UnpackError
 from asynckfold.jobs.recipe import InitialState, Recipe
 packed, script, used = sys.argv[1], sys.argv[2], set(json.loads(sys.argv[3]))

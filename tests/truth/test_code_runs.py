@@ -30,7 +30,7 @@ from asynckfold import (
 from asynckfold.api.arguments import Settings
 from asynckfold.cli import main
 from asynckfold.cli.predict import code_problems
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import UnpackError
 from asynckfold.jobs.recipe import InitialState, Recipe
 from tests.toy import Tiny, adam, samples

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from asynckfold import AsyncKFold
 from asynckfold.api.execution import replaced_notes
-from asynckfold.engines import pool as pools
+from asynckfold.engines import warm_pool
 from asynckfold.errors import InputError
 from asynckfold.jobs.messages import Left, Task
 from asynckfold.jobs.placement import Placement
@@ -205,7 +205,7 @@ def test_in_the_callers_process_the_claim_is_taken_away(tmp_path: Path) -> None:
     assert clean.claimed
     assert not none
     assert "inference mode" in str(claimed)
-    assert any("no longer claimed" in text for text in events)
+    assert any("no longer bit-for-bit reproducible" in text for text in events)
     assert not torch.is_inference_mode_enabled()
 
 
@@ -316,11 +316,11 @@ def test_workers_that_are_warm_have_the_callers_environment_and_arguments(
 def test_variables_that_libraries_read_when_loaded_need_a_new_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pools.give_back(pools.take())
-    first = pools.take()
+    warm_pool.give_back(warm_pool.take())
+    first = warm_pool.take()
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    pools.give_back(first)
-    second = pools.take()
+    warm_pool.give_back(first)
+    second = warm_pool.take()
     try:
         assert second is not first
         assert second.libraries["MKL_CBWR"] == "COMPATIBLE"

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold
-from asynckfold.engines import pool as pools
+from asynckfold.engines import server_process, warm_pool
+from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.placement import Placement
@@ -113,7 +114,7 @@ def test_a_daemon_of_a_killed_worker_ends_too(tmp_path: Path) -> None:
             return inputs
 
     with toy_bundle(tmp_path / "run", models={"model": Killed}) as (bundle, data):
-        pool = pools.WorkerPool()
+        pool = WorkerPool()
         try:
             made = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
             placement = Placement((bundle.plan.jobs[0].id,), ())
@@ -150,16 +151,16 @@ RUDE: dict[str, Callable[[], Any]] = {
 def _few_files() -> Iterator[None]:
     """Let workers have few open files, so that they are soon used up."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    pools.close_warm()
+    warm_pool.close_warm()
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))
     try:
         # One that the nursery of these tests forks would have the nursery's limits.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pools, "_start_server", fresh_server)
+            patch.setattr(server_process, "start_server", fresh_server)
             yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        pools.close_warm()
+        warm_pool.close_warm()
 
 
 class Rude(Plain):

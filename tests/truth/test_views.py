@@ -45,7 +45,7 @@ from asynckfold.data.batches import Batches
 from asynckfold.data.duplicates import copies, copies_note, digests
 from asynckfold.data.prepare import prepare
 from asynckfold.data.transforms import seeded
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.folds import Fold, make_folds
 from asynckfold.results.report.summary import summarize
 from asynckfold.training import serial_baseline

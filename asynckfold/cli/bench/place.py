@@ -10,8 +10,9 @@ from statistics import median
 from asynckfold.cli.bench.table import BenchTable, machine_facts
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.place import Reservations, place
+from asynckfold.scheduling.place import place
 from asynckfold.scheduling.random_sweep import draw_scenario
+from asynckfold.scheduling.reservations import Reservations
 
 PENDING = (100, 1_000, 10_000, 100_000)
 

@@ -47,7 +47,7 @@ from asynckfold.cli.bench.loops import (
 from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, silent
 from asynckfold.data.sources import load_source
 from asynckfold.data.sources.datasets import ImageArrays
-from asynckfold.engines import pool
+from asynckfold.engines import warm_pool
 from asynckfold.errors import InputError, Problem
 from asynckfold.jobs.folds import make_folds
 from asynckfold.models import MLP, VGG, LeNet, LeNet5, MobileNet
@@ -273,7 +273,7 @@ def _timed(ways: Mapping[str, Way], turns: int) -> dict[str, list[Outcome]]:
 @contextmanager
 def _first_call() -> Iterator[None]:
     """As in a process that has no workers, on a machine that knows no costs."""
-    pool.close_warm()
+    warm_pool.close_warm()
     before = os.environ.get("XDG_CACHE_HOME")
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="asynckfold-bench-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder

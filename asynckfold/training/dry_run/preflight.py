@@ -127,7 +127,7 @@ def check(
     sums = False
     for name in names:
         for schedule in recipe.lr_schedules:
-            heartbeat.aside()
+            heartbeat.begin_long_phase()
             # The user's code may raise anything here; it is told, and its jobs tell it again.
             try:
                 with isolated(patches=True) as traces:
@@ -156,9 +156,9 @@ def check(
                         products[name] = dry.counter.products
                         channels_last[name] = dry.why_not_channels_last()
                         if bundle.plan.params.compile:
-                            heartbeat.aside()
+                            heartbeat.begin_long_phase()
                             dry.check_compiled()
-                        heartbeat.aside()
+                        heartbeat.begin_long_phase()
                         notes |= dict.fromkeys(dry.notes())
                         fusible[name] = _told(traces.look()) or dry.why_not_fusible()
                         if not fusible[name]:

@@ -471,7 +471,7 @@ def train(
         The models have no batched form.
     """
     heartbeat = heartbeat or Heartbeat()
-    heartbeat.aside()
+    heartbeat.begin_long_phase()
     with ExitStack() as logs:
         group = build(bundle, tasks, data, device, heartbeat, logs, fail)
         group.restore(report)

@@ -143,7 +143,7 @@ class Averaging(Stepping):
             copy_each(self.clone_of_gpu, found)
             self.clones.append(self.clone_of_gpu)
             # A GPU takes seconds to be ready.
-            self.heartbeat.aside()
+            self.heartbeat.begin_long_phase()
             criterion = self.criterion
             kept = criterion.state_dict() if isinstance(criterion, nn.Module) else {}
             self.ahead.order(_Start(frozen(super().optimizer_state()["ranks"][-1]), frozen(kept)))

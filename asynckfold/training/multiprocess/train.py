@@ -63,7 +63,7 @@ def train(
         One of the other processes ended.
     """
     heartbeat = heartbeat or Heartbeat()
-    heartbeat.aside()
+    heartbeat.begin_long_phase()
     with JobLog(bundle.root, task.job) as log:
         plain = setup.build(bundle, task, data, torch.device("cpu"), log, heartbeat, cores=cores)
         make = TRAINERS[bundle.plan.params.trainer]

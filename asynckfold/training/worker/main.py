@@ -179,7 +179,7 @@ def in_turn(
         What `work` returned; None where the result was reported already.
     """
     results: list[Any] = []
-    for part in [[task] for task in tasks] if placement.is_row else [tasks]:
+    for part in [[task] for task in tasks] if placement.is_job_batch else [tasks]:
         if results and isinstance(found := results[-1], Result):
             report(JobEnded(replace(found, pid=os.getpid(), peak_memory=process.peak_memory())))
             results[-1] = None
@@ -478,7 +478,7 @@ class _Worker:
             process.pin(0, placement.cores)
         work = partial(self.execute, self.bundle, self.data, placement)
         try:
-            results = in_turn(placement, tasks, work, self.tell, self.stops_row)
+            results = in_turn(placement, tasks, work, self.tell, self.stops_job_batch)
             return ("answer", results, process.peak_memory(), self.ends)
         except StorageError as error:
             try:
@@ -502,7 +502,7 @@ class _Worker:
         with _output_to_log(bundle, tasks):
             return execute(bundle, data, placement, tasks, self.tell, self.stop, self.heartbeat)
 
-    def stops_row(self) -> bool:
+    def stops_job_batch(self) -> bool:
         """Whether the next job of a row is not to be begun here."""
         return self.ends or self.stop()
 

@@ -110,7 +110,7 @@ def read_range(work: Reads, inputs: Inputs, heartbeat: Heartbeat) -> bytes:
 
     def beat(index: int) -> bool:
         if index < 0:
-            heartbeat.aside()
+            heartbeat.begin_long_phase()
             inputs.places[work.reader] = STEPS
             return True
         heartbeat.beat()

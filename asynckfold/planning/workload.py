@@ -1,0 +1,272 @@
+"""What is decided about a sweep before it starts: its workload, the choice, and job requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from asynckfold.jobs.cost import Cost, Timing, Work, gathered, work_of
+from asynckfold.jobs.decoding import decoded, finite, within
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.messages import Facts
+from asynckfold.jobs.placement import Request
+from asynckfold.jobs.plan import Plan
+from asynckfold.planning import cost_cache, fusion_groups
+from asynckfold.planning.flop_model import rule_cost
+from asynckfold.planning.thread_search import LastJobs, Model, Prediction, predict, size_of
+from asynckfold.store import RunReader
+from asynckfold.store.database import decoding
+
+PROBE_SHARE = 0.05
+"""Largest share of a sweep's expected seconds for probes; a shorter sweep is not probed."""
+
+SETTING_SECONDS = 0.5
+"""Approximate duration of one probe of a model: 0.25 s of steps (see `training.probe`), and as much
+for building, warming up and three evaluations."""
+
+GPU_CONTEXT_BYTES = 1 << 29
+"""GPU memory of a process besides its tensors: its context and the code of its kernels."""
+
+
+class Probe(Protocol):
+    """Times a model."""
+
+    def __call__(
+        self, model: str, threads: int, copies: int, together: int = 1
+    ) -> Sequence[Timing]:
+        """Return the timings of `copies` side by side; fewer if fewer fit.
+
+        With `together` jobs trained as a fusion group, the seconds of a step are those per job. In
+        a sweep on GPUs the copies share one GPU.
+        """
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The threads of each model, and what follows from them.
+
+    Parameters
+    ----------
+    threads : Mapping of str to int
+        By model.
+    why : Mapping of str to str
+        A sentence by model.
+    costs : Mapping of str to Cost
+        By model: measured, or estimated by the rule and the step of the dry run.
+    prediction : Prediction
+        Of the whole sweep.
+    cores : int
+        Allotted cores.
+    overturned : bool
+        Whether timings overturned the rule.
+    failures : Mapping of str to str
+        Traceback by model whose probe raised.
+    per_gpu : Mapping of str to int
+        Jobs that share a GPU, by model; empty without GPUs.
+    last_threads : Mapping of str to int
+        Threads by job, for the last jobs, which have more than their model.
+    """
+
+    threads: Mapping[str, int]
+    why: Mapping[str, str]
+    costs: Mapping[str, Cost]
+    prediction: Prediction
+    cores: int
+    overturned: bool = False
+    failures: Mapping[str, str] = field(default_factory=dict)
+    per_gpu: Mapping[str, int] = field(default_factory=dict)
+    last_threads: Mapping[str, int] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Choice:
+        """Read what `to_dict` returned, also after a round trip through JSON.
+
+        Raises
+        ------
+        ValueError
+            It is damaged.
+        """
+        found = decoded(cls, raw, "decision")
+        finite({f"prediction.{name}": value for name, value in asdict(found.prediction).items()})
+        within(found.cores, 1, 1 << 20, "cores")
+        costs = {name: Cost.from_dict(cost.to_dict()) for name, cost in found.costs.items()}
+        return replace(found, costs=costs)
+
+
+def decided_of(store: RunReader) -> Choice | None:
+    """Return what was decided for a run, if anything.
+
+    Raises
+    ------
+    StoreCorruptError
+        The record is damaged.
+    """
+    with decoding(store.root):
+        decided = store.about.get("decision")
+        return Choice.from_dict(decided) if decided else None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The sweep for which a choice is made.
+
+    Parameters
+    ----------
+    plan : Plan
+        Without its threads.
+    folds : sequence of Fold
+        Its folds.
+    facts : Facts
+        Of the dry run.
+    cores : int
+        Allotted cores by affinity, quota and ``n_jobs``, used by other processes or not.
+    machine : Mapping
+        What else seconds depend on: processor, versions.
+    gpus : int
+        Allotted GPUs; if there are any, each job needs one.
+    """
+
+    plan: Plan
+    folds: Sequence[Fold]
+    facts: Facts
+    cores: int
+    machine: Mapping[str, Any]
+    gpus: int = 0
+
+    def models(self) -> list[Model]:
+        """Return each model with its jobs' work and its cost by the rule."""
+        ratio = self.plan.params.eval_batch_size / self.plan.batch_size
+        works, facts = self.works(), self.facts
+        return [
+            Model(
+                name,
+                tuple(works[job.id] for job in self.plan.jobs if job.model == name),
+                rule_cost(facts.flops.get(name, 0), self.cores, ratio, facts.products.get(name)),
+                last_apart=not self.may_fuse(name),
+            )
+            for name in dict.fromkeys(job.model for job in self.plan.jobs)
+        ]
+
+    def works(self) -> dict[str, Work]:
+        """Return the work of each job, by its id."""
+        plan = self.plan
+        by_fold = {fold.key: work_of(fold, plan.params, plan.batch_size) for fold in self.folds}
+        return {job.id: by_fold[job.repeat, job.fold] for job in plan.jobs}
+
+    def last_threads(self, last: LastJobs | None) -> dict[str, int]:
+        """Return the threads of the last jobs, by their ids."""
+        if last is None:
+            return {}
+        works = self.works()
+        mine = [job.id for job in reversed(self.plan.jobs) if job.model == last.model]
+        mine.sort(key=lambda name: size_of(works[name]))
+        return dict.fromkeys(sorted(mine[: last.jobs]), last.threads)
+
+    def may_fuse(self, name: str) -> bool:
+        """Return whether jobs of a model can be fused, and are by the rule."""
+        return self.facts.fusible.get(name) == ""
+
+    def key(self, name: str) -> str:
+        """Return the key of a model in the cost cache."""
+        recipe, plan = self.facts.recipe, self.plan
+        return cost_cache.key_of(
+            {
+                "architecture": recipe.get("architecture", {}).get(name),
+                "settings": recipe.get("settings", {}).get(name),
+                "criterion": recipe.get("criterion"),
+                "flops": self.facts.flops.get(name, 0),
+                "batch": [plan.batch_size, plan.params.eval_batch_size],
+                "device": plan.device,
+                "cores": self.cores,
+                "machine": self.machine,
+                **({"fused": True} if self.may_fuse(name) else {}),
+                **plan.params.options,
+                **({"channels_last": True} if name in plan.channels_last else {}),
+            }
+        )
+
+    def gathered(self, model: str, timings: Mapping[int, Sequence[Timing]]) -> Cost:
+        """Return the cost of a model from its timings by threads."""
+        cost = gathered(timings, self.facts.flops[model])
+        return replace(cost, memory=max(cost.memory, self.facts.memory.get(model, 0)))
+
+    def measured(
+        self,
+        models: Sequence[Model],
+        probe: Probe | None,
+        place: Path | None,
+        measure: Callable[[Model, Probe], Cost | str | None],
+    ) -> tuple[dict[str, Cost], dict[str, str]]:
+        """Return the costs of models, from the cache or measured, and tracebacks of failed probes.
+
+        `measure` returns a cost, a traceback, or None if nothing could be timed.
+        """
+        found: dict[str, Cost] = {}
+        failures: dict[str, str] = {}
+        for model in models:
+            key = self.key(model.name)
+            cost = cost_cache.recall(key, place)
+            if cost is None and probe is not None and model.name in self.facts.flops:
+                made = measure(model, probe)
+                if isinstance(made, str):
+                    failures[model.name] = made
+                elif made is not None:
+                    cost = cost_cache.remember(key, made, place)
+            if cost is not None:
+                found[model.name] = cost
+        return found, failures
+
+    def predicted(
+        self,
+        threads: Mapping[str, int],
+        costs: Mapping[str, Cost],
+        per_gpu: Mapping[str, int] | None = None,
+    ) -> Prediction:
+        """Predict the sweep, with each process of a job on cores of its own."""
+        count = self.plan.params.processes
+        known = [
+            Model(item.name, item.jobs, costs[item.name].shared_by(count)) for item in self.models()
+        ]
+        cores = {name: number * count for name, number in threads.items()}
+        return predict(known, cores, self.cores, self.gpus, per_gpu)
+
+
+def failure_in(timings: Sequence[Timing]) -> str:
+    """Return the first traceback of a probe; empty if there is none."""
+    return next((item.failure for item in timings if item.failure), "")
+
+
+def requests(
+    choice: Choice, workload: Workload, groups: Sequence[Sequence[str]] = ()
+) -> dict[str, Request]:
+    """Return the request of each job, by its id.
+
+    The jobs of a group share the seconds of its training steps in proportion to their own; they
+    evaluate separately.
+    """
+    together = {name: len(group) for group in groups for name in group}
+    works, params, gpu = workload.works(), workload.plan.params, workload.plan.device == "cuda"
+    found = {}
+    for job in workload.plan.jobs:
+        cost = choice.costs[job.model].shared_by(params.processes)
+        threads = choice.last_threads.get(job.id, choice.threads[job.model])
+        cores = threads * params.processes
+        per_gpu = choice.per_gpu.get(job.model, 1)
+        gain = fusion_groups.gain(cost.flops, together.get(job.id, 1), cost.fused_gain)
+        found[job.id] = Request(
+            job.id,
+            cost.shared(per_gpu).fused(gain).seconds(works[job.id], cores),
+            cores,
+            cost.memory,
+            gpu,
+            gpu_memory=cost.gpu_memory + GPU_CONTEXT_BYTES if gpu and cost.gpu_memory else 0,
+            jobs_per_gpu=per_gpu,
+            trainer=params.trainer,
+        )
+    return found

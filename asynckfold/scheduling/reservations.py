@@ -1,0 +1,208 @@
+"""What running placements hold of the machine, and the capacity that is left for new ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from asynckfold.jobs.placement import Gpu, Load, Placement, Request
+
+_Key = TypeVar("_Key")
+
+
+class _OnGpu(NamedTuple):
+    """What jobs hold of a GPU: bytes, and the most jobs that each of them allows there."""
+
+    memory: int = 0
+    allowed: tuple[int, ...] = ()
+
+    def with_(self, item: Request | Placement) -> _OnGpu:
+        return _OnGpu(self.memory + item.gpu_memory, (*self.allowed, item.jobs_per_gpu))
+
+    def without(self, item: Placement) -> _OnGpu:
+        at = self.allowed.index(item.jobs_per_gpu)
+        return _OnGpu(self.memory - item.gpu_memory, (*self.allowed[:at], *self.allowed[at + 1 :]))
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.allowed) >= min(self.allowed, default=1)
+
+
+_EMPTY = _OnGpu()
+
+
+class Reservations:
+    """Cores, memory and GPUs of running placements, summed incrementally.
+
+    Parameters
+    ----------
+    placements : iterable of Placement
+        What runs.
+
+    Attributes
+    ----------
+    threads, memory, alone : int
+        Reserved cores, reserved bytes, and the number of placements that must run alone.
+
+    Examples
+    --------
+    >>> running = Reservations([Placement(("a",), (0,))])
+    >>> load = Load(cores=(0, 1), idle=(0, 1), free_memory=1)
+    >>> running.free_cores(load)
+    [1]
+    >>> running.remove(Placement(("a",), (0,)))
+    >>> running.free_cores(load)
+    [0, 1]
+    """
+
+    def __init__(self, placements: Iterable[Placement] = ()) -> None:
+        self._placements: Counter[Placement] = Counter()
+        self._cores: Counter[int] = Counter()
+        self._gpus: dict[int, _OnGpu] = {}
+        self._full: set[int] = set()
+        self.threads = self.memory = self.alone = 0
+        for placement in placements:
+            self.add(placement)
+
+    def __len__(self) -> int:
+        return self._placements.total()
+
+    def __iter__(self) -> Iterator[Placement]:
+        return self._placements.elements()
+
+    def add(self, placement: Placement) -> None:
+        """Reserve what a placement holds."""
+        self._placements[placement] += 1
+        self._cores.update(placement.cores)
+        self._count(placement, 1)
+        if placement.gpu is not None:
+            on_gpu = self._gpus.get(placement.gpu, _EMPTY).with_(placement)
+            self._gpus[placement.gpu] = on_gpu
+            if on_gpu.is_full:
+                self._full.add(placement.gpu)
+
+    def remove(self, placement: Placement) -> None:
+        """Free what a placement held.
+
+        Raises
+        ------
+        KeyError
+            It does not run.
+        """
+        if placement not in self._placements:
+            raise KeyError(placement)
+        _discount(self._placements, [placement])
+        _discount(self._cores, placement.cores)
+        self._count(placement, -1)
+        if placement.gpu is not None:
+            on_gpu = self._gpus[placement.gpu].without(placement)
+            self._gpus[placement.gpu] = on_gpu
+            if not on_gpu.is_full:
+                self._full.discard(placement.gpu)
+
+    def _count(self, placement: Placement, sign: int) -> None:
+        # A placement without pinned cores still occupies one core per thread.
+        self.threads += sign * (len(placement.cores) or placement.threads)
+        self.memory += sign * placement.memory
+        self.alone += sign * placement.alone
+
+    def free_cores(self, load: Load) -> list[int]:
+        """Return the cores on which something can start, the idlest first.
+
+        Own threads count against the idle cores, so that all own jobs together never take more.
+        """
+        free = len(load.idle) - self.threads
+        return [core for core in load.idle if core not in self._cores][: max(0, free)]
+
+    def capacity(self, load: Load) -> Capacity:
+        """Return what is left for new placements."""
+        if self.alone or len(load.idle) <= self.threads:
+            return Capacity([], 0, [], {})
+        return Capacity(
+            self.free_cores(load),
+            load.free_memory - self.memory,
+            [gpu for gpu in load.gpus if gpu.index not in self._full],
+            dict(self._gpus),
+        )
+
+
+def _discount(counts: Counter[_Key], keys: Iterable[_Key]) -> None:
+    """Subtract one for each key and drop keys that reach zero."""
+    for key in keys:
+        counts[key] -= 1
+        if not counts[key]:
+            del counts[key]
+
+
+@dataclass
+class Capacity:
+    """Idle and unreserved cores, memory and GPUs; every placement reduces it."""
+
+    cores: list[int]
+    memory: int
+    gpus: list[Gpu]
+    on_gpu: dict[int, _OnGpu]
+    _known: dict[tuple[int, int], bool] = field(default_factory=dict)
+
+    def fits(self, request: Request) -> bool:
+        """Whether a request can start beside the others."""
+        return (
+            request.threads <= len(self.cores)
+            and request.memory <= self.memory
+            and not request.alone
+            and (not request.gpu or self._has_gpu(request))
+        )
+
+    def take(self, request: Request) -> Placement:
+        """Place a request that fits on the first cores and the least crowded GPU."""
+        gpu = None
+        if request.gpu:
+            fitting = (gpu for gpu in self.gpus if self._fits_on(gpu, request))
+            gpu = min(fitting, key=self._crowd)
+            on_gpu = self.on_gpu.get(gpu.index, _EMPTY).with_(request)
+            self.on_gpu[gpu.index] = on_gpu
+            self._known.clear()
+            if on_gpu.is_full:
+                self.gpus.remove(gpu)
+        placement = placed(request, self.cores, gpu)
+        del self.cores[: request.threads]
+        self.memory -= request.memory
+        return placement
+
+    def _has_gpu(self, request: Request) -> bool:
+        kind = request.gpu_memory, request.jobs_per_gpu
+        if kind not in self._known:
+            self._known[kind] = any(self._fits_on(gpu, request) for gpu in self.gpus)
+        return self._known[kind]
+
+    def _fits_on(self, gpu: Gpu, request: Request) -> bool:
+        on_gpu = self.on_gpu.get(gpu.index, _EMPTY)
+        most = min((request.jobs_per_gpu, *on_gpu.allowed))
+        return len(on_gpu.allowed) < most and request.gpu_memory <= usable(gpu) - on_gpu.memory
+
+    def _crowd(self, gpu: Gpu) -> tuple[int, int, int]:
+        """Order GPUs by their number of jobs, then by the memory that is left."""
+        on_gpu = self.on_gpu.get(gpu.index, _EMPTY)
+        return len(on_gpu.allowed), on_gpu.memory - usable(gpu), gpu.index
+
+
+def usable(gpu: Gpu) -> int:
+    """Return the bytes of a GPU that all jobs of this run may use together."""
+    return gpu.free + gpu.own
+
+
+def placed(request: Request, cores: Sequence[int], gpu: Gpu | None) -> Placement:
+    """Return the placement of a request on the first of these cores and on a GPU."""
+    return Placement(
+        request.jobs or (request.job_id,),
+        tuple(cores[: request.threads]),
+        request.threads,
+        None if gpu is None else gpu.index,
+        request.memory,
+        request.trainer,
+        alone=request.alone,
+        gpu_memory=request.gpu_memory,
+        jobs_per_gpu=request.jobs_per_gpu,
+    )

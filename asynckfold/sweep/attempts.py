@@ -1,0 +1,232 @@
+"""Attempts, from their numbers to their outcomes: a result, a retry or an interruption."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Protocol
+
+from asynckfold.engines.engine import Answer
+from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
+from asynckfold.jobs.messages import Noted, RetryableFailure, RunEvent, Started, Task
+from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.result import FAILED, Result, job_by_id
+from asynckfold.scheduling.retries import decide
+from asynckfold.store import Placed, RunStore
+from asynckfold.sweep.pending import PendingJobs
+from asynckfold.sweep.running import Running, RunningJobs
+from asynckfold.system.files import remove
+from asynckfold.system.units import gibibytes
+
+Finish = Callable[[Result], Result]
+
+
+class SweepObserver(Protocol):
+    """Follows a sweep: a display, or a test."""
+
+    def placed(self, placement: Placement) -> None:
+        """A placement starts."""
+        ...
+
+    def heard(self, event: RunEvent) -> None:
+        """A worker or the sweep reported an event."""
+        ...
+
+    def ended(self, result: Result) -> None:
+        """A result is durable."""
+        ...
+
+    def ticked(self, load: Load) -> None:
+        """The load was read."""
+        ...
+
+
+class Attempts:
+    """Records the attempts of a sweep and decides on retries."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        pending: PendingJobs,
+        running: RunningJobs,
+        finish: Finish,
+        observer: SweepObserver,
+    ) -> None:
+        self._store = store
+        self._pending = pending
+        self._running = running
+        self._finish = finish
+        self._observer = observer
+        self._jobs = job_by_id(store.reader.plan)
+        self._history: dict[str, list[str]] = {}
+        self._recorded: list[Result] = []
+        self._outdated: list[str] = []
+        self._leaving = False
+
+    def start(self, placement: Placement) -> list[Task]:
+        """Number the attempts of a placement; durable before a worker hears of them."""
+        tasks, waits = [], self._pending.waits_of(placement)
+        for name in placement.jobs:
+            number = self._store.start_attempt(
+                name,
+                placement.cores,
+                placement.threads,
+                _device(placement),
+                self._pending.expected_seconds(name),
+                Placed(placement.memory, waits[name]),
+            )
+            tasks.append(
+                Task(self._jobs[name], number, tuple(self._store.reader.checkpoints(name)))
+            )
+        return tasks
+
+    def note_begun(self, event: Started) -> None:
+        """Record that a worker has started a job."""
+        at = None
+        if item := self._running.holding(event.job_id):
+            item.begun.add(event.job_id)
+            at = item.started if item.placement.is_job_batch else None
+        self._store.started(event.job_id, event.attempt, event.pid, at)
+
+    def note(self, event: Noted) -> None:
+        """Record an event and pass it on."""
+        self._store.event(event.kind, event.text, event.job_id)
+        self._observer.heard(event)
+
+    def outdate(self, checkpoints: Sequence[str]) -> None:
+        """Remove checkpoints once their successors are durable."""
+        self._outdated += checkpoints
+
+    def end(self, future: Future[Answer]) -> None:
+        """Record the outcome of a placement; raise if it concerns the whole sweep."""
+        item = self._running.pop(future)
+        error = future.exception()
+        if error is None:
+            answer = future.result()
+            for task, found in zip(item.tasks, answer.results, strict=True):
+                if task.job.id not in item.ended:
+                    self._take_result(task, found, item, answer)
+        left = [task for task in item.tasks if task.job.id not in item.ended]
+        for task in left if error is not None else ():
+            if isinstance(error, WorkerDiedError):
+                if item.begun and task.job.id not in item.begun:
+                    # In a batch of short jobs, only the job in progress is responsible.
+                    self._store.end_attempt(task.job.id, task.attempt, "interrupted")
+                    continue
+                result = _failed(task, str(error), str(error))
+                self._retry_or_fail(task, error.outcome, result, item, error.pid, error.peak_memory)
+            elif isinstance(error, UnpackError):
+                self._record(_failed(task, error.line, error.trace), item, 0, 0)
+            else:
+                with contextlib.suppress(StorageError):
+                    self._store.end_attempt(task.job.id, task.attempt, "io", error=str(error))
+        if error is not None and not isinstance(error, (WorkerDiedError, UnpackError)):
+            raise error
+        # A foreign SIGTERM stopped the worker, or it did not reach all jobs of a batch.
+        if not self._leaving:
+            self._pending.add_again(item.placement)
+
+    def end_early(self, result: Result) -> None:
+        """Record the result of one job while others of its placement go on."""
+        if item := self._running.holding(result.job_id):
+            self._record(result, item, result.pid, result.peak_memory)
+            item.ended.add(result.job_id)
+            if item.placement.is_job_batch:
+                item.started = self._store.now()
+
+    def _take_result(self, task: Task, found: Any, item: Running, answer: Answer) -> None:
+        if found is None:
+            pid = answer.pid if not item.begun or task.job.id in item.begun else 0
+            self._store.end_attempt(task.job.id, task.attempt, "interrupted", pid=pid)
+        elif isinstance(found, RetryableFailure):
+            self._retry_or_fail(
+                task, found.outcome, found.result, item, answer.pid, answer.peak_memory
+            )
+        else:
+            self._record(found, item, answer.pid, answer.peak_memory)
+
+    def _record(self, result: Result, item: Running, pid: int, peak: int) -> None:
+        complete = replace(
+            self._finish(result),
+            pid=pid,
+            peak_memory=peak,
+            cores=item.placement.cores,
+            threads=item.placement.threads,
+            device=_device(item.placement),
+            started=item.started,
+            ended=self._store.now(),
+        )
+        self._pending.finish(result.job_id)
+        if self._store.record(complete):
+            self._recorded.append(complete)
+
+    def _retry_or_fail(
+        self, task: Task, outcome: str, result: Result, item: Running, pid: int, peak: int
+    ) -> None:
+        """Retry the job, or record `result`, as `decide` says."""
+        name, number = task.job.id, task.attempt
+        if self._leaving:
+            # The sweep itself may have killed a worker that did not stop in time.
+            self._store.end_attempt(name, number, "interrupted", pid=pid, error=result.error)
+            return
+        history = self._history.setdefault(name, [])
+        retry = decide(history, outcome)
+        history.append(outcome)
+        told = f"attempt {number}: {result.error}"
+        if retry is not None:
+            self._store.end_attempt(name, number, outcome, pid=pid, error=result.error)
+            self._pending.pause(name, retry, f"its pause after attempt {number} ({outcome})")
+            when = "alone on the machine" if retry.alone else f"in {retry.after_s:g} s"
+            kind = "oom_retry" if outcome == "oom" else outcome
+            self.note(Noted(name, kind, f"{told}; retried {when}"))
+            return
+        self._store.event(outcome, told, name)
+        account = f"{len(history)} attempts: {', '.join(history)}"
+        if outcome == "oom":
+            account += f"; peak memory {gibibytes(peak)}, the last time alone on the machine"
+        # A worker that died does not report how long it trained.
+        together = self._pending.group_size(name)
+        seconds = result.fit_seconds or self._seconds_of(name) / together
+        result = replace(result, fit_seconds=seconds, error=f"{result.error} ({account})")
+        self._record(result, item, pid, peak)
+
+    def _seconds_of(self, job_id: str) -> float:
+        """Return the seconds of all attempts at a job, until now where one still runs."""
+        now = self._store.now()
+        return math.fsum(
+            (now if item.ended is None else item.ended) - item.started
+            for item in self._store.reader.attempts()
+            if item.job_id == job_id
+        )
+
+    def acknowledge(self) -> None:
+        """After a commit: report durable results and remove outdated checkpoints."""
+        if self._leaving:
+            # A refused commit has rolled back what was recorded since the one before.
+            kept = self._store.reader.finished()
+            self._recorded = [result for result in self._recorded if result.job_id in kept]
+            self._outdated = []
+        while self._recorded:
+            self._observer.ended(self._recorded.pop(0))
+        while self._outdated:
+            remove(self._store.root / self._outdated.pop())
+
+    def forget(self) -> None:
+        """Drop what is not durable."""
+        self._store.file.roll_back()
+        self._recorded, self._outdated = [], []
+
+    def leave(self) -> None:
+        """From now on, dead workers are no reason for a retry."""
+        self._leaving = True
+
+
+def _failed(task: Task, line: str, trace: str) -> Result:
+    return Result(task.job.id, task.attempt, FAILED, error=line, traceback=trace)
+
+
+def _device(placement: Placement) -> str:
+    return "cpu" if placement.gpu is None else f"cuda:{placement.gpu}"

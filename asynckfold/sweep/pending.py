@@ -1,0 +1,138 @@
+"""The jobs that wait: in the backlog for a placement, or in a pause before a retry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+from asynckfold.jobs.placement import Load, Placement, Request, Wait, fused
+from asynckfold.jobs.plan import Plan
+from asynckfold.scheduling.backlog import Backlog
+from asynckfold.scheduling.place import place
+from asynckfold.scheduling.reservations import Reservations
+from asynckfold.scheduling.retries import Retry
+from asynckfold.scheduling.wait_reasons import Obstacle, Waits
+
+
+@dataclass(frozen=True)
+class _Pause:
+    """The pause before a retry: its start and end on the clock, and its reason."""
+
+    since: float
+    due: float
+    text: str
+
+
+class PendingJobs:
+    """The jobs that have no result and do not run.
+
+    Jobs are placed in units: a single job, or a fusion group, named by its first job.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        finished: Collection[str],
+        requests: Mapping[str, Request],
+        clock: Callable[[], float],
+    ) -> None:
+        self._clock = clock
+        self._requests = dict(requests)
+        self._groups = {name: group for group in plan.groups for name in group}
+        self._left = {job.id: None for job in plan.jobs if job.id not in finished}
+        self._backlog = Backlog()
+        self._waits = Waits()
+        self._pauses: dict[str, _Pause] = {}
+        for unit in dict.fromkeys(map(self._unit, self._left)):
+            self._add(unit)
+
+    def __bool__(self) -> bool:
+        return bool(self._backlog or self._pauses)
+
+    @property
+    def can_start(self) -> bool:
+        """Whether any job is in the backlog, not only in pauses."""
+        return bool(self._backlog)
+
+    def group_size(self, job_id: str) -> int:
+        """Return how many jobs are trained together with a job, itself included."""
+        return len(self._groups.get(job_id, (job_id,)))
+
+    def expected_seconds(self, job_id: str) -> float:
+        """Return the expected duration of a job, or of its group."""
+        return self._request(self._unit(job_id)).seconds
+
+    def place(self, reservations: Reservations, load: Load) -> list[Placement]:
+        """Take the jobs that start now out of the backlog, and reserve their placements."""
+        found = []
+        for placement in place(self._backlog, reservations, load):
+            request = self._backlog.remove(self._unit(placement.jobs[0]))
+            found.append((request, placement))
+        placed = [self._backlog.extend(*pair, len(load.cores)) for pair in found]
+        for placement in placed:
+            reservations.add(placement)
+        return placed
+
+    def waits_of(self, placement: Placement) -> dict[str, tuple[Wait, ...]]:
+        """Return, once, what each job of a placement that starts now has waited for."""
+        now = self._clock()
+        waits = {unit: self._waits.start(unit, now) for unit in self._units(placement)}
+        return {name: waits[self._unit(name)] for name in placement.jobs}
+
+    def obstacles(
+        self, reservations: Reservations, load: Load
+    ) -> tuple[dict[Obstacle, int], dict[str, int]]:
+        """Return the obstacles of jobs in the backlog, and the number of jobs by reason."""
+        obstacles = self._waits.look(self._backlog, reservations, load, self._clock())
+        jobs = {reason.text: count for reason, count in obstacles.items()}
+        for unit, pause in self._pauses.items():
+            jobs[pause.text] = jobs.get(pause.text, 0) + len(self._left_of(unit))
+        return obstacles, jobs
+
+    def pause(self, job_id: str, retry: Retry, reason: str) -> None:
+        """Keep a job, or its group, out of the backlog until its retry is due."""
+        self._requests[job_id] = replace(self._requests[job_id], alone=retry.alone)
+        now = self._clock()
+        self._pauses[self._unit(job_id)] = _Pause(now, now + retry.after_s, reason)
+
+    def end_pauses(self) -> None:
+        """Return the jobs whose retry is due to the backlog."""
+        now = self._clock()
+        for unit in [unit for unit, pause in self._pauses.items() if pause.due <= now]:
+            pause = self._pauses.pop(unit)
+            self._add(unit, Wait(now - pause.since, "pause", pause.text))
+
+    def next_due(self) -> float:
+        """Return when the next pause ends, on the clock."""
+        return min((pause.due for pause in self._pauses.values()), default=math.inf)
+
+    def finish(self, job_id: str) -> None:
+        """Note that a job has a result."""
+        self._left.pop(job_id, None)
+
+    def add_again(self, placement: Placement) -> None:
+        """Return the jobs of a placement that have no result to the backlog, unless they pause."""
+        for unit in self._units(placement):
+            if self._left_of(unit) and unit not in self._pauses:
+                self._add(unit)
+
+    def _unit(self, job_id: str) -> str:
+        return self._groups.get(job_id, (job_id,))[0]
+
+    def _units(self, placement: Placement) -> list[str]:
+        """Return the units of a placement, several for a batch of short jobs."""
+        return list(dict.fromkeys(map(self._unit, placement.jobs)))
+
+    def _left_of(self, unit: str) -> tuple[str, ...]:
+        return tuple(name for name in self._groups.get(unit, (unit,)) if name in self._left)
+
+    def _request(self, unit: str) -> Request:
+        if unit not in self._groups:
+            return self._requests[unit]
+        return fused([self._requests[name] for name in self._groups[unit]], self._left_of(unit))
+
+    def _add(self, unit: str, *before: Wait) -> None:
+        request = self._request(unit)
+        self._backlog.add(request)
+        self._waits.arrive(request, self._clock(), before)
