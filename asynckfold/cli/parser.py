@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from asynckfold.cli.flags import add_flags, flags, from_folder, groups_of, help_of
+from asynckfold.system import terminal
 
 SUBJECTS = {
     "checkpoints": "their share of a run's time",
@@ -110,7 +111,8 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib import metadata
 
-        parser.exit(message=f"{metadata.version('asynckfold')}\n")
+        terminal.write(f"{metadata.version('asynckfold')}\n")
+        parser.exit()
 
 
 class _HelpAll(argparse.Action):

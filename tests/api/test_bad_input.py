@@ -24,6 +24,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InputError, RunHeldError, RunStore
 from asynckfold.cli import main
+from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
 from tests.leftovers import descendants, shared_memory
 from tests.toy import Tiny, adam, samples
@@ -572,7 +573,7 @@ def _bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     # It only imports torch in the background, and would do so once for every row.
-    monkeypatch.setattr(pools, "start_early", lambda preload, nice: None)
+    monkeypatch.setattr(warm_pool, "start_early", lambda preload, nice: None)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 

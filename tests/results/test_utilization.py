@@ -12,6 +12,7 @@ import pytest
 
 from asynckfold.jobs.cost import Cost
 from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -20,7 +21,6 @@ from asynckfold.planning.workload import Choice
 from asynckfold.results.report.sentences import packing as told
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.utilization import ModelAccount, packing_of
-from asynckfold.scheduling.wait_reasons import Wait
 from asynckfold.store import Placed, RunStore
 from tests.synthetic import FakeClockStore
 

@@ -32,11 +32,11 @@ from asynckfold.errors import AsyncKFoldError, StoreCorruptError
 from asynckfold.jobs.decoding import decoded, parsed
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import CheckpointRef
+from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import folds_fingerprint
 from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.report import page
-from asynckfold.scheduling.wait_reasons import Wait
 from asynckfold.store import Placed, RunStore, Waiting, snapshot
 from asynckfold.store.integrity import checksum
 from asynckfold.store.layout import MOST_PATH, path_problems

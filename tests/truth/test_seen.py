@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 
 from asynckfold import AsyncKFold, CVResults, InputError
 from asynckfold.cli import main
-from asynckfold.engines.pool import close_warm
+from asynckfold.engines.warm_pool import close_warm
 from tests.synthetic import Synthetic, write_run
 from tests.toy import samples
 

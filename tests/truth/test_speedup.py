@@ -244,7 +244,7 @@ def test_the_serial_loop_trains_only_what_the_packed_run_finished(
 
 
 def test_a_run_of_digits_says_which(root: Path) -> None:
-    from asynckfold.cli.sweep_file import data_named
+    from asynckfold.cli.built_in import data_named
     from asynckfold.data.sources import load_source
 
     named = data_named(load_source("digits"))
