@@ -138,7 +138,7 @@ def meant(
     names = tuple(scores.resolve(settings.scoring, found))
     plan = replace(draft, scoring=names, classes=classes).with_objective(found)
     is_told = settings.asked is not None
-    said = scores.told(settings.scoring, found, known, is_told)
+    said = scores.score_notes(settings.scoring, found, known, is_told)
     told = (*notes, *said, *_own_notes(settings, found))
     return plan, tuple(dict.fromkeys(told))
 

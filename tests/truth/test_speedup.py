@@ -21,9 +21,9 @@ from asynckfold import AsyncKFold
 from asynckfold.cli.output import _numbers, result_lines
 from asynckfold.jobs.result import ENDED, Baseline, Result
 from asynckfold.results.cv_results import CVResults
+from asynckfold.results.read import read_results
 from asynckfold.results.report import sentences
 from asynckfold.results.report.page import write_report
-from asynckfold.results.report.summary import read_results
 from asynckfold.results.speedup import speedup_of
 from asynckfold.store import RunStore
 from tests.results.test_cv_results import all_scores, make_results

@@ -23,10 +23,11 @@ from markupsafe import Markup
 
 from asynckfold.jobs.result import Epoch
 from asynckfold.results.cv_results import CVResults
+from asynckfold.results.read import read_results
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts import Chart, draw
 from asynckfold.results.report.sanitize import clean
-from asynckfold.results.report.summary import Summary, read_results, summarize
+from asynckfold.results.report.summary import Summary, summarize
 from asynckfold.store import RunStore
 from asynckfold.system.files import (
     alone,

@@ -22,9 +22,7 @@ from asynckfold.results.report.summary.jobs import Bar
 from asynckfold.results.report.summary.machine import USE_POINTS, Use
 from asynckfold.results.report.summary.run import (
     Summary,
-    read_results,
     summarize,
-    told_refit,
 )
 from asynckfold.results.report.summary.speedup import AccuracyPair
 
@@ -36,7 +34,5 @@ __all__ = [
     "Curve",
     "Summary",
     "Use",
-    "read_results",
     "summarize",
-    "told_refit",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -125,7 +124,6 @@ def _row(
 ) -> CandidateRow:
     scores = candidate.scores
     low, high = candidate.interval(metric, ratio)
-    mean = {clean(name): _over_known(values, np.mean) for name, values in scores.items()}
     return CandidateRow(
         name=f"{clean(candidate.model)}/{clean(candidate.lr_schedule)}",
         model=clean(candidate.model),
@@ -135,20 +133,15 @@ def _row(
         folds_done=candidate.done,
         folds=candidate.planned,
         scores={clean(name): tuple(values.tolist()) for name, values in scores.items()},
-        mean=mean,
-        std={clean(name): _over_known(values, np.std) for name, values in scores.items()},
+        mean={clean(name): candidate.mean(name) for name in scores},
+        std={clean(name): candidate.std(name) for name in scores},
         ci_low=low,
         ci_high=high,
-        fit_seconds=_over_known(candidate.fit_seconds, np.mean) * candidate.planned,
+        fit_seconds=candidate.total_fit_seconds,
         curves=_curves(results),
         confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
         class_accuracy=None if confusion is None else class_accuracy(confusion, n_classes),
     )
-
-
-def _over_known(values: npt.NDArray[np.float64], measure: Any) -> float:
-    known = values[~np.isnan(values)]
-    return float(measure(known)) if known.size else float("nan")
 
 
 def _curves(results: Sequence[Result]) -> tuple[Curve, ...]:

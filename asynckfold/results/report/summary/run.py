@@ -10,6 +10,7 @@ from asynckfold.jobs import reproducibility
 from asynckfold.jobs.result import job_by_id
 from asynckfold.results.confusion import count_classes
 from asynckfold.results.cv_results import CVResults
+from asynckfold.results.read import read_results, refit_note
 from asynckfold.results.report.baseline_curves import Race, races
 from asynckfold.results.report.sanitize import clean, flat, plain_data, shown
 from asynckfold.results.report.summary.candidates import (
@@ -107,26 +108,6 @@ class Summary:
         return dict(plain_data(self))
 
 
-def read_results(store: RunStore) -> CVResults:
-    """Return the results of a run on disk, complete or not."""
-    folds, targets = store.splits()
-    return CVResults(
-        plan=store.plan,
-        folds=folds,
-        n_samples=len(targets),
-        results=store.results_on(folds),
-        seconds=store.packed_seconds(),
-        baseline=store.baseline,
-        root_dir=store.root,
-        bit_identity=reproducibility.claim(store.plan, store.software()),
-    )
-
-
-def told_refit(store: RunStore) -> str:
-    """Return what became of training the best candidate on all samples; ``""`` where it was not."""
-    return next((item.text for item in reversed(store.events()) if item.kind == "refit"), "")
-
-
 _UNSHOWN = ("cli", "command", "folder", "decision")
 """Of what a run knows about itself: shown elsewhere, or the reader's business on no machine."""
 
@@ -191,5 +172,5 @@ def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
         ),
         races=races(found),
         averaged=averaged(found),
-        refit=clean(told_refit(store), 4096),
+        refit=clean(refit_note(store), 4096),
     )
