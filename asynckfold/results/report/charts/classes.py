@@ -1,4 +1,4 @@
-"""The figures of the classes: accuracy of each, and which is taken for which."""
+"""Accuracy of each class, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 
@@ -52,13 +53,13 @@ def draw_classes(summary: Summary) -> Chart | None:
 def _class_rows(
     rows: Sequence[CandidateRow], races: Sequence[Race]
 ) -> list[tuple[str, Sequence[float]]]:
-    """Name the rows: each candidate, and below it what one process made of it, where known."""
-    alone = {race.candidate: race.class_accuracy for race in races}
+    """Return a labelled row per candidate, and below it one per serial baseline of it."""
+    serial = {race.candidate: race.class_accuracy for race in races}
     found: list[tuple[str, Sequence[float]]] = []
     for row in rows:
         found.append((plotted(row.name), row.class_accuracy or ()))
-        if row.name in alone:
-            found.append((f"{plotted(row.name, 16)}, one process", alone[row.name]))
+        if row.name in serial:
+            found.append((f"{plotted(row.name, 16)}, one process", serial[row.name]))
     return found
 
 
@@ -74,7 +75,7 @@ def _classes_title(summary: Summary, row: CandidateRow) -> str:
     )
 
 
-def _hardest_columns(table: np.ndarray[Any, np.dtype[np.float64]]) -> list[int]:
+def _hardest_columns(table: npt.NDArray[np.float64]) -> list[int]:
     if table.shape[1] <= SHOWN:
         return list(range(table.shape[1]))
     worst = np.argsort(np.nan_to_num(table[0], nan=2.0), kind="stable")[:SHOWN]
@@ -97,14 +98,12 @@ def _write_cells(
     axes: Axes, table: Any, image: Any, written: Callable[[float], str], size: float = 8
 ) -> None:
     for (row, column), value in np.ndenumerate(table):
-        if np.isfinite(value):
-            shade = float(image.norm(image.get_array()[row, column]))
-            colour = "white" if shade > 0.6 else INK
-            text = written(float(value))
-            cell = axes.text(
-                column, row, text, ha="center", va="center", color=colour, fontsize=size
-            )
-            cell.set_in_layout(False)
+        if not np.isfinite(value):
+            continue
+        shade = float(image.norm(image.get_array()[row, column]))
+        colour = "white" if shade > 0.6 else INK
+        place: Any = {"ha": "center", "va": "center", "color": colour, "fontsize": size}
+        axes.text(column, row, written(float(value)), **place).set_in_layout(False)
 
 
 @styled
@@ -113,8 +112,9 @@ def draw_confusion(summary: Summary) -> Chart | None:
     row = next((row for row in summary.candidates if row.confusion is not None), None)
     if row is None or row.confusion is None:
         return None
-    title = _confusion_title(summary, row)
     counts = np.array(row.confusion)
+    repeated = bool(counts.sum() > summary.facts.samples)
+    title = _confusion_title(summary, row, counts, repeated)
     size = len(counts)
     inches = float(np.clip(1.6 + 0.42 * size, 3.2, 7.6))
     figure = new_figure(inches, title)
@@ -124,41 +124,31 @@ def draw_confusion(summary: Summary) -> Chart | None:
     colorbar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.04)
     colorbar.set_label("share of the true class")
     colorbar.outline.set_visible(False)
-    _confusion_labels(axes, summary.class_names)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    if size <= SHOWN:
+        _class_ticks(axes, summary.class_names)
+        axes.set_yticks(range(size), [plotted(name, 16) for name in summary.class_names])
     if size <= 20:
         cells = np.where(counts > 0, counts, np.nan)
         _write_cells(axes, cells, image, lambda value: f"{value:.0f}", 8 if size < 13 else 6.5)
     _no_frame(axes)
     alt = (
-        f"Rows are true classes, columns what {row.name} says, counted over held-out samples"
-        f"{', each once a repeat' if _counts_repeats(summary, row) else ''}."
+        f"Rows are true classes, columns what {row.name} predicts, counted over held-out samples"
+        f"{', each once a repeat' if repeated else ''}."
     )
     return chart_of("confusion", title, alt, figure)
 
 
-def _confusion_labels(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_xlabel("class that the model says")
-    axes.set_ylabel("true class")
-    if len(names) <= SHOWN:
-        _class_ticks(axes, names)
-        axes.set_yticks(range(len(names)), [plotted(name, 16) for name in names])
-
-
-def _counts_repeats(summary: Summary, row: CandidateRow) -> bool:
-    """Whether samples are counted more than once, each time by what another model said."""
-    assert row.confusion is not None
-    return sum(map(sum, row.confusion)) > summary.facts.samples
-
-
-def _confusion_title(summary: Summary, row: CandidateRow) -> str:
-    assert row.confusion is not None
-    found = sentences.worst_confusion(row.confusion)
+def _confusion_title(
+    summary: Summary, row: CandidateRow, counts: npt.NDArray[np.int64], repeated: bool
+) -> str:
+    found = sentences.worst_confusion(counts.tolist())
     if found is None:
         return f"{plotted(row.name)} confuses no classes"
     true, said, count = found
     names = [plotted(name, 20) for name in summary.class_names]
-    total = sum(row.confusion[true])
     return (
         f"{plotted(row.name)} most often takes {names[true]} for {names[said]}: "
-        f"{count} of {total} {'predictions' if _counts_repeats(summary, row) else 'samples'}"
+        f"{count} of {counts[true].sum()} {'predictions' if repeated else 'samples'}"
     )

@@ -1,15 +1,18 @@
-"""The figure of the learning curves: losses and accuracy over the epochs."""
+"""Learning curves over epochs, and over time of several processes against one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from asynckfold.results.report import sentences
+from asynckfold.results.report.baseline_curves import Line, Race
 from asynckfold.results.report.charts.style import (
+    COLOURS,
     OTHERS,
     Chart,
     chart_of,
@@ -17,8 +20,11 @@ from asynckfold.results.report.charts.style import (
     log_axis,
     name_candidates,
     new_figure,
+    plotted,
     styled,
+    time_unit,
 )
+from asynckfold.results.report.sentences import duration, number
 from asynckfold.results.report.summary import CandidateRow, Curve, Summary
 
 _MEASURES = {"train_loss": "train loss", "valid_loss": "valid loss", "accuracy": "accuracy"}
@@ -52,7 +58,7 @@ def _curves_title(row: CandidateRow) -> str:
         return f"{row.name} has no finite validation loss on every fold"
     epoch = losses.index(min(losses)) + 1
     if len(losses) == 1:
-        return f"{row.name} reaches a validation loss of {sentences.number(losses[0])} in one epoch"
+        return f"{row.name} reaches a validation loss of {number(losses[0])} in one epoch"
     if epoch == len(losses):
         return f"{row.name}: validation loss is lowest at the last epoch, more may help"
     return f"{row.name}: validation loss is lowest at epoch {epoch} of {len(losses)}"
@@ -79,15 +85,12 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
     if colour != OTHERS:
         for line in curve.folds:
             axes.plot(range(1, len(line) + 1), line, color=colour, linewidth=0.6, alpha=0.3)
-    marker = "o" if len(curve.mean) <= 12 else ""
-    axes.plot(
-        range(1, len(curve.mean) + 1),
-        curve.mean,
-        color=colour,
-        marker=marker,
-        markersize=3.5,
-        linewidth=1.8 if colour != OTHERS else 0.9,
-    )
+    width = 1.8 if colour != OTHERS else 0.9
+    _draw_mean(axes, range(1, len(curve.mean) + 1), curve.mean, color=colour, linewidth=width)
+
+
+def _draw_mean(axes: Axes, places: Sequence[float], values: Sequence[float], **style: Any) -> None:
+    axes.plot(places, values, marker="o" if len(values) <= 12 else "", markersize=3.5, **style)
 
 
 def _limit_to_complete(axes: Axes, rows: Sequence[CandidateRow], measure: str) -> None:
@@ -104,3 +107,68 @@ def _limit_to_complete(axes: Axes, rows: Sequence[CandidateRow], measure: str) -
         return
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.05
     axes.set_ylim(low - margin, high + margin)
+
+
+@styled
+def draw_race(summary: Summary) -> Chart | None:
+    """Draw the training loss over wall time, of several processes and of one."""
+    if not summary.races:
+        return None
+    shown = summary.races[: len(COLOURS)]
+    first = shown[0]
+    disturbance = "" if summary.speedup is None else summary.speedup.disturbance
+    title = f"Times not compared: {disturbance}" if disturbance else _race_title(first)
+    figure = new_figure(3.6, title)
+    axes = figure.subplots()
+    colours = colours_of(summary)
+    lines = [line for race in shown for line in (race.several, race.one)]
+    divisor, unit = time_unit(max(line[-1][0] for line in lines))
+    for race in shown:
+        for line, style in ((race.one, (0, (4, 3))), (race.several, "-")):
+            seconds, losses = zip(*line, strict=True)
+            colour = colours[race.candidate]
+            times = [moment / divisor for moment in seconds]
+            _draw_mean(axes, times, losses, color=colour, linestyle=style, linewidth=1.8)
+    known = [loss for line in lines for _, loss in line if loss > 0]
+    if known and max(known) > 20 * min(known):
+        log_axis(axes, decades=math.log10(max(known) / min(known)))
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"{unit} of training")
+    axes.grid(axis="y")
+    threads = sentences.plural(first.threads, "thread")
+    note = f"solid: {first.processes} processes; dashed: the serial loop, one process, {threads}"
+    axes.set_title(f"train loss; {note}", loc="left")
+    name_candidates(figure, summary, [race.candidate for race in shown], lines=True)
+    alt = "; ".join(
+        f"{race.candidate}: loss {number(race.several[-1][1])} after "
+        f"{duration(race.several[-1][0])}, one process {number(race.one[-1][1])} "
+        f"after {duration(race.one[-1][0])}"
+        for race in shown
+    )
+    return chart_of("race", title, alt, figure)
+
+
+def _race_title(race: Race) -> str:
+    """Say when the processes reached the final loss of one process."""
+    end, goal = race.one[-1]
+    reached = _reached(race.several, goal)
+    name = plotted(race.candidate)
+    if reached is None:
+        return (
+            f"{name}: {race.processes} processes end at a training loss of "
+            f"{number(race.several[-1][1])} in {duration(race.several[-1][0])}, "
+            f"one at {number(goal)} in {duration(end)}"
+        )
+    return (
+        f"{name}: {race.processes} processes reach the final training loss of one in "
+        f"{duration(reached)} instead of {duration(end)}"
+    )
+
+
+def _reached(line: Line, goal: float) -> float | None:
+    """Return the end of the first epoch whose loss is at most `goal`.
+
+    >>> _reached(((1.0, 0.5), (2.0, 0.25)), 0.3), _reached(((1.0, 0.5),), 0.3)
+    (2.0, None)
+    """
+    return next((seconds for seconds, loss in line if loss <= goal), None)

@@ -1,4 +1,4 @@
-"""The figure of the scores: folds, and mean ± std, of each candidate."""
+"""Scores of each candidate: its folds, and mean ± std."""
 
 from __future__ import annotations
 

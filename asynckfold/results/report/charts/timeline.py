@@ -1,4 +1,4 @@
-"""The Gantt chart: which job ran on which core when."""
+"""Wall time: CPU use, jobs by core, and the speedup."""
 
 from __future__ import annotations
 
@@ -6,20 +6,71 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts.style import (
+    COLOURS,
+    FAINT,
+    OTHERS,
     Chart,
     chart_of,
     colours_of,
     name_candidates,
     new_figure,
+    plotted,
     styled,
     time_unit,
 )
-from asynckfold.results.report.summary import Bar, Summary
+from asynckfold.results.report.summary import Bar, Summary, Use
+
+
+@styled
+def draw_use(summary: Summary) -> Chart | None:
+    """Draw the cores in use over time, serial above packed, on one time axis."""
+    found = {use.phase: use for use in summary.use}
+    if not found:
+        return None
+    title = _use_title(found)
+    figure = new_figure(4.3, title)
+    panels = figure.subplots(2, 1, sharex=True)
+    longest = max(use.seconds[-1] for use in summary.use)
+    divisor, unit = time_unit(longest)
+    for axes, phase, colour in zip(panels, ("serial", "packed"), (FAINT, COLOURS[0]), strict=True):
+        _draw_phase(axes, phase, found.get(phase), divisor, colour)
+    panels[1].set_xlabel(f"{unit} since the phase began")
+    panels[1].set_xlim(0, max(longest / divisor * 1.01, 1e-3))
+    alt = "; ".join(f"{use.phase}: {_cpu_use(use)}" for use in summary.use)
+    return chart_of("use", title, alt, figure)
+
+
+def _use_title(found: dict[str, Use]) -> str:
+    phase = "packed" if "packed" in found else next(iter(found))
+    return f"CPU use{'' if phase == 'packed' else ', serial'}: {_cpu_use(found[phase])}"
+
+
+def _cpu_use(use: Use) -> str:
+    return sentences.cpu_use(use.mean_own, use.mean_used, use.cores)
+
+
+def _draw_phase(axes: Axes, phase: str, use: Use | None, divisor: float, colour: str) -> None:
+    axes.set_ylabel("cores")
+    if use is None:
+        axes.set_title(phase, loc="left")
+        text = f"no CPU samples of the {phase} run"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=FAINT)
+        axes.set_yticks([])
+        return
+    seconds = np.array(use.seconds) / divisor
+    axes.fill_between(seconds, use.own, color=colour, alpha=0.35, linewidth=0, label="this run")
+    axes.plot(seconds, use.used, color=colour, linewidth=1.3, label="everyone")
+    axes.axhline(use.cores, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.set_ylim(0, use.cores * 1.08)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, min_n_ticks=1))
+    axes.grid(axis="y")
+    axes.set_title(f"{phase}: {_cpu_use(use)}; filled: this run, line: everyone", loc="left")
 
 
 @styled
@@ -66,10 +117,8 @@ def _gantt_title(summary: Summary, lanes: Sequence[tuple[str, Sequence[Bar]]]) -
 
 
 def _covered(bars: Sequence[Bar]) -> float:
-    """Return the seconds in which there is a bar: jobs that are trained as one share theirs.
+    """Return the seconds covered by bars; those of a fusion group overlap.
 
-    Examples
-    --------
     >>> from dataclasses import replace
     >>> bar = Bar("a", "A", 1, (0,), "cpu", 1.0, 3.0, "ok", "", 2.0, None, None, ())
     >>> _covered([bar, bar, replace(bar, start=2.0, end=5.0), replace(bar, start=7.0, end=8.0)])
@@ -83,7 +132,7 @@ def _covered(bars: Sequence[Bar]) -> float:
 
 
 def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
-    """Group attempts by core; those without a core of their own go to the first free row."""
+    """Group attempts by core; unpinned ones go to the first free row."""
     cores: dict[int, list[Bar]] = {}
     rows: list[list[Bar]] = []
     for bar in bars:
@@ -93,15 +142,14 @@ def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
         if not bar.cores:
             free = next((row for row in rows if row[-1].end <= bar.start), None)
             if free is None:
-                rows.append([bar])
-            else:
-                free.append(bar)
+                rows.append(free := [])
+            free.append(bar)
     pinned = [(f"core {core}", cores[core]) for core in sorted(cores)]
     return pinned + [(f"unpinned {number}", row) for number, row in enumerate(rows, 1)]
 
 
 def _pieces(bar: Bar) -> list[Bar]:
-    """Divide an attempt where it went on with other cores."""
+    """Split an attempt at changes of its cores."""
     starts = [(bar.start, bar.cores), *bar.changes]
     ends = [*(at for at, _ in bar.changes), bar.end]
     return [
@@ -131,3 +179,31 @@ def _draw_lane(
             alpha=1 if good else 0.6,
         )
         drawn.set_in_layout(False)
+
+
+@styled
+def draw_speedup(summary: Summary) -> Chart | None:
+    """Draw serial against packed seconds, if there is a speedup or an estimate."""
+    found = summary.speedup
+    if found is None or found.why_not or found.serial_seconds is None:
+        return None
+    title = sentences.speed(summary)
+    figure = new_figure(1.75, title)
+    axes = figure.subplots()
+    divisor, unit = time_unit(max(found.serial_seconds, found.packed_seconds))
+    values = [found.serial_seconds / divisor, found.packed_seconds / divisor]
+    bars = axes.barh([0, 1], values, height=0.62, color=[OTHERS, COLOURS[0]])
+    if found.kind != "measured":
+        bars[0].set_hatch("////")
+        bars[0].set_edgecolor("white")
+    axes.bar_label(
+        bars,
+        [sentences.duration(found.serial_seconds), sentences.duration(found.packed_seconds)],
+        padding=5,
+    )
+    axes.set_yticks([0, 1], [f"serial ({plotted(found.kind)})", "packed"])
+    axes.set_ylim(1.5, -0.5)
+    axes.set_xlim(0, 1.16 * max(values))
+    axes.set_xlabel(f"{unit} of wall time")
+    axes.tick_params(axis="y", length=0)
+    return chart_of("speedup", title, "Shorter is better.", figure)
