@@ -18,31 +18,16 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One model × LR schedule over all its folds.
-
-    Parameters
-    ----------
-    model, lr_schedule : str
-        Names.
-    scores : Mapping of str to ndarray of shape (n_folds,)
-        By metric; NaN for folds without a score.
-    fit_seconds, score_seconds : ndarray of shape (n_folds,)
-        NaN for pending folds.
-    done, planned : int
-        Folds.
-    status : str
-        ``"done"`` if complete, else the worst status of a fold: ``"failed"``, ``"diverged"``,
-        ``"cancelled"`` or ``"pending"``.
-    """
+    """One model × LR schedule over all its folds."""
 
     model: str
     lr_schedule: str
-    scores: Mapping[str, Floats]
-    fit_seconds: Floats
+    scores: Mapping[str, Floats]  # by metric, one per fold; NaN without a score
+    fit_seconds: Floats  # one per fold; NaN if pending
     score_seconds: Floats
-    done: int
+    done: int  # folds
     planned: int
-    status: str
+    status: str  # "done" if complete, else the worst: failed, diverged, cancelled, pending
 
     @property
     def name(self) -> str:

@@ -14,33 +14,16 @@ from asynckfold.store import RunStore
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common.
+    """What two runs have in common."""
 
-    Parameters
-    ----------
-    identical : bool
-        Whether both runs are complete, with equal plans and results.
-    plan, results : str
-        First difference of the plans, and of the results in the order of the first run's plan;
-        empty if they are equal.
-    equal_jobs, jobs : int
-        Jobs with equal results, and all jobs that either run plans.
-    fingerprints : tuple of str
-        Of both runs.
-    software : tuple of str
-        Differences of the software at the start that may change bits.
-    claims : tuple of Claim
-        Whether each run is reproducible bit for bit.
-    """
-
-    identical: bool
-    plan: str
-    results: str
+    identical: bool  # both complete, with equal plans and results
+    plan: str  # first difference of the plans; empty if they are equal
+    results: str  # first difference of the results, in the order of the first run's plan
     equal_jobs: int
-    jobs: int
+    jobs: int  # that either run plans
     fingerprints: tuple[str, str]
-    software: tuple[str, ...]
-    claims: tuple[Claim, Claim]
+    software: tuple[str, ...]  # differences at the start that may change bits
+    claims: tuple[Claim, Claim]  # whether each run is reproducible bit for bit
 
 
 def compare_runs(first: RunStore, second: RunStore) -> Comparison:

@@ -18,18 +18,9 @@ Counts = npt.NDArray[np.int64]
 def count_classes(found: CVResults, targets: npt.NDArray[Any]) -> dict[str, Counts]:
     """Return a confusion matrix for each candidate that has outputs.
 
-    Parameters
-    ----------
-    found : CVResults
-        Complete or not.
-    targets : ndarray of shape (n_samples,) or (n_samples, 1)
-        True classes as in training; targets of any other shape are not counted.
-
-    Returns
-    -------
-    dict of str to ndarray of shape (n, n)
-        A row per true class, a column per predicted class. All are of one size: the classes, or
-        the outputs of models that have more.
+    A row per true class, a column per predicted class; all of one size: the classes, or the outputs
+    of models that have more. Targets are those of training; only shapes (n_samples,) and
+    (n_samples, 1) are counted.
     """
     classes = len(found.plan.classes)
     is_column = targets.size == len(targets) and found.plan.objective_of("").kind == BINARY

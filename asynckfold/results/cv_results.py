@@ -75,12 +75,7 @@ class CVResults:
 
     @property
     def cv_results_(self) -> dict[str, Any]:
-        """Scores and times with scikit-learn's keys, one entry per candidate.
-
-        ``params``, ``param_model``, ``param_scheduler``, ``split0_test_accuracy``, …,
-        ``mean_test_accuracy``, ``std_test_accuracy``, ``rank_test_accuracy``, ``mean_fit_time``,
-        ``std_fit_time``, ``mean_score_time``, ``std_score_time``.
-        """
+        """Scores and times under scikit-learn's keys (``mean_test_accuracy``), by candidate."""
         return tables.score_table(self.candidates, self.plan.scoring)
 
     @property
@@ -90,13 +85,7 @@ class CVResults:
 
     @property
     def best_index_(self) -> int:
-        """Position of the best complete candidate.
-
-        Raises
-        ------
-        ValueError
-            No candidate is complete.
-        """
+        """Position of the best complete candidate; `ValueError` if there is none."""
         if not self.has_best:
             counts = _counts_text(self.counts)
             raise ValueError(f"no candidate has a score on every fold, so none is best; {counts}")
@@ -203,13 +192,7 @@ class CVResults:
 
     @property
     def best_estimator_(self) -> Any:
-        """The best candidate's module, trained on all samples, as in scikit-learn.
-
-        Raises
-        ------
-        InputError
-            There is none: it needs ``refit``.
-        """
+        """The best candidate's module, trained on all samples; needs ``refit``."""
         return self.model(fold="all")
 
     def state_dict(
@@ -271,23 +254,8 @@ class CVResults:
     def ensemble(self, candidate: str | None = None) -> FoldEnsemble:
         """Return the models of all folds and repeats of a candidate as one predictor.
 
-        Parameters
-        ----------
-        candidate : str, optional
-            ``"LeNet5/cosine"``; by default the best.
-
-        Returns
-        -------
-        FoldEnsemble
-            Builds its models at the first prediction.
-
-        Raises
-        ------
-        InputError
-            There is no such candidate, or not all of its folds are done; or these results were read
-            from the run's folder, which stores no models.
-        ValueError
-            No candidate is complete, so none is best.
+        Takes a candidate and raises errors as `model` does; all folds of it must be done. Models
+        are built at the first prediction.
         """
         models, name = _live_models(self), _name_of(self, candidate)
         jobs = done_jobs(self.plan, self.results, name)
@@ -296,17 +264,12 @@ class CVResults:
         return FoldEnsemble(name, self.plan.classes, len(jobs), objective, ask, models.transform)
 
     def on_all_samples(self, candidate: str | None = None) -> CVResults:
-        """Return the results of training a candidate on all samples, by ``refit``.
-
-        Parameters
-        ----------
-        candidate : str, optional
-            ``"LeNet5/cosine"``; by default the best.
+        """Return the results of training a candidate on all samples, by default the best.
 
         Raises
         ------
         InputError
-            There is no such run, or it is not done.
+            ``refit`` did not train it, or is not done.
         """
         name = _name_of(self, candidate)
         find_job(self.plan, name)
@@ -335,19 +298,17 @@ class CVResults:
         """
         import pandas as pd
 
-        makers: dict[str, Callable[[], Iterable[tables.Row]]] = {
-            "candidate": lambda: _candidate_rows(self),
-            "fold": lambda: tables.fold_rows(
-                self.plan, self.results, self.baseline, self.error_score
-            ),
-            "epoch": lambda: tables.epoch_rows(self.plan, self.results),
-        }
-        if level not in makers:
-            raise ValueError(
-                f"level must be 'candidate', 'fold' or 'epoch': received {level!r}. "
-                "The default is 'candidate'."
-            )
-        frame: pd.DataFrame = pd.DataFrame(list(makers[level]()))
+        rows: Iterable[tables.Row]
+        if level == "candidate":
+            rows = _candidate_rows(self)
+        elif level == "fold":
+            rows = tables.fold_rows(self.plan, self.results, self.baseline, self.error_score)
+        elif level == "epoch":
+            rows = tables.epoch_rows(self.plan, self.results)
+        else:
+            rule = "level must be 'candidate', 'fold' or 'epoch'"
+            raise ValueError(f"{rule}: received {level!r}. The default is 'candidate'.")
+        frame: pd.DataFrame = pd.DataFrame(list(rows))
         return frame
 
     def report(self) -> Path:

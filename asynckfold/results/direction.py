@@ -12,30 +12,24 @@ from typing import Any
 from asynckfold.errors import Problem
 
 ERRORS = {
+    **{
+        name: f"neg_{name}"
+        for name in (
+            *("log_loss", "max_error", "mean_absolute_error", "mean_absolute_percentage_error"),
+            *("mean_gamma_deviance", "mean_poisson_deviance", "mean_squared_error"),
+            *("mean_squared_log_error", "median_absolute_error", "root_mean_squared_error"),
+            "root_mean_squared_log_error",
+        )
+    },
     "brier_score_loss": "neg_brier_score",
-    "coverage_error": "",
     "hamming_loss": "accuracy",
-    "hinge_loss": "",
-    "label_ranking_loss": "",
-    "log_loss": "neg_log_loss",
-    "max_error": "neg_max_error",
-    "mean_absolute_error": "neg_mean_absolute_error",
-    "mean_absolute_percentage_error": "neg_mean_absolute_percentage_error",
-    "mean_gamma_deviance": "neg_mean_gamma_deviance",
-    "mean_pinball_loss": "",
-    "mean_poisson_deviance": "neg_mean_poisson_deviance",
-    "mean_squared_error": "neg_mean_squared_error",
-    "mean_squared_log_error": "neg_mean_squared_log_error",
-    "mean_tweedie_deviance": "",
-    "median_absolute_error": "neg_median_absolute_error",
-    "root_mean_squared_error": "neg_root_mean_squared_error",
-    "root_mean_squared_log_error": "neg_root_mean_squared_log_error",
     "zero_one_loss": "accuracy",
     **dict.fromkeys(
         (
-            *("binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy"),
-            *("huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss", "poisson_nll_loss"),
-            "smooth_l1_loss",
+            *("coverage_error", "hinge_loss", "label_ranking_loss", "mean_pinball_loss"),
+            *("mean_tweedie_deviance", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
+            *("cross_entropy", "huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss"),
+            *("poisson_nll_loss", "smooth_l1_loss"),
         ),
         "",
     ),

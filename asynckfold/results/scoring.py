@@ -47,29 +47,12 @@ def resolve(
 ) -> dict[str, Score]:
     """Return scores by name; the first ranks.
 
-    Parameters
-    ----------
-    scoring : None, str, callable, sequence of these, or mapping of name to these
-        scikit-learn's names (``"accuracy"``, ``"f1_macro"``, ``"neg_log_loss"``), its scorers
-        (``make_scorer(fbeta_score, beta=2, average="macro")``), or functions (labels, outputs) →
-        float; greater is better. None means `DEFAULTS`.
-    objective : Objective
-        What targets and outputs mean.
-    transform : callable, optional
-        The user's `output_transform`.
+    Scores are scikit-learn's names (``"accuracy"``, ``"f1_macro"``), its scorers
+    (``make_scorer(fbeta_score, beta=2, average="macro")``), or functions (labels, outputs) → float;
+    one, a sequence, or a mapping by name; None means `DEFAULTS`. The functions that are returned
+    take encoded targets. Raises `InputError` on an unknown name, two scores of one name, or an
+    error passed as a score.
 
-    Returns
-    -------
-    dict of str to callable
-        Functions of (encoded targets, outputs).
-
-    Raises
-    ------
-    InputError
-        An unknown name, two scores of one name, or an error passed as a score.
-
-    Examples
-    --------
     >>> scores = resolve(["accuracy", "f1_macro"], Objective("multiclass", "logits"))
     >>> scores["accuracy"](np.array([0, 1]), np.array([[2.0, 1.0], [3.0, 0.0]], np.float32))
     0.5
@@ -228,9 +211,8 @@ def _with_labels(scorer: Any, estimator: Any, truth: npt.NDArray[Any]) -> Any:
     name = getattr(getattr(scorer, "_score_func", None), "__name__", "")
     if not lacking or name.startswith("roc_auc") or "labels" in scorer._kwargs:
         return scorer
-    if not _accepts(scorer, "labels"):
-        return scorer
-    return _with_keywords(scorer, labels=estimator.classes_)
+    can = _accepts(scorer, "labels")
+    return _with_keywords(scorer, labels=estimator.classes_) if can else scorer
 
 
 @cache

@@ -17,33 +17,14 @@ MEASURED, ESTIMATED = "measured", "estimated"
 
 @dataclass(frozen=True)
 class Speedup:
-    """Serial against packed wall time: a number, or why there is none.
+    """Serial against packed wall time: a number, or why there is none."""
 
-    Parameters
-    ----------
-    kind : {"measured", "estimated", ""}
-        Whether the serial loop ran in full, or was extrapolated from some batches of each model;
-        empty without a serial loop.
-    ratio : float or None
-        Serial / packed seconds for equal work, if both were measured on an idle machine.
-    estimate : float or None
-        The same with estimated serial seconds.
-    why_not : str
-        Why there is neither; else empty.
-    serial_seconds : float or None
-        Of the jobs that are done.
-    packed_seconds : float
-        Wall time of the packed run, failed jobs included.
-    serial_threads : int
-        Threads of the serial loop.
-    """
-
-    kind: str
-    ratio: float | None
-    estimate: float | None
-    why_not: str
-    serial_seconds: float | None
-    packed_seconds: float
+    kind: str  # "measured" in full, "estimated" from some batches of each model, or "" for neither
+    ratio: float | None  # serial / packed seconds for equal work, both measured on an idle machine
+    estimate: float | None  # the same with estimated serial seconds
+    why_not: str  # why there is neither; else empty
+    serial_seconds: float | None  # of the jobs that are done
+    packed_seconds: float  # of the packed run, failed jobs included
     serial_threads: int
 
     @property

@@ -108,21 +108,7 @@ def confidence_interval(
 
     The naive interval is too narrow; the correction adds ``n_valid / n_train`` to ``1 / k``.
 
-    Parameters
-    ----------
-    scores : ndarray of shape (k,)
-        One score per fold.
-    train_valid_ratio : float
-        ``n_valid / n_train``.
-    level : float
-        Coverage.
-    bounds : tuple of float
-        Clip the interval to these, unless a score lies outside.
-
-    Returns
-    -------
-    tuple of float
-        Lower and upper end; NaN for fewer than two folds.
+    The interval is clipped to `bounds`, unless a score lies outside; NaN for fewer than two folds.
     """
     from scipy.special import stdtrit
 
@@ -144,21 +130,9 @@ def paired_difference(
 
     ``t = mean / sqrt((1 / k + n_valid / n_train) * variance)`` with ``k - 1`` degrees of freedom.
 
-    Parameters
-    ----------
-    first, second : sequence of float, length k
-        Scores fold by fold, in the same order.
-    train_valid_ratio : float
-        ``n_valid / n_train``.
+    The mean difference is 0 if the two are `tied`. `t` and `p` are NaN if there are fewer than two
+    differences or all are equal.
 
-    Returns
-    -------
-    Difference
-        `first` - `second`; the mean is 0 if the two are `tied`. `t` and `p` are NaN if there are
-        fewer than two differences or all are equal.
-
-    Examples
-    --------
     >>> found = paired_difference([0.9, 0.8, 0.9], [0.8, 0.75, 0.75], 0.5)
     >>> round(found.mean, 3), round(found.t, 3), round(found.p, 3)
     (0.1, 2.191, 0.16)

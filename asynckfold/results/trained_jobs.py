@@ -36,15 +36,9 @@ def done_job(
         done = {item.candidate for item in plan.jobs if not _unfinished(results.get(item.id))}
         names = [f"{model}/{lr_schedule}" for model, lr_schedule in plan.candidates]
         shown = ", ".join(name for name in names if name in done) or "none yet"
-        raise InputError(
-            [
-                Problem(
-                    "only a job that is done has trained weights",
-                    f"{candidate}, {_place(job)}, which {state}",
-                    f"Take another; candidates with folds that are done: {shown}.",
-                )
-            ]
-        )
+        rule = "only a job that is done has trained weights"
+        remedy = f"Take another; candidates with folds that are done: {shown}."
+        raise InputError([Problem(rule, f"{candidate}, {_place(job)}, which {state}", remedy)])
     return job
 
 

@@ -18,69 +18,32 @@ _Group = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ModelAccount:
-    """Predicted and measured cost of one model's jobs.
-
-    Parameters
-    ----------
-    model : str
-        Its name.
-    threads : int
-        Threads of each of its jobs.
-    why : str
-        Reason for that number; empty if it was not recorded.
-    jobs : int
-        Jobs that have ended; means are over these.
-    predicted_seconds, seconds : float
-        Mean seconds of a job, failed attempts included; NaN if none has ended. The jobs of a fusion
-        group share its seconds equally.
-    memory, peak_memory : int
-        Bytes reserved for a job, or for the largest fusion group, on top of its process; and the
-        peak of a whole process, torch included, which is therefore larger.
-    """
+    """Predicted and measured cost of one model's jobs; means are over those that have ended."""
 
     model: str
-    threads: int
-    why: str
-    jobs: int
-    predicted_seconds: float
-    seconds: float
-    memory: int
-    peak_memory: int
+    threads: int  # of each job
+    why: str  # reason for that number; empty if it was not recorded
+    jobs: int  # that have ended
+    predicted_seconds: float  # mean of a job; the jobs of a fusion group share its seconds equally
+    seconds: float  # the same as measured, failed attempts included
+    memory: int  # bytes reserved for a job, or the largest fusion group, on top of its process
+    peak_memory: int  # bytes of a whole process, torch included
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a run used the cores that it was given.
+    """How a run used the cores that it was given."""
 
-    Parameters
-    ----------
-    cores : int or None
-        Allotted cores, by affinity, quota and ``n_jobs``; None for runs begun before this was
-        recorded.
-    predicted : Prediction or None
-        Prediction for the whole sweep on all allotted cores.
-    makespan : float
-        Seconds from the start of the first attempt to the end of the last: with the tail, without
-        data, start-up and checks before the first job. Summed over sessions.
-    core_seconds : float
-        Cores that attempts held × seconds, lost attempts included.
-    longest : float
-        Seconds of the longest job or fusion group, over all its attempts.
-    lower_bound : float or None
-        Least seconds of any order of these attempts: core-seconds / cores, or the longest job.
-    held : float or None
-        Mean share of the allotted cores that jobs held, 0 to 1: core-seconds / (cores × makespan).
-        A worker that waits for its disk holds its core; cores left to other processes do not count.
-    models : tuple of ModelAccount
-        In the plan's order.
-    """
-
-    cores: int | None
-    predicted: Prediction | None
+    cores: int | None  # allotted by affinity, quota and n_jobs; None if it was not recorded
+    predicted: Prediction | None  # for the whole sweep on all allotted cores
+    # Seconds from the first start of an attempt to the last end, summed over sessions: with the
+    # tail, without data, start-up and checks before the first job.
     makespan: float
-    core_seconds: float
-    longest: float
-    lower_bound: float | None
+    core_seconds: float  # held by attempts, lost ones included
+    longest: float  # seconds of the longest job or fusion group, over all its attempts
+    lower_bound: float | None  # seconds of any order: core-seconds / cores, or the longest job
+    # Mean share of the allotted cores that jobs held, 0 to 1: core-seconds / (cores × makespan).
+    # A worker that waits for its disk holds its core; cores left to other processes do not count.
     held: float | None
     models: tuple[ModelAccount, ...]
 

@@ -120,8 +120,8 @@ def test_seconds_and_cores_are_those_of_all_attempts(root: Path) -> None:
         ModelAccount("B", 1, "1 thread: as asked", 2, 5.0, 6.0, 7, 50),
     )
     assert told(found) == (
-        "the jobs took 10.0 s from the first start to the last end, predicted were 11.0 s; no order"
-        " of them takes less than 9.0 s. Meanwhile they held 90.0 % of 2 cores, the tail included"
+        "the jobs took 10.0 s from first start to last end, 11.0 s predicted and at least 9.0 s "
+        "needed in any order; they held 90.0 % of 2 cores, the tail included"
     )
 
 

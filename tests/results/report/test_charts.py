@@ -99,7 +99,9 @@ def test_several_processes_race_against_the_one_of_a_measured_baseline(
     assert race.class_accuracy == (0.9,) * 10
     found = {chart.name: chart for chart in draw(summary)}
     assert list(found) == ["scores", "curves", "race", *ALL[2:]]
-    assert found["race"].title.startswith("A/c: 2 processes reach the final training loss of one in ")
+    assert found["race"].title.startswith(
+        "A/c: 2 processes reach the final training loss of one in "
+    )
     assert found["race"].title.endswith("instead of 4.5 s")
     alone = {chart.name: chart for chart in draw(replace(summary, races=()))}
     assert found["classes"].height > alone["classes"].height

@@ -144,7 +144,7 @@ def test_the_first_screen_answers(folder: Path) -> None:
     assert "measured" in first
     assert "p = 0." in first
     assert "Nothing failed" in first
-    assert "20 planned = 20 done" in first
+    assert "20 of 20 jobs finished" in first
     assert data["bit_identity"] == {"claimed": True, "reasons": []}
     assert ", bit-identity claimed." in first
     assert data["fingerprint"].startswith(walker.texts["code"][0])

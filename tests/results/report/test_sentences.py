@@ -31,21 +31,21 @@ def _with_lead(summary: Summary, difference: Difference) -> Summary:
 @pytest.mark.parametrize(
     ("difference", "word"),
     [
-        (Difference(0.02, 0.01, 0.03, 9.0, 0.001, 5), "Probably real"),
-        (Difference(0.02, -0.01, 0.05, 1.0, 0.3, 5), "May be chance"),
-        (Difference(0.0, math.nan, math.nan, math.nan, math.nan, 5), "A tie"),
-        (Difference(0.1, math.nan, math.nan, math.nan, math.nan, 1), "Cannot be tested"),
+        (Difference(0.02, 0.01, 0.03, 9.0, 0.001, 5), "Clear difference"),
+        (Difference(0.02, -0.01, 0.05, 1.0, 0.3, 5), "No clear difference"),
+        (Difference(0.0, math.nan, math.nan, math.nan, math.nan, 5), "Tie"),
+        (Difference(0.1, math.nan, math.nan, math.nan, math.nan, 1), "No test possible"),
     ],
 )
 def test_verdict_follows_the_test(summary: Summary, difference: Difference, word: str) -> None:
     found = _with_lead(summary, difference)
     assert sentences.verdict(found) == word
-    assert sentences.is_real(found) == (word == "Probably real")
+    assert sentences.is_real(found) == (word == "Clear difference")
     # The headline says no more than the box beside it.
     headline = sentences.winner(found)
-    assert ("is best" in headline) == (word == "Probably real")
-    assert (" tie: " in headline) == (word == "A tie")
-    assert ("perhaps by chance" in headline) == (word == "May be chance")
+    assert ("is best" in headline) == (word == "Clear difference")
+    assert (" tie: " in headline) == (word == "Tie")
+    assert ("perhaps by chance" in headline) == (word == "No clear difference")
 
 
 def test_speed_names_both_times_and_their_kind(summary: Summary) -> None:
@@ -60,7 +60,7 @@ def test_speed_names_both_times_and_their_kind(summary: Summary) -> None:
 def test_all_that_tie_are_named_or_counted(summarized: Summarize) -> None:
     summary = summarized(Synthetic(score=0.9, models=("A", "B", "C"), lr_schedules=("x",)))
     assert sentences.winner(summary) == "A/x and 2 more tie: accuracy 0.9000 ± 0.0000"
-    assert sentences.verdict(summary) == "A tie"
+    assert sentences.verdict(summary) == "Tie"
     two = replace(summary, candidates=(*summary.candidates[:2],))
     assert sentences.best_names(two) == "A/x and B/x"
 

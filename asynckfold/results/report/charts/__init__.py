@@ -2,14 +2,6 @@
 
 Figures use matplotlib's object interface on an Agg canvas: no display, no pyplot, no global state.
 They ignore the caller's style. Mathtext is off, so a model called ``$\\frac{`` is drawn literally.
-
-=========== =====================================================================
-`scores`    the score of each candidate on each fold
-`curves`    losses and accuracy over epochs; several processes against one
-`classes`   accuracy of each class; confusion matrix of the best candidate
-`timeline`  CPU use over time; jobs by core; serial against packed seconds
-`style`     what all figures share: colours, style, text, `Chart`
-=========== =====================================================================
 """
 
 from __future__ import annotations

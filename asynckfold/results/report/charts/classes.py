@@ -12,22 +12,14 @@ from matplotlib.colors import PowerNorm
 
 from asynckfold.results.report import sentences
 from asynckfold.results.report.baseline_curves import Race
-from asynckfold.results.report.charts.style import (
-    INK,
-    SHOWN,
-    Chart,
-    chart_of,
-    new_figure,
-    plotted,
-    styled,
-)
+from asynckfold.results.report.charts import style
 from asynckfold.results.report.summary import CandidateRow, Summary
 
 
-@styled
-def draw_classes(summary: Summary) -> Chart | None:
+@style.applied
+def draw_classes(summary: Summary) -> style.Chart | None:
     """Draw the accuracy of each class under each candidate."""
-    rows = [row for row in summary.candidates if row.class_accuracy is not None][:SHOWN]
+    rows = [row for row in summary.candidates if row.class_accuracy is not None][: style.SHOWN]
     if not rows:
         return None
     title = _classes_title(summary, rows[0])
@@ -35,9 +27,11 @@ def draw_classes(summary: Summary) -> Chart | None:
     table = np.array([shares for _, shares in named], dtype=float)
     names = summary.facts.classes
     columns = _hardest_columns(table)
-    figure = new_figure(1.5 + 0.28 * len(named), title)
+    figure = style.new_figure(1.5 + 0.28 * len(named), title)
     axes = figure.subplots()
-    note = f"the {SHOWN} hardest of {len(names)} classes; " if len(names) > SHOWN else ""
+    note = (
+        f"the {style.SHOWN} hardest of {len(names)} classes; " if len(names) > style.SHOWN else ""
+    )
     axes.set_title(f"{note}share of held-out samples recognised", loc="left")
     low = float(np.nanmin(table)) if np.isfinite(table).any() else 0.0
     image = axes.imshow(table[:, columns], cmap="Blues", vmin=min(low, 0.9), vmax=1, aspect="auto")
@@ -47,7 +41,7 @@ def draw_classes(summary: Summary) -> Chart | None:
     if len(columns) <= 14:
         _write_cells(axes, table[:, columns], image, lambda value: f"{100 * value:.0f}")
     _no_frame(axes)
-    return chart_of("classes", title, "Numbers are in the tables of the page.", figure)
+    return style.chart_of("classes", title, "Numbers are in the tables of the page.", figure)
 
 
 def _class_rows(
@@ -57,9 +51,9 @@ def _class_rows(
     serial = {race.candidate: race.class_accuracy for race in races}
     found: list[tuple[str, Sequence[float]]] = []
     for row in rows:
-        found.append((plotted(row.name), row.class_accuracy or ()))
+        found.append((style.plotted(row.name), row.class_accuracy or ()))
         if row.name in serial:
-            found.append((f"{plotted(row.name, 16)}, one process", serial[row.name]))
+            found.append((f"{style.plotted(row.name, 16)}, one process", serial[row.name]))
     return found
 
 
@@ -69,21 +63,20 @@ def _classes_title(summary: Summary, row: CandidateRow) -> str:
         return "No class has held-out samples"
     if worst[1] == 1:
         return f"{row.name} recognises every class without a mistake"
-    name = plotted(worst[0])
-    return (
-        f"Hardest class for {plotted(row.name)}: {name}, {sentences.percent(worst[1])} recognised"
-    )
+    share = sentences.percent(worst[1])
+    name, hardest = style.plotted(row.name), style.plotted(worst[0])
+    return f"Hardest class for {name}: {hardest}, {share} recognised"
 
 
 def _hardest_columns(table: npt.NDArray[np.float64]) -> list[int]:
-    if table.shape[1] <= SHOWN:
+    if table.shape[1] <= style.SHOWN:
         return list(range(table.shape[1]))
-    worst = np.argsort(np.nan_to_num(table[0], nan=2.0), kind="stable")[:SHOWN]
+    worst = np.argsort(np.nan_to_num(table[0], nan=2.0), kind="stable")[: style.SHOWN]
     return sorted(worst.tolist())
 
 
 def _class_ticks(axes: Axes, names: Sequence[str]) -> None:
-    labels = [plotted(name, 16) for name in names]
+    labels = [style.plotted(name, 16) for name in names]
     long = sum(map(len, labels)) > 70
     axes.set_xticks(range(len(labels)), labels, rotation=90 if long else 0)
 
@@ -101,13 +94,13 @@ def _write_cells(
         if not np.isfinite(value):
             continue
         shade = float(image.norm(image.get_array()[row, column]))
-        colour = "white" if shade > 0.6 else INK
+        colour = "white" if shade > 0.6 else style.INK
         place: Any = {"ha": "center", "va": "center", "color": colour, "fontsize": size}
         axes.text(column, row, written(float(value)), **place).set_in_layout(False)
 
 
-@styled
-def draw_confusion(summary: Summary) -> Chart | None:
+@style.applied
+def draw_confusion(summary: Summary) -> style.Chart | None:
     """Draw the out-of-fold confusion matrix of the best candidate."""
     row = next((row for row in summary.candidates if row.confusion is not None), None)
     if row is None or row.confusion is None:
@@ -117,7 +110,7 @@ def draw_confusion(summary: Summary) -> Chart | None:
     title = _confusion_title(summary, row, counts, repeated)
     size = len(counts)
     inches = float(np.clip(1.6 + 0.42 * size, 3.2, 7.6))
-    figure = new_figure(inches, title)
+    figure = style.new_figure(inches, title)
     axes = figure.subplots()
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1))
@@ -126,9 +119,9 @@ def draw_confusion(summary: Summary) -> Chart | None:
     colorbar.outline.set_visible(False)
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
-    if size <= SHOWN:
+    if size <= style.SHOWN:
         _class_ticks(axes, summary.class_names)
-        axes.set_yticks(range(size), [plotted(name, 16) for name in summary.class_names])
+        axes.set_yticks(range(size), [style.plotted(name, 16) for name in summary.class_names])
     if size <= 20:
         cells = np.where(counts > 0, counts, np.nan)
         _write_cells(axes, cells, image, lambda value: f"{value:.0f}", 8 if size < 13 else 6.5)
@@ -137,7 +130,7 @@ def draw_confusion(summary: Summary) -> Chart | None:
         f"Rows are true classes, columns what {row.name} predicts, counted over held-out samples"
         f"{', each once a repeat' if repeated else ''}."
     )
-    return chart_of("confusion", title, alt, figure)
+    return style.chart_of("confusion", title, alt, figure)
 
 
 def _confusion_title(
@@ -145,10 +138,10 @@ def _confusion_title(
 ) -> str:
     found = sentences.worst_confusion(counts.tolist())
     if found is None:
-        return f"{plotted(row.name)} confuses no classes"
+        return f"{style.plotted(row.name)} confuses no classes"
     true, said, count = found
-    names = [plotted(name, 20) for name in summary.class_names]
+    names = [style.plotted(name, 20) for name in summary.class_names]
     return (
-        f"{plotted(row.name)} most often takes {names[true]} for {names[said]}: "
+        f"{style.plotted(row.name)} most often takes {names[true]} for {names[said]}: "
         f"{count} of {counts[true].sum()} {'predictions' if repeated else 'samples'}"
     )

@@ -62,7 +62,7 @@ class Chart:
     height: int
 
 
-def styled(make: Callable[[Summary], Chart | None]) -> Callable[[Summary], Chart | None]:
+def applied(make: Callable[[Summary], Chart | None]) -> Callable[[Summary], Chart | None]:
     """Draw under our style, and restore the caller's."""
 
     @functools.wraps(make)

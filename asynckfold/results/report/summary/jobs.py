@@ -67,13 +67,11 @@ class LogLine:
 def shown_packing(store: RunStore) -> Packing | None:
     """Return how the jobs were packed, under names that are safe to show."""
     found = packing_of(store)
-    if found is None:
-        return None
     models = (
         replace(item, model=clean(item.model), why=clean(item.why, ERROR_LIMIT))
-        for item in found.models
+        for item in (found.models if found else ())
     )
-    return replace(found, models=tuple(models))
+    return found and replace(found, models=tuple(models))
 
 
 def bars(

@@ -88,19 +88,9 @@ _UNSHOWN = ("cli", "command", "folder", "decision")
 
 
 def summarize(store: RunStore, results: CVResults | None = None) -> Summary:
-    """Compute all numbers of a run's report.
+    """Compute all numbers of a run's report, from its store alone.
 
-    Parameters
-    ----------
-    store : RunStore
-        The run; it may be incomplete, and it may be running.
-    results : CVResults, optional
-        Of this store, if they were read already.
-
-    Raises
-    ------
-    StoreCorruptError
-        The run has no plan, or its files are damaged.
+    The run may be incomplete or still running; `results` are its own, if they were read already.
     """
     found = read_results(store) if results is None else results
     plan = found.plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asynckfold.jobs.result import Baseline
 from asynckfold.results.cv_results import CVResults
@@ -47,27 +47,19 @@ def timing_of(found: CVResults, rows: Sequence[CandidateRow]) -> Timing | None:
         return None
     names = {shown(job).candidate: job.candidate for job in found.plan.jobs}
     pairs = _fold_pairs(found, baseline)
-    decided = found.timing
-    return Timing(
-        kind=clean(decided.kind),
-        ratio=decided.ratio,
-        estimate=decided.estimate,
-        why_not=clean(decided.why_not, ERROR_LIMIT),
-        serial_seconds=decided.serial_seconds,
-        packed_seconds=decided.packed_seconds,
-        serial_threads=decided.serial_threads,
-        accuracy=tuple(
-            AccuracyPair(
-                row.name,
-                row.mean["accuracy"],
-                baseline.accuracy[names[row.name]],
-                pairs.get(row.name, ()),
-            )
-            for row in rows
-            if names[row.name] in baseline.accuracy and "accuracy" in row.mean
-        ),
-        disturbance=baseline.disturbance,
+    timing = found.timing
+    timing = replace(timing, kind=clean(timing.kind), why_not=clean(timing.why_not, ERROR_LIMIT))
+    accuracy = (
+        AccuracyPair(
+            row.name,
+            row.mean["accuracy"],
+            baseline.accuracy[names[row.name]],
+            pairs.get(row.name, ()),
+        )
+        for row in rows
+        if names[row.name] in baseline.accuracy and "accuracy" in row.mean
     )
+    return Timing(**vars(timing), accuracy=tuple(accuracy), disturbance=baseline.disturbance)
 
 
 def _fold_pairs(found: CVResults, baseline: Baseline) -> dict[str, tuple[FoldPair, ...]]:
