@@ -209,7 +209,7 @@ class CVResults:
             Parameters and buffers after the last epoch, on the CPU.
         """
         if self._load_weights is None:
-            raise ValueError("these results have no run on disk, where weights are")
+            raise ValueError("these results have no run on disk to load weights from")
         if fold == "all":
             return self.on_all_samples(candidate).state_dict()
         job = done_job(self.plan, self.results, _name_of(self, candidate), fold, repeat)
@@ -276,7 +276,7 @@ class CVResults:
         found = _refit_of(self, name)
         if found is None:
             rule = "fold='all' needs a candidate that was trained on all samples"
-            remedy = "Make the call with refit=True (--refit), which trains the best so."
+            remedy = "Make the call with refit=True (--refit), which trains the best candidate so."
             raise InputError([Problem(rule, name, remedy)])
         return found
 

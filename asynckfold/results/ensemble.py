@@ -105,7 +105,7 @@ class FoldEnsemble:
         StoreCorruptError
             Trained weights are missing from the run's folder, or damaged.
         """
-        means = [said.mean(axis=0, dtype=np.float64) for said in self._ask(inputs)]
+        means = [batch.mean(axis=0, dtype=np.float64) for batch in self._ask(inputs)]
         return np.concatenate(means).astype(np.float32)
 
     def predict_proba(self, inputs: Any) -> npt.NDArray[np.float64]:
@@ -133,7 +133,7 @@ class FoldEnsemble:
             rule = "predict_proba needs outputs whose probabilities are known"
             remedy = "Use outputs, or make the run with output_transform=."
             refuse([Problem(rule, f"outputs that are {self.objective.scale}", remedy)])
-        means = [self._probabilities(said).mean(axis=0) for said in self._ask(inputs)]
+        means = [self._probabilities(batch).mean(axis=0) for batch in self._ask(inputs)]
         return np.concatenate(means)
 
     def predict(self, inputs: Any) -> npt.NDArray[Any]:
@@ -147,21 +147,23 @@ class FoldEnsemble:
             Labels of shape (n,), as in ``results.classes_``; rows of 0 and 1 with several labels
             per sample; or mean predictions, of shape (n,) if there is one per sample.
         """
-        asked = self.objective
-        if asked.kind == REGRESSION:
+        objective = self.objective
+        if objective.kind == REGRESSION:
             means = [
-                np.mean([predicted(asked, one, self._transform) for one in said], 0, np.float64)
-                for said in self._ask(inputs)
+                np.mean(
+                    [predicted(objective, one, self._transform) for one in batch], 0, np.float64
+                )
+                for batch in self._ask(inputs)
             ]
             return np.concatenate(means).astype(np.float32)
-        if asked.scale in (MARGINS, UNKNOWN):
-            found = predicted(asked, self.outputs(inputs), self._transform)
-            return asked.labels_of(found, found.max(initial=1) + 1)
+        if objective.scale in (MARGINS, UNKNOWN):
+            found = predicted(objective, self.outputs(inputs), self._transform)
+            return objective.labels_of(found, found.max(initial=1) + 1)
         shares = self.predict_proba(inputs)
-        if asked.kind == MULTILABEL:
+        if objective.kind == MULTILABEL:
             return (shares > 0.5).astype(np.int64)
-        return asked.labels_of(np.asarray(shares.argmax(axis=1), np.int64), shares.shape[1])
+        return objective.labels_of(np.asarray(shares.argmax(axis=1), np.int64), shares.shape[1])
 
-    def _probabilities(self, said: Outputs) -> npt.NDArray[np.float64]:
-        each = [probabilities(self.objective, one, self._transform) for one in said]
+    def _probabilities(self, batch: Outputs) -> npt.NDArray[np.float64]:
+        each = [probabilities(self.objective, one, self._transform) for one in batch]
         return np.stack(each)

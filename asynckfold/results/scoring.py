@@ -133,8 +133,8 @@ def _score(item: Any, objective: Objective, transform: Transform | None) -> Scor
     def score(targets: npt.NDArray[Any], outputs: Outputs) -> float:
         estimator = _estimators()[objective.kind != REGRESSION](objective, outputs, transform)
         truth = _truth(objective, targets, estimator)
-        told = _with_labels(scorer, estimator, truth)
-        return float(told(estimator, np.arange(len(targets)), truth))
+        scorer_of_all = _with_labels(scorer, estimator, truth)
+        return float(scorer_of_all(estimator, np.arange(len(targets)), truth))
 
     return score
 
@@ -262,7 +262,7 @@ def _estimators() -> tuple[type, type]:
 
 
 def _is_ranking(objective: Objective) -> bool:
-    """Whether outputs other than probabilities of classes can be ranked by."""
+    """Whether samples can be ranked by outputs, other than by class probabilities."""
     return objective.scale in (LOGITS, LOG_PROBABILITIES, MARGINS) or (
         objective.kind != MULTICLASS and objective.scale == PROBABILITIES
     )
@@ -276,21 +276,20 @@ def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> I
     pairs = [(name, item) for name, item in named(scoring, objective.kind) if not is_own(item)]
     if not pairs:
         return
-    asks = {model: objective.of(model) for model in models} or {"": objective}
-    unknown = [model for model, asked in asks.items() if asked.scale == UNKNOWN]
-    if unknown:
+    objectives = {model: objective.of(model) for model in models} or {"": objective}
+    if any(found.scale == UNKNOWN for found in objectives.values()):
         shown = "one number for two classes" if objective.kind == BINARY else "outputs"
         yield Problem(
-            "scores must know what outputs mean, and this criterion does not tell",
+            "scores need the meaning of outputs, which this criterion does not define",
             f"{', '.join(map(str, (name for name, _ in pairs)))} of {shown} of an unknown scale",
             "Pass output_transform= with a function that makes probabilities of outputs, such as "
             "torch.sigmoid; or scoring= with a function (labels, outputs) → float.",
         )
-    margins = [model for model, asked in asks.items() if asked.scale == MARGINS]
+    margins = [model for model, found in objectives.items() if found.scale == MARGINS]
     for name, item in pairs if margins else []:
-        if _asks_probabilities(item):
+        if _needs_probabilities(item):
             yield Problem(
-                "scores of probabilities need outputs that are some",
+                "scores of probabilities need probabilities or logits as outputs",
                 f"{name!r} of margins, the outputs of {', '.join(margins)}",
                 "Pass output_transform= with a function that makes probabilities of outputs, such "
                 "as lambda outputs: outputs.softmax(1), or another scoring=.",
@@ -300,7 +299,7 @@ def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> I
         yield from _positive_problems(pairs, objective)
 
 
-def _asks_probabilities(item: Any) -> bool:
+def _needs_probabilities(item: Any) -> bool:
     from sklearn.metrics import get_scorer
 
     return bool(getattr(get_scorer(item), "_response_method", "predict") == "predict_proba")
@@ -311,12 +310,11 @@ def _positive_problems(pairs: Sequence[tuple[Any, Any]], objective: Objective) -
     labels = objective.all_labels(2).tolist()
     if objective.pos_label is not None or 1 in labels:
         return
-    asking = [name for name, item in pairs if takes_pos_label(item)]
-    if asking:
+    names = [str(name) for name, item in pairs if takes_pos_label(item)]
+    if names:
         shown = " and ".join(map(repr, labels))
         yield Problem(
-            f"{', '.join(map(str, asking))} needs to know which class is positive: scikit-learn "
-            "takes 1",
+            f"{', '.join(names)} needs to know which class is positive: scikit-learn takes 1",
             f"labels {shown}",
             f"Pass pos_label={labels[-1]!r}, or a score such as 'f1_macro'.",
         )
@@ -330,10 +328,10 @@ def score_notes(
         pairs = [item for _, item in named(scoring, objective.kind) if not is_own(item)]
         logits = [model for model in models if objective.of(model).scale == LOGITS]
         assumed = objective.kind == MULTICLASS and logits and not is_told
-        if assumed and any(map(_asks_probabilities, pairs)):
+        if assumed and any(map(_needs_probabilities, pairs)):
             yield (
                 f"probabilities are taken to be the softmax of outputs of {', '.join(logits)}, "
-                "since this criterion does not tell; output_transform= tells otherwise"
+                "since this criterion does not define it; output_transform= overrides this"
             )
         return
     names = " and ".join(DEFAULTS[objective.kind])

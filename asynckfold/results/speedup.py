@@ -90,8 +90,8 @@ def _equal_work(
     missing = [name for name in done if name not in baseline.seconds_by_job]
     if missing:
         return None, (
-            f"the serial loop has no time of {len(missing)} of the {len(done)} jobs that are done, "
-            f"the first is {missing[0]}"
+            f"the serial loop did not time {len(missing)} of the {len(done)} finished jobs, first "
+            f"{missing[0]}"
         )
     return math.fsum(baseline.seconds_by_job[name] for name in done), ""
 

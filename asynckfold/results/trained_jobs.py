@@ -37,7 +37,7 @@ def done_job(
         names = [f"{model}/{lr_schedule}" for model, lr_schedule in plan.candidates]
         shown = ", ".join(name for name in names if name in done) or "none yet"
         rule = "only a job that is done has trained weights"
-        remedy = f"Take another; candidates with folds that are done: {shown}."
+        remedy = f"Choose another; candidates with finished folds: {shown}."
         raise InputError([Problem(rule, f"{candidate}, {_place(job)}, which {state}", remedy)])
     return job
 
@@ -51,7 +51,7 @@ def done_jobs(plan: Plan, results: Mapping[str, Result], candidate: str) -> list
     ]
     if missing:
         rule = f"an ensemble of {candidate} needs all of its {len(jobs)} folds"
-        remedy = "The same call continues the run; or take another candidate."
+        remedy = "The same call continues the run; or choose another candidate."
         refuse([Problem(rule, "; ".join(missing), remedy)])
     return jobs
 
