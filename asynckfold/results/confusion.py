@@ -36,8 +36,8 @@ def count_classes(found: CVResults, targets: npt.NDArray[Any]) -> dict[str, Coun
     joined = {name: np.concatenate(pairs, axis=1) for name, pairs in parts.items()}
     size = max([classes, *(int(pairs.max()) + 1 for pairs in joined.values() if pairs.size)])
     return {
-        name: np.bincount(true * size + said, minlength=size * size).reshape(size, size)
-        for name, (true, said) in joined.items()
+        name: np.bincount(true * size + guess, minlength=size * size).reshape(size, size)
+        for name, (true, guess) in joined.items()
     }
 
 

@@ -149,12 +149,11 @@ class FoldEnsemble:
         """
         objective = self.objective
         if objective.kind == REGRESSION:
-            means = [
-                np.mean(
-                    [predicted(objective, one, self._transform) for one in batch], 0, np.float64
-                )
+            batches = (
+                [predicted(objective, one, self._transform) for one in batch]
                 for batch in self._ask(inputs)
-            ]
+            )
+            means = [np.mean(found, axis=0, dtype=np.float64) for found in batches]
             return np.concatenate(means).astype(np.float32)
         if objective.scale in (MARGINS, UNKNOWN):
             found = predicted(objective, self.outputs(inputs), self._transform)

@@ -286,12 +286,12 @@ def hardest(classes: Sequence[str], accuracy: Sequence[float]) -> tuple[str, flo
 def worst_confusion(confusion: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:
     """Return (true class, predicted class, count) of the most frequent mistake."""
     mistakes = [
-        (count, -true, -said)
+        (count, -true, -predicted)
         for true, row in enumerate(confusion)
-        for said, count in enumerate(row)
-        if count and true != said
+        for predicted, count in enumerate(row)
+        if count and true != predicted
     ]
     if not mistakes:
         return None
-    count, true, said = max(mistakes)
-    return -true, -said, count
+    count, true, predicted = max(mistakes)
+    return -true, -predicted, count

@@ -139,9 +139,9 @@ def _confusion_title(
     found = sentences.worst_confusion(counts.tolist())
     if found is None:
         return f"{style.plotted(row.name)} confuses no classes"
-    true, said, count = found
+    true, predicted, count = found
     names = [style.plotted(name, 20) for name in summary.class_names]
     return (
-        f"{style.plotted(row.name)} most often takes {names[true]} for {names[said]}: "
+        f"{style.plotted(row.name)} most often takes {names[true]} for {names[predicted]}: "
         f"{count} of {counts[true].sum()} {'predictions' if repeated else 'samples'}"
     )

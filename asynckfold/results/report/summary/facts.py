@@ -74,9 +74,9 @@ _KINDS = {
 
 
 def _targets(plan: Plan) -> str:
-    asked = plan.objective_of("")
-    positive = "" if asked.pos_label is None else f"; positive is {asked.pos_label}"
-    return clean(f"{_KINDS[asked.kind]}{positive}")
+    objective = plan.objective_of("")
+    positive = "" if objective.pos_label is None else f"; positive is {objective.pos_label}"
+    return clean(f"{_KINDS[objective.kind]}{positive}")
 
 
 def _outputs(plan: Plan) -> str:
