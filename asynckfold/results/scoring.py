@@ -57,12 +57,12 @@ def resolve(
     >>> scores["accuracy"](np.array([0, 1]), np.array([[2.0, 1.0], [3.0, 0.0]], np.float32))
     0.5
     """
-    pairs = named(scoring, objective.kind)
+    pairs = named_scores(scoring, objective.kind)
     refuse(_problems(pairs))
     return {str(name): _score(item, objective, transform) for name, item in pairs}
 
 
-def named(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
+def named_scores(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
     """Return (name, score) pairs of what the user passed."""
     if scoring is None:
         scoring = DEFAULTS[kind]
@@ -72,12 +72,12 @@ def named(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
     return [(_name_of(item), item) for item in (scoring if many else [scoring])]
 
 
-def is_own(item: Any) -> bool:
+def is_custom(item: Any) -> bool:
     """Whether a score is the user's own function of (labels, outputs)."""
     return not isinstance(item, str) and not _is_scorer(item)
 
 
-def is_of_scikit_learn(item: Any) -> bool:
+def is_from_sklearn(item: Any) -> bool:
     """Whether a scorer runs no code of the user's, which may count its calls."""
     module = getattr(getattr(item, "_score_func", None), "__module__", "") or ""
     return isinstance(item, str) or module.startswith("sklearn.")
@@ -121,7 +121,7 @@ def _problems(pairs: Sequence[tuple[Any, Any]]) -> list[Problem]:
 
 
 def _score(item: Any, objective: Objective, transform: Transform | None) -> Score:
-    if is_own(item):
+    if is_custom(item):
         if not objective.labels:
             own: Score = item
             return own
@@ -273,7 +273,9 @@ def _is_ranking(objective: Objective) -> bool:
 
 def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> Iterator[Problem]:
     """Yield why scikit-learn's scores cannot be computed from models' outputs."""
-    pairs = [(name, item) for name, item in named(scoring, objective.kind) if not is_own(item)]
+    pairs = [
+        (name, item) for name, item in named_scores(scoring, objective.kind) if not is_custom(item)
+    ]
     if not pairs:
         return
     objectives = {model: objective.of(model) for model in models} or {"": objective}
@@ -325,7 +327,7 @@ def score_notes(
 ) -> Iterator[str]:
     """Yield what scores are computed from, if neither user nor criterion (`is_told`) said it."""
     if scoring is not None:
-        pairs = [item for _, item in named(scoring, objective.kind) if not is_own(item)]
+        pairs = [item for _, item in named_scores(scoring, objective.kind) if not is_custom(item)]
         logits = [model for model in models if objective.of(model).scale == LOGITS]
         assumed = objective.kind == MULTICLASS and logits and not is_told
         if assumed and any(map(_needs_probabilities, pairs)):
