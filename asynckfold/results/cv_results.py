@@ -254,8 +254,12 @@ class CVResults:
     def ensemble(self, candidate: str | None = None) -> FoldEnsemble:
         """Return the models of all folds and repeats of a candidate as one predictor.
 
-        Takes a candidate and raises errors as `model` does; all folds of it must be done. Models
-        are built at the first prediction.
+        Takes a candidate and raises errors as `model` does; all of its folds must be done.
+
+        Returns
+        -------
+        FoldEnsemble
+            Builds its models at the first prediction.
         """
         models, name = _live_models(self), _name_of(self, candidate)
         jobs = done_jobs(self.plan, self.results, name)

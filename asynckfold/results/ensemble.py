@@ -53,8 +53,16 @@ class FoldEnsemble:
     computed on the CPU in the run's precision. Before the first prediction, each model must
     reproduce the outputs that the run recorded for some held-out samples.
 
-    Attributes: `candidate` (``"LeNet5/cosine"``), `classes` (names by index; empty for regression),
-    `size` (number of models) and `objective` (what outputs mean).
+    Attributes
+    ----------
+    candidate : str
+        ``"LeNet5/cosine"``.
+    classes : tuple of str
+        Class names by index; empty for regression.
+    size : int
+        Number of models.
+    objective : Objective
+        What outputs mean.
 
     Examples
     --------

@@ -201,12 +201,7 @@ def speed(summary: Summary) -> str:
     serial = f"{duration(found.serial_seconds)} serial ({found.kind})"
     if found.ratio is None:
         return f"{packed} against {serial}, an estimated speedup of {found.estimate:.1f}"
-    return f"{times(found.ratio)}: {packed} against {serial}"
-
-
-def times(ratio: float) -> str:
-    """Return ``"1.87× as fast"``."""
-    return f"{ratio:.2f}× as fast"
+    return f"{found.ratio:.2f}× as fast: {packed} against {serial}"
 
 
 def unequal_work(summary: Summary) -> str:

@@ -26,8 +26,7 @@ from asynckfold.results.report.summary import Summary
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5A00", "#000000")
 OTHERS = "#b4b9c2"
 INK, FAINT, GRID = "#1c2330", "#5b6472", "#e3e6eb"
-SHOWN = 40
-WIDTH_INCHES = 7.6
+SHOWN, WIDTH_INCHES = 40, 7.6
 
 _STYLE: Any = {
     "text.parse_math": False,
