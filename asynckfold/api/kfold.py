@@ -41,7 +41,7 @@ from asynckfold.jobs.result import DONE, Result, cause
 from asynckfold.planning.forecast import Forecast
 from asynckfold.results.candidates import Candidate
 from asynckfold.results.cv_results import CVResults
-from asynckfold.results.report.summary import read_results
+from asynckfold.results.read import read_results
 from asynckfold.store import RunReader, RunStore
 from asynckfold.store.layout import refit_folder
 from asynckfold.system.files import make_folders, slug, write_whole

@@ -139,7 +139,7 @@ def meant(
     names = tuple(scores.resolve(settings.scoring, found))
     plan = replace(draft, scoring=names, classes=classes).with_objective(found)
     is_told = settings.asked is not None
-    said = scores.told(settings.scoring, found, known, is_told)
+    said = scores.score_notes(settings.scoring, found, known, is_told)
     told = (*notes, *said, *_own_notes(settings, found))
     return plan, tuple(dict.fromkeys(told))
 
@@ -165,8 +165,8 @@ def _may_be_classes(settings: Settings, data: Prepared) -> bool:
         return False
     if settings.scoring is None:
         return True
-    pairs = scores.named(settings.scoring, REGRESSION)
-    return any(not scores.is_own(item) and not _is_of_numbers(item) for _, item in pairs)
+    pairs = scores.named_scores(settings.scoring, REGRESSION)
+    return any(not scores.is_custom(item) and not _is_of_numbers(item) for _, item in pairs)
 
 
 def _is_of_numbers(item: Any) -> bool:
@@ -249,12 +249,12 @@ def _trial_problems(
     if columns * len(targets) > MOST_TRIED:
         return
     outputs = _good_outputs(tried, targets, columns)
-    pairs = scores.named(settings.scoring, found.kind)
+    pairs = scores.named_scores(settings.scoring, found.kind)
     for name, item in pairs:
-        if scores.is_own(item):
+        if scores.is_custom(item):
             yield from _own_problems(str(name), item, found, targets, outputs)
             continue
-        if not scores.is_of_scikit_learn(item):
+        if not scores.is_from_sklearn(item):
             continue
         try:
             with warnings.catch_warnings():
@@ -334,7 +334,7 @@ def _tried(item: Any, truth: Array, outputs: Array) -> float:
 def _own_notes(settings: Settings, found: Objective) -> Iterator[str]:
     if not found.labels or found.kind not in (MULTICLASS, BINARY, MULTILABEL):
         return
-    pairs = scores.named(settings.scoring, found.kind)
-    own = [str(name) for name, item in pairs if scores.is_own(item)]
+    pairs = scores.named_scores(settings.scoring, found.kind)
+    own = [str(name) for name, item in pairs if scores.is_custom(item)]
     if own:
         yield f"{', '.join(own)} gets labels as the data have them, not the numbers of outputs"

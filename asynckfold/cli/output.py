@@ -65,10 +65,10 @@ def patience(parsed: argparse.Namespace, text: str) -> AbstractContextManager[ob
 def tell_results(root: Path, out: Output, with_report: bool) -> int:
     """Print the table, the best, the speedup and the report's path; return the exit code."""
     from asynckfold.api.kfold import load_results
-    from asynckfold.results.report.summary import told_refit
+    from asynckfold.results.read import refit_note
 
     with RunStore.read(root) as store:
-        results, packing, refit = load_results(store), packing_of(store), told_refit(store)
+        results, packing, refit = load_results(store), packing_of(store), refit_note(store)
         data = store.about.get("data")
     page = results.report() if with_report else None
     out.data(

@@ -1,4 +1,4 @@
-"""The results of a sweep gathered by candidate, a model × LR schedule, and ranked."""
+"""Results of a sweep gathered by candidate (model × LR schedule), and their ranking."""
 
 from __future__ import annotations
 
@@ -13,34 +13,21 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import CANCELLED, DIVERGED, DONE, FAILED, Result
 from asynckfold.results.statistics import bounds_of, confidence_interval, tied
 
+Floats = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row of the ranking: a model × LR schedule over all its folds.
-
-    Parameters
-    ----------
-    model, lr_schedule : str
-        Names.
-    scores : Mapping of str to ndarray of shape (n_folds,)
-        By metric; NaN where a fold has no score.
-    fit_seconds, score_seconds : ndarray of shape (n_folds,)
-        NaN where a fold did not end.
-    done, planned : int
-        Folds.
-    status : str
-        ``"done"`` when complete, else the worst that happened: ``"failed"``, ``"diverged"``,
-        ``"cancelled"`` or ``"pending"``.
-    """
+    """One model × LR schedule over all its folds."""
 
     model: str
     lr_schedule: str
-    scores: Mapping[str, npt.NDArray[np.float64]]
-    fit_seconds: npt.NDArray[np.float64]
-    score_seconds: npt.NDArray[np.float64]
-    done: int
+    scores: Mapping[str, Floats]  # by metric, one per fold; NaN without a score
+    fit_seconds: Floats  # one per fold; NaN if pending
+    score_seconds: Floats
+    done: int  # folds
     planned: int
-    status: str
+    status: str  # "done" if complete, else the worst: failed, diverged, cancelled, pending
 
     @property
     def name(self) -> str:
@@ -49,25 +36,39 @@ class Candidate:
 
     @property
     def complete(self) -> bool:
-        """Whether every fold has a score; only then is the candidate ranked."""
+        """Whether every fold has a score; only complete candidates are ranked."""
         return self.done == self.planned
 
-    def interval(self, metric: str, train_valid_ratio: float) -> tuple[float, float]:
-        """Return the `confidence_interval` of the mean; NaN where a fold has no score of its own.
+    @property
+    def total_fit_seconds(self) -> float:
+        """Seconds of training all folds; of an incomplete candidate, mean fold × folds."""
+        return _mean(_known(self.fit_seconds)) * self.planned
 
-        What stands for the score of a job that failed is no sample of it.
+    def mean(self, metric: str) -> float:
+        """Return the mean score over the folds that have one."""
+        return _mean(_known(self.scores[metric]))
+
+    def std(self, metric: str) -> float:
+        """Return the standard deviation over the same folds, with scikit-learn's divisor n."""
+        known = _known(self.scores[metric])
+        return float(known.std()) if known.size else math.nan
+
+    def interval(self, metric: str, train_valid_ratio: float) -> tuple[float, float]:
+        """Return the `confidence_interval` of the mean; NaN for incomplete candidates.
+
+        The `error_score` of a failed fold is not a sample.
         """
         if not self.complete:
             return math.nan, math.nan
         return confidence_interval(self.scores[metric], train_valid_ratio, bounds=bounds_of(metric))
 
     def ranks_by(self, metric: str) -> bool:
-        """Whether it can be ranked: complete, and its mean a number."""
+        """Whether it can be ranked: complete, and every score a number."""
         return self.complete and not np.isnan(self.scores[metric]).any()
 
 
 def candidates(
-    plan: Plan, results: Mapping[str, Result], error_score: float = float("nan")
+    plan: Plan, results: Mapping[str, Result], error_score: float = math.nan
 ) -> list[Candidate]:
     """Gather results by candidate, in the caller's order."""
     rows = []
@@ -93,28 +94,25 @@ def candidates(
 
 
 def score_of(result: Result | None, metric: str, error_score: float) -> float:
-    """Return a job's score; `error_score` where it failed, NaN where it has no result yet."""
+    """Return a job's score: `error_score` if it failed, NaN if it is pending."""
     if result is None:
-        return float("nan")
+        return math.nan
     if result.status != DONE:
         return error_score
-    return float(result.scores.get(metric, float("nan")))
+    return float(result.scores.get(metric, math.nan))
 
 
 def _worst(found: Sequence[Result | None]) -> str:
     statuses = {item.status if item else "pending" for item in found}
-    for status in (FAILED, DIVERGED, CANCELLED, "pending"):
-        if status in statuses:
-            return status
-    return DONE
+    ordered = (FAILED, DIVERGED, CANCELLED, "pending")
+    return next((status for status in ordered if status in statuses), DONE)
 
 
 def rank(rows: Sequence[Candidate], metric: str) -> list[int]:
-    """Rank candidates by mean score, 1 is best; incomplete ones come last.
+    """Rank candidates by mean score: 1 is best, incomplete ones come last.
 
-    Ties share the best of their ranks, as in scikit-learn. Means that differ by rounding only are
-    tied, see `asynckfold.results.statistics.tied`: the order in which folds are added up ranks
-    nobody. Independent of the order of the rows, NaN or not.
+    Ties share the best of their ranks, as in scikit-learn. Means that differ only by rounding are
+    ties, see `statistics.tied`. The ranks do not depend on the order of the rows.
 
     Examples
     --------
@@ -131,24 +129,25 @@ def rank(rows: Sequence[Candidate], metric: str) -> list[int]:
     ranks = [1 + len(order)] * len(rows)
     lead = 0
     for position, place in enumerate(order):
-        one, other = rows[order[lead]].scores[metric], rows[place].scores[metric]
-        if not tied(means[order[lead]], means[place], max(_size(one), _size(other))):
+        pair = np.abs([rows[order[lead]].scores[metric], rows[place].scores[metric]])
+        if not tied(means[order[lead]], means[place], float(pair.max())):
             lead = position
         ranks[place] = 1 + lead
     return ranks
 
 
-def _mean(scores: npt.NDArray[np.float64]) -> float:
+def _known(values: Floats) -> Floats:
+    return values[~np.isnan(values)]
+
+
+def _mean(values: Floats) -> float:
+    """Return the mean, NaN of nothing; infinities of both signs give NaN without a warning."""
     with np.errstate(invalid="ignore"):
-        return float(np.mean(scores))
-
-
-def _size(scores: npt.NDArray[np.float64]) -> float:
-    return float(np.abs(scores).max())
+        return float(values.mean()) if values.size else math.nan
 
 
 def folds_note(done: int, planned: int) -> str:
-    """Return ``"5 of 5 folds"``, marked where a fold is missing.
+    """Return ``"5 of 5 folds"``, marked if a fold is missing.
 
     >>> folds_note(4, 5)
     '4 of 5 folds, incomplete'

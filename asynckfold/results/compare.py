@@ -1,4 +1,4 @@
-"""Are two runs the same, bit for bit, and where do they first differ?"""
+"""Compare two runs bit for bit, and find where they first differ."""
 
 from __future__ import annotations
 
@@ -14,49 +14,20 @@ from asynckfold.store import RunReader
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common.
+    """What two runs have in common."""
 
-    Parameters
-    ----------
-    identical : bool
-        Whether plans and all results are equal, and neither run is incomplete.
-    plan : str
-        First difference of the plans; empty when they are equal.
-    results : str
-        First difference of the results, in the order of the first run's plan; empty when equal.
-    equal_jobs, jobs : int
-        Jobs with equal results, and jobs that either run plans.
-    fingerprints : tuple of str
-        Of both runs.
-    software : tuple of str
-        In what the runs were begun that may give other bits, where it differs.
-    claims : tuple of Claim
-        Whether each run claims bit-identity.
-    """
-
-    identical: bool
-    plan: str
-    results: str
+    identical: bool  # both complete, with equal plans and results
+    plan: str  # first difference of the plans; empty if they are equal
+    results: str  # first difference of the results, in the order of the first run's plan
     equal_jobs: int
-    jobs: int
+    jobs: int  # that either run plans
     fingerprints: tuple[str, str]
-    software: tuple[str, ...]
-    claims: tuple[Claim, Claim]
+    software: tuple[str, ...]  # differences at the start that may change bits
+    claims: tuple[Claim, Claim]  # whether each run is reproducible bit for bit
 
 
 def compare_runs(first: RunReader, second: RunReader) -> Comparison:
-    """Compare canonical results: weights, outputs and metrics; no time, no place.
-
-    Parameters
-    ----------
-    first, second : RunReader
-        Open for reading.
-
-    Returns
-    -------
-    Comparison
-        Also for runs that are incomplete.
-    """
+    """Compare the weights, outputs and metrics of two runs, complete or not; no time, no place."""
     plan = first.plan.first_difference(second.plan) or ""
     mine, theirs = first.results(), second.results()
     software = first.software(), second.software()
@@ -81,13 +52,11 @@ def compare_runs(first: RunReader, second: RunReader) -> Comparison:
 
 
 def _difference(name: str, one: Result | None, other: Result | None) -> str:
-    if one is None or other is None:
-        states = [item.status if item else "pending" for item in (one, other)]
-        return "" if one is other else f"{name}: {states[0]} there, {states[1]} here"
-    if one.digest == other.digest:
+    states = [item.status if item else "pending" for item in (one, other)]
+    if states[0] != states[1]:
+        return f"{name}: {states[0]} there, {states[1]} here"
+    if one is None or other is None or one.digest == other.digest:
         return ""
-    if one.status != other.status:
-        return f"{name}: {one.status} there, {other.status} here"
     found = (
         _stages(one.pretraining, other.pretraining)
         or _epochs(one.epochs, other.epochs)
@@ -99,12 +68,11 @@ def _difference(name: str, one: Result | None, other: Result | None) -> str:
 def _stages(one: tuple[StageEpoch, ...], other: tuple[StageEpoch, ...]) -> str:
     for mine, theirs in zip(one, other, strict=False):
         there, here = ((item.stage, item.number, dict(item.measures)) for item in (mine, theirs))
-        # By their text: NaN is no difference.
+        # Compared as text, in which NaN equals NaN.
         if repr(there) != repr(here):
             return f"pretraining {there} there, {here} here"
-    return (
-        "" if len(one) == len(other) else f"{len(one)} epochs pretrained there, {len(other)} here"
-    )
+    counts = len(one), len(other)
+    return "" if counts[0] == counts[1] else "{} epochs pretrained there, {} here".format(*counts)
 
 
 def _epochs(one: tuple[Epoch, ...], other: tuple[Epoch, ...]) -> str:

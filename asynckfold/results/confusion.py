@@ -1,8 +1,7 @@
-"""Which class was taken for which: counts over the held-out samples of all finished folds."""
+"""Confusion matrices over the held-out samples of all finished folds."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -17,71 +16,57 @@ Counts = npt.NDArray[np.int64]
 
 
 def count_classes(found: CVResults, targets: npt.NDArray[Any]) -> dict[str, Counts]:
-    """Count true against said classes over all held-out samples, candidate by candidate.
+    """Return a confusion matrix for each candidate that has outputs.
 
-    Parameters
-    ----------
-    found : CVResults
-        Complete or not; candidates without outputs are left out.
-    targets : ndarray of shape (n_samples,) or (n_samples, 1)
-        The true classes, as jobs trained with them; any other shape is not counted.
-
-    Returns
-    -------
-    dict of str to ndarray of shape (n, n)
-        By candidate: a row per true class, a column per class that the model says. All have the
-        same size: that of the classes, or of the outputs where models have more of them.
+    A row per true class, a column per predicted class; all of one size: the classes, or the outputs
+    of models that have more. Targets are those of training; only shapes (n_samples,) and
+    (n_samples, 1) are counted.
     """
     classes = len(found.plan.classes)
     is_column = targets.size == len(targets) and found.plan.objective_of("").kind == BINARY
     if not classes or not (targets.ndim == 1 or is_column):
         return {}
     valid = {fold.key: fold.valid for fold in found.folds}
-    said: dict[str, list[Counts]] = {}
+    parts: dict[str, list[Counts]] = {}
     for job in found.plan.jobs:
-        asked = found.plan.objective_of(job.model)
-        pairs = _said(found.results.get(job.id), targets[valid[(job.repeat, job.fold)]], asked)
+        truth = targets[valid[job.repeat, job.fold]]
+        pairs = _pairs(found.results.get(job.id), truth, found.plan.objective_of(job.model))
         if pairs is not None:
-            said.setdefault(job.candidate, []).append(pairs)
-    joined = {name: np.concatenate(parts, axis=1) for name, parts in said.items()}
+            parts.setdefault(job.candidate, []).append(pairs)
+    joined = {name: np.concatenate(pairs, axis=1) for name, pairs in parts.items()}
     size = max([classes, *(int(pairs.max()) + 1 for pairs in joined.values() if pairs.size)])
-    return {name: _count_pairs(pairs, size) for name, pairs in joined.items()}
+    return {
+        name: np.bincount(true * size + guess, minlength=size * size).reshape(size, size)
+        for name, (true, guess) in joined.items()
+    }
 
 
-def _said(result: Result | None, targets: npt.NDArray[Any], asked: Objective) -> Counts | None:
-    """Return (true, said) class of each held-out sample, shape (2, n).
+def _pairs(result: Result | None, truth: npt.NDArray[Any], objective: Objective) -> Counts | None:
+    """Return the true and the predicted class of each held-out sample, shape (2, n).
 
-    None without outputs, and where only the user's `output_transform` tells what they say.
+    None without outputs, and if only the user's `output_transform` could tell the class.
     """
     if result is None or result.status != DONE or result.outputs is None:
         return None
     outputs = result.outputs
     columns = outputs[:1].size
-    fits = outputs.ndim == 2 and columns > 1 if asked.kind == MULTICLASS else columns == 1
-    if not fits or len(outputs) != len(targets):
+    fits = outputs.ndim == 2 and columns > 1 if objective.kind == MULTICLASS else columns == 1
+    if not fits or len(outputs) != len(truth):
         return None
-    if asked.scale == TRANSFORMED or (asked.kind == BINARY and asked.scale == UNKNOWN):
+    if objective.scale == TRANSFORMED or (objective.kind, objective.scale) == (BINARY, UNKNOWN):
         return None
     known = np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1)
-    return np.stack([asked.codes(targets[known]), predicted(asked, outputs[known])])
-
-
-def _count_pairs(pairs: Counts, size: int) -> Counts:
-    flat = np.bincount(pairs[0] * size + pairs[1], minlength=size * size)
-    return flat.reshape(size, size)
+    return np.stack([objective.codes(truth[known]), predicted(objective, outputs[known])])
 
 
 def class_accuracy(confusion: Counts, n_classes: int) -> tuple[float, ...]:
-    """Return the share of each class that is recognised; NaN for a class without samples.
+    """Return the recall of each class; NaN for a class without samples.
 
     Examples
     --------
     >>> class_accuracy(np.array([[3, 1], [0, 2]]), 2)
     (0.75, 1.0)
     """
-    totals = confusion.sum(axis=1)[:n_classes]
-    right = confusion.diagonal()[:n_classes]
-    return tuple(
-        float(hit / total) if total else math.nan
-        for hit, total in zip(right.tolist(), totals.tolist(), strict=True)
-    )
+    with np.errstate(invalid="ignore"):
+        shares = confusion.diagonal() / confusion.sum(axis=1)
+    return tuple(shares[:n_classes].tolist())

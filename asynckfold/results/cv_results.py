@@ -1,32 +1,27 @@
-"""`CVResults`, what the user gets back: tables, the best, speedup, fingerprint, report."""
+"""`CVResults`, what a call returns: tables, the best candidate, trained models, the report."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.errors import InputError, Problem, nearest, refuse
+from asynckfold.errors import InputError, Problem
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import Claim
-from asynckfold.jobs.result import DONE, ENDED, Baseline, Epoch, Result, fingerprint
-from asynckfold.results.candidates import (
-    Candidate,
-    candidates,
-    folds_note,
-    rank,
-    score_of,
-)
+from asynckfold.jobs.result import ENDED, Baseline, Result, fingerprint
+from asynckfold.results import tables
+from asynckfold.results.candidates import Candidate, candidates, rank
 from asynckfold.results.ensemble import FoldEnsemble, FoldModels
 from asynckfold.results.out_of_fold import layers_of, mean_of_layers, out_of_fold
 from asynckfold.results.speedup import Speedup, speedup_of
 from asynckfold.results.statistics import Lead, paired_difference, train_valid_ratio
+from asynckfold.results.trained_jobs import done_job, done_jobs, find_job
 from asynckfold.system.plain_text import one_line
 
 if TYPE_CHECKING:
@@ -40,9 +35,9 @@ class CVResults:
     Parameters
     ----------
     plan : Plan
-        What was asked.
+        All jobs of the sweep.
     folds : tuple of Fold
-        Who was held out when.
+        Train and held-out samples of each fold.
     n_samples : int
         Samples of the dataset.
     results : Mapping of str to Result
@@ -54,9 +49,9 @@ class CVResults:
     root_dir : Path
         The run on disk.
     error_score : float
-        What stands for the score of a job that failed.
+        Score of a failed job.
     bit_identity : Claim
-        Whether these bits are claimed to be those that the plan gives anywhere, and why not.
+        Whether the run is reproducible bit for bit, and if not, why.
     """
 
     plan: Plan
@@ -80,53 +75,21 @@ class CVResults:
 
     @property
     def cv_results_(self) -> dict[str, Any]:
-        """Scores and times with scikit-learn's keys, one entry per candidate.
-
-        ``params``, ``param_model``, ``param_scheduler``, ``split0_test_accuracy``, …,
-        ``mean_test_accuracy``, ``std_test_accuracy``, ``rank_test_accuracy``, ``mean_fit_time``,
-        ``std_fit_time``, ``mean_score_time``, ``std_score_time``.
-        """
-        rows = self.candidates
-        table: dict[str, Any] = {}
-        for name, column in (("fit", "fit_seconds"), ("score", "score_seconds")):
-            seconds = np.array([getattr(row, column) for row in rows])
-            table[f"mean_{name}_time"] = seconds.mean(axis=1)
-            table[f"std_{name}_time"] = seconds.std(axis=1)
-        for name, values in (
-            ("model", [row.model for row in rows]),
-            ("scheduler", [row.lr_schedule for row in rows]),
-        ):
-            table[f"param_{name}"] = np.ma.MaskedArray(np.array(values, dtype=object), mask=False)
-        table["params"] = [{"model": row.model, "scheduler": row.lr_schedule} for row in rows]
-        for metric in self.plan.scoring:
-            scores = np.array([row.scores[metric] for row in rows])
-            for split in range(scores.shape[1]):
-                table[f"split{split}_test_{metric}"] = scores[:, split]
-            table[f"mean_test_{metric}"] = scores.mean(axis=1)
-            table[f"std_test_{metric}"] = scores.std(axis=1)
-            table[f"rank_test_{metric}"] = np.array(rank(rows, metric), dtype=np.int32)
-        return table
+        """Scores and times under scikit-learn's keys (``mean_test_accuracy``), by candidate."""
+        return tables.score_table(self.candidates, self.plan.scoring)
 
     @property
     def has_best(self) -> bool:
-        """Whether a candidate has a score on every fold, so that one is best."""
+        """Whether any candidate has a score on every fold."""
         return any(row.ranks_by(self.plan.scoring[0]) for row in self.candidates)
 
     @property
     def best_index_(self) -> int:
-        """Position of the best complete candidate.
-
-        Raises
-        ------
-        ValueError
-            No candidate is complete.
-        """
-        rows, metric = self.candidates, self.plan.scoring[0]
+        """Position of the best complete candidate; `ValueError` if there is none."""
         if not self.has_best:
-            raise ValueError(
-                f"no candidate has a score on every fold, so none is best; {self._account()}"
-            )
-        return int(np.argmin(rank(rows, metric)))
+            counts = _counts_text(self.counts)
+            raise ValueError(f"no candidate has a score on every fold, so none is best; {counts}")
+        return int(np.argmin(rank(self.candidates, self.plan.scoring[0])))
 
     @property
     def best_params_(self) -> dict[str, str]:
@@ -136,21 +99,21 @@ class CVResults:
 
     @property
     def best_score_(self) -> float:
-        """Mean of the first metric over the folds of the best complete candidate."""
-        return float(np.mean(self.candidates[self.best_index_].scores[self.plan.scoring[0]]))
+        """Mean score of the best complete candidate, by the first metric."""
+        return self.candidates[self.best_index_].mean(self.plan.scoring[0])
 
     @property
     def lead(self) -> Lead | None:
-        """How far the best candidate is ahead of the next; None with fewer than two to rank."""
+        """Lead of the best candidate over the runner-up; None with fewer than two to rank."""
         metric = self.plan.scoring[0]
         rows = [row for row in self.candidates if row.ranks_by(metric)]
-        rows = [row for _, row in sorted(zip(rank(rows, metric), rows, strict=True), key=_first)]
         if len(rows) < 2:
             return None
-        found = paired_difference(
-            rows[0].scores[metric], rows[1].scores[metric], train_valid_ratio(self.folds)
+        best, second = np.argsort(rank(rows, metric), kind="stable")[:2]
+        difference = paired_difference(
+            rows[best].scores[metric], rows[second].scores[metric], train_valid_ratio(self.folds)
         )
-        return Lead(rows[0].name, rows[1].name, found)
+        return Lead(rows[best].name, rows[second].name, difference)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -164,18 +127,18 @@ class CVResults:
     def speedup(self) -> float | None:
         """Serial seconds / packed seconds for equal work, both measured on an idle machine.
 
-        None where there is no such number; `speedup_note` says why.
+        None if there is no such number; `speedup_note` says why.
         """
         return self.timing.ratio
 
     @property
     def speedup_note(self) -> str:
-        """What may be said of the speedup: the number with both times, an estimate, or why not."""
+        """The speedup with both times, an estimate of it, or why there is none."""
         return self.timing.text
 
     @property
     def timing(self) -> Speedup:
-        """Serial against packed wall time: what every table, page and file tells of it."""
+        """Serial against packed wall time: what `speedup`, the tables and the report show."""
         jobs = [job.id for job in self.plan.jobs]
         return speedup_of(jobs, self.results, self.seconds, self.baseline)
 
@@ -186,35 +149,34 @@ class CVResults:
 
     @property
     def classes_(self) -> npt.NDArray[Any] | None:
-        """Labels of the classes, as the data have them, in the order of outputs' columns.
+        """Class labels of the data, in the order of the outputs' columns.
 
-        Of one output for two classes, the label at 0 and the label at 1. None where targets are
-        numbers, or a sample may have several labels.
+        With one output for two classes, the labels of 0 and of 1. None for regression and for
+        several labels per sample.
         """
-        asked = self.plan.objective_of("")
-        if not asked.is_classes:
+        objective = self.plan.objective_of("")
+        if not objective.is_classes:
             return None
         outputs = (item.outputs for item in self.results.values() if item.outputs is not None)
         columns = max((found.shape[1] for found in outputs if found.ndim == 2), default=0)
-        return asked.all_labels(max(columns, len(self.plan.classes)))
+        return objective.all_labels(max(columns, len(self.plan.classes)))
 
     @property
     def oof(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Out-of-fold outputs by candidate, those that the scores are of.
+        """Out-of-fold outputs by candidate: the outputs that the scores are computed from.
 
-        Each of shape (n_samples, ...), in the order of the dataset; columns are those of
-        `classes_`. With repeats, or with any folds that hold samples out more than once, of shape
-        (n_repeats, n_samples, ...): what each model said alone, since the scores are those of
-        single models. Rows of samples that no finished fold held out are NaN. See `oof_mean`.
+        Shape (n_samples, ...), in the order of the dataset; columns are those of `classes_`. If
+        samples are held out more than once, as by repeats, (n_repeats, n_samples, ...), since each
+        score is that of a single model. Samples that no finished fold held out are NaN.
         """
         return out_of_fold(self.plan, self.folds, self.results, self.n_samples)
 
     @property
     def oof_mean(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Mean of `oof` over the repeats by candidate, of shape (n_samples, ...).
+        """Mean of `oof` over the repeats, by candidate, of shape (n_samples, ...).
 
-        With repeats these are the outputs of an ensemble of ``n_repeats`` models: the scores of
-        this cross-validation are not theirs, and most often lower. Without, they are `oof`.
+        With repeats these are the outputs of an ensemble of ``n_repeats`` models, which mostly
+        scores higher than this cross-validation says. Without repeats, the same as `oof`.
         """
         found = self.oof
         several = max(layers_of(self.folds), default=0) > 0
@@ -222,80 +184,51 @@ class CVResults:
 
     @property
     def refitted(self) -> CVResults | None:
-        """Results of the run that trained the best candidate on all samples, see ``refit``.
+        """Results of training the best candidate on all samples, see ``refit``.
 
-        Its scores are those of samples that it was trained on. None where there is no such run, or
-        it is not done.
+        Its scores are on samples it was trained on. None without such a run, or before its end.
         """
-        return self._refitted(self.candidates[self.best_index_]) if self.has_best else None
+        return _refit_of(self, self.candidates[self.best_index_].name) if self.has_best else None
 
     @property
     def best_estimator_(self) -> Any:
-        """The module of the best candidate that was trained on all samples, as in scikit-learn.
-
-        Raises
-        ------
-        InputError
-            There is none: it needs ``refit``.
-        """
+        """The best candidate's module, trained on all samples; needs ``refit``."""
         return self.model(fold="all")
-
-    def _refitted(self, candidate: Candidate) -> CVResults | None:
-        found = None if self._load_refit is None else self._load_refit(candidate)
-        return found if found is not None and found.counts["done"] else None
 
     def state_dict(
         self, candidate: str | None = None, fold: int | str = 0, repeat: int = 0
     ) -> dict[str, Any]:
-        """Return the weights that a job trained, for `torch.nn.Module.load_state_dict`.
+        """Return trained weights, for `torch.nn.Module.load_state_dict`.
 
-        What `preprocess` fitted for the fold is no part of them.
-
-        Parameters
-        ----------
-        candidate : str, optional
-            ``"LeNet5/cosine"``; by default the best.
-        fold : int or "all"
-            From 0: which held-out samples the model has not seen, those of ``folds``; or all
-            samples were trained on, by ``refit``.
-        repeat : int
-            From 0, of repeated folds.
+        Takes the arguments of `model` and raises the same errors, but also works on results that
+        were read from the run's folder. What `preprocess` fitted is not included.
 
         Returns
         -------
         dict of str to Tensor
             Parameters and buffers after the last epoch, on the CPU.
-
-        Raises
-        ------
-        InputError
-            There is no such job, or it has no trained weights.
-        ValueError
-            No candidate is complete, so that none is best.
-        StoreCorruptError
-            They are gone from the run's folder, or damaged.
         """
         if self._load_weights is None:
-            raise ValueError("these results have no run on disk, where weights are")
+            raise ValueError("these results have no run on disk to load weights from")
         if fold == "all":
             return self.on_all_samples(candidate).state_dict()
-        job = self._done_job(self._named(candidate), fold, repeat)
+        job = done_job(self.plan, self.results, _name_of(self, candidate), fold, repeat)
         return self._load_weights(self.results[job.id])
 
     def model(self, candidate: str | None = None, fold: int | str = 0, repeat: int = 0) -> Any:
-        """Return the model that a job trained: built as the job did, with its trained weights.
+        """Return a trained model: built as its job built it, with the job's weights.
 
-        What `preprocess` fitted for the fold is no part of it; see `ensemble`.
+        What `preprocess` fitted is not included; see `ensemble`.
 
         Parameters
         ----------
         candidate : str, optional
             ``"LeNet5/cosine"``; by default the best.
         fold : int or "all"
-            From 0: which held-out samples the model has not seen, those of ``folds``; or all
-            samples were trained on, by ``refit``.
+            The fold, from 0, whose held-out samples the model has not seen; or ``"all"`` for the
+            model that ``refit`` trained on all samples.
         repeat : int
-            From 0, of repeated folds.
+            The repeat, from 0.
 
         Returns
         -------
@@ -306,133 +239,50 @@ class CVResults:
         ------
         InputError
             There is no such job, or it has no trained weights; or these results were read from the
-            run's folder, which holds no models.
+            run's folder, which stores no models.
         ValueError
-            No candidate is complete, so that none is best.
+            No candidate is complete, so none is best.
         StoreCorruptError
-            The weights are gone from the run's folder, or damaged.
+            The weights are missing from the run's folder, or damaged.
         """
-        models = self._live_models()
+        models = _live_models(self)
         if fold == "all":
             return self.on_all_samples(candidate).model()
-        return models.model(self._done_job(self._named(candidate), fold, repeat))
+        name = _name_of(self, candidate)
+        return models.model(done_job(self.plan, self.results, name, fold, repeat))
 
     def ensemble(self, candidate: str | None = None) -> FoldEnsemble:
-        """Return the models of all folds, and repeats, of a candidate, which answer together.
+        """Return the models of all folds and repeats of a candidate as one predictor.
 
-        Parameters
-        ----------
-        candidate : str, optional
-            ``"LeNet5/cosine"``; by default the best.
+        Takes a candidate and raises errors as `model` does; all of its folds must be done.
 
         Returns
         -------
         FoldEnsemble
-            Its models are made when it is asked first.
-
-        Raises
-        ------
-        InputError
-            There is no such candidate, or not all of its folds are done; or these results were read
-            from the run's folder, which holds no models.
-        ValueError
-            No candidate is complete, so that none is best.
+            Builds its models at the first prediction.
         """
-        models, name = self._live_models(), self._named(candidate)
-        self._job_of(name, 0, 0)
-        jobs = [job for job in self.plan.jobs if job.candidate == name]
-        missing = [f"{self._place(job)} {state}" for job in jobs if (state := self._undone(job))]
-        if missing:
-            rule = f"an ensemble of {name} needs all of its {len(jobs)} folds"
-            remedy = "The same call continues the run; or take another candidate."
-            refuse([Problem(rule, "; ".join(missing), remedy)])
-        asked = self.plan.objective_of(jobs[0].model)
+        models, name = _live_models(self), _name_of(self, candidate)
+        jobs = done_jobs(self.plan, self.results, name)
+        objective = self.plan.objective_of(jobs[0].model)
         ask = models.asked(jobs)
-        return FoldEnsemble(name, self.plan.classes, len(jobs), asked, ask, models.transform)
-
-    def _named(self, candidate: str | None) -> str:
-        return self.candidates[self.best_index_].name if candidate is None else candidate
-
-    def _live_models(self) -> FoldModels:
-        if self._models is None:
-            rule = "models come from results of a call, since a run's folder holds none"
-            remedy = (
-                "Make the call again, which trains nothing twice; or load state_dict into a model."
-            )
-            raise InputError([Problem(rule, f"results read from {self.root_dir}", remedy)])
-        return self._models
-
-    def _done_job(self, name: str, fold: int | str, repeat: int) -> Job:
-        job = self._job_of(name, fold, repeat)
-        state = self._undone(job)
-        if state:
-            done = ", ".join(row.name for row in self.candidates if row.done) or "none yet"
-            raise InputError(
-                [
-                    Problem(
-                        "only a job that is done has trained weights",
-                        f"{name}, {self._place(job)}, which {state}",
-                        f"Take another; candidates with folds that are done: {done}.",
-                    )
-                ]
-            )
-        return job
-
-    def _undone(self, job: Job) -> str:
-        """What became of a job that is not done; empty where it is."""
-        result = self.results.get(job.id)
-        if result is None:
-            return "is pending"
-        return "" if result.status == DONE else f"is {result.status}: {result.error}"
-
-    @staticmethod
-    def _place(job: Job) -> str:
-        return f"repeat {job.repeat}, fold {job.fold}" if job.repeated else f"fold {job.fold}"
+        return FoldEnsemble(name, self.plan.classes, len(jobs), objective, ask, models.transform)
 
     def on_all_samples(self, candidate: str | None = None) -> CVResults:
-        """Return the results of the run that trained a candidate on all samples, by ``refit``.
-
-        Parameters
-        ----------
-        candidate : str, optional
-            ``"LeNet5/cosine"``; by default the best.
+        """Return the results of training a candidate on all samples, by default the best.
 
         Raises
         ------
         InputError
-            There is no such run, or it is not done.
+            ``refit`` did not train it, or is not done.
         """
-        name = self._named(candidate)
-        self._job_of(name, 0, 0)
-        found = self._refitted(next(row for row in self.candidates if row.name == name))
+        name = _name_of(self, candidate)
+        find_job(self.plan, name)
+        found = _refit_of(self, name)
         if found is None:
             rule = "fold='all' needs a candidate that was trained on all samples"
-            remedy = "Make the call with refit=True (--refit), which trains the best so."
+            remedy = "Make the call with refit=True (--refit), which trains the best candidate so."
             raise InputError([Problem(rule, name, remedy)])
         return found
-
-    def _job_of(self, candidate: str, fold: int | str, repeat: int) -> Job:
-        jobs = [job for job in self.plan.jobs if job.candidate == candidate]
-        for job in jobs:
-            if (job.repeat, job.fold) == (repeat, fold):
-                return job
-        names = [row.name for row in self.candidates]
-        last = max(((job.repeat, job.fold) for job in jobs), default=(0, 0))
-        raise InputError(
-            [
-                Problem(
-                    f"the run has folds 0 to {last[1]} and repeats 0 to {last[0]}",
-                    f"fold={fold}, repeat={repeat}",
-                    "Pass one of these.",
-                )
-                if jobs
-                else Problem(
-                    f"candidate must be one of {', '.join(names)}",
-                    repr(candidate),
-                    f"Pass a model/LR schedule of the run.{nearest(candidate, names)}",
-                )
-            ]
-        )
 
     def to_frame(self, level: str = "candidate") -> pd.DataFrame:
         """Return a pandas table: one row per candidate, per fold, or per epoch.
@@ -445,106 +295,25 @@ class CVResults:
         Returns
         -------
         pandas.DataFrame
-            Seconds in ``*_seconds``, bytes in ``peak_memory``. Where models were pretrained, the
-            epochs of that stage come before those of the training, with its name in ``stage`` and
-            a column for each of its measures. Where jobs were trained by averaging, their folds
-            have ``rounds``, and in ``samples_epochs`` the samples × epochs of each process.
+            Seconds in ``*_seconds``, bytes in ``peak_memory``. Pretraining epochs precede those of
+            the training; ``stage`` names their phase, and each of their measures is a column. If
+            jobs were trained by averaging, folds have ``rounds`` and ``samples_epochs``, the
+            samples × epochs of each process.
         """
         import pandas as pd
 
-        makers: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
-            "candidate": self._candidate_rows,
-            "fold": self._fold_rows,
-            "epoch": self._epoch_rows,
-        }
-        if level not in makers:
-            raise ValueError(
-                f"level must be 'candidate', 'fold' or 'epoch': received {level!r}. "
-                "The default is 'candidate'."
-            )
-        frame: pd.DataFrame = pd.DataFrame(list(makers[level]()))
+        rows: Iterable[tables.Row]
+        if level == "candidate":
+            rows = _candidate_rows(self)
+        elif level == "fold":
+            rows = tables.fold_rows(self.plan, self.results, self.baseline, self.error_score)
+        elif level == "epoch":
+            rows = tables.epoch_rows(self.plan, self.results)
+        else:
+            rule = "level must be 'candidate', 'fold' or 'epoch'"
+            raise ValueError(f"{rule}: received {level!r}. The default is 'candidate'.")
+        frame: pd.DataFrame = pd.DataFrame(list(rows))
         return frame
-
-    def _candidate_rows(self) -> list[dict[str, Any]]:
-        rows = self.candidates
-        first = self.plan.scoring[0]
-        ratio = train_valid_ratio(self.folds)
-        table = []
-        for position, row in zip(rank(rows, first), rows, strict=True):
-            low, high = row.interval(first, ratio)
-            entry: dict[str, Any] = {
-                "rank": position if row.ranks_by(first) else float("nan"),
-                "model": row.model,
-                "scheduler": row.lr_schedule,
-            }
-            for metric in self.plan.scoring:
-                entry[f"mean_{metric}"] = _nan_mean(row.scores[metric])
-                entry[f"std_{metric}"] = _nan_std(row.scores[metric])
-            entry |= {
-                "ci_low": low,
-                "ci_high": high,
-                "fit_seconds": _nan_mean(row.fit_seconds) * row.planned,
-                "folds_done": row.done,
-                "folds": row.planned,
-                "status": row.status,
-            }
-            table.append((position, entry))
-        return [entry for _, entry in sorted(table, key=lambda pair: pair[0])]
-
-    def _fold_rows(self) -> Iterable[dict[str, Any]]:
-        averaging = any(result.averaged for result in self.results.values())
-        serial = self.baseline.by_job if self.baseline else {}
-        for job in self.plan.jobs:
-            result = self.results.get(job.id)
-            yield {
-                "model": job.model,
-                "scheduler": job.lr_schedule,
-                "repeat": job.repeat,
-                "fold": job.fold,
-                "status": result.status if result else "pending",
-                **{
-                    metric: score_of(result, metric, self.error_score)
-                    for metric in self.plan.scoring
-                },
-                "fit_seconds": result.fit_seconds if result else float("nan"),
-                "score_seconds": result.score_seconds if result else float("nan"),
-                "peak_memory": result.peak_memory if result else 0,
-                "device": result.device if result else "",
-                "cores": ",".join(map(str, result.cores)) if result else "",
-                "threads": result.threads if result else 0,
-                "attempt": result.attempt if result else 0,
-                "fused": len(self.plan.group_of(job.id)),
-                **(_averaging_columns(result) if averaging else {}),
-                "serial_accuracy": serial.get(job.id, float("nan")),
-                "error": result.error if result else "",
-            }
-
-    def _epoch_rows(self) -> Iterable[dict[str, Any]]:
-        staged = any(result.pretraining for result in self.results.values())
-        unmeasured: dict[str, Any] = {item.name: float("nan") for item in fields(Epoch)[1:]}
-        for job in self.plan.jobs:
-            result = self.results.get(job.id)
-            if result is None:
-                continue
-            place: dict[str, Any] = {
-                "model": job.model,
-                "scheduler": job.lr_schedule,
-                "repeat": job.repeat,
-                "fold": job.fold,
-            }
-            for stage in result.pretraining:
-                where = {**place, "stage": stage.stage, "epoch": stage.number}
-                # Where it is stands above what a user's model may call its measures.
-                row = {**where, **unmeasured, **stage.measures, **where}
-                yield {**row, "seconds": stage.seconds}
-            for item in result.epochs:
-                values = dict(vars(item))
-                where = {
-                    **place,
-                    **({"stage": ""} if staged else {}),
-                    "epoch": values.pop("number"),
-                }
-                yield {**where, **values}
 
     def report(self) -> Path:
         """Write the HTML report, its figures and tables; return the path of the page."""
@@ -552,75 +321,49 @@ class CVResults:
             raise ValueError("these results have no run on disk; use `asynckfold report DIR`")
         return self._build_report()
 
-    def _account(self) -> str:
-        counts = self.counts
-        return ", ".join(
-            f"{number} {state}" for state, number in counts.items() if number or state == "done"
-        )
-
-    def _lines(self) -> list[tuple[str, ...]]:
-        first = self.plan.scoring[0]
-        lines: list[tuple[str, ...]] = [
-            ("", "model", "scheduler", one_line(first), "folds", "seconds")
-        ]
-        for entry in self._candidate_rows():
-            mark = "" if np.isnan(entry["rank"]) else str(entry["rank"])
-            mean, std = entry[f"mean_{first}"], entry[f"std_{first}"]
-            lines.append(
-                (
-                    mark or "-",
-                    one_line(entry["model"]),
-                    one_line(entry["scheduler"]),
-                    "n/a" if np.isnan(mean) else f"{mean:.4f} ± {std:.4f}",
-                    folds_note(entry["folds_done"], entry["folds"]),
-                    f"{entry['fit_seconds']:.1f}",
-                )
-            )
-        return lines
-
-    def _summary(self) -> str:
-        text = f"{self._account()}; {self.seconds:.1f} s"
-        if self.baseline is not None:
-            text += f"; {self.speedup_note}"
-        return one_line(f"{text}; fingerprint {self.fingerprint[:12]}, {self.bit_identity}")
-
     def __repr__(self) -> str:
-        lines = self._lines()
-        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-        table = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
-        return "\n".join([f"CVResults: {self._summary()}", *table])
+        return tables.as_text(_summary(self), _text_cells(self))
 
     def _repr_html_(self) -> str:
-        head, *body = [[html.escape(cell) for cell in line] for line in self._lines()]
-        rows = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in body]
-        return (
-            f"<p><b>CVResults</b>: {html.escape(self._summary())}</p><table><thead><tr>"
-            f"{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead>"
-            f"<tbody>{''.join(rows)}</tbody></table>"
-        )
+        return tables.as_html(_summary(self), _text_cells(self))
 
 
-def _averaging_columns(result: Result | None) -> dict[str, Any]:
-    found = result.averaged if result else None
-    return {
-        "rounds": found.rounds if found else float("nan"),
-        # No spreadsheet takes it for one number, as it would without the blank.
-        "samples_epochs": ", ".join(map(str, found.samples)) if found else "",
-    }
+def _candidate_rows(found: CVResults) -> list[tables.Row]:
+    ratio = train_valid_ratio(found.folds)
+    return tables.candidate_rows(found.candidates, found.plan.scoring, ratio)
 
 
-def _first(pair: tuple[int, Candidate]) -> int:
-    return pair[0]
+def _text_cells(found: CVResults) -> list[tuple[str, ...]]:
+    return tables.text_cells(_candidate_rows(found), found.plan.scoring[0])
 
 
-def _nan_mean(values: npt.NDArray[np.float64]) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else float("nan")
+def _summary(found: CVResults) -> str:
+    text = f"{_counts_text(found.counts)}; {found.seconds:.1f} s"
+    if found.baseline is not None:
+        text += f"; {found.speedup_note}"
+    return one_line(f"{text}; fingerprint {found.fingerprint[:12]}, {found.bit_identity}")
 
 
-def _nan_std(values: npt.NDArray[np.float64]) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.std()) if known.size else float("nan")
+def _counts_text(counts: Mapping[str, int]) -> str:
+    return ", ".join(
+        f"{number} {state}" for state, number in counts.items() if number or state == "done"
+    )
+
+
+def _name_of(found: CVResults, candidate: str | None) -> str:
+    return found.candidates[found.best_index_].name if candidate is None else candidate
+
+
+def _live_models(found: CVResults) -> FoldModels:
+    if found._models is None:
+        rule = "models come from results of a call, since a run's folder holds none"
+        remedy = "Make the call again, which trains nothing twice; or load state_dict into a model."
+        raise InputError([Problem(rule, f"results read from {found.root_dir}", remedy)])
+    return found._models
+
+
+def _refit_of(found: CVResults, name: str) -> CVResults | None:
+    if found._load_refit is None:
+        return None
+    refit = found._load_refit(next(row for row in found.candidates if row.name == name))
+    return refit if refit is not None and refit.counts["done"] else None

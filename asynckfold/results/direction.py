@@ -1,53 +1,40 @@
-"""Greater is better: errors and losses that are passed as scores are refused before they rank."""
+"""Refuse errors and losses passed as scores: greater must be better."""
 
 from __future__ import annotations
 
 import dis
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
 from asynckfold.errors import Problem
 
 ERRORS = {
+    **{
+        name: f"neg_{name}"
+        for name in (
+            *("log_loss", "max_error", "mean_absolute_error", "mean_absolute_percentage_error"),
+            *("mean_gamma_deviance", "mean_poisson_deviance", "mean_squared_error"),
+            *("mean_squared_log_error", "median_absolute_error", "root_mean_squared_error"),
+            "root_mean_squared_log_error",
+        )
+    },
     "brier_score_loss": "neg_brier_score",
-    "coverage_error": "",
     "hamming_loss": "accuracy",
-    "hinge_loss": "",
-    "label_ranking_loss": "",
-    "log_loss": "neg_log_loss",
-    "max_error": "neg_max_error",
-    "mean_absolute_error": "neg_mean_absolute_error",
-    "mean_absolute_percentage_error": "neg_mean_absolute_percentage_error",
-    "mean_gamma_deviance": "neg_mean_gamma_deviance",
-    "mean_pinball_loss": "",
-    "mean_poisson_deviance": "neg_mean_poisson_deviance",
-    "mean_squared_error": "neg_mean_squared_error",
-    "mean_squared_log_error": "neg_mean_squared_log_error",
-    "mean_tweedie_deviance": "",
-    "median_absolute_error": "neg_median_absolute_error",
-    "root_mean_squared_error": "neg_root_mean_squared_error",
-    "root_mean_squared_log_error": "neg_root_mean_squared_log_error",
     "zero_one_loss": "accuracy",
     **dict.fromkeys(
         (
-            "binary_cross_entropy",
-            "binary_cross_entropy_with_logits",
-            "cross_entropy",
-            "huber_loss",
-            "kl_div",
-            "l1_loss",
-            "mse_loss",
-            "nll_loss",
-            "poisson_nll_loss",
-            "smooth_l1_loss",
+            *("coverage_error", "hinge_loss", "label_ranking_loss", "mean_pinball_loss"),
+            *("mean_tweedie_deviance", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
+            *("cross_entropy", "huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss"),
+            *("poisson_nll_loss", "smooth_l1_loss"),
         ),
         "",
     ),
 }
-"""Functions of scikit-learn and torch of which less is better, and the scorer in their place."""
+"""Functions of scikit-learn and torch where less is better, and the scorer to use instead."""
 
 _WORDS = frozenset(
     (
@@ -56,7 +43,7 @@ _WORDS = frozenset(
         *("msle", "nll", "perplexity", "regret", "risk", "rmse", "rmsle", "smape", "wer"),
     )
 )
-"""Words in the name of what is an error."""
+"""Words that name an error."""
 
 _NEGATED = frozenset(
     (
@@ -65,17 +52,11 @@ _NEGATED = frozenset(
         *("similarity", "skill", "utility"),
     )
 )
-"""Words in the name of what was turned round, or was no error."""
+"""Words that name a score, or a negated error."""
 
 
 def direction_problems(pairs: Sequence[tuple[Any, Any]]) -> Iterator[Problem]:
-    """Yield scores of which less is better, as far as names tell.
-
-    Parameters
-    ----------
-    pairs : sequence of (name, score)
-        As the user named them.
-    """
+    """Yield the scores, of pairs (name, score), where less is better as far as names tell."""
     for name, item in pairs:
         if isinstance(item, str) or not callable(item):
             continue
@@ -90,7 +71,7 @@ def direction_problems(pairs: Sequence[tuple[Any, Any]]) -> Iterator[Problem]:
             continue
         function = _name(item)
         called = _called(item)
-        # A lambda's name tells nothing, and the name that the user gave it does.
+        # A lambda has no name of its own, only the one that the user gave it.
         if _is_error(function) or (function == "<lambda>" and _is_error(str(name))):
             shown = function if function != "<lambda>" else str(name)
             yield _problem(shown, repr(name), _remedy(shown))
@@ -99,11 +80,8 @@ def direction_problems(pairs: Sequence[tuple[Any, Any]]) -> Iterator[Problem]:
 
 
 def _problem(function: str, received: str, remedy: str) -> Problem:
-    return Problem(
-        f"scores must be such that greater is better, and {function} is an error by its name",
-        received,
-        remedy,
-    )
+    rule = f"scores must be such that greater is better, and {function} is an error by its name"
+    return Problem(rule, received, remedy)
 
 
 def _remedy(function: str) -> str:
@@ -117,17 +95,20 @@ def _remedy(function: str) -> str:
     )
 
 
-def _name(function: Any) -> str:
+def _unwrapped(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
+    return function
+
+
+def _name(function: Any) -> str:
+    function = _unwrapped(function)
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _is_error(name: str) -> bool:
-    """Whether a name tells of an error.
+    """Whether a name says that it is an error.
 
-    Examples
-    --------
     >>> [_is_error(name) for name in ("my_loss", "RMSE", "MSELoss", "neg_mse", "lossless")]
     [True, True, True, False, False]
     """
@@ -138,24 +119,20 @@ def _is_error(name: str) -> bool:
     return bool(words & _WORDS) and not words & _NEGATED
 
 
-_TURNING = ("UNARY_NEGATIVE", "BINARY_SUBTRACT", "BINARY_TRUE_DIVIDE")
-
-
-def _called(function: Callable[..., Any]) -> str:
-    """Return the known error that a function calls and does not turn round; ``""`` if none."""
-    while isinstance(function, functools.partial):
-        function = function.func
+def _called(function: Any) -> str:
+    """Return the known error that a function calls without negating it; ``""`` if none."""
+    function = _unwrapped(function)
     if not isinstance(function, FunctionType):
         return ""
     code: CodeType = function.__code__
     found = next((name for name in code.co_names if name in ERRORS), "")
-    if not found or any(_turns(step) for step in dis.get_instructions(code)):
+    if not found or any(map(_negates, dis.get_instructions(code))):
         return ""
     below = any(isinstance(item, (int, float)) and item < 0 for item in code.co_consts)
     return "" if below or "negative" in code.co_names else found
 
 
-def _turns(step: dis.Instruction) -> bool:
-    """Whether a step may turn an error round: a minus or a division."""
+def _negates(step: dis.Instruction) -> bool:
+    """Whether a bytecode step may reverse the order of values: a minus or a division."""
     binary = step.opname == "BINARY_OP" and step.argrepr in ("-", "/", "-=", "/=")
-    return binary or step.opname in _TURNING
+    return binary or step.opname in ("UNARY_NEGATIVE", "BINARY_SUBTRACT", "BINARY_TRUE_DIVIDE")

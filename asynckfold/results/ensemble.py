@@ -1,4 +1,4 @@
-"""`FoldEnsemble`: the models of all folds of a candidate, which answer together."""
+"""`FoldEnsemble`: the models of all folds of a candidate as one predictor."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ from asynckfold.jobs.plan import Job
 
 Outputs = npt.NDArray[np.float32]
 Ask = Callable[[Any], Iterator[Outputs]]
-"""From samples to batches of what each model says: shapes (models, batch, ...)."""
+"""From samples to batches of every model's outputs: shapes (models, batch, ...)."""
 
 
 class FoldModels(Protocol):
-    """Makes the trained models of a run again, from the objects that it was started with."""
+    """Rebuilds the trained models of a run from the objects it was started with."""
 
     @property
     def transform(self) -> Transform | None:
         """The user's `output_transform`, of arrays."""
 
     def model(self, job: Job) -> Any:
-        """Return the module of a job that is done, with its trained weights."""
+        """Return the trained module of a job that is done."""
 
     def asked(self, jobs: Sequence[Job]) -> Ask:
-        """Return what asks the models of these jobs."""
+        """Return a function that runs the models of these jobs."""
 
 
 @dataclass(frozen=True, eq=False)
 class FoldEnsemble:
-    """The models that the folds of one candidate trained, which answer together.
+    """The models of one candidate's folds, whose mean is the prediction.
 
-    Every sample of the run's own data set was trained on by all of these models but those of the
-    folds that held it out. So how well the ensemble does on these samples is no estimate of how
-    well it does on others; the out-of-fold score of the candidate is one, of its models alone.
+    Each sample of the run's own dataset was in the training part of all but a few of these models,
+    so scores on it say nothing about new samples. The candidate's out-of-fold score does, for its
+    single models.
 
-    Samples are given as the run's data set has them. They pass the run's eval transform and, for
-    each model, the `preprocess` that is fitted anew on the training part of its fold; they are
-    computed on the CPU in the run's precision. Before the first answer, each model is asked about
-    some samples that its fold held out, and must say what the run recorded of them.
+    Inputs are samples as the run's dataset holds them. They pass the run's eval transform and, for
+    each model, the `preprocess` that is refitted on the training part of its fold; outputs are
+    computed on the CPU in the run's precision. Before the first prediction, each model must
+    reproduce the outputs that the run recorded for some held-out samples.
 
     Attributes
     ----------
     candidate : str
         ``"LeNet5/cosine"``.
     classes : tuple of str
-        Class names by index; empty for numbers.
+        Class names by index; empty for regression.
     size : int
-        How many models answer.
+        Number of models.
     objective : Objective
         What outputs mean.
 
@@ -91,14 +91,14 @@ class FoldEnsemble:
     _transform: Transform | None = field(default=None, repr=False)
 
     def outputs(self, inputs: Any) -> Outputs:
-        """Return the mean of what the models say.
+        """Return the mean of the models' outputs.
 
         Parameters
         ----------
         inputs : array, tensor, or map-style Dataset
-            Samples as the run's data set has them, before the run's transforms: of shape (n, ...),
-            or a data set of samples or of (sample, target). Targets are ignored. A ``transform`` of
-            a data set is ignored where the one of the run's data set was taken over.
+            Samples as the run's dataset holds them, before the run's transforms: of shape (n, ...),
+            or a dataset of samples or of (sample, target). Targets are ignored, and so is a
+            dataset's ``transform`` if the run took over the one of its own dataset.
 
         Returns
         -------
@@ -108,32 +108,31 @@ class FoldEnsemble:
         Raises
         ------
         InputError
-            The samples are not like those of the run; or a model does not say what the run
-            recorded of samples that its fold held out, since data set, transforms, `preprocess` or
-            the model have changed.
+            The samples are not like those of the run; or a model does not reproduce the recorded
+            outputs, because dataset, transforms, `preprocess` or the model have changed.
         StoreCorruptError
-            Trained weights are gone from the run's folder, or damaged.
+            Trained weights are missing from the run's folder, or damaged.
         """
-        means = [said.mean(axis=0, dtype=np.float64) for said in self._ask(inputs)]
+        means = [batch.mean(axis=0, dtype=np.float64) for batch in self._ask(inputs)]
         return np.concatenate(means).astype(np.float32)
 
     def predict_proba(self, inputs: Any) -> npt.NDArray[np.float64]:
-        """Return the mean of the models' probabilities of each class.
+        """Return the mean of the models' class probabilities.
 
-        These are the softmax of outputs; the sigmoid of one output, for two classes, or of each,
-        for several labels of a sample; outputs that are probabilities; or what the run's
-        `output_transform` makes of them. What `inputs` are and what is raised is as in `outputs`.
+        Probabilities are the softmax of the outputs; the sigmoid, for one output or several labels;
+        the outputs themselves; or what the run's `output_transform` makes of them. Takes and raises
+        the same as `outputs`.
 
         Returns
         -------
         ndarray of shape (n, n_classes), or (n, n_labels)
-            Rows add up to 1, but for several labels of a sample. Columns are in the order of
+            Rows sum to 1, except with several labels per sample. Columns are in the order of
             ``results.classes_``.
 
         Raises
         ------
         InputError
-            The run's targets are numbers, or its outputs margins, which are no probabilities.
+            The run is a regression, or its outputs are margins, which have no probabilities.
         """
         if self.objective.kind == REGRESSION:
             rule = "predict_proba needs targets that are classes"
@@ -142,40 +141,36 @@ class FoldEnsemble:
             rule = "predict_proba needs outputs whose probabilities are known"
             remedy = "Use outputs, or make the run with output_transform=."
             refuse([Problem(rule, f"outputs that are {self.objective.scale}", remedy)])
-        means = [self._probabilities(said).mean(axis=0) for said in self._ask(inputs)]
+        means = [self._probabilities(batch).mean(axis=0) for batch in self._ask(inputs)]
         return np.concatenate(means)
 
     def predict(self, inputs: Any) -> npt.NDArray[Any]:
-        """Return the most probable label of each sample, or its number.
+        """Return the most probable label of each sample, or the mean prediction of a regression.
 
-        What `inputs` are and what is raised is as in `outputs`.
+        Takes and raises the same as `outputs`.
 
         Returns
         -------
         ndarray
-            Labels as the run's data have them, of shape (n,), as in ``results.classes_``; rows of 0
-            and 1, where a sample may have several labels; or mean predictions, of shape (n,) where
-            there is one for each sample.
+            Labels of shape (n,), as in ``results.classes_``; rows of 0 and 1 with several labels
+            per sample; or mean predictions, of shape (n,) if there is one per sample.
         """
-        asked = self.objective
-        if asked.kind == REGRESSION:
-            parts = [
-                np.mean(
-                    [predicted(asked, one, self._transform) for one in said],
-                    axis=0,
-                    dtype=np.float64,
-                )
-                for said in self._ask(inputs)
-            ]
-            return np.concatenate(parts).astype(np.float32)
-        if asked.scale in (MARGINS, UNKNOWN):
-            found = predicted(asked, self.outputs(inputs), self._transform)
-            return asked.labels_of(found, found.max(initial=1) + 1)
+        objective = self.objective
+        if objective.kind == REGRESSION:
+            batches = (
+                [predicted(objective, one, self._transform) for one in batch]
+                for batch in self._ask(inputs)
+            )
+            means = [np.mean(found, axis=0, dtype=np.float64) for found in batches]
+            return np.concatenate(means).astype(np.float32)
+        if objective.scale in (MARGINS, UNKNOWN):
+            found = predicted(objective, self.outputs(inputs), self._transform)
+            return objective.labels_of(found, found.max(initial=1) + 1)
         shares = self.predict_proba(inputs)
-        if asked.kind == MULTILABEL:
+        if objective.kind == MULTILABEL:
             return (shares > 0.5).astype(np.int64)
-        return asked.labels_of(np.asarray(shares.argmax(axis=1), np.int64), shares.shape[1])
+        return objective.labels_of(np.asarray(shares.argmax(axis=1), np.int64), shares.shape[1])
 
-    def _probabilities(self, said: Outputs) -> npt.NDArray[np.float64]:
-        each = [probabilities(self.objective, one, self._transform) for one in said]
+    def _probabilities(self, batch: Outputs) -> npt.NDArray[np.float64]:
+        each = [probabilities(self.objective, one, self._transform) for one in batch]
         return np.stack(each)

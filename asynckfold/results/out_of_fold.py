@@ -1,4 +1,4 @@
-"""Out-of-fold outputs: what was said of each sample by models that had not seen it."""
+"""Out-of-fold outputs: each sample's output by models that were not trained on it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Outputs = npt.NDArray[np.float32]
 
 
 def layers_of(folds: Sequence[Fold]) -> tuple[int, ...]:
-    """Number folds such that each sample is held out once a layer at most, from 0.
+    """Number folds from 0 such that each layer holds out a sample at most once.
 
-    For repeated folds this is their repeat, also where a scikit-learn splitter repeats them.
+    For repeated folds the layer is the repeat, also if a scikit-learn splitter repeats them.
 
     Examples
     --------
@@ -41,24 +41,10 @@ def layers_of(folds: Sequence[Fold]) -> tuple[int, ...]:
 def out_of_fold(
     plan: Plan, folds: Sequence[Fold], results: Mapping[str, Result], n_samples: int
 ) -> dict[str, Outputs]:
-    """Gather the outputs of finished jobs by candidate.
+    """Gather the outputs of finished jobs by candidate; see `CVResults.oof`.
 
-    Parameters
-    ----------
-    plan : Plan
-        All jobs.
-    folds : sequence of Fold
-        Who was held out when.
-    results : Mapping of str to Result
-        By job id.
-    n_samples : int
-        Samples of the dataset.
-
-    Returns
-    -------
-    dict of str to ndarray of float32, shape (n_samples, ...) or (n_layers, n_samples, ...)
-        Candidates without a finished fold are left out. Samples that no finished fold held out are
-        NaN. The layers are those of `layers_of`, where there are several: no two models are mixed.
+    Candidates without a finished fold are left out. With several `layers_of` folds these are the
+    first axis, so that no two models are mixed.
     """
     layers = dict(zip((fold.key for fold in folds), layers_of(folds), strict=True))
     rows = {fold.key: fold.valid for fold in folds}
@@ -80,7 +66,7 @@ def out_of_fold(
 
 
 def mean_of_layers(outputs: Outputs) -> Outputs:
-    """Return the mean over the first axis, of what is known; NaN where nothing is."""
+    """Return the mean over the first axis, ignoring NaN; NaN if all are."""
     known = ~np.isnan(outputs)
     total = np.where(known, outputs, 0).sum(axis=0, dtype=np.float64)
     count = known.sum(axis=0)

@@ -1,8 +1,8 @@
-"""From outputs to scores: scikit-learn's scorers on what a network said of a held-out fold.
+"""Scores of held-out outputs, by scikit-learn's scorers or the user's functions.
 
-Outputs are dressed up as a fitted estimator of scikit-learn, whose ``classes_`` are the labels of
-the user's data, so that each scorer means what it means there: which class is positive, which of
-``predict``, ``predict_proba`` and ``decision_function`` it asks for, what it refuses.
+For a scorer, outputs are wrapped as a fitted scikit-learn estimator whose ``classes_`` are the
+labels of the user's data. So the scorer means what it means there: which class is positive, which
+of ``predict``, ``predict_proba`` and ``decision_function`` it needs, what it refuses.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import Problem, nearest, refuse
-from asynckfold.jobs.criteria import (
-    LOG_PROBABILITIES,
-    LOGITS,
-    MARGINS,
-    PROBABILITIES,
-    UNKNOWN,
-)
+from asynckfold.jobs.criteria import LOG_PROBABILITIES, LOGITS, MARGINS, PROBABILITIES, UNKNOWN
 from asynckfold.jobs.objective import (
     BINARY,
     MULTICLASS,
@@ -44,8 +38,8 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     MULTILABEL: ("accuracy", "f1_micro"),
     REGRESSION: ("r2",),
 }
-"""Scores where the user names none; the first ranks. Accuracy of several labels is the share of
-samples of which all are right, as scikit-learn's."""
+"""Scores if the user names none; the first ranks. As in scikit-learn, a multilabel sample counts as
+accurate if all of its labels are."""
 
 
 def resolve(
@@ -53,40 +47,22 @@ def resolve(
 ) -> dict[str, Score]:
     """Return scores by name; the first ranks.
 
-    Parameters
-    ----------
-    scoring : None, str, callable, sequence of these, or mapping of name to these
-        scikit-learn's names (``"accuracy"``, ``"f1_macro"``, ``"neg_log_loss"``), its scorers
-        (``make_scorer(fbeta_score, beta=2, average="macro")``), or functions (labels, outputs) →
-        float; greater is better. None means those of `DEFAULTS`.
-    objective : Objective
-        What is asked of the model.
-    transform : callable, optional
-        The user's `output_transform`.
+    Scores are scikit-learn's names (``"accuracy"``, ``"f1_macro"``), its scorers
+    (``make_scorer(fbeta_score, beta=2, average="macro")``), or functions (labels, outputs) → float;
+    one, a sequence, or a mapping by name; None means `DEFAULTS`. The functions that are returned
+    take encoded targets. Raises `InputError` on an unknown name, two scores of one name, or an
+    error passed as a score.
 
-    Returns
-    -------
-    dict of str to callable
-        Of targets, as jobs train with them, and outputs.
-
-    Raises
-    ------
-    InputError
-        A name that scikit-learn does not know, two scores of one name, or an error in place of a
-        score.
-
-    Examples
-    --------
     >>> scores = resolve(["accuracy", "f1_macro"], Objective("multiclass", "logits"))
     >>> scores["accuracy"](np.array([0, 1]), np.array([[2.0, 1.0], [3.0, 0.0]], np.float32))
     0.5
     """
-    pairs = named(scoring, objective.kind)
+    pairs = named_scores(scoring, objective.kind)
     refuse(_problems(pairs))
     return {str(name): _score(item, objective, transform) for name, item in pairs}
 
 
-def named(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
+def named_scores(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
     """Return (name, score) pairs of what the user passed."""
     if scoring is None:
         scoring = DEFAULTS[kind]
@@ -96,13 +72,13 @@ def named(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
     return [(_name_of(item), item) for item in (scoring if many else [scoring])]
 
 
-def is_own(item: Any) -> bool:
-    """Whether a score is a function of the user's own, which gets labels and outputs."""
+def is_custom(item: Any) -> bool:
+    """Whether a score is the user's own function of (labels, outputs)."""
     return not isinstance(item, str) and not _is_scorer(item)
 
 
-def is_of_scikit_learn(item: Any) -> bool:
-    """Whether all of a score is scikit-learn's; a function of the user's may count its calls."""
+def is_from_sklearn(item: Any) -> bool:
+    """Whether a scorer runs no code of the user's, which may count its calls."""
     module = getattr(getattr(item, "_score_func", None), "__module__", "") or ""
     return isinstance(item, str) or module.startswith("sklearn.")
 
@@ -115,7 +91,7 @@ def _name_of(item: Any) -> str:
 
 
 def _is_scorer(item: Any) -> bool:
-    """Whether an object comes from scikit-learn's ``make_scorer``, which has no public class."""
+    """Whether ``make_scorer`` made an object; the class of these is not public."""
     return callable(item) and hasattr(item, "_score_func") and hasattr(item, "_sign")
 
 
@@ -126,21 +102,13 @@ def _problems(pairs: Sequence[tuple[Any, Any]]) -> list[Problem]:
     problems = []
     for _, item in pairs:
         if isinstance(item, str) and item not in valid:
-            problems.append(
-                Problem(
-                    "scoring must name scikit-learn scorers",
-                    repr(item),
-                    f"{nearest(item, valid)} See sklearn.metrics.get_scorer_names().".strip(),
-                )
-            )
+            rule = "scoring must name scikit-learn scorers"
+            remedy = f"{nearest(item, valid)} See sklearn.metrics.get_scorer_names().".strip()
+            problems.append(Problem(rule, repr(item), remedy))
         elif not isinstance(item, str) and not callable(item):
-            problems.append(
-                Problem(
-                    "scoring must be names or functions (targets, outputs) → float",
-                    repr(item)[:80],
-                    "Pass for instance scoring=['accuracy', 'f1_macro'].",
-                )
-            )
+            rule = "scoring must be names or functions (targets, outputs) → float"
+            remedy = "Pass for instance scoring=['accuracy', 'f1_macro']."
+            problems.append(Problem(rule, repr(item)[:80], remedy))
     if not pairs:
         problems.append(Problem("there must be a score", "none", "Leave scoring out."))
     names = [str(name) for name, _ in pairs]
@@ -153,7 +121,7 @@ def _problems(pairs: Sequence[tuple[Any, Any]]) -> list[Problem]:
 
 
 def _score(item: Any, objective: Objective, transform: Transform | None) -> Score:
-    if is_own(item):
+    if is_custom(item):
         if not objective.labels:
             own: Score = item
             return own
@@ -163,101 +131,97 @@ def _score(item: Any, objective: Objective, transform: Transform | None) -> Scor
     scorer = _scorer_for(item, objective)
 
     def score(targets: npt.NDArray[Any], outputs: Outputs) -> float:
-        said = _said(objective, outputs, transform)
-        truth = _truth(objective, targets, said)
-        wanted = _with_labels(scorer, said, truth)
-        return float(wanted(said, np.arange(len(targets)), truth))
+        estimator = _estimators()[objective.kind != REGRESSION](objective, outputs, transform)
+        truth = _truth(objective, targets, estimator)
+        scorer_of_all = _with_labels(scorer, estimator, truth)
+        return float(scorer_of_all(estimator, np.arange(len(targets)), truth))
 
     return score
 
 
 def _accuracy(targets: npt.NDArray[Any], outputs: Outputs) -> float:
-    """Return scikit-learn's ``"accuracy"``, which takes 1 ms to look its arguments over.
+    """Return scikit-learn's ``"accuracy"`` without its 1 ms of argument checks.
 
-    That would be a fifth of what a short job may cost beside its training.
+    That would be a fifth of the overhead allowed to a short job.
     """
     return float(np.mean(outputs.argmax(axis=1) == targets))
 
 
-def _truth(objective: Objective, targets: npt.NDArray[Any], said: Any) -> npt.NDArray[Any]:
-    """Return the labels as scikit-learn compares them."""
+def _truth(objective: Objective, targets: npt.NDArray[Any], estimator: Any) -> npt.NDArray[Any]:
+    """Return the true labels as scikit-learn compares them."""
     if objective.kind == REGRESSION:
         return targets.squeeze(-1) if targets.shape[1:] == (1,) else targets
     codes = objective.codes(targets)
-    return codes if objective.kind == MULTILABEL else np.asarray(said.classes_)[codes]
+    return codes if objective.kind == MULTILABEL else np.asarray(estimator.classes_)[codes]
 
 
 def _scorer_for(item: Any, objective: Objective) -> Any:
-    """Return a scorer of scikit-learn, which takes the user's `pos_label` where it has one."""
+    """Return scikit-learn's scorer, with the user's `pos_label` if it takes one."""
     from sklearn.metrics import get_scorer
 
     scorer = get_scorer(item)
     if objective.pos_label is None or not takes_pos_label(scorer):
         return scorer
-    return _with_words(scorer, pos_label=objective.pos_label)
+    return _with_keywords(scorer, pos_label=objective.pos_label)
 
 
 def takes_pos_label(item: Any) -> bool:
-    """Whether a scorer is of one class that is positive."""
+    """Whether a scorer scores one positive class."""
     from sklearn.metrics import get_scorer
 
     scorer = get_scorer(item)
     words = getattr(scorer, "_kwargs", {})
     one = words.get("average", "binary") in ("binary", None)
-    return one and _takes(scorer, "pos_label") and "pos_label" not in words
+    return one and _accepts(scorer, "pos_label") and "pos_label" not in words
 
 
 def one_class_scorers(names: Sequence[str]) -> list[str]:
-    """Return those of scikit-learn's names that are scores of one class."""
+    """Return the names of scikit-learn scorers that score one positive class."""
     from sklearn.metrics import get_scorer_names
 
     return [name for name in names if name in get_scorer_names() and takes_pos_label(name)]
 
 
-def _takes(scorer: Any, word: str) -> bool:
+def _accepts(scorer: Any, keyword: str) -> bool:
     function = getattr(scorer, "_score_func", None)
-    return function is not None and word in inspect.signature(function).parameters
+    return function is not None and keyword in inspect.signature(function).parameters
 
 
-def _with_words(scorer: Any, **words: Any) -> Any:
+def _with_keywords(scorer: Any, **keywords: Any) -> Any:
     from sklearn.metrics import make_scorer
 
     return make_scorer(
         scorer._score_func,
         response_method=scorer._response_method,
         greater_is_better=scorer._sign > 0,
-        **{**scorer._kwargs, **words},
+        **{**scorer._kwargs, **keywords},
     )
 
 
-def _with_labels(scorer: Any, said: Any, truth: npt.NDArray[Any]) -> Any:
-    """Return the scorer, told of classes that a fold may lack: probabilities have their columns.
+def _with_labels(scorer: Any, estimator: Any, truth: npt.NDArray[Any]) -> Any:
+    """Return the scorer with ``labels=`` of all classes, if a fold lacks some.
 
-    Without, scikit-learn refuses such a fold. ``"roc_auc_ovr"`` and its like stay: they are not
-    defined there.
+    scikit-learn refuses such a fold otherwise, as probabilities have a column for each class.
+    ``"roc_auc_ovr"`` and the like stay: they are undefined there.
     """
-    asked = getattr(scorer, "_response_method", "predict")
-    if asked == "predict" or not hasattr(said, "classes_") or truth.ndim != 1:
+    response = getattr(scorer, "_response_method", "predict")
+    if response == "predict" or not hasattr(estimator, "classes_") or truth.ndim != 1:
         return scorer
-    lacking = len(np.unique(truth)) < len(said.classes_)
+    lacking = len(np.unique(truth)) < len(estimator.classes_)
     name = getattr(getattr(scorer, "_score_func", None), "__name__", "")
     if not lacking or name.startswith("roc_auc") or "labels" in scorer._kwargs:
         return scorer
-    return _with_words(scorer, labels=said.classes_) if _takes(scorer, "labels") else scorer
-
-
-def _said(objective: Objective, outputs: Outputs, transform: Transform | None) -> Any:
-    """Dress outputs up as a fitted scikit-learn estimator, whose X is row numbers."""
-    return _estimators()[objective.kind != REGRESSION](objective, outputs, transform)
+    can = _accepts(scorer, "labels")
+    return _with_keywords(scorer, labels=estimator.classes_) if can else scorer
 
 
 @cache
 def _estimators() -> tuple[type, type]:
-    """Return a regressor and a classifier: made once, as scikit-learn looks long at a new class."""
+    """Return a regressor and a classifier whose X is row numbers; cached, new classes are slow."""
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils.metaestimators import available_if
 
-    class Said(BaseEstimator):  # type: ignore[misc]
+    class Fixed(BaseEstimator):  # type: ignore[misc]
         def __init__(self, objective: Any, outputs: Any, transform: Any = None) -> None:
             self.objective = objective
             self.outputs = outputs
@@ -266,11 +230,11 @@ def _estimators() -> tuple[type, type]:
         def __sklearn_is_fitted__(self) -> bool:
             return True
 
-    class Regressor(RegressorMixin, Said):  # type: ignore[misc]
+    class Regressor(RegressorMixin, Fixed):  # type: ignore[misc]
         def predict(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
             return predicted(self.objective, self.outputs[rows], self.transform)
 
-    class Classifier(ClassifierMixin, Said):  # type: ignore[misc]
+    class Classifier(ClassifierMixin, Fixed):  # type: ignore[misc]
         @property
         def classes_(self) -> Any:
             if self.objective.kind == MULTILABEL:
@@ -298,91 +262,79 @@ def _estimators() -> tuple[type, type]:
 
 
 def _is_ranking(objective: Objective) -> bool:
-    """Whether a greater output ranks its class higher, probabilities apart."""
+    """Whether samples can be ranked by outputs, other than by class probabilities."""
     return objective.scale in (LOGITS, LOG_PROBABILITIES, MARGINS) or (
         objective.kind != MULTICLASS and objective.scale == PROBABILITIES
     )
 
 
-# Whether scores fit what is asked
+# Whether scores fit the outputs
 
 
 def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> Iterator[Problem]:
-    """Yield what keeps scikit-learn's scores from being computed of models' outputs."""
-    pairs = [(name, item) for name, item in named(scoring, objective.kind) if not is_own(item)]
+    """Yield why scikit-learn's scores cannot be computed from models' outputs."""
+    pairs = [
+        (name, item) for name, item in named_scores(scoring, objective.kind) if not is_custom(item)
+    ]
     if not pairs:
         return
-    asks = {model: objective.of(model) for model in models} or {"": objective}
-    unknown = [model for model, asked in asks.items() if asked.scale == UNKNOWN]
-    if unknown:
+    objectives = {model: objective.of(model) for model in models} or {"": objective}
+    if any(found.scale == UNKNOWN for found in objectives.values()):
         shown = "one number for two classes" if objective.kind == BINARY else "outputs"
         yield Problem(
-            "scores must know what outputs mean, and this criterion does not tell",
+            "scores need the meaning of outputs, which this criterion does not define",
             f"{', '.join(map(str, (name for name, _ in pairs)))} of {shown} of an unknown scale",
             "Pass output_transform= with a function that makes probabilities of outputs, such as "
             "torch.sigmoid; or scoring= with a function (labels, outputs) → float.",
         )
-    margins = [model for model, asked in asks.items() if asked.scale == MARGINS]
+    margins = [model for model, found in objectives.items() if found.scale == MARGINS]
     for name, item in pairs if margins else []:
-        if _asks_probabilities(item):
+        if _needs_probabilities(item):
             yield Problem(
-                "scores of probabilities need outputs that are some",
+                "scores of probabilities need probabilities or logits as outputs",
                 f"{name!r} of margins, the outputs of {', '.join(margins)}",
                 "Pass output_transform= with a function that makes probabilities of outputs, such "
                 "as lambda outputs: outputs.softmax(1), or another scoring=.",
             )
-    if objective.kind == BINARY or _is_two(objective):
+    two = objective.kind == MULTICLASS and len(objective.labels) == 2
+    if objective.kind == BINARY or two:
         yield from _positive_problems(pairs, objective)
 
 
-def _is_two(objective: Objective) -> bool:
-    return objective.kind == MULTICLASS and len(objective.labels) == 2
-
-
-def _asks_probabilities(item: Any) -> bool:
+def _needs_probabilities(item: Any) -> bool:
     from sklearn.metrics import get_scorer
 
     return bool(getattr(get_scorer(item), "_response_method", "predict") == "predict_proba")
 
 
 def _positive_problems(pairs: Sequence[tuple[Any, Any]], objective: Objective) -> Iterator[Problem]:
-    """Yield that a score asks for a positive class where there is no class 1."""
+    """Yield that a score needs a positive class and no label is 1."""
     labels = objective.all_labels(2).tolist()
     if objective.pos_label is not None or 1 in labels:
         return
-    asking = [name for name, item in pairs if takes_pos_label(item)]
-    if asking:
+    names = [str(name) for name, item in pairs if takes_pos_label(item)]
+    if names:
         shown = " and ".join(map(repr, labels))
         yield Problem(
-            f"{', '.join(map(str, asking))} needs to know which class is positive: scikit-learn "
-            "takes 1",
+            f"{', '.join(names)} needs to know which class is positive: scikit-learn takes 1",
             f"labels {shown}",
             f"Pass pos_label={labels[-1]!r}, or a score such as 'f1_macro'.",
         )
 
 
-def _assumed(objective: Objective, models: Sequence[str]) -> Iterator[str]:
-    logits = [model for model in models if objective.of(model).scale == LOGITS]
-    if objective.kind == MULTICLASS and logits:
-        yield (
-            f"probabilities are taken to be the softmax of outputs of {', '.join(logits)}, since "
-            "this criterion does not tell; output_transform= tells otherwise"
-        )
-
-
-def asks_probabilities(scoring: Any, kind: str) -> bool:
-    """Whether a score of scikit-learn asks for probabilities."""
-    pairs = named(scoring, kind)
-    return any(_asks_probabilities(item) for _, item in pairs if not is_own(item))
-
-
-def told(
+def score_notes(
     scoring: Any, objective: Objective, models: Sequence[str], is_told: bool = True
 ) -> Iterator[str]:
-    """Yield what scores are of, where the user did not say it."""
+    """Yield what scores are computed from, if neither user nor criterion (`is_told`) said it."""
     if scoring is not None:
-        if asks_probabilities(scoring, objective.kind) and not is_told:
-            yield from _assumed(objective, models)
+        pairs = [item for _, item in named_scores(scoring, objective.kind) if not is_custom(item)]
+        logits = [model for model in models if objective.of(model).scale == LOGITS]
+        assumed = objective.kind == MULTICLASS and logits and not is_told
+        if assumed and any(map(_needs_probabilities, pairs)):
+            yield (
+                f"probabilities are taken to be the softmax of outputs of {', '.join(logits)}, "
+                "since this criterion does not define it; output_transform= overrides this"
+            )
         return
     names = " and ".join(DEFAULTS[objective.kind])
     scales = dict.fromkeys(objective.of(model).scale for model in models or [""])

@@ -1,8 +1,7 @@
-"""The speedup, decided once: a number, or why there is none. Whoever prints one asks here.
+"""The speedup, decided once for every table, page and file: a number, or why there is none.
 
-A speedup is the serial loop's wall time over the packed run's, for equal work. It is reported only
-where both times were measured whole, and nobody else used the machine meanwhile. An estimate is
-called one wherever it stands.
+Speedup = the serial loop's wall time / the packed run's, for equal work. It needs both times
+measured in full on an otherwise idle machine. An estimate is labelled as one everywhere.
 """
 
 from __future__ import annotations
@@ -15,44 +14,22 @@ from asynckfold.jobs.result import DONE, Baseline, Result
 
 MEASURED, ESTIMATED = "measured", "estimated"
 
-_AGAIN = "Measure again on an idle machine, in a new folder"
-
 
 @dataclass(frozen=True)
 class Speedup:
-    """Serial against packed wall time: a number, or why there is none.
+    """Serial against packed wall time: a number, or why there is none."""
 
-    Parameters
-    ----------
-    kind : {"measured", "estimated", ""}
-        Whether the serial loop was run whole, or some batches of each model timed and multiplied;
-        empty without a serial loop.
-    ratio : float or None
-        Serial / packed seconds for equal work. None unless both were measured without other
-        programs on the machine.
-    estimate : float or None
-        The same from an estimate of the serial seconds.
-    why_not : str
-        Why there is neither; empty where there is one.
-    serial_seconds : float or None
-        Of the jobs that are done; what the packed run did in vain is not in it.
-    packed_seconds : float
-        Wall time of the packed run, with what it did in vain.
-    serial_threads : int
-        Threads of the serial loop.
-    """
-
-    kind: str
-    ratio: float | None
-    estimate: float | None
-    why_not: str
-    serial_seconds: float | None
-    packed_seconds: float
+    kind: str  # "measured" in full, "estimated" from some batches of each model, or "" for neither
+    ratio: float | None  # serial / packed seconds for equal work, both measured on an idle machine
+    estimate: float | None  # the same with estimated serial seconds
+    why_not: str  # why there is neither; else empty
+    serial_seconds: float | None  # of the jobs that are done
+    packed_seconds: float  # of the packed run, failed jobs included
     serial_threads: int
 
     @property
     def text(self) -> str:
-        """What every door says of it, in one sentence or two."""
+        """One or two sentences for tables and the terminal."""
         if self.why_not:
             return f"speedup not reported: {self.why_not}"
         threads = f"{self.serial_threads} thread{'s' if self.serial_threads != 1 else ''}"
@@ -73,25 +50,13 @@ def speedup_of(
     packed_seconds: float,
     baseline: Baseline | None,
 ) -> Speedup:
-    """Decide what may be said of the speedup.
-
-    Parameters
-    ----------
-    planned : collection of str
-        Ids of all jobs.
-    results : Mapping of str to Result
-        By job id.
-    packed_seconds : float
-        Wall time of the packed run.
-    baseline : Baseline or None
-        The serial loop.
-    """
+    """Decide what to report as the speedup of the `planned` job ids."""
     if baseline is None:
         why = "no serial baseline was taken"
         return Speedup("", None, None, why, None, packed_seconds, 0)
     done = [name for name in planned if name in results and results[name].status == DONE]
     serial, why = _equal_work(planned, done, results, baseline)
-    why = why or _untrue_times(serial, packed_seconds, baseline)
+    why = why or _bad_timing(serial, packed_seconds, baseline)
     ratio = None if why or serial is None else serial / packed_seconds
     measured = baseline.kind == MEASURED
     return Speedup(
@@ -117,7 +82,7 @@ def _equal_work(
     if not done:
         return None, "no job succeeded"
     if not baseline.seconds_by_job:
-        # Runs of earlier versions know the seconds of all jobs together only.
+        # Runs of earlier versions recorded only the sum.
         if len(done) == len(planned):
             return baseline.seconds, ""
         lost = len(planned) - len(done)
@@ -125,15 +90,15 @@ def _equal_work(
     missing = [name for name in done if name not in baseline.seconds_by_job]
     if missing:
         return None, (
-            f"the serial loop has no time of {len(missing)} of the {len(done)} jobs that are done, "
-            f"the first is {missing[0]}"
+            f"the serial loop did not time {len(missing)} of the {len(done)} finished jobs, first "
+            f"{missing[0]}"
         )
     return math.fsum(baseline.seconds_by_job[name] for name in done), ""
 
 
-def _untrue_times(serial: float | None, packed: float, baseline: Baseline) -> str:
+def _bad_timing(serial: float | None, packed: float, baseline: Baseline) -> str:
     if baseline.disturbance:
-        return f"{baseline.disturbance}. {_AGAIN}"
+        return f"{baseline.disturbance}. Measure again on an idle machine, in a new folder"
     if baseline.kind not in (MEASURED, ESTIMATED):
         return f"the serial loop's time is of an unknown kind, {baseline.kind!r}"
     times = (("serial loop", serial), ("packed run", packed))

@@ -1,8 +1,9 @@
-"""Paired statistics over folds: intervals, and differences between candidates.
+"""Statistics over folds: confidence intervals, and paired differences between candidates.
 
-Every candidate is scored on the same folds, so two of them are compared fold by fold. The folds
-share training samples; what that does to a variance is corrected as Nadeau and Bengio (2003)
-propose.
+All candidates are scored on the same folds, so two of them are compared fold by fold. Folds share
+training samples; the variance is corrected for it as in Nadeau and Bengio (2003), "Inference for
+the Generalization Error", Machine Learning 52, which was derived for random divisions and is a
+heuristic for the folds of one cross-validation.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import numpy.typing as npt
 from asynckfold.jobs.folds import Fold
 
 SIGNIFICANT = 0.05
-"""Largest p that is called more than chance."""
+"""Largest p of a clear difference."""
 
 TIE = 1e-9
-"""Means of scores are equal that differ by no more, as a share of the largest score: less comes
-from the order in which scores are added up."""
+"""Largest difference of tied means, relative to the largest score: the order of summation alone
+changes a mean by as much."""
 
 _ROUNDING = 1e-12
 
@@ -36,7 +37,7 @@ _BOUNDS = {
     **dict.fromkeys(("explained_variance", "r2"), (-math.inf, 1.0)),
     "neg": (-math.inf, 0.0),
 }
-"""Of scikit-learn's scores, by the beginning of their names."""
+"""Bounds of scikit-learn's scores, by the beginning of their names."""
 
 Verdict = Literal["tie", "untestable", "real", "chance"]
 
@@ -54,7 +55,7 @@ class Difference:
 
     @property
     def verdict(self) -> Verdict:
-        """What may be said of it: everyone who says it says this."""
+        """What the difference means, the same in every table, page and file."""
         if self.mean == 0:
             return "tie"
         if math.isnan(self.p):
@@ -64,7 +65,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Lead:
-    """How far the best candidate is ahead of the runner-up."""
+    """Lead of the best candidate over the runner-up."""
 
     best: str
     runner_up: str
@@ -72,17 +73,8 @@ class Lead:
 
 
 def tied(one: float, other: float, size: float) -> bool:
-    """Whether two means differ by rounding only.
+    """Whether two means differ only by rounding; `size` is the largest absolute score.
 
-    Parameters
-    ----------
-    one, other : float
-        The means.
-    size : float
-        The greatest absolute value among what they are means of.
-
-    Examples
-    --------
     >>> tied((0.1 + 0.2 + 0.3) / 3, (0.3 + 0.2 + 0.1) / 3, 0.3), tied(0.5, 0.500001, 0.6)
     (True, False)
     """
@@ -95,7 +87,7 @@ def train_valid_ratio(folds: Sequence[Fold]) -> float:
 
 
 def bounds_of(name: str) -> tuple[float, float]:
-    """Return between what a score lies, by its name among scikit-learn's; infinite if unknown.
+    """Return the bounds of a score with one of scikit-learn's names; infinite if unknown.
 
     >>> bounds_of("f1_macro"), bounds_of("neg_log_loss"), bounds_of("profit")
     ((0.0, 1.0), (-inf, 0.0), (-inf, inf))
@@ -114,32 +106,15 @@ def confidence_interval(
 ) -> tuple[float, float]:
     """Return the corrected resampled t interval of a mean over folds.
 
-    Folds share training samples, so the naive interval is too narrow; Nadeau and Bengio (2003),
-    "Inference for the Generalization Error", add ``n_valid / n_train`` to ``1 / k``. Derived for
-    random divisions, a heuristic for k-fold.
+    The naive interval is too narrow; the correction adds ``n_valid / n_train`` to ``1 / k``.
 
-    Parameters
-    ----------
-    scores : ndarray of shape (k,)
-        One score a fold.
-    train_valid_ratio : float
-        ``n_valid / n_train``.
-    level : float
-        Coverage.
-    bounds : tuple of float
-        Between what the score lies: no more is said of its mean. Of no account where a score lies
-        beyond, which then is another one of that name.
-
-    Returns
-    -------
-    tuple of float
-        Lower and upper end; NaN for fewer than two folds.
+    The interval is clipped to `bounds`, unless a score lies outside; NaN for fewer than two folds.
     """
     from scipy.special import stdtrit
 
     count = len(scores)
     if count < 2 or np.isnan(scores).any():
-        return (float("nan"), float("nan"))
+        return math.nan, math.nan
     error = np.sqrt((1 / count + train_valid_ratio) * scores.var(ddof=1))
     half = float(stdtrit(count - 1, (1 + level) / 2) * error)
     mean, (least, most) = float(scores.mean()), bounds
@@ -153,30 +128,16 @@ def paired_difference(
 ) -> Difference:
     """Compare two candidates over the same folds by the corrected resampled t test.
 
-    Nadeau and Bengio (2003), "Inference for the Generalization Error", Machine Learning 52:
     ``t = mean / sqrt((1 / k + n_valid / n_train) * variance)`` with ``k - 1`` degrees of freedom.
-    Derived for random divisions; over the folds of one cross-validation it is a heuristic.
 
-    Parameters
-    ----------
-    first, second : sequence of float, length k
-        Scores fold by fold, in the same order.
-    train_valid_ratio : float
-        ``n_valid / n_train``.
+    The mean difference is 0 if the two are `tied`. `t` and `p` are NaN if there are fewer than two
+    differences or all are equal.
 
-    Returns
-    -------
-    Difference
-        Of `first` less `second`; the mean is 0 where the two are `tied`. `t` and `p` are NaN where
-        the differences do not vary or there are fewer than two: then there is nothing to test with.
-
-    Examples
-    --------
     >>> found = paired_difference([0.9, 0.8, 0.9], [0.8, 0.75, 0.75], 0.5)
     >>> round(found.mean, 3), round(found.t, 3), round(found.p, 3)
     (0.1, 2.191, 0.16)
     """
-    # Of scipy.stats the import alone takes more than a second.
+    # Importing scipy.stats alone takes more than a second.
     from scipy.special import stdtr
 
     one, other = np.asarray(first, float), np.asarray(second, float)

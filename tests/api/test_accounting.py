@@ -120,7 +120,7 @@ def test_every_job_is_somewhere_before_and_after_an_interruption(
     }
     assert main(["report", str(root)]) == 0
     page = (root / "report" / "index.html").read_text()
-    assert "12 planned = 8 done + 1 failed + 3 diverged" in page
+    assert "8 of 12 jobs finished, 1 failed, 3 diverged" in page
     assert "2 of 3 folds, incomplete" in page
     with RunStore.read(root) as store:
         results = load_results(store)

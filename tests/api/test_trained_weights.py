@@ -25,7 +25,7 @@ from asynckfold import (
 from asynckfold.api.kfold import load_results
 from asynckfold.cli import main
 from asynckfold.engines.warm_pool import close_warm
-from asynckfold.results.report.summary import read_results
+from asynckfold.results.read import read_results
 from asynckfold.training.checkpoint import trained_weights, weights_digest
 from tests.toy import Tiny, adam, samples
 

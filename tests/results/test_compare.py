@@ -35,7 +35,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_run_equals_its_repetition(golden: Path, root: Path) -> None:
+def test_repeated_runs_are_identical(golden: Path, root: Path) -> None:
     make(root)
     found = compare(golden, root)
     assert found.identical
@@ -43,7 +43,7 @@ def test_a_run_equals_its_repetition(golden: Path, root: Path) -> None:
     assert found.fingerprints[0] == found.fingerprints[1]
 
 
-def test_another_seed_is_named(golden: Path, root: Path) -> None:
+def test_a_different_seed_is_reported(golden: Path, root: Path) -> None:
     make(root, random_state=1)
     found = compare(golden, root)
     assert not found.identical
@@ -52,7 +52,7 @@ def test_another_seed_is_named(golden: Path, root: Path) -> None:
     assert found.equal_jobs == 0
 
 
-def test_one_changed_output_is_found(golden: Path, root: Path) -> None:
+def test_one_changed_output_is_reported(golden: Path, root: Path) -> None:
     make(root)
     with RunStore.hold(root) as store:
         plan, results = store.reader.plan, store.reader.results()
@@ -76,7 +76,7 @@ def test_one_changed_output_is_found(golden: Path, root: Path) -> None:
     assert found.equal_jobs == 2
 
 
-def test_another_pretraining_is_named(golden: Path, root: Path) -> None:
+def test_different_pretraining_is_reported(golden: Path, root: Path) -> None:
     with RunStore.read(golden) as store:
         plan, results = store.plan, store.results()
         folds, targets = store.splits()
@@ -106,7 +106,7 @@ def test_an_incomplete_run_is_not_identical_to_itself(golden: Path, root: Path) 
     assert compare(golden, root).results == "Tiny/cosine/fold-0: done there, pending here"
 
 
-def test_the_command_says_it_in_words_and_by_its_exit_code(
+def test_the_command_reports_differences_in_words_and_exit_code(
     golden: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(root, random_state=1)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from asynckfold.results.confusion import class_accuracy, count_classes
-from asynckfold.results.report.summary import read_results
+from asynckfold.results.read import read_results
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
 
-def test_outputs_beyond_the_classes_have_a_row_and_a_column(root: Path) -> None:
+def test_outputs_beyond_the_classes_extend_the_matrix(root: Path) -> None:
     write_run(root, Synthetic(classes=tuple("abcdefghij")))
     with RunStore.read(root) as store:
         found = replace(read_results(store), plan=replace(store.plan, classes=("a", "b")))
@@ -25,7 +25,7 @@ def test_outputs_beyond_the_classes_have_a_row_and_a_column(root: Path) -> None:
     assert all(table[2:].sum() == 0 and table.sum() == 300 for table in counts.values())
 
 
-def test_targets_of_two_dimensions_are_not_counted(root: Path) -> None:
+def test_two_dimensional_targets_are_not_counted(root: Path) -> None:
     write_run(root)
     with RunStore.read(root) as store:
         found = read_results(store)

@@ -88,7 +88,7 @@ class Guess(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.zeros(len(samples), int)
 
 
-def test_the_table_has_exactly_the_keys_types_and_shapes_of_scikit_learn() -> None:
+def test_cv_results_has_keys_types_and_shapes_of_scikit_learn() -> None:
     search = GridSearchCV(
         Guess(),
         {"model": MODELS, "scheduler": SCHEDULES},
@@ -106,7 +106,7 @@ def test_the_table_has_exactly_the_keys_types_and_shapes_of_scikit_learn() -> No
     assert list(ours["param_model"]) == list(theirs["param_model"])
 
 
-def test_the_table_adds_up() -> None:
+def test_cv_results_is_consistent() -> None:
     table = make_results(all_scores()).cv_results_
     splits = np.stack([table[f"split{fold}_test_accuracy"] for fold in range(3)])
     np.testing.assert_allclose(table["mean_test_accuracy"], splits.mean(axis=0))
@@ -128,7 +128,7 @@ def test_the_best_candidate_is_the_best_complete_one() -> None:
     assert math.isnan(incomplete.cv_results_["mean_test_accuracy"][3])
 
 
-def test_no_complete_candidate_is_told_with_the_account() -> None:
+def test_without_a_complete_candidate_the_error_counts_jobs_by_state() -> None:
     with pytest.raises(ValueError, match=r"no candidate has a score on every fold.*12 pending"):
         _ = make_results({}).best_index_
 
@@ -180,14 +180,14 @@ def test_ranks_do_not_depend_on_the_order_and_nan_is_last(means: list[float], ra
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
-def test_finite_ranks_are_those_of_scikit_learn(means: list[float]) -> None:
+def test_finite_ranks_match_scipy(means: list[float]) -> None:
     from scipy.stats import rankdata
 
     expected = rankdata([-mean for mean in means], method="min").astype(int).tolist()
     assert rank([row([mean]) for mean in means], "a") == expected
 
 
-def test_the_corrected_interval_is_nadeau_and_bengios() -> None:
+def test_the_interval_is_corrected_as_by_nadeau_and_bengio() -> None:
     """By hand: mean 0.8, variance 0.01, k = 3, ratio 1/2, t(0.975, 2) = 4.30265."""
     low, high = confidence_interval(np.array([0.7, 0.8, 0.9]), 0.5)
     half = 4.30265 * math.sqrt((1 / 3 + 0.5) * 0.01)
@@ -196,7 +196,7 @@ def test_the_corrected_interval_is_nadeau_and_bengios() -> None:
     assert all(map(math.isnan, confidence_interval(np.array([0.7, math.nan]), 0.5)))
 
 
-def test_an_interval_ends_where_the_score_does() -> None:
+def test_intervals_are_clipped_to_the_bounds_of_the_score() -> None:
     scores = np.array([0.9, 0.99, 1.0])
     plain = confidence_interval(scores, 0.25)
     assert plain[1] > 1
@@ -212,7 +212,7 @@ def test_an_interval_ends_where_the_score_does() -> None:
 # Out-of-fold outputs
 
 
-def test_outputs_stand_in_the_order_of_the_dataset() -> None:
+def test_oof_outputs_are_in_dataset_order() -> None:
     outputs = make_results(all_scores()).oof
     assert list(outputs) == ["B<b>/cosine", "B<b>/warm", "A/cosine", "A/warm"]
     for array in outputs.values():
@@ -220,7 +220,7 @@ def test_outputs_stand_in_the_order_of_the_dataset() -> None:
         np.testing.assert_array_equal(array, np.arange(12, dtype=np.float32)[:, None])
 
 
-def test_outputs_of_repeats_stand_apart() -> None:
+def test_oof_outputs_keep_repeats_apart() -> None:
     results = make_results(all_scores(2), 2)
     outputs = results.oof["A/warm"]
     assert outputs.shape == (2, 12, 1)
@@ -299,7 +299,7 @@ def test_a_frame_has_one_row_per_level(level: str, rows: int) -> None:
     assert {"model", "scheduler"} <= set(frame)
 
 
-def test_candidates_stand_by_rank_and_folds_say_what_is_pending() -> None:
+def test_candidates_are_sorted_by_rank_and_pending_folds_are_listed() -> None:
     scores = all_scores()
     del scores["A/warm/fold-1"]
     results = make_results(scores)
@@ -309,12 +309,12 @@ def test_candidates_stand_by_rank_and_folds_say_what_is_pending() -> None:
     assert results.to_frame("epoch")["epoch"].tolist()[:2] == [1, 2]
 
 
-def test_another_level_is_refused() -> None:
+def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="level must be 'candidate', 'fold' or 'epoch'"):
         make_results({}).to_frame("job")
 
 
-def test_the_text_is_readable() -> None:
+def test_repr_shows_counts_speedup_and_ranking() -> None:
     baseline = Baseline("measured", 25.0, 2)
     lines = repr(make_results(all_scores(), baseline=baseline)).splitlines()
     assert "12 done" in lines[0]
@@ -325,7 +325,7 @@ def test_the_text_is_readable() -> None:
     assert len(lines) == 6
 
 
-def test_the_page_escapes_names() -> None:
+def test_html_repr_escapes_names() -> None:
     page = make_results(all_scores())._repr_html_()
     assert "B&lt;b&gt;" in page
     assert "B<b>" not in page
@@ -356,7 +356,7 @@ def test_the_speedup_needs_a_baseline_and_all_jobs() -> None:
     assert make_results(scores, baseline=baseline).speedup is None
 
 
-def test_epochs_of_pretraining_come_before_those_of_the_training() -> None:
+def test_pretraining_epochs_precede_training_epochs() -> None:
     plain = make_results(all_scores())
     assert "stage" not in plain.to_frame("epoch")
     first = plain.plan.jobs[0].id
@@ -378,7 +378,7 @@ def test_epochs_of_pretraining_come_before_those_of_the_training() -> None:
     assert frame["train_loss"][:2].isna().all()
 
 
-def test_folds_tell_what_averaging_did_where_any_job_was_trained_so() -> None:
+def test_fold_table_has_averaging_columns_if_any_job_used_it() -> None:
     plain = make_results(all_scores())
     columns = list(plain.to_frame("fold").columns)
     assert not {"rounds", "samples_epochs"} & set(columns)
@@ -397,7 +397,7 @@ def test_folds_tell_what_averaging_did_where_any_job_was_trained_so() -> None:
     assert found.results[first].digest == plain.results[first].digest
 
 
-def test_only_results_with_pretraining_have_another_digest() -> None:
+def test_only_pretraining_changes_the_digest_of_earlier_versions() -> None:
     result = Result("a", 1, DONE)
     # As it was before there was such a stage.
     assert result.digest == "3c1e586e103f67415b53e83042f19231d3e4970d7a1a96fd532b6691c71fbe19"

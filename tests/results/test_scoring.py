@@ -105,18 +105,18 @@ def test_several_numbers_at_once() -> None:
 
 
 @pytest.mark.parametrize(("objective", "name"), [(CLASSES, "accuracy"), (NUMBERS, "r2")])
-def test_the_default_fits_the_targets(objective: Objective, name: str) -> None:
+def test_default_scores_fit_the_targets(objective: Objective, name: str) -> None:
     assert list(resolve(None, objective)) == [name]
 
 
-def test_large_outputs_are_probabilities_all_the_same() -> None:
+def test_large_logits_do_not_overflow() -> None:
     outputs = np.array([[1000.0, -1000.0], [-1000.0, 1000.0], [0.0, 0.5]], np.float32)
     targets = np.array([0, 1, 0])
     found = resolve("neg_log_loss", CLASSES)["neg_log_loss"](targets, outputs)
     assert found == pytest.approx(np.log(softmax([0.0, 0.5])[0]) / 3, rel=1e-5)
 
 
-def test_outputs_may_be_more_than_the_classes() -> None:
+def test_models_may_have_more_outputs_than_classes() -> None:
     outputs = np.eye(5, dtype=np.float32)[[0, 1, 2, 2]]
     assert resolve("accuracy", CLASSES)["accuracy"](np.array([0, 1, 2, 1]), outputs) == 0.75
 
@@ -128,7 +128,7 @@ def agreement(targets: Array, outputs: Array) -> float:
     return float((outputs.argmax(1) == targets).mean())
 
 
-def test_own_functions_are_called_with_targets_and_outputs(
+def test_user_functions_get_targets_and_outputs(
     digits: tuple[Array, Array, Any, Array],
 ) -> None:
     targets, outputs, *_ = digits
@@ -148,7 +148,7 @@ def test_scores_may_be_named(digits: tuple[Array, Array, Any, Array]) -> None:
     )
 
 
-def test_scorers_of_scikit_learn_are_understood(digits: tuple[Array, Array, Any, Array]) -> None:
+def test_sklearn_scorers_are_accepted(digits: tuple[Array, Array, Any, Array]) -> None:
     targets, outputs, model, inputs = digits
     given = {
         "fbeta_score": make_scorer(metrics.fbeta_score, beta=2, average="macro"),
@@ -181,14 +181,14 @@ def test_scorers_of_scikit_learn_are_understood(digits: tuple[Array, Array, Any,
         ([lambda y, o: 0.0, lambda y, o: 1.0], "received '<lambda>' twice."),
     ],
 )
-def test_odd_scores_are_refused(scoring: Any, text: str) -> None:
+def test_invalid_scores_are_refused(scoring: Any, text: str) -> None:
     with pytest.raises(InputError) as raised:
         resolve(scoring, CLASSES)
     assert text in str(raised.value)
     assert len(raised.value.problems) == 1
 
 
-def test_all_odd_scores_are_named_at_once() -> None:
+def test_all_invalid_scores_are_listed_at_once() -> None:
     with pytest.raises(InputError) as raised:
         resolve(["acuracy", "f1_makro", 3], CLASSES)
     assert len(raised.value.problems) == 3

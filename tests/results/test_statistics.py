@@ -42,7 +42,7 @@ def test_paired_difference_is_wider_than_the_plain_t_test() -> None:
 
 
 @pytest.mark.parametrize("second", [[0.5, 0.5], [0.4, 0.4]])
-def test_nothing_is_claimed_without_spread(second: list[float]) -> None:
+def test_equal_differences_cannot_be_tested(second: list[float]) -> None:
     found = paired_difference([0.5, 0.5], second, 0.25)
     assert math.isnan(found.p)
     assert math.isnan(found.ci_low)

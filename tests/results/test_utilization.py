@@ -85,7 +85,7 @@ def write(root: Path, about: Mapping[str, Any]) -> None:
         record(store, B1, 2)
 
 
-def test_of_a_row_an_attempt_holds_its_core_from_its_turn_on(root: Path) -> None:
+def test_an_attempt_in_a_batch_holds_its_core_from_its_turn_on(root: Path) -> None:
     with FakeClockStore.hold(root) as store:
         assert isinstance(store, FakeClockStore)
         store.begin(PLAN, FOLDS, TARGETS)
@@ -104,7 +104,7 @@ def test_of_a_row_an_attempt_holds_its_core_from_its_turn_on(root: Path) -> None
     assert found.core_seconds == pytest.approx(1 + 3)
 
 
-def test_seconds_and_cores_are_those_of_all_attempts(root: Path) -> None:
+def test_all_attempts_count_in_seconds_and_core_seconds(root: Path) -> None:
     write(root, {"decision": CHOICE.to_dict()})
     with RunStore.read(root) as store:
         found = packing_of(store)
@@ -120,12 +120,12 @@ def test_seconds_and_cores_are_those_of_all_attempts(root: Path) -> None:
         ModelAccount("B", 1, "1 thread: as asked", 2, 5.0, 6.0, 7, 50),
     )
     assert told(found) == (
-        "the jobs took 10.0 s from the first start to the last end, predicted were 11.0 s; no order"
-        " of them takes less than 9.0 s. Meanwhile they held 90.0 % of 2 cores, the tail included"
+        "the jobs took 10.0 s from first start to last end, 11.0 s predicted and at least 9.0 s "
+        "needed in any order; they held 90.0 % of 2 cores, the tail included"
     )
 
 
-def test_the_time_of_jobs_trained_as_one_counts_once(root: Path) -> None:
+def test_seconds_of_a_fusion_group_count_once(root: Path) -> None:
     with FakeClockStore.hold(root) as store:
         assert isinstance(store, FakeClockStore)
         plan = replace(PLAN, groups=((B0, B1),))
@@ -150,7 +150,7 @@ def test_the_time_of_jobs_trained_as_one_counts_once(root: Path) -> None:
     assert found.models[1] == ModelAccount("B", 1, "1 thread: as asked", 2, 5.0, 3.5, 14, 50)
 
 
-def test_a_run_without_a_decision_claims_nothing_of_its_cores(root: Path) -> None:
+def test_without_a_recorded_decision_core_use_is_unknown(root: Path) -> None:
     write(root, {})
     with RunStore.read(root) as store:
         found = packing_of(store)
@@ -166,7 +166,7 @@ def test_a_run_without_attempts_has_no_packing(root: Path) -> None:
         assert packing_of(store.reader) is None
 
 
-def test_the_report_tells_of_each_attempt(root: Path) -> None:
+def test_the_report_shows_waits_and_memory_of_each_attempt(root: Path) -> None:
     write(root, {"decision": CHOICE.to_dict()})
     with RunStore.read(root) as store:
         summary, found = summarize(store), packing_of(store)

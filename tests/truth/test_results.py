@@ -67,7 +67,7 @@ def ranks(scores: Sequence[Sequence[float]]) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-6, 1e6, -1e-6])
-def test_the_order_in_which_folds_are_added_up_ranks_nobody(size: float) -> None:
+def test_the_order_of_summation_does_not_change_ranks(size: float) -> None:
     one, other = [0.1 * size, 0.2 * size, 0.3 * size], [0.3 * size, 0.2 * size, 0.1 * size]
     assert size != 1 or np.mean(one) != np.mean(other)
     for scores in ([one, other], [other, one]):
@@ -81,7 +81,7 @@ def test_the_order_in_which_folds_are_added_up_ranks_nobody(size: float) -> None
         assert found.lead.best == "m0/constant"
 
 
-def test_a_difference_beyond_rounding_is_one() -> None:
+def test_differences_beyond_rounding_rank() -> None:
     assert ranks([[0.5, 0.5], [0.5, 0.5 + 1e-7], [0.5, 0.5 - 1e-7]]) == [2, 1, 3]
     # One sample of a million more.
     assert ranks([[0.999998] * 2, [0.999999] * 2]) == [2, 1]
@@ -118,7 +118,7 @@ def test_permuting_folds_changes_no_rank(counts: list[list[int]], random: object
 
 
 @pytest.mark.parametrize("error_score", [float("nan"), 0.0, 1e9])
-def test_what_failed_is_never_best_whatever_its_score(error_score: float) -> None:
+def test_a_failed_candidate_is_never_best_whatever_its_error_score(error_score: float) -> None:
     found = results_of([[0.9, 0.9], [0.5, 0.6]], error_score=error_score)
     jobs = found.plan.jobs
     results = {**found.results, jobs[1].id: Result(jobs[1].id, 1, FAILED, error="bad")}
@@ -134,7 +134,7 @@ def test_what_failed_is_never_best_whatever_its_score(error_score: float) -> Non
     assert frame[["ci_low", "ci_high"]].isna().all(axis=1).tolist() == [False, True]
 
 
-def test_what_is_pending_or_no_number_is_never_best() -> None:
+def test_pending_or_nan_candidates_are_never_best() -> None:
     found = results_of([[0.9, 0.9], [0.5, 0.6], [float("nan"), 1.0]])
     results = dict(found.results)
     del results[found.plan.jobs[0].id]
@@ -262,7 +262,7 @@ def stepping(
     [(ValueError, FAILED, 3.0), (math.nan, DIVERGED, 4.0), (None, DONE, 8.0)],
     ids=["raises", "diverges", "done"],
 )
-def test_the_seconds_of_a_job_are_those_until_its_end(
+def test_fit_seconds_run_until_the_end_of_the_job(
     tmp_path: Path, clock: Clock, error: Any, status: str, seconds: float
 ) -> None:
     tiny = Tiny(tmp_path, {"m": stepping(clock, 3, error)})
@@ -271,21 +271,21 @@ def test_the_seconds_of_a_job_are_those_until_its_end(
     assert result.fit_seconds == pytest.approx(seconds)
 
 
-def test_the_seconds_of_a_job_that_timed_out_are_those_it_had(tmp_path: Path, clock: Clock) -> None:
+def test_a_timed_out_job_keeps_its_fit_seconds(tmp_path: Path, clock: Clock) -> None:
     tiny = Tiny(tmp_path, {"m": stepping(clock, 99, None)}, job_timeout_s=5)
     (result,) = tiny.execute(tiny.jobs[0])
     assert result.status == FAILED
     assert result.fit_seconds == pytest.approx(5.0)
 
 
-def test_the_seconds_of_a_job_count_all_its_attempts(tmp_path: Path, clock: Clock) -> None:
+def test_fit_seconds_add_up_over_attempts(tmp_path: Path, clock: Clock) -> None:
     tiny = Tiny(tmp_path, {"m": stepping(clock, 99, None)})
     result, attempts = tiny.train_with_stops()
     assert attempts > 2
     assert result.fit_seconds == pytest.approx(8.0)
 
 
-def test_a_job_that_was_through_before_its_result_keeps_its_seconds(
+def test_a_job_killed_before_recording_its_result_keeps_its_seconds(
     tmp_path: Path, clock: Clock
 ) -> None:
     tiny = Tiny(tmp_path, {"m": stepping(clock, 99, None)})
@@ -298,7 +298,7 @@ def test_a_job_that_was_through_before_its_result_keeps_its_seconds(
     assert first.score_seconds > 0
 
 
-def test_a_job_that_raises_before_its_training_has_taken_time(tmp_path: Path) -> None:
+def test_a_job_that_fails_before_training_has_fit_seconds(tmp_path: Path) -> None:
     def slow() -> nn.Module:
         time.sleep(0.05)
         raise ValueError("no model")
@@ -309,7 +309,7 @@ def test_a_job_that_raises_before_its_training_has_taken_time(tmp_path: Path) ->
     assert result.fit_seconds >= 0.05
 
 
-def test_jobs_trained_as_one_share_their_seconds(tmp_path: Path, clock: Clock) -> None:
+def test_jobs_of_a_fusion_group_share_its_seconds(tmp_path: Path, clock: Clock) -> None:
     def timed(model: nn.Module) -> optim.Optimizer:
         class Taking(optim.SGD):
             def step(self, closure: Any = None) -> Any:

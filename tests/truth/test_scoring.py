@@ -88,7 +88,7 @@ def judged(names: list[Any], count: int, seed: int) -> tuple[Array, Array, Array
 @pytest.mark.parametrize(("scorers", "count"), [(MANY, 4), (TWO, 2)])
 @settings(max_examples=12, deadline=None)
 @given(names=NAMES, seed=st.integers(0, 99))
-def test_no_renaming_of_classes_changes_what_scikit_learn_says_of_the_names(
+def test_scores_match_scikit_learn_for_any_class_labels(
     scorers: tuple[str, ...], count: int, names: list[Any], seed: int
 ) -> None:
     truth, outputs, classes = judged(names, count, seed)
@@ -112,7 +112,7 @@ def test_no_renaming_of_classes_changes_what_scikit_learn_says_of_the_names(
 @pytest.mark.parametrize(
     ("values", "columns"), [([0, 1, 3], 4), ([0, 2, 5], 7), ([1, 2, 3], 5), ([2, 3, 9], 10)]
 )
-def test_labels_with_gaps_are_scored_as_they_are(values: list[int], columns: int) -> None:
+def test_labels_with_gaps_are_not_renumbered(values: list[int], columns: int) -> None:
     random = np.random.default_rng(0)
     truth = np.array(values)[random.integers(0, 3, 60)]
     labels = resolve_labels(truth, True)
@@ -146,7 +146,7 @@ def test_the_positive_class_is_scikit_learns_or_the_users(name: str) -> None:
     assert other == pytest.approx(reference(name, shares, [0, 1], swapped))
 
 
-def test_a_positive_class_is_asked_for_where_there_is_no_class_1() -> None:
+def test_pos_label_is_required_without_class_1() -> None:
     asked = Objective("multiclass", "logits", ("no", "yes"))
     (problem,) = fit_problems("f1", asked, ["m"])
     assert "pos_label='yes'" in problem.remedy
@@ -168,12 +168,14 @@ def test_a_positive_class_is_asked_for_where_there_is_no_class_1() -> None:
         (None, (), (), None),
     ],
 )
-def test_a_positive_class_may_be_named(value: Any, labels: Any, names: Any, found: Any) -> None:
+def test_pos_label_may_be_a_label_or_a_class_name(
+    value: Any, labels: Any, names: Any, found: Any
+) -> None:
     assert pos_label_of(value, Objective("multiclass", "logits", labels), names) == (found, [])
 
 
 @pytest.mark.parametrize("value", [3, "maybe"])
-def test_a_positive_class_that_is_none_is_refused(value: Any) -> None:
+def test_an_unknown_pos_label_is_refused(value: Any) -> None:
     _, (problem,) = pos_label_of(value, Objective("binary", "logits"), ("0", "1"))
     assert problem.remedy == "Pass one of 0, 1."
     _, (problem,) = pos_label_of(1, Objective("regression", "values"), ())
@@ -185,7 +187,7 @@ def test_a_positive_class_that_is_none_is_refused(value: Any) -> None:
 
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
 @pytest.mark.parametrize("signs", [False, True])
-def test_one_output_is_cut_at_even_odds(shape: tuple[int, ...], signs: bool) -> None:
+def test_one_output_is_thresholded_at_even_odds(shape: tuple[int, ...], signs: bool) -> None:
     random = np.random.default_rng(1)
     truth = random.integers(0, 2, 80)
     odds = (2 * truth - 1.7 + random.normal(size=80)).astype(np.float32)
@@ -205,7 +207,7 @@ def test_one_output_is_cut_at_even_odds(shape: tuple[int, ...], signs: bool) -> 
     assert list(resolve(None, asked)) == ["accuracy", "roc_auc"]
 
 
-def test_several_labels_of_a_sample_are_indicator_rows() -> None:
+def test_multilabel_targets_are_scored_as_indicator_rows() -> None:
     random = np.random.default_rng(2)
     truth = random.integers(0, 2, (70, 3))
     odds = (2 * truth - 1 + random.normal(size=truth.shape)).astype(np.float32)
@@ -243,7 +245,7 @@ def test_probabilities_are_the_same_on_every_scale(scale: str, outputs_of: Any) 
         assert found == pytest.approx(reference(name, shares, classes, truth), rel=1e-6), name
 
 
-def test_logarithms_of_rates_are_scored_as_rates() -> None:
+def test_log_rates_are_scored_as_rates() -> None:
     random = np.random.default_rng(3)
     logs = random.normal(size=(50, 1)).astype(np.float32)
     counts = random.poisson(np.exp(logs)).astype(np.float32)
@@ -255,7 +257,7 @@ def test_logarithms_of_rates_are_scored_as_rates() -> None:
     )
 
 
-def test_the_users_transform_makes_what_is_scored() -> None:
+def test_scores_use_the_output_transform() -> None:
     truth, outputs, classes = judged([0, 1, 2, 3, 4], 3, 7)
     # Distances: the least is the class.
     asked = Objective("multiclass", "transformed", transform="d")
@@ -272,7 +274,7 @@ def test_the_users_transform_makes_what_is_scored() -> None:
 # Folds without some class
 
 
-def test_a_fold_without_a_class_has_a_loss_and_no_area() -> None:
+def test_a_fold_without_a_class_has_a_log_loss_but_no_roc_auc() -> None:
     truth, outputs, _ = judged([0, 1, 2, 3, 4], 4, 9)
     kept = truth != 2
     truth, outputs = truth[kept], outputs[kept]
@@ -284,7 +286,7 @@ def test_a_fold_without_a_class_has_a_loss_and_no_area() -> None:
         resolve("roc_auc_ovr", asked)["roc_auc_ovr"](truth, outputs)
 
 
-def test_the_area_of_one_class_is_no_number() -> None:
+def test_roc_auc_of_one_class_is_nan() -> None:
     asked = Objective("binary", "logits")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -330,7 +332,7 @@ def judge(targets: Array, outputs: Array) -> float:
         (nn.MSELoss(), "-MSELoss"),
     ],
 )
-def test_errors_are_no_scores(scoring: Any, remedy: str) -> None:
+def test_errors_passed_as_scores_are_refused(scoring: Any, remedy: str) -> None:
     with pytest.raises(InputError, match="greater is better") as raised:
         resolve(scoring, Objective("regression", "values"))
     (problem,) = raised.value.problems
@@ -373,7 +375,7 @@ def checked(targets: Array, outputs: Array) -> float:
         lambda y, o: float((o > 0).mean()),
     ],
 )
-def test_scores_are_no_errors(scoring: Any) -> None:
+def test_scores_are_not_taken_for_errors(scoring: Any) -> None:
     assert len(resolve(scoring, Objective("regression", "values"))) == 1
 
 
@@ -432,7 +434,7 @@ def test_a_criterion_is_known_in_every_form(criterion: Any, name: Any, outputs: 
     assert why_not_of_pairs(criterion) is None
 
 
-def test_what_is_not_torchs_is_not_known() -> None:
+def test_criteria_that_are_not_torchs_are_unknown() -> None:
     assert criterion_of(MSELoss()) is None
     assert criterion_of(lambda outputs, targets: outputs.mean()) is None
     ignoring = criterion_of(nn.CrossEntropyLoss(ignore_index=7))

@@ -21,9 +21,9 @@ from asynckfold import AsyncKFold
 from asynckfold.cli.output import _numbers, result_lines
 from asynckfold.jobs.result import ENDED, Baseline, Result
 from asynckfold.results.cv_results import CVResults
+from asynckfold.results.read import read_results
 from asynckfold.results.report import sentences
 from asynckfold.results.report.page import write_report
-from asynckfold.results.report.summary import read_results
 from asynckfold.results.speedup import speedup_of
 from asynckfold.store import RunStore
 from tests.results.test_cv_results import all_scores, make_results
@@ -42,7 +42,7 @@ JOBS = [f"A/x/fold-{number}" for number in range(4)]
     seconds=st.lists(st.floats(0.1, 1e4), min_size=4, max_size=4),
     packed=st.floats(0.1, 1e4),
 )
-def test_a_number_needs_equal_work_two_measured_times_and_an_idle_machine(
+def test_a_speedup_needs_equal_work_two_measured_times_and_an_idle_machine(
     states: list[str],
     kind: str,
     others: float,
@@ -102,7 +102,7 @@ QUIET = Baseline("measured", 25.0, 2, cores=2)
         (replace(QUIET, kind="estimated", others=1.7), "other programs used 1.7 of 2 cores"),
     ],
 )
-def test_no_door_gives_a_number_of_a_disturbed_time(baseline: Baseline, why: str) -> None:
+def test_no_output_shows_a_speedup_of_a_disturbed_timing(baseline: Baseline, why: str) -> None:
     results = make_results(all_scores(), baseline=baseline)
     assert results.speedup is None
     assert why in results.speedup_note
@@ -114,7 +114,7 @@ def test_no_door_gives_a_number_of_a_disturbed_time(baseline: Baseline, why: str
         assert "too high" not in text
 
 
-def test_an_estimate_is_called_one_at_every_door_and_is_no_headline() -> None:
+def test_every_output_labels_an_estimate() -> None:
     results = make_results(all_scores(), baseline=replace(QUIET, kind="estimated"))
     assert results.speedup is None
     for text in doors(results):
@@ -124,21 +124,21 @@ def test_an_estimate_is_called_one_at_every_door_and_is_no_headline() -> None:
     assert _numbers(results)["estimated_speedup"] == 2.5
 
 
-def test_a_measured_one_on_an_idle_machine_is_told_at_every_door() -> None:
+def test_every_output_shows_a_measured_speedup() -> None:
     results = make_results(all_scores(), baseline=QUIET)
     assert results.speedup == 2.5
     for text in doors(results):
         assert "speedup: 2.50x, serial loop 25.0 s (measured, 2 threads) / packed 10.0 s" in text
 
 
-def test_a_run_without_a_baseline_says_nothing_of_it() -> None:
+def test_a_run_without_a_baseline_shows_no_speedup() -> None:
     results = make_results(all_scores())
     assert results.speedup is None
     assert "speedup" not in repr(results)
     assert results.speedup_note == "speedup not reported: no serial baseline was taken"
 
 
-def test_a_baseline_of_an_earlier_version_counts_where_all_jobs_are_done() -> None:
+def test_a_baseline_of_an_earlier_version_counts_if_all_jobs_are_done() -> None:
     results = make_results(all_scores(), baseline=QUIET)
     lost = {
         name: replace(item, status="diverged") if name.endswith("fold-1") else item
@@ -160,7 +160,7 @@ def test_a_baseline_of_an_earlier_version_counts_where_all_jobs_are_done() -> No
     ],
     ids=["disturbed", "estimated", "diverged", "measured"],
 )
-def test_the_page_and_its_files_say_what_the_results_say(root: Path, run: Synthetic) -> None:
+def test_the_page_and_its_files_agree_with_the_results(root: Path, run: Synthetic) -> None:
     with RunStore.read(write_run(root, run)) as store:
         results = read_results(store)
         page = write_report(store, root / "report")
@@ -179,7 +179,7 @@ def test_the_page_and_its_files_say_what_the_results_say(root: Path, run: Synthe
         assert "10 jobs of 20 did not succeed" in page.read_text()
 
 
-def test_counted_use_is_this_run_s_own() -> None:
+def test_cpu_use_separates_this_run_from_other_programs() -> None:
     assert sentences.cpu_use(0.15, 1.96, 2) == "this run 0.15 of 2 cores, other programs 1.81"
     # Own use is measured by process, all use by core: their noise is no negative use of others.
     assert sentences.cpu_use(1.0, 0.99, 2).endswith("other programs 0.00")
@@ -243,7 +243,7 @@ def test_the_serial_loop_trains_only_what_the_packed_run_finished(
     assert again.baseline.seconds == pytest.approx(sum(again.baseline.seconds_by_job.values()))
 
 
-def test_a_run_of_digits_says_which(root: Path) -> None:
+def test_the_page_names_the_digits_dataset(root: Path) -> None:
     from asynckfold.cli.built_in import data_named
     from asynckfold.data.sources import load_source
 

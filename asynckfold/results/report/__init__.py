@@ -1,1 +1,1 @@
-"""The report of a run: numbers (`summary`), sentences (`findings`), figures, and the page."""
+"""The report of a run: numbers (`summary`), `sentences`, figures (`charts`), and the `page`."""

@@ -1,7 +1,4 @@
-"""Several processes against one: training loss over wall-clock time, accuracy of each class.
-
-One process is the serial baseline, where it was measured: the same job, as a user writes it.
-"""
+"""Jobs of several processes against the measured serial baseline, which trains in one process."""
 
 from __future__ import annotations
 
@@ -13,68 +10,48 @@ from itertools import accumulate
 import numpy as np
 
 from asynckfold.jobs.plan import Job
-from asynckfold.jobs.result import Epoch
+from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.results.cv_results import CVResults
-from asynckfold.results.report.sanitize import clean
+from asynckfold.results.report.sanitize import shown
 
 Line = tuple[tuple[float, float], ...]
-"""Seconds since training began, and the mean training loss, at the end of each epoch."""
+"""(seconds since training began, mean training loss) at the end of each epoch, evaluation included;
+means over the folds."""
 
 
 @dataclass(frozen=True)
 class Race:
-    """A candidate whose jobs were trained by several processes, and by one.
-
-    Parameters
-    ----------
-    candidate : str
-        Its name.
-    processes : int
-        Of a job.
-    threads : int
-        Of the one process.
-    several, one : tuple of (float, float)
-        Seconds and training loss at the end of each epoch, evaluation included; means over the
-        folds.
-    class_accuracy : tuple of float
-        Of one process: share of each class that it recognised; NaN for a class without samples.
-    """
+    """A candidate trained by several processes per job, and by one."""
 
     candidate: str
-    processes: int
-    threads: int
+    processes: int  # per job
+    threads: int  # of the one process
     several: Line
     one: Line
-    class_accuracy: tuple[float, ...]
+    class_accuracy: tuple[float, ...]  # recall of each class by one process; NaN without samples
 
 
 def races(found: CVResults) -> tuple[Race, ...]:
-    """Return what is known of candidates with several processes a job; none without a baseline."""
-    if found.baseline is None or not found.baseline.epochs:
-        return ()
-    jobs: dict[str, list[Job]] = {}
-    for job in found.plan.jobs:
-        jobs.setdefault(job.candidate, []).append(job)
-    return tuple(race for group in jobs.values() if (race := _race(found, group)) is not None)
-
-
-def _race(found: CVResults, jobs: Sequence[Job]) -> Race | None:
+    """Return the candidates with several processes per job that the baseline trained too."""
     baseline = found.baseline
-    assert baseline is not None
-    histories = {job.id: found.results[job.id].epochs for job in jobs if job.id in found.results}
-    both = [job for job in jobs if histories.get(job.id) and baseline.epochs.get(job.id)]
-    if not both:
-        return None
-    several = _mean([_line(histories[job.id]) for job in both])
-    one = _mean([baseline.epochs[job.id] for job in both])
-    first = jobs[0]
-    counts = np.array([baseline.class_counts[job.id] for job in both]).sum(axis=0).tolist()
+    if baseline is None or not baseline.epochs:
+        return ()
+    both: dict[str, list[Job]] = {}
+    for job in found.plan.jobs:
+        result = found.results.get(job.id)
+        if result and result.epochs and baseline.epochs.get(job.id):
+            both.setdefault(job.candidate, []).append(job)
+    return tuple(_race(found, baseline, jobs) for jobs in both.values())
+
+
+def _race(found: CVResults, baseline: Baseline, jobs: Sequence[Job]) -> Race:
+    counts = np.array([baseline.class_counts[job.id] for job in jobs]).sum(axis=0).tolist()
     return Race(
-        candidate=f"{clean(first.model)}/{clean(first.lr_schedule)}",
+        candidate=shown(jobs[0]).candidate,
         processes=found.plan.params.processes,
         threads=baseline.threads,
-        several=several,
-        one=one,
+        several=_mean([_line(found.results[job.id].epochs) for job in jobs]),
+        one=_mean([baseline.epochs[job.id] for job in jobs]),
         class_accuracy=tuple(right / of if of else math.nan for right, of in counts),
     )
 
@@ -85,10 +62,8 @@ def _line(epochs: Sequence[Epoch]) -> Line:
 
 
 def _mean(lines: Sequence[Sequence[Sequence[float]]]) -> Line:
-    """Return the mean of lines, as far as all of them go.
+    """Return the mean of lines, up to the end of the shortest.
 
-    Examples
-    --------
     >>> _mean([[(1.0, 0.5), (2.0, 0.25)], [(3.0, 1.5)]])
     ((2.0, 1.0),)
     """

@@ -1,8 +1,7 @@
 """The page of a run, and the files beside it.
 
-``index.html`` is one file: figures and numbers are inside it, nothing is fetched and no script is
-run. All text goes through jinja2's autoescape; the numbers stand in an ``application/json`` block
-in which no character can end the block.
+``index.html`` is self-contained: it embeds figures and numbers, fetches nothing and runs no script.
+All text passes jinja2's autoescape; no character of the ``application/json`` block can end it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,88 +22,35 @@ from markupsafe import Markup
 
 from asynckfold.jobs.result import Epoch
 from asynckfold.results.cv_results import CVResults
+from asynckfold.results.read import read_results
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts import Chart, draw
-from asynckfold.results.report.sanitize import clean
-from asynckfold.results.report.summary import Summary, read_results, summarize
+from asynckfold.results.report.sanitize import ERROR_LIMIT, clean
+from asynckfold.results.report.summary import Summary, summarize
 from asynckfold.store import RunReader
-from asynckfold.system.files import (
-    alone,
-    make_folder,
-    make_folders,
-    storage_error,
-    write_whole,
-)
+from asynckfold.system.files import alone, make_folder, make_folders, storage_error, write_whole
 
-SECTIONS = (
-    "Ranking",
-    "Folds",
-    "Curves",
-    "Classes",
-    "Machine",
-    "Jobs",
-    "Speedup",
-    "Failures",
-    "Log",
-    "Setup",
-)
 EMBEDDED_BYTES = 1 << 20
-BULKY = (
-    "curves",
-    "confusion",
-    "bars",
-    "use",
-    "events",
-    "races",
-    "averaged",
-    "class_accuracy",
-)
-"""Parts of the numbers that the page leaves out where they do not fit, in this order."""
-CLASS_LIMIT, JOB_LIMIT, GROUP_LIMIT, ROW_LIMIT = 40, 20, 30, 200
+BULKY = ["curves", "confusion", "bars", "use", "events", "races", "averaged", "class_accuracy"]
+"""Numbers that the page leaves out, in this order, until the rest fits."""
 CSV_FILES = {"results.csv": "candidate", "folds.csv": "fold", "epochs.csv": "epoch"}
 
-# What a spreadsheet takes for a formula when a cell starts with it (OWASP, "CSV Injection").
+# Beginnings of formulas in spreadsheets (OWASP, "CSV Injection").
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure as the page holds it."""
-
-    base64: str
-    alt: str
-    width: int
-    height: int
-
-
 def write_report(store: RunReader, folder: Path | None = None) -> Path:
-    """Write the page, its figures and tables; return the path of the page.
+    """Write the page, its figures and tables, by default to ``report`` in the run's folder.
 
-    Parameters
-    ----------
-    store : RunReader
-        The run; it may be incomplete, and it may be running.
-    folder : Path, optional
-        Where to; ``report`` in the run's folder by default.
-
-    Returns
-    -------
-    Path
-        ``folder / "index.html"``, written last: when it is there, so is the rest.
-
-    Raises
-    ------
-    StorageError
-        The folder cannot be written.
-    StoreCorruptError
-        The run has no plan, or its files are damaged.
+    The run may be incomplete or still running. Returns the path of the page, written last; raises
+    `StorageError` and `StoreCorruptError`.
     """
     results = read_results(store)
     summary = summarize(store, results)
     charts = draw(summary)
     files = {name: csv_table(_records(results, level)) for name, level in CSV_FILES.items()}
     files |= {f"{chart.name}.png": chart.png for chart in charts}
-    # Without `indent` the C encoder writes it, in a tenth of the time.
+    # Without `indent`, which would bypass the C encoder and take ten times as long.
     numbers = json.dumps(summary.to_dict(), ensure_ascii=False, allow_nan=False)
     files["results.json"] = numbers.encode()
     files["index.html"] = render(summary, charts).encode()
@@ -113,19 +59,15 @@ def write_report(store: RunReader, folder: Path | None = None) -> Path:
         make_folders(root, folder)
     else:
         root = folder = Path(folder)
-        _make_folder(folder)
+        try:
+            make_folder(folder)
+        except OSError as error:
+            raise storage_error(error, folder) from error
     left = re.compile(rf"({'|'.join(map(re.escape, files))})\.\d+\.tmp")
     with alone(root, folder, left):
         for name, content in files.items():
             write_whole(folder / name, content, root)
     return folder / "index.html"
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        make_folder(folder)
-    except OSError as error:
-        raise storage_error(error, folder) from error
 
 
 # The page
@@ -140,28 +82,16 @@ def render(summary: Summary, charts: Sequence[Chart]) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
+    environment.filters["base64"] = lambda data: base64.b64encode(data).decode("ascii")
     return environment.get_template("page.html.jinja").render(
         run=summary,
         facts=summary.facts,
-        found=sentences,
-        charts={chart.name: _picture(chart) for chart in charts},
-        sections=SECTIONS,
+        say=sentences,
+        charts={chart.name: chart for chart in charts},
         numbers=numbers,
         left_out=left_out,
-        incomplete=any(not row.complete for row in summary.candidates),
-        class_rows=[row for row in summary.candidates if row.class_accuracy is not None],
-        retried=sentences.retried(summary),
         plan_rows=_plan_rows(summary),
-        class_limit=CLASS_LIMIT,
-        job_limit=JOB_LIMIT,
-        group_limit=GROUP_LIMIT,
-        row_limit=ROW_LIMIT,
     )
-
-
-def _picture(chart: Chart) -> Picture:
-    data = base64.b64encode(chart.png).decode("ascii")
-    return Picture(data, chart.alt, chart.width, chart.height)
 
 
 def _plan_rows(summary: Summary) -> list[tuple[str, Any]]:
@@ -193,15 +123,7 @@ def _plan_rows(summary: Summary) -> list[tuple[str, Any]]:
 
 
 def embedded_numbers(summary: Summary, limit: int = EMBEDDED_BYTES) -> tuple[Markup, list[str]]:
-    """Return the summary as JSON that is inert in HTML, and what was left out for its size.
-
-    Parameters
-    ----------
-    summary : Summary
-        What to embed.
-    limit : int
-        Bytes; the bulkiest parts are left out, one after the other, until the rest fits.
-    """
+    """Return the summary as inert JSON of at most `limit` bytes, and the parts left out for it."""
     numbers = summary.to_dict()
     left_out: list[str] = []
     for part in BULKY:
@@ -209,21 +131,14 @@ def embedded_numbers(summary: Summary, limit: int = EMBEDDED_BYTES) -> tuple[Mar
         if len(text) <= limit:
             return Markup(text), left_out
         left_out.append(part)
-        _leave_out(numbers, part)
+        for place in (numbers, *numbers["candidates"]):
+            place.pop(part, None)
     return Markup(inert_json(numbers)), left_out
 
 
-def _leave_out(numbers: dict[str, Any], part: str) -> None:
-    numbers.pop(part, None)
-    for row in numbers["candidates"]:
-        row.pop(part, None)
-
-
 def inert_json(value: Any) -> str:
-    """Return JSON that cannot end the block it stands in, nor start markup.
+    """Return JSON that can neither end its block nor start markup.
 
-    Examples
-    --------
     >>> inert_json({"name": "</script>"})
     '{"name":"\\\\u003c/script\\\\u003e"}'
     """
@@ -235,13 +150,12 @@ def inert_json(value: Any) -> str:
 
 # The tables
 
-
 _EPOCH_COLUMNS = ["model", "scheduler", "repeat", "fold", "epoch"]
 _EPOCH_COLUMNS += [item.name for item in fields(Epoch)][1:]
 
 
 def _records(results: CVResults, level: str) -> tuple[list[str], list[list[Any]]]:
-    """Return header and rows; a run in which no epoch was recorded still has a header."""
+    """Return header and rows; without any epoch, still a header."""
     frame = results.to_frame(level)
     header = [str(name) for name in frame.columns] or _EPOCH_COLUMNS
     rows = frame.astype(object).to_numpy().tolist()
@@ -255,8 +169,6 @@ def _records(results: CVResults, level: str) -> tuple[list[str], list[list[Any]]
 def csv_table(table: tuple[Sequence[str], Iterable[Sequence[Any]]]) -> bytes:
     """Return a header and rows as UTF-8 CSV in which no cell is a formula.
 
-    Examples
-    --------
     >>> csv_table((["model", "score"], [["=1+1", -0.5]]))
     b"model,score\\r\\n'=1+1,-0.5\\r\\n"
     """
@@ -270,7 +182,7 @@ def csv_table(table: tuple[Sequence[str], Iterable[Sequence[Any]]]) -> bytes:
 
 def _cell(value: Any) -> Any:
     if isinstance(value, str):
-        text = clean(value, 4096)
+        text = clean(value, ERROR_LIMIT)
         return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
     return "" if _is_missing(value) else value
 

@@ -1,7 +1,6 @@
-"""Text of users and their code, made safe to show: no control characters, capped, no surrogates.
+"""Make text of users and their code safe to show: no control characters, capped, no surrogates.
 
-Done once, where the numbers of a report are gathered, so that nobody later meets escape sequences
-or a 5 MB name.
+Applied once, where the numbers of a report are gathered.
 """
 
 from __future__ import annotations
@@ -17,32 +16,26 @@ from asynckfold.jobs.plan import Job
 from asynckfold.system.plain_text import plain
 
 NAME_LIMIT = 256
+ERROR_LIMIT = 4096
 TEXT_LIMIT = 64 * 1024
 
 
 def clean(value: object, limit: int = NAME_LIMIT) -> str:
-    """Return text that is safe to show: no control characters, capped, home folder as ``~``.
+    """Return text without control characters, capped, with the home folder as ``~``.
 
-    Examples
-    --------
     >>> clean("a\\x1b[31mred\\x00")
     'ared\ufffd'
     >>> clean("x" * 9, limit=4)
     'xxxx… (5 more)'
     """
     text = plain(str(value))
-    if "/" in text:
-        text = _without_home(text)
+    if "/" in text and len(home := str(Path.home())) > 1:
+        text = re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more)"
 
 
-def _without_home(text: str) -> str:
-    home = str(Path.home())
-    return text if len(home) < 2 else re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
-
-
 def shown(job: Job) -> Job:
-    """Return the job under names that are safe to show; different jobs keep different ids."""
+    """Return the job under names that are safe to show."""
     return replace(job, model=clean(job.model), lr_schedule=clean(job.lr_schedule))
 
 
@@ -67,7 +60,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             found |= flat(value, f"{name}.")
         else:
-            found[clean(name)] = clean(_joined(value), 4096)
+            found[clean(name)] = clean(_joined(value), ERROR_LIMIT)
     return found
 
 

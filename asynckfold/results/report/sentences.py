@@ -1,7 +1,6 @@
-"""What the numbers say, in sentences: pure functions from a `Summary` to text.
+"""Sentences about a `Summary`, shared by the figures, the page and the terminal.
 
-The titles of the figures and the first screen of the page use the same sentences, so that they
-cannot contradict each other.
+One sentence in one place, so that a figure and the page cannot contradict each other.
 """
 
 from __future__ import annotations
@@ -12,29 +11,30 @@ from statistics import fmean
 
 from asynckfold.results.candidates import folds_note as _folds_note
 from asynckfold.results.report.summary import Bar, CandidateRow, Summary
-from asynckfold.results.statistics import Difference
 from asynckfold.results.utilization import Packing
 from asynckfold.scheduling.wait_reasons import named_cores
 from asynckfold.system import units
 
-MINDED = 0.01
-"""Accuracy that one would mind to lose for speed."""
+ACCURACY_LOSS = 0.01
+"""Loss of accuracy against the serial loop that the page warns of."""
 
 _VERDICTS = {
-    "tie": "A tie",
-    "untestable": "Cannot be tested",
-    "real": "Probably real",
-    "chance": "May be chance",
+    "tie": "Tie",
+    "untestable": "No test possible",
+    "real": "Clear difference",
+    "chance": "No clear difference",
 }
 _PLACES = {
+    "tie": "tie",
     "untestable": "is ahead",
     "real": "is best",
     "chance": "is ahead, perhaps by chance",
 }
+_UNFINISHED = ("failed", "diverged", "cancelled", "pending")
 
 
 def number(value: float | None) -> str:
-    """Return a score or loss with a fitting number of digits; ``"n/a"`` where there is none.
+    """Return a score or loss for reading; ``"n/a"`` if there is none.
 
     >>> number(0.94), number(1234.5678), number(float("nan")), number(1e-7)
     ('0.9400', '1234.6', 'n/a', '1e-07')
@@ -85,8 +85,8 @@ def plural(count: int, noun: str) -> str:
 def mean_std(row: CandidateRow, metric: str) -> str:
     """Return ``"0.9400 ± 0.0133"``."""
     mean, std = number(row.mean[metric]), row.std[metric]
-    # A spread has no more digits than the mean that it belongs to.
-    plain = std is not None and std < 100 and len(mean.partition(".")[2]) == 4
+    # No more digits than the mean.
+    plain = std < 100 and len(mean.partition(".")[2]) == 4
     return f"{mean} ± {f'{std:.4f}' if plain else number(std)}"
 
 
@@ -96,25 +96,25 @@ def interval(low: float, high: float) -> str:
 
 
 def folds_note(row: CandidateRow) -> str:
-    """Return ``"5 of 5 folds"``, marked where a fold is missing."""
+    """Return ``"5 of 5 folds"``, marked if a fold is missing."""
     return _folds_note(row.folds_done, row.folds)
 
 
 def packing(found: Packing) -> str:
-    """Say how long the jobs took, how long they should have, and what they held of the cores."""
-    text = f"the jobs took {duration(found.makespan)} from the first start to the last end"
+    """Say how long the jobs took against the prediction, and their share of the cores."""
+    text = f"the jobs took {duration(found.makespan)} from first start to last end"
     if found.predicted is not None:
-        text += f", predicted were {duration(found.predicted.makespan)}"
+        text += f", {duration(found.predicted.makespan)} predicted"
     if found.lower_bound is not None and found.held is not None:
         text += (
-            f"; no order of them takes less than {duration(found.lower_bound)}. Meanwhile they "
-            f"held {percent(found.held)} of {plural(found.cores or 0, 'core')}, the tail included"
+            f" and at least {duration(found.lower_bound)} needed in any order; they held "
+            f"{percent(found.held)} of {plural(found.cores or 0, 'core')}, the tail included"
         )
     return text
 
 
 def gibibytes(count: int | None) -> str:
-    """Return bytes as GiB or MiB; ``"n/a"`` where there are none."""
+    """Return bytes as GiB or MiB; ``"n/a"`` for none."""
     return units.gibibytes(count) if count else "n/a"
 
 
@@ -124,51 +124,40 @@ def ran_on(bar: Bar) -> str:
     return cores if bar.device == "cpu" else f"GPU {bar.device.partition(':')[2]}, {cores}"
 
 
-def best_rows(summary: Summary) -> tuple[CandidateRow, ...]:
-    """Return the best complete candidate, with those that tie with it."""
-    verdict = "" if summary.lead is None else summary.lead.difference.verdict
-    first = sum(row.rank == 1 for row in summary.ranked)
-    return summary.ranked[: max(first, 2)] if verdict == "tie" else summary.ranked[:1]
-
-
 def best_names(summary: Summary) -> str:
-    """Return ``"A"``, ``"A and B"``, or ``"A and 2 more"``."""
-    first, *rest = (row.name for row in best_rows(summary))
+    """Return the best complete candidate and those tied with it: ``"A and 2 more"``."""
+    is_tie = summary.lead is not None and summary.lead.difference.verdict == "tie"
+    tied = max(sum(row.rank == 1 for row in summary.ranked), 2) if is_tie else 1
+    first, *rest = (row.name for row in summary.ranked[:tied])
     return f"{first} and {rest[0] if len(rest) == 1 else f'{len(rest)} more'}" if rest else first
 
 
 def winner(summary: Summary) -> str:
-    """Say which candidate is best, and no more than the comparison of the first two allows."""
+    """Say which candidate is best, as far as the comparison with the runner-up allows."""
     row = summary.best_row
     if row is None:
-        return f"No candidate has {article(summary.metric)} on every fold, so none is best"
+        article = "an" if summary.metric[:1].lower() in "aeiou" else "a"
+        return f"No candidate has {article} {summary.metric} on every fold, so none is best"
     score = f"{summary.metric} {mean_std(row, summary.metric)}"
     if summary.lead is None:
         return f"{row.name} has {score}"
-    verdict = summary.lead.difference.verdict
-    place = "tie" if verdict == "tie" else _PLACES[verdict]
-    return f"{best_names(summary)} {place}: {score}"
-
-
-def article(metric: str) -> str:
-    """Return the metric with its article: ``"an accuracy"``."""
-    return f"{'an' if metric[:1].lower() in 'aeiou' else 'a'} {metric}"
+    return f"{best_names(summary)} {_PLACES[summary.lead.difference.verdict]}: {score}"
 
 
 def lead(summary: Summary) -> str:
     """Say by how much the best candidate leads."""
     if summary.lead is None:
         return "No second complete candidate to compare with"
-    return f"{signed(summary.lead.difference.mean)} on {summary.lead.runner_up}"
+    return f"{signed(summary.lead.difference.mean)} over {summary.lead.runner_up}"
 
 
 def is_real(summary: Summary) -> bool:
-    """Whether the lead is more than fold-to-fold noise explains."""
+    """Whether the lead is statistically significant."""
     return summary.lead is not None and summary.lead.difference.verdict == "real"
 
 
 def verdict(summary: Summary) -> str:
-    """Say whether the lead is real, in two or three words."""
+    """Say in a few words whether the best candidate differs from the runner-up."""
     if summary.lead is None:
         return "Nothing to compare"
     return _VERDICTS[summary.lead.difference.verdict]
@@ -177,37 +166,32 @@ def verdict(summary: Summary) -> str:
 def reason(summary: Summary) -> str:
     """Give the numbers behind `verdict`."""
     if summary.lead is None:
-        return "it takes two complete candidates"
-    difference = summary.lead.difference
-    if math.isnan(difference.p):
-        return _untestable(difference)
+        return "a comparison needs two complete candidates"
+    found = summary.lead.difference
+    if found.folds < 2:
+        return "a test needs at least two folds"
+    if math.isnan(found.p):
+        return f"identical difference on all {found.folds} folds, no test possible"
     side = "excludes" if is_real(summary) else "contains"
     return (
-        f"paired over {plural(difference.folds, 'fold')}: 95 % interval "
-        f"{signed(difference.ci_low)} to {signed(difference.ci_high)} {side} 0, "
-        f"p = {p_value(difference.p)}"
+        f"paired over {found.folds} folds: 95 % interval {signed(found.ci_low)} to "
+        f"{signed(found.ci_high)} {side} 0, p = {p_value(found.p)}"
     )
 
 
-def _untestable(difference: Difference) -> str:
-    if difference.folds < 2:
-        return "one fold says nothing about the spread between folds"
-    return f"the difference is the same on all {difference.folds} folds: no spread to test with"
-
-
 def cpu_use(own: float, used: float, cores: int) -> str:
-    """Return whose use of the cores was how much: this run's own, and that of others."""
+    """Return the CPU use of this run and of other programs."""
     others = max(0.0, used - own)
     return f"this run {own:.2f} of {plural(cores, 'core')}, other programs {others:.2f}"
 
 
 def p_value(value: float) -> str:
-    """Return a p-value with two digits, ``"< 0.001"`` where it is tiny."""
-    return "n/a" if math.isnan(value) else "< 0.001" if value < 1e-3 else f"{value:.2g}"
+    """Return a p-value with two digits, or ``"< 0.001"``."""
+    return "< 0.001" if value < 1e-3 else f"{value:.2g}"
 
 
 def speed(summary: Summary) -> str:
-    """Say how long the run took, and the speedup: a number, an estimate called one, or why not."""
+    """Say how long the run took, with the speedup, an estimate of it, or why there is none."""
     packed = f"{duration(summary.packed_seconds)} packed"
     found = summary.speedup
     if found is None:
@@ -217,73 +201,67 @@ def speed(summary: Summary) -> str:
     serial = f"{duration(found.serial_seconds)} serial ({found.kind})"
     if found.ratio is None:
         return f"{packed} against {serial}, an estimated speedup of {found.estimate:.1f}"
-    return f"{times(found.ratio)}: {packed} against {serial}"
-
-
-def times(ratio: float) -> str:
-    """Return ``"1.87× as fast"``."""
-    return f"{ratio:.2f}× as fast"
+    return f"{found.ratio:.2f}× as fast: {packed} against {serial}"
 
 
 def unequal_work(summary: Summary) -> str:
-    """Say what is left out of the serial seconds where jobs have no result; else ``""``."""
+    """Say which time includes jobs that did not succeed, if any; else ``""``."""
     lost = sum(summary.counts[state] for state in ("failed", "diverged", "cancelled"))
     found = summary.speedup
     if found is None or found.why_not or not lost:
         return ""
     return (
-        f"{plural(lost, 'job')} of {summary.counts['planned']} did not succeed: the serial seconds "
-        "are without them, the packed ones with what they took."
+        f"{plural(lost, 'job')} of {summary.counts['planned']} did not succeed: the packed time "
+        "includes them, the serial time does not."
     )
 
 
 def accuracies(summary: Summary) -> str:
-    """Say how accurate both are, over all candidates; ``""`` where it is not known of both."""
-    pairs = () if summary.speedup is None else summary.speedup.accuracy
-    if not pairs:
-        return ""
-    packed, serial = (fmean(getattr(pair, way) for pair in pairs) for way in ("packed", "serial"))
-    return f"accuracy {number(packed)} against {number(serial)}"
+    """Return the mean accuracy over all candidates, packed and serial; ``""`` if not known."""
+    means = _mean_accuracies(summary)
+    return f"accuracy {number(means[0])} against {number(means[1])}" if means else ""
 
 
 def costs_accuracy(summary: Summary) -> bool:
-    """Whether the packed jobs are less accurate than the serial ones by what one would mind.
+    """Whether packed jobs are clearly less accurate, as jobs of several processes may be."""
+    means = _mean_accuracies(summary)
+    return bool(means) and means[0] - means[1] < -ACCURACY_LOSS
 
-    As those of several processes may be, which take other steps than one process does.
-    """
+
+def _mean_accuracies(summary: Summary) -> tuple[float, ...]:
     pairs = () if summary.speedup is None else summary.speedup.accuracy
-    return bool(pairs) and fmean(pair.packed - pair.serial for pair in pairs) < -MINDED
+    if not pairs:
+        return ()
+    return fmean(pair.packed for pair in pairs), fmean(pair.serial for pair in pairs)
 
 
 def jobs(summary: Summary) -> str:
-    """Account for every job: ``"20 planned = 18 done + 2 failed"``."""
-    states = ("done", "failed", "diverged", "cancelled", "pending")
+    """Account for every job: ``"18 of 20 jobs finished, 2 failed"``."""
     counts = summary.counts
-    parts = [f"{counts[state]} {state}" for state in states if counts[state] or state == "done"]
-    return f"{counts['planned']} planned = {' + '.join(parts)}"
+    finished = f"{counts['done']} of {plural(counts['planned'], 'job')} finished"
+    return ", ".join([finished, *_unfinished(summary)])
 
 
 def what_failed(summary: Summary) -> str:
-    """Say in a few words what went wrong."""
+    """Return the jobs without a score by state: ``"2 failed, 1 pending"``."""
+    return ", ".join(_unfinished(summary)) or "Nothing failed"
+
+
+def _unfinished(summary: Summary) -> list[str]:
     counts = summary.counts
-    bad = [
-        f"{counts[state]} {state}"
-        for state in ("failed", "diverged", "cancelled", "pending")
-        if counts[state]
-    ]
-    return ", ".join(bad) if bad else "Nothing failed"
+    return [f"{counts[state]} {state}" for state in _UNFINISHED if counts[state]]
 
 
 def retried(summary: Summary) -> list[Bar]:
-    """Return the attempts after which the same job was tried again."""
-    newest = {bar.job: bar.attempt for bar in summary.bars}
+    """Return the attempts that were followed by another of the same job."""
+    newest: dict[str, int] = {}
     for bar in summary.bars:
-        newest[bar.job] = max(newest[bar.job], bar.attempt)
+        newest[bar.job] = max(newest.get(bar.job, 0), bar.attempt)
     return [bar for bar in summary.bars if bar.attempt < newest[bar.job]]
 
 
 def shorten(name: str, limit: int) -> str:
-    """Keep both ends of a long name, where names differ.
+    """Cut the middle out of a long name.
 
     >>> shorten("a-very-long-model-name/cosine", 16)
     'a-very-…e/cosine'
@@ -301,14 +279,14 @@ def hardest(classes: Sequence[str], accuracy: Sequence[float]) -> tuple[str, flo
 
 
 def worst_confusion(confusion: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:
-    """Return (true class, said class, count) of the most frequent mistake."""
+    """Return (true class, predicted class, count) of the most frequent mistake."""
     mistakes = [
-        (count, -true, -said)
+        (count, -true, -predicted)
         for true, row in enumerate(confusion)
-        for said, count in enumerate(row)
-        if count and true != said
+        for predicted, count in enumerate(row)
+        if count and true != predicted
     ]
     if not mistakes:
         return None
-    count, true, said = max(mistakes)
-    return -true, -said, count
+    count, true, predicted = max(mistakes)
+    return -true, -predicted, count

@@ -82,13 +82,13 @@ def test_a_legend_counts_what_is_drawn(summarized: Summarize) -> None:
         (Synthetic(epochs=1, models=("A",), lr_schedules=("x",)), set()),
     ],
 )
-def test_what_has_no_numbers_has_no_figure(
+def test_figures_without_numbers_are_left_out(
     summarized: Summarize, run: Synthetic, absent: set[str]
 ) -> None:
     assert {chart.name for chart in draw(summarized(run))} == set(ALL) - absent
 
 
-def test_several_processes_race_against_the_one_of_a_measured_baseline(
+def test_several_processes_are_compared_with_a_measured_baseline(
     summarized: Summarize,
 ) -> None:
     summary = summarized(Synthetic(processes=2, models=("A",), lr_schedules=("c",), folds=2))
@@ -99,7 +99,9 @@ def test_several_processes_race_against_the_one_of_a_measured_baseline(
     assert race.class_accuracy == (0.9,) * 10
     found = {chart.name: chart for chart in draw(summary)}
     assert list(found) == ["scores", "curves", "race", *ALL[2:]]
-    assert found["race"].title.startswith("A/c: 2 processes have one's final training loss in ")
+    assert found["race"].title.startswith(
+        "A/c: 2 processes reach the final training loss of one in "
+    )
     assert found["race"].title.endswith("instead of 4.5 s")
     alone = {chart.name: chart for chart in draw(replace(summary, races=()))}
     assert found["classes"].height > alone["classes"].height
@@ -121,7 +123,7 @@ def test_no_race_without_both(summarized: Summarize, run: Synthetic) -> None:
     assert summarized(run).races == ()
 
 
-def test_the_callers_style_is_neither_used_nor_touched(complete: Path) -> None:
+def test_the_callers_matplotlib_style_is_neither_used_nor_changed(complete: Path) -> None:
     with RunStore.read(complete) as store:
         summary = summarize(store)
     plain = draw_scores(summary)
@@ -132,7 +134,7 @@ def test_the_callers_style_is_neither_used_nor_touched(complete: Path) -> None:
     assert plain == styled
 
 
-def test_mathtext_is_written_as_it_is(summarized: Summarize) -> None:
+def test_mathtext_is_drawn_literally(summarized: Summarize) -> None:
     names = ("$\\frac{$", "$x^2$", "a_b $", "%d {} \\n")
     charts = draw(summarized(Synthetic(models=names, lr_schedules=("c",), folds=2, epochs=2)))
     assert [chart.name for chart in charts] == ALL

@@ -135,7 +135,7 @@ def folder(complete: Path) -> Path:
         return write_report(store).parent
 
 
-def test_the_first_screen_answers(folder: Path) -> None:
+def test_the_first_screen_shows_best_lead_speedup_and_failures(folder: Path) -> None:
     walker = walk(folder / "index.html")
     first = " ".join(walker.texts["p"] + walker.texts["h1"])
     data = numbers(walker)
@@ -144,13 +144,13 @@ def test_the_first_screen_answers(folder: Path) -> None:
     assert "measured" in first
     assert "p = 0." in first
     assert "Nothing failed" in first
-    assert "20 planned = 20 done" in first
+    assert "20 of 20 jobs finished" in first
     assert data["bit_identity"] == {"claimed": True, "reasons": []}
     assert ", bit-identity claimed." in first
     assert data["fingerprint"].startswith(walker.texts["code"][0])
 
 
-def test_the_page_is_alone_and_small(folder: Path) -> None:
+def test_the_page_is_self_contained_and_small(folder: Path) -> None:
     page = folder / "index.html"
     text = page.read_text("utf-8")
     assert len(walk(page).images) == 7
@@ -160,7 +160,7 @@ def test_the_page_is_alone_and_small(folder: Path) -> None:
     assert "https://" not in text
 
 
-def test_embedded_and_written_numbers_are_the_summarys(complete: Path, folder: Path) -> None:
+def test_embedded_and_written_numbers_equal_the_summary(complete: Path, folder: Path) -> None:
     with RunStore.read(complete) as store:
         expected = json.loads(json.dumps(summarize(store).to_dict()))
     assert json.loads((folder / "results.json").read_text("utf-8")) == expected
@@ -191,7 +191,7 @@ def test_tables_hold_one_row_per_candidate_fold_and_epoch(folder: Path) -> None:
     assert float(best["mean_accuracy"]) == pytest.approx(sum(mine) / 5)
 
 
-def test_what_averaging_did_is_in_the_page_and_the_tables(root: Path) -> None:
+def test_averaging_is_shown_in_the_page_and_the_tables(root: Path) -> None:
     run = Synthetic(processes=3, rounds=77, folds=2, baseline=None, status=all_but_the_first)
     page = report(root, run)
     text = page.read_text("utf-8")
@@ -210,12 +210,12 @@ def all_but_the_first(job: Job) -> str:
     return FAILED if (job.candidate, job.fold) == ("LeNet5/cosine", 0) else DONE
 
 
-def test_of_other_trainers_nothing_is_said_of_rounds(folder: Path) -> None:
+def test_other_trainers_have_no_averaging_rounds(folder: Path) -> None:
     assert "samples × epochs" not in (folder / "index.html").read_text("utf-8")
     assert "rounds" not in (folder / "folds.csv").read_text("utf-8")
 
 
-def test_every_text_of_a_user_is_inert(root: Path) -> None:
+def test_user_text_is_inert(root: Path) -> None:
     together = " ".join(PAYLOADS)
     run = Synthetic(
         models=[*PAYLOADS, *(f"{payload}/2" for payload in PAYLOADS)],
@@ -286,7 +286,7 @@ def test_incomplete_candidates_are_shown_as_such(root: Path) -> None:
     assert "Incomplete candidates are not ranked" in text
 
 
-def test_a_page_says_why_bits_are_not_claimed(root: Path) -> None:
+def test_the_page_says_why_a_run_is_not_reproducible(root: Path) -> None:
     page = report(root, Synthetic(software={}, cpu_samples=False, epochs=1))
     walker = walk(page)
     sentence = "the software that some of its jobs were trained with was not recorded"
@@ -294,7 +294,7 @@ def test_a_page_says_why_bits_are_not_claimed(root: Path) -> None:
     assert numbers(walker)["bit_identity"] == {"claimed": False, "reasons": [sentence]}
 
 
-def test_a_disturbed_speedup_says_so_on_the_first_screen(root: Path) -> None:
+def test_a_disturbed_timing_is_reported_on_the_first_screen(root: Path) -> None:
     page = report(root, Synthetic(others=0.8, epochs=1))
     first = " ".join(walk(page).texts["p"])
     assert "Speedup not reported: other programs used 0.8 of 2 cores while the serial" in first

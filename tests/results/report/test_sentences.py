@@ -31,21 +31,21 @@ def _with_lead(summary: Summary, difference: Difference) -> Summary:
 @pytest.mark.parametrize(
     ("difference", "word"),
     [
-        (Difference(0.02, 0.01, 0.03, 9.0, 0.001, 5), "Probably real"),
-        (Difference(0.02, -0.01, 0.05, 1.0, 0.3, 5), "May be chance"),
-        (Difference(0.0, math.nan, math.nan, math.nan, math.nan, 5), "A tie"),
-        (Difference(0.1, math.nan, math.nan, math.nan, math.nan, 1), "Cannot be tested"),
+        (Difference(0.02, 0.01, 0.03, 9.0, 0.001, 5), "Clear difference"),
+        (Difference(0.02, -0.01, 0.05, 1.0, 0.3, 5), "No clear difference"),
+        (Difference(0.0, math.nan, math.nan, math.nan, math.nan, 5), "Tie"),
+        (Difference(0.1, math.nan, math.nan, math.nan, math.nan, 1), "No test possible"),
     ],
 )
 def test_verdict_follows_the_test(summary: Summary, difference: Difference, word: str) -> None:
     found = _with_lead(summary, difference)
     assert sentences.verdict(found) == word
-    assert sentences.is_real(found) == (word == "Probably real")
+    assert sentences.is_real(found) == (word == "Clear difference")
     # The headline says no more than the box beside it.
     headline = sentences.winner(found)
-    assert ("is best" in headline) == (word == "Probably real")
-    assert (" tie: " in headline) == (word == "A tie")
-    assert ("perhaps by chance" in headline) == (word == "May be chance")
+    assert ("is best" in headline) == (word == "Clear difference")
+    assert (" tie: " in headline) == (word == "Tie")
+    assert ("perhaps by chance" in headline) == (word == "No clear difference")
 
 
 def test_speed_names_both_times_and_their_kind(summary: Summary) -> None:
@@ -57,10 +57,10 @@ def test_speed_names_both_times_and_their_kind(summary: Summary) -> None:
     assert f"{summary.speedup.ratio:.2f}×" in text
 
 
-def test_all_that_tie_are_named_or_counted(summarized: Summarize) -> None:
+def test_tied_candidates_are_named_or_counted(summarized: Summarize) -> None:
     summary = summarized(Synthetic(score=0.9, models=("A", "B", "C"), lr_schedules=("x",)))
     assert sentences.winner(summary) == "A/x and 2 more tie: accuracy 0.9000 ± 0.0000"
-    assert sentences.verdict(summary) == "A tie"
+    assert sentences.verdict(summary) == "Tie"
     two = replace(summary, candidates=(*summary.candidates[:2],))
     assert sentences.best_names(two) == "A/x and B/x"
 
@@ -85,7 +85,7 @@ def test_no_speedup_is_claimed_without_success(summarized: Summarize) -> None:
     assert "no job succeeded" in text
 
 
-def test_failures_make_the_times_hard_to_compare(summarized: Summarize) -> None:
+def test_failures_are_mentioned_beside_the_speedup(summarized: Summarize) -> None:
     summary = summarized(Synthetic(status=lambda job: "failed" if job.fold else "done"))
     assert "16 jobs of 20" in sentences.unequal_work(summary)
 
@@ -102,7 +102,7 @@ def test_equal_work_needs_no_warning(summary: Summary) -> None:
         ((0.9, 0.7), (0.8, 0.8), False),
     ],
 )
-def test_accuracy_that_is_lost_for_speed_is_told(
+def test_loss_of_accuracy_is_reported(
     summary: Summary, packed: tuple[float, ...], serial: tuple[float, ...], expected: bool
 ) -> None:
     pairs = tuple(
@@ -115,7 +115,7 @@ def test_accuracy_that_is_lost_for_speed_is_told(
     assert sentences.accuracies(told).startswith(f"accuracy {np.mean(packed):.4f} against 0.")
 
 
-def test_no_accuracy_is_told_of_an_estimate(summary: Summary) -> None:
+def test_an_estimate_has_no_accuracy(summary: Summary) -> None:
     assert summary.speedup is not None
     estimated = replace(summary, speedup=replace(summary.speedup, accuracy=()))
     for told in (estimated, replace(summary, speedup=None)):

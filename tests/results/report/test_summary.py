@@ -136,7 +136,7 @@ def test_speedup_is_serial_over_packed(complete: Path) -> None:
         assert {item.together for item in pair.folds} == {1}
 
 
-def test_scores_other_than_accuracy_are_not_set_beside_the_loop_s(summarized: Summarize) -> None:
+def test_only_accuracy_is_compared_with_the_serial_loop(summarized: Summarize) -> None:
     found = summarized(Synthetic(metrics=("f1_macro",))).speedup
     assert found is not None
     assert found.accuracy == ()
@@ -153,7 +153,7 @@ def test_no_baseline_no_speedup(summarized: Summarize) -> None:
     assert summarized(Synthetic(baseline=None)).speedup is None
 
 
-def test_estimate_is_called_one(summarized: Summarize) -> None:
+def test_an_estimate_is_labelled(summarized: Summarize) -> None:
     found = summarized(Synthetic(baseline="estimated")).speedup
     assert found is not None
     assert (found.kind, found.accuracy) == ("estimated", ())

@@ -1,4 +1,4 @@
-"""The figures of the classes: accuracy of each, and which is taken for which."""
+"""Accuracy of each class, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -6,27 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 
 from asynckfold.results.report import sentences
 from asynckfold.results.report.baseline_curves import Race
-from asynckfold.results.report.charts.style import (
-    INK,
-    SHOWN,
-    Chart,
-    chart_of,
-    new_figure,
-    plotted,
-    styled,
-)
+from asynckfold.results.report.charts import style
 from asynckfold.results.report.summary import CandidateRow, Summary
 
 
-@styled
-def draw_classes(summary: Summary) -> Chart | None:
+@style.applied
+def draw_classes(summary: Summary) -> style.Chart | None:
     """Draw the accuracy of each class under each candidate."""
-    rows = [row for row in summary.candidates if row.class_accuracy is not None][:SHOWN]
+    rows = [row for row in summary.candidates if row.class_accuracy is not None][: style.SHOWN]
     if not rows:
         return None
     title = _classes_title(summary, rows[0])
@@ -34,9 +27,11 @@ def draw_classes(summary: Summary) -> Chart | None:
     table = np.array([shares for _, shares in named], dtype=float)
     names = summary.facts.classes
     columns = _hardest_columns(table)
-    figure = new_figure(1.5 + 0.28 * len(named), title)
+    figure = style.new_figure(1.5 + 0.28 * len(named), title)
     axes = figure.subplots()
-    note = f"the {SHOWN} hardest of {len(names)} classes; " if len(names) > SHOWN else ""
+    note = (
+        f"the {style.SHOWN} hardest of {len(names)} classes; " if len(names) > style.SHOWN else ""
+    )
     axes.set_title(f"{note}share of held-out samples recognised", loc="left")
     low = float(np.nanmin(table)) if np.isfinite(table).any() else 0.0
     image = axes.imshow(table[:, columns], cmap="Blues", vmin=min(low, 0.9), vmax=1, aspect="auto")
@@ -46,19 +41,19 @@ def draw_classes(summary: Summary) -> Chart | None:
     if len(columns) <= 14:
         _write_cells(axes, table[:, columns], image, lambda value: f"{100 * value:.0f}")
     _no_frame(axes)
-    return chart_of("classes", title, "Numbers are in the tables of the page.", figure)
+    return style.chart_of("classes", title, "Numbers are in the tables of the page.", figure)
 
 
 def _class_rows(
     rows: Sequence[CandidateRow], races: Sequence[Race]
 ) -> list[tuple[str, Sequence[float]]]:
-    """Name the rows: each candidate, and below it what one process made of it, where known."""
-    alone = {race.candidate: race.class_accuracy for race in races}
+    """Return a labelled row per candidate, and below it one per serial baseline of it."""
+    serial = {race.candidate: race.class_accuracy for race in races}
     found: list[tuple[str, Sequence[float]]] = []
     for row in rows:
-        found.append((plotted(row.name), row.class_accuracy or ()))
-        if row.name in alone:
-            found.append((f"{plotted(row.name, 16)}, one process", alone[row.name]))
+        found.append((style.plotted(row.name), row.class_accuracy or ()))
+        if row.name in serial:
+            found.append((f"{style.plotted(row.name, 16)}, one process", serial[row.name]))
     return found
 
 
@@ -68,21 +63,20 @@ def _classes_title(summary: Summary, row: CandidateRow) -> str:
         return "No class has held-out samples"
     if worst[1] == 1:
         return f"{row.name} recognises every class without a mistake"
-    name = plotted(worst[0])
-    return (
-        f"Hardest class for {plotted(row.name)}: {name}, {sentences.percent(worst[1])} recognised"
-    )
+    share = sentences.percent(worst[1])
+    name, hardest = style.plotted(row.name), style.plotted(worst[0])
+    return f"Hardest class for {name}: {hardest}, {share} recognised"
 
 
-def _hardest_columns(table: np.ndarray[Any, np.dtype[np.float64]]) -> list[int]:
-    if table.shape[1] <= SHOWN:
+def _hardest_columns(table: npt.NDArray[np.float64]) -> list[int]:
+    if table.shape[1] <= style.SHOWN:
         return list(range(table.shape[1]))
-    worst = np.argsort(np.nan_to_num(table[0], nan=2.0), kind="stable")[:SHOWN]
+    worst = np.argsort(np.nan_to_num(table[0], nan=2.0), kind="stable")[: style.SHOWN]
     return sorted(worst.tolist())
 
 
 def _class_ticks(axes: Axes, names: Sequence[str]) -> None:
-    labels = [plotted(name, 16) for name in names]
+    labels = [style.plotted(name, 16) for name in names]
     long = sum(map(len, labels)) > 70
     axes.set_xticks(range(len(labels)), labels, rotation=90 if long else 0)
 
@@ -97,68 +91,57 @@ def _write_cells(
     axes: Axes, table: Any, image: Any, written: Callable[[float], str], size: float = 8
 ) -> None:
     for (row, column), value in np.ndenumerate(table):
-        if np.isfinite(value):
-            shade = float(image.norm(image.get_array()[row, column]))
-            colour = "white" if shade > 0.6 else INK
-            text = written(float(value))
-            cell = axes.text(
-                column, row, text, ha="center", va="center", color=colour, fontsize=size
-            )
-            cell.set_in_layout(False)
+        if not np.isfinite(value):
+            continue
+        shade = float(image.norm(image.get_array()[row, column]))
+        colour = "white" if shade > 0.6 else style.INK
+        place: Any = {"ha": "center", "va": "center", "color": colour, "fontsize": size}
+        axes.text(column, row, written(float(value)), **place).set_in_layout(False)
 
 
-@styled
-def draw_confusion(summary: Summary) -> Chart | None:
+@style.applied
+def draw_confusion(summary: Summary) -> style.Chart | None:
     """Draw the out-of-fold confusion matrix of the best candidate."""
     row = next((row for row in summary.candidates if row.confusion is not None), None)
     if row is None or row.confusion is None:
         return None
-    title = _confusion_title(summary, row)
     counts = np.array(row.confusion)
+    repeated = bool(counts.sum() > summary.facts.samples)
+    title = _confusion_title(summary, row, counts, repeated)
     size = len(counts)
     inches = float(np.clip(1.6 + 0.42 * size, 3.2, 7.6))
-    figure = new_figure(inches, title)
+    figure = style.new_figure(inches, title)
     axes = figure.subplots()
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1))
     colorbar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.04)
     colorbar.set_label("share of the true class")
     colorbar.outline.set_visible(False)
-    _confusion_labels(axes, summary.class_names)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    if size <= style.SHOWN:
+        _class_ticks(axes, summary.class_names)
+        axes.set_yticks(range(size), [style.plotted(name, 16) for name in summary.class_names])
     if size <= 20:
         cells = np.where(counts > 0, counts, np.nan)
         _write_cells(axes, cells, image, lambda value: f"{value:.0f}", 8 if size < 13 else 6.5)
     _no_frame(axes)
     alt = (
-        f"Rows are true classes, columns what {row.name} says, counted over held-out samples"
-        f"{', each once a repeat' if _counts_repeats(summary, row) else ''}."
+        f"Rows are true classes, columns what {row.name} predicts, counted over held-out samples"
+        f"{', each once a repeat' if repeated else ''}."
     )
-    return chart_of("confusion", title, alt, figure)
+    return style.chart_of("confusion", title, alt, figure)
 
 
-def _confusion_labels(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_xlabel("class that the model says")
-    axes.set_ylabel("true class")
-    if len(names) <= SHOWN:
-        _class_ticks(axes, names)
-        axes.set_yticks(range(len(names)), [plotted(name, 16) for name in names])
-
-
-def _counts_repeats(summary: Summary, row: CandidateRow) -> bool:
-    """Whether samples are counted more than once, each time by what another model said."""
-    assert row.confusion is not None
-    return sum(map(sum, row.confusion)) > summary.facts.samples
-
-
-def _confusion_title(summary: Summary, row: CandidateRow) -> str:
-    assert row.confusion is not None
-    found = sentences.worst_confusion(row.confusion)
+def _confusion_title(
+    summary: Summary, row: CandidateRow, counts: npt.NDArray[np.int64], repeated: bool
+) -> str:
+    found = sentences.worst_confusion(counts.tolist())
     if found is None:
-        return f"{plotted(row.name)} confuses no classes"
-    true, said, count = found
-    names = [plotted(name, 20) for name in summary.class_names]
-    total = sum(row.confusion[true])
+        return f"{style.plotted(row.name)} confuses no classes"
+    true, predicted, count = found
+    names = [style.plotted(name, 20) for name in summary.class_names]
     return (
-        f"{plotted(row.name)} most often takes {names[true]} for {names[said]}: "
-        f"{count} of {total} {'predictions' if _counts_repeats(summary, row) else 'samples'}"
+        f"{style.plotted(row.name)} most often takes {names[true]} for {names[predicted]}: "
+        f"{count} of {counts[true].sum()} {'predictions' if repeated else 'samples'}"
     )

@@ -1,4 +1,4 @@
-"""The figure of the scores: folds, and mean ± std, of each candidate."""
+"""Scores of each candidate: its folds, and mean ± std."""
 
 from __future__ import annotations
 
@@ -9,44 +9,38 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from asynckfold.results.report import sentences
-from asynckfold.results.report.charts.style import (
-    SHOWN,
-    Chart,
-    chart_of,
-    colours_of,
-    new_figure,
-    plotted,
-    styled,
-)
+from asynckfold.results.report.charts import style
 from asynckfold.results.report.summary import CandidateRow, Summary
 
 
-@styled
-def draw_scores(summary: Summary) -> Chart | None:
+@style.applied
+def draw_scores(summary: Summary) -> style.Chart | None:
     """Draw one dot per fold, and mean ± std, for each candidate."""
     rows = [row for row in summary.candidates if math.isfinite(row.mean[summary.metric])]
     if not rows:
         return None
     title = sentences.winner(summary)
-    shown = rows[:SHOWN]
-    figure = new_figure(1.35 + 0.3 * len(shown), title)
+    shown = rows[: style.SHOWN]
+    figure = style.new_figure(1.35 + 0.3 * len(shown), title)
     axes = figure.subplots()
-    colours = colours_of(summary)
+    colours = style.colours_of(summary)
     for place, row in enumerate(shown):
         _draw_folds(axes, place, row.scores[summary.metric], colours[row.name])
         _draw_mean(axes, place, row, summary.metric, colours[row.name])
     axes.set_yticks(range(len(shown)), [_rank_label(row) for row in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlabel(plotted(summary.metric))
+    axes.set_xlabel(style.plotted(summary.metric))
     axes.grid(axis="x")
     axes.tick_params(axis="y", length=0)
-    hidden = f"; the first {SHOWN} of {len(rows)} candidates" if len(rows) > SHOWN else ""
+    hidden = (
+        f"; the first {style.SHOWN} of {len(rows)} candidates" if len(rows) > style.SHOWN else ""
+    )
     axes.set_title(f"dots: folds; bar: mean ± std{hidden}", loc="left")
     alt = "; ".join(
         f"{row.name}: {sentences.mean_std(row, summary.metric)} ({sentences.folds_note(row)})"
         for row in shown[:10]
     )
-    return chart_of("scores", title, alt, figure)
+    return style.chart_of("scores", title, alt, figure)
 
 
 def _draw_folds(axes: Axes, place: int, scores: Sequence[float], colour: str) -> None:
@@ -63,5 +57,5 @@ def _draw_mean(axes: Axes, place: int, row: CandidateRow, metric: str, colour: s
 
 def _rank_label(row: CandidateRow) -> str:
     if row.complete:
-        return f"{row.rank or '–'}. {plotted(row.name)}"
-    return f"{plotted(row.name)} ({row.folds_done}/{row.folds})"
+        return f"{row.rank or '–'}. {style.plotted(row.name)}"
+    return f"{style.plotted(row.name)} ({row.folds_done}/{row.folds})"

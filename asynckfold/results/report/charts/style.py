@@ -1,4 +1,4 @@
-"""What all figures share: colours, style and size, how text is plotted, and the `Chart`."""
+"""What all figures share: colours, style, size, text, and the `Chart`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from asynckfold.results.report import sentences
 from asynckfold.results.report.summary import Summary
 
-# Okabe and Ito (2008), "Color Universal Design": told apart with any colour vision.
+# Okabe and Ito (2008), "Color Universal Design": distinct with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5A00", "#000000")
 OTHERS = "#b4b9c2"
 INK, FAINT, GRID = "#1c2330", "#5b6472", "#e3e6eb"
-SHOWN = 40
-WIDTH_INCHES = 7.6
+SHOWN, WIDTH_INCHES = 40, 7.6
 
 _STYLE: Any = {
     "text.parse_math": False,
@@ -52,32 +51,18 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn figure.
+    """A drawn figure."""
 
-    Parameters
-    ----------
-    name : str
-        File name without ``.png``.
-    title : str
-        The finding, as written on the figure.
-    alt : str
-        What a reader who cannot see it should know.
-    png : bytes
-        The picture.
-    width, height : int
-        Pixels.
-    """
-
-    name: str
-    title: str
-    alt: str
+    name: str  # file name without ".png"
+    title: str  # the finding, as written on the figure
+    alt: str  # description for readers who cannot see it
     png: bytes
-    width: int
+    width: int  # pixels
     height: int
 
 
-def styled(make: Callable[[Summary], Chart | None]) -> Callable[[Summary], Chart | None]:
-    """Run a drawing function under our style and give the caller's style back."""
+def applied(make: Callable[[Summary], Chart | None]) -> Callable[[Summary], Chart | None]:
+    """Draw under our style, and restore the caller's."""
 
     @functools.wraps(make)
     def drawn(summary: Summary) -> Chart | None:
@@ -96,7 +81,7 @@ def _glyphs() -> frozenset[int]:
 
 
 def plotted(text: str, limit: int = 30) -> str:
-    """Return text that the font can draw, on one line, with its middle cut out where it is long.
+    """Return text on one line, in glyphs of the font, its middle cut out if it is long.
 
     >>> plotted("LeNet5/cosine"), plotted("网络/warm")
     ('LeNet5/cosine', '□□/warm')
@@ -107,7 +92,7 @@ def plotted(text: str, limit: int = 30) -> str:
 
 
 def new_figure(height_inches: float, title: str) -> Figure:
-    """Return an empty figure of the width that all have, under its title."""
+    """Return an empty figure of the common width, with its title."""
     figure = Figure(figsize=(WIDTH_INCHES, height_inches))
     figure.set_layout_engine("constrained", w_pad=0.09, h_pad=0.07)
     FigureCanvasAgg(figure)
@@ -117,7 +102,7 @@ def new_figure(height_inches: float, title: str) -> Figure:
 
 
 def chart_of(name: str, title: str, alt: str, figure: Figure) -> Chart:
-    """Return the drawn figure as PNG, with what is said of it."""
+    """Render the figure as PNG."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     width, height = (round(inches * figure.dpi) for inches in figure.get_size_inches())
@@ -125,41 +110,41 @@ def chart_of(name: str, title: str, alt: str, figure: Figure) -> Chart:
 
 
 def colours_of(summary: Summary) -> dict[str, str]:
-    """The first candidates have a colour of their own, the same one in every figure."""
+    """Return a colour per candidate, the same in every figure; all but the first few share one."""
     names = [row.name for row in summary.candidates]
     own = dict(zip(names, COLOURS, strict=False))
     return {name: own.get(name, OTHERS) for name in names}
 
 
 def name_candidates(figure: Figure, summary: Summary, names: Iterable[str], *, lines: bool) -> None:
-    """Add the legend: candidates with a colour of their own by name, all others as one."""
+    """Add the legend: candidates that have their own colour by name, the others as one."""
     colours = colours_of(summary)
     present = set(names)
     named = [name for name, own in colours.items() if own != OTHERS and name in present]
-    handles: list[Any] = [_handle(colours[name], plotted(name), lines=lines) for name in named]
+    labels = [(colours[name], plotted(name)) for name in named]
     others = len(present.difference(named))
     if others:
-        handles.append(_handle(OTHERS, f"the other {others}", lines=lines))
-    longest = max((len(handle.get_label()) for handle in handles), default=1)
+        labels.append((OTHERS, f"the other {others}"))
+    handles: list[Line2D | Patch] = [
+        Line2D([], [], color=colour, linewidth=2, label=label)
+        if lines
+        else Patch(color=colour, label=label)
+        for colour, label in labels
+    ]
+    longest = max((len(label) for _, label in labels), default=1)
     columns = max(1, min(4, len(handles), 110 // (longest + 6)))
     figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=8)
 
 
-def _handle(colour: str, label: str, *, lines: bool) -> Line2D | Patch:
-    if lines:
-        return Line2D([], [], color=colour, linewidth=2, label=label)
-    return Patch(color=colour, label=label)
-
-
 def time_unit(longest_seconds: float) -> tuple[float, str]:
-    """Return what to divide seconds by, and the unit's name."""
+    """Return the seconds of a fitting unit, and its name."""
     if longest_seconds < 180:
         return 1.0, "seconds"
     return (60.0, "minutes") if longest_seconds < 3 * 3600 else (3600.0, "hours")
 
 
 def log_axis(axes: Axes, decades: float) -> None:
-    """Make the vertical axis logarithmic, labelled with plain numbers."""
+    """Make the y axis logarithmic, labelled with plain numbers."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

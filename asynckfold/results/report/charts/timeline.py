@@ -1,4 +1,4 @@
-"""The Gantt chart: which job ran on which core when."""
+"""Wall time: CPU use, jobs by core, and the speedup."""
 
 from __future__ import annotations
 
@@ -6,36 +6,73 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from asynckfold.results.report import sentences
-from asynckfold.results.report.charts.style import (
-    Chart,
-    chart_of,
-    colours_of,
-    name_candidates,
-    new_figure,
-    styled,
-    time_unit,
-)
-from asynckfold.results.report.summary import Bar, Summary
+from asynckfold.results.report.charts import style
+from asynckfold.results.report.summary import Bar, Summary, Use
 
 
-@styled
-def draw_gantt(summary: Summary) -> Chart | None:
+@style.applied
+def draw_use(summary: Summary) -> style.Chart | None:
+    """Draw the cores in use over time, serial above packed, on one time axis."""
+    found = {use.phase: use for use in summary.use}
+    if not found:
+        return None
+    phase = "packed" if "packed" in found else "serial"
+    title = f"CPU use{'' if phase == 'packed' else ', serial'}: {_cpu_use(found[phase])}"
+    figure = style.new_figure(4.3, title)
+    panels = figure.subplots(2, 1, sharex=True)
+    longest = max(use.seconds[-1] for use in summary.use)
+    divisor, unit = style.time_unit(longest)
+    for axes, phase, colour in zip(
+        panels, ("serial", "packed"), (style.FAINT, style.COLOURS[0]), strict=True
+    ):
+        _draw_phase(axes, phase, found.get(phase), divisor, colour)
+    panels[1].set_xlabel(f"{unit} since the phase began")
+    panels[1].set_xlim(0, max(longest / divisor * 1.01, 1e-3))
+    alt = "; ".join(f"{use.phase}: {_cpu_use(use)}" for use in summary.use)
+    return style.chart_of("use", title, alt, figure)
+
+
+def _cpu_use(use: Use) -> str:
+    return sentences.cpu_use(use.mean_own, use.mean_used, use.cores)
+
+
+def _draw_phase(axes: Axes, phase: str, use: Use | None, divisor: float, colour: str) -> None:
+    axes.set_ylabel("cores")
+    if use is None:
+        axes.set_title(phase, loc="left")
+        text = f"no CPU samples of the {phase} run"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=style.FAINT)
+        axes.set_yticks([])
+        return
+    seconds = np.array(use.seconds) / divisor
+    axes.fill_between(seconds, use.own, color=colour, alpha=0.35, linewidth=0, label="this run")
+    axes.plot(seconds, use.used, color=colour, linewidth=1.3, label="everyone")
+    axes.axhline(use.cores, color=style.FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.set_ylim(0, use.cores * 1.08)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, min_n_ticks=1))
+    axes.grid(axis="y")
+    axes.set_title(f"{phase}: {_cpu_use(use)}; filled: this run, line: everyone", loc="left")
+
+
+@style.applied
+def draw_gantt(summary: Summary) -> style.Chart | None:
     """Draw which job ran on which core when."""
     if not summary.bars:
         return None
     lanes = _lanes(summary.bars)
-    title = _gantt_title(summary, lanes)
-    figure = new_figure(1.7 + 0.3 * min(len(lanes), 24), title)
-    axes = figure.subplots()
     first = min(bar.start for bar in summary.bars)
     longest = max(bar.end for bar in summary.bars) - first
-    divisor, unit = time_unit(longest)
+    title = _gantt_title(summary, lanes, longest)
+    figure = style.new_figure(1.7 + 0.3 * min(len(lanes), 24), title)
+    axes = figure.subplots()
+    divisor, unit = style.time_unit(longest)
     for place, (_, bars) in enumerate(lanes):
-        _draw_lane(axes, place, bars, colours_of(summary), first, divisor)
+        _draw_lane(axes, place, bars, style.colours_of(summary), first, divisor)
     axes.set_yticks(range(len(lanes)), [label for label, _ in lanes])
     if len(lanes) > 48:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=24, integer=True))
@@ -46,14 +83,14 @@ def draw_gantt(summary: Summary) -> Chart | None:
     axes.grid(axis="x")
     ended_badly = any(bar.outcome not in ("ok", "running") for bar in summary.bars)
     axes.set_title("hatched: ended without a score" if ended_badly else "", loc="left")
-    name_candidates(figure, summary, [bar.candidate for bar in summary.bars], lines=False)
-    return chart_of("gantt", title, "A bar per attempt at a job, a row per core.", figure)
+    style.name_candidates(figure, summary, [bar.candidate for bar in summary.bars], lines=False)
+    return style.chart_of("gantt", title, "A bar per attempt at a job, a row per core.", figure)
 
 
-def _gantt_title(summary: Summary, lanes: Sequence[tuple[str, Sequence[Bar]]]) -> str:
+def _gantt_title(
+    summary: Summary, lanes: Sequence[tuple[str, Sequence[Bar]]], longest: float
+) -> str:
     jobs = len({bar.job for bar in summary.bars})
-    first = min(bar.start for bar in summary.bars)
-    longest = max(bar.end for bar in summary.bars) - first
     rows, busy = len(lanes), math.fsum(_covered(bars) for _, bars in lanes)
     share = busy / (longest * rows) if longest else math.nan
     known = summary.packing
@@ -66,10 +103,8 @@ def _gantt_title(summary: Summary, lanes: Sequence[tuple[str, Sequence[Bar]]]) -
 
 
 def _covered(bars: Sequence[Bar]) -> float:
-    """Return the seconds in which there is a bar: jobs that are trained as one share theirs.
+    """Return the seconds covered by bars; those of a fusion group overlap.
 
-    Examples
-    --------
     >>> from dataclasses import replace
     >>> bar = Bar("a", "A", 1, (0,), "cpu", 1.0, 3.0, "ok", "", 2.0, None, None, ())
     >>> _covered([bar, bar, replace(bar, start=2.0, end=5.0), replace(bar, start=7.0, end=8.0)])
@@ -83,7 +118,7 @@ def _covered(bars: Sequence[Bar]) -> float:
 
 
 def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
-    """Group attempts by core; those without a core of their own go to the first free row."""
+    """Group attempts by core; unpinned ones go to the first free row."""
     cores: dict[int, list[Bar]] = {}
     rows: list[list[Bar]] = []
     for bar in bars:
@@ -93,15 +128,14 @@ def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
         if not bar.cores:
             free = next((row for row in rows if row[-1].end <= bar.start), None)
             if free is None:
-                rows.append([bar])
-            else:
-                free.append(bar)
+                rows.append(free := [])
+            free.append(bar)
     pinned = [(f"core {core}", cores[core]) for core in sorted(cores)]
     return pinned + [(f"unpinned {number}", row) for number, row in enumerate(rows, 1)]
 
 
 def _pieces(bar: Bar) -> list[Bar]:
-    """Divide an attempt where it went on with other cores."""
+    """Split an attempt at changes of its cores."""
     starts = [(bar.start, bar.cores), *bar.changes]
     ends = [*(at for at, _ in bar.changes), bar.end]
     return [
@@ -111,16 +145,11 @@ def _pieces(bar: Bar) -> list[Bar]:
 
 
 def _draw_lane(
-    axes: Axes,
-    place: int,
-    bars: Sequence[Bar],
-    colours: dict[str, str],
-    first: float,
-    divisor: float,
+    axes: Axes, place: int, bars: Sequence[Bar], colours: dict[str, str], first: float, unit: float
 ) -> None:
     for good in (True, False):
         kept = [bar for bar in bars if (bar.outcome in ("ok", "running")) == good]
-        spans = [((bar.start - first) / divisor, (bar.end - bar.start) / divisor) for bar in kept]
+        spans = [((bar.start - first) / unit, (bar.end - bar.start) / unit) for bar in kept]
         drawn = axes.broken_barh(
             spans,
             (place - 0.36, 0.72),
@@ -131,3 +160,28 @@ def _draw_lane(
             alpha=1 if good else 0.6,
         )
         drawn.set_in_layout(False)
+
+
+@style.applied
+def draw_speedup(summary: Summary) -> style.Chart | None:
+    """Draw serial against packed seconds, if there is a speedup or an estimate."""
+    found = summary.speedup
+    if found is None or found.why_not or found.serial_seconds is None:
+        return None
+    title = sentences.speed(summary)
+    figure = style.new_figure(1.75, title)
+    axes = figure.subplots()
+    divisor, unit = style.time_unit(max(found.serial_seconds, found.packed_seconds))
+    values = [found.serial_seconds / divisor, found.packed_seconds / divisor]
+    bars = axes.barh([0, 1], values, height=0.62, color=[style.OTHERS, style.COLOURS[0]])
+    if found.kind != "measured":
+        bars[0].set_hatch("////")
+        bars[0].set_edgecolor("white")
+    labels = map(sentences.duration, (found.serial_seconds, found.packed_seconds))
+    axes.bar_label(bars, list(labels), padding=5)
+    axes.set_yticks([0, 1], [f"serial ({style.plotted(found.kind)})", "packed"])
+    axes.set_ylim(1.5, -0.5)
+    axes.set_xlim(0, 1.16 * max(values))
+    axes.set_xlabel(f"{unit} of wall time")
+    axes.tick_params(axis="y", length=0)
+    return style.chart_of("speedup", title, "Shorter is better.", figure)

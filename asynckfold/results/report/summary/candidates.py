@@ -1,81 +1,52 @@
-"""Candidates: the ranking, their scores fold by fold, learning curves and classes."""
+"""The ranking: scores fold by fold, learning curves and classes of each candidate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.result import Epoch, Result
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.result import Epoch
 from asynckfold.results.candidates import Candidate, rank
 from asynckfold.results.confusion import class_accuracy
 from asynckfold.results.cv_results import CVResults
-from asynckfold.results.report.sanitize import clean
+from asynckfold.results.report.sanitize import clean, shown
 from asynckfold.results.statistics import Lead, train_valid_ratio
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One measure over the epochs of a candidate.
+    """One measure over the epochs of a candidate."""
 
-    Parameters
-    ----------
-    measure : {"train_loss", "valid_loss", "accuracy"}
-        What is measured.
-    mean : tuple of float, length n_epochs
-        Mean over `folds`; NaN from the epoch on that one of them does not have.
-    folds : tuple of tuple of float
-        One line per job that got that far, in the plan's order; epoch 1 first.
-    """
-
-    measure: str
-    mean: tuple[float, ...]
-    folds: tuple[tuple[float, ...], ...]
+    measure: str  # "train_loss", "valid_loss" or "accuracy"
+    mean: tuple[float, ...]  # over `folds`; NaN from the epoch on that one of them lacks
+    folds: tuple[tuple[float, ...], ...]  # a line per job with epochs, from epoch 1
 
 
 @dataclass(frozen=True)
 class CandidateRow:
-    """One model × LR schedule in the ranking.
-
-    Parameters
-    ----------
-    rank : int or None
-        1 is best; None where a fold is missing or the mean is not a number.
-    scores : Mapping of str to tuple of float
-        By metric, one score per fold.
-    mean, std : Mapping of str to float
-        Over the folds that have a score; `std` divides by their number, as scikit-learn does.
-    ci_low, ci_high : float
-        Corrected 95 % interval of the first metric's mean; NaN for incomplete candidates.
-    fit_seconds : float
-        Seconds of training all folds; for an incomplete candidate the mean fold times the folds.
-    confusion : tuple of tuple of int, or None
-        Out-of-fold counts, a row per true class, a column per class that the model says.
-    class_accuracy : tuple of float, or None
-        Share of each class that is recognised; NaN for a class without held-out samples.
-    """
+    """One model × LR schedule in the ranking; see `Candidate`."""
 
     name: str
     model: str
     lr_schedule: str
-    rank: int | None
+    rank: int | None  # 1 is best; None if a fold is missing or the mean is not a number
     status: str
     folds_done: int
     folds: int
-    scores: Mapping[str, tuple[float, ...]]
+    scores: Mapping[str, tuple[float, ...]]  # by metric, one per fold
     mean: Mapping[str, float]
     std: Mapping[str, float]
-    ci_low: float
+    ci_low: float  # of the first metric's mean, 95 %, corrected; NaN if incomplete
     ci_high: float
     fit_seconds: float
     curves: tuple[Curve, ...]
-    confusion: tuple[tuple[int, ...], ...] | None
-    class_accuracy: tuple[float, ...] | None
+    confusion: tuple[tuple[int, ...], ...] | None  # a row per true, a column per predicted class
+    class_accuracy: tuple[float, ...] | None  # recall; NaN for a class without held-out samples
 
     @property
     def complete(self) -> bool:
@@ -90,14 +61,17 @@ def candidate_rows(
     metric = found.plan.scoring[0]
     listed = found.candidates
     ratio = train_valid_ratio(found.folds)
-    jobs = _jobs_by_candidate(found.plan)
+    histories: dict[str, list[Sequence[Epoch]]] = {}
+    for job in found.plan.jobs:
+        result = found.results.get(job.id)
+        if result is not None and result.epochs:
+            histories.setdefault(job.candidate, []).append(result.epochs)
     rows = [
         _row(
             candidate,
-            position,
-            metric,
-            ratio,
-            [found.results[job.id] for job in jobs[candidate.name] if job.id in found.results],
+            position if candidate.ranks_by(metric) else None,
+            candidate.interval(metric, ratio),
+            _curves(histories.get(candidate.name, [])),
             confusions.get(candidate.name),
             n_classes,
         )
@@ -107,52 +81,37 @@ def candidate_rows(
     return tuple(sorted(rows, key=lambda row: (row.rank or worst, -row.folds_done)))
 
 
-def _jobs_by_candidate(plan: Plan) -> dict[str, list[Job]]:
-    jobs: dict[str, list[Job]] = {}
-    for job in plan.jobs:
-        jobs.setdefault(job.candidate, []).append(job)
-    return jobs
-
-
 def _row(
     candidate: Candidate,
-    position: int,
-    metric: str,
-    ratio: float,
-    results: Sequence[Result],
+    position: int | None,
+    interval: tuple[float, float],
+    curves: tuple[Curve, ...],
     confusion: npt.NDArray[np.int64] | None,
     n_classes: int,
 ) -> CandidateRow:
     scores = candidate.scores
-    low, high = candidate.interval(metric, ratio)
-    mean = {clean(name): _over_known(values, np.mean) for name, values in scores.items()}
+    model, lr_schedule = clean(candidate.model), clean(candidate.lr_schedule)
     return CandidateRow(
-        name=f"{clean(candidate.model)}/{clean(candidate.lr_schedule)}",
-        model=clean(candidate.model),
-        lr_schedule=clean(candidate.lr_schedule),
-        rank=position if candidate.ranks_by(metric) else None,
+        name=f"{model}/{lr_schedule}",
+        model=model,
+        lr_schedule=lr_schedule,
+        rank=position,
         status=candidate.status,
         folds_done=candidate.done,
         folds=candidate.planned,
         scores={clean(name): tuple(values.tolist()) for name, values in scores.items()},
-        mean=mean,
-        std={clean(name): _over_known(values, np.std) for name, values in scores.items()},
-        ci_low=low,
-        ci_high=high,
-        fit_seconds=_over_known(candidate.fit_seconds, np.mean) * candidate.planned,
-        curves=_curves(results),
+        mean={clean(name): candidate.mean(name) for name in scores},
+        std={clean(name): candidate.std(name) for name in scores},
+        ci_low=interval[0],
+        ci_high=interval[1],
+        fit_seconds=candidate.total_fit_seconds,
+        curves=curves,
         confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
         class_accuracy=None if confusion is None else class_accuracy(confusion, n_classes),
     )
 
 
-def _over_known(values: npt.NDArray[np.float64], measure: Any) -> float:
-    known = values[~np.isnan(values)]
-    return float(measure(known)) if known.size else float("nan")
-
-
-def _curves(results: Sequence[Result]) -> tuple[Curve, ...]:
-    histories = [result.epochs for result in results if result.epochs]
+def _curves(histories: Sequence[Sequence[Epoch]]) -> tuple[Curve, ...]:
     measures = ("train_loss", "valid_loss", "accuracy")
     curves = (_curve(measure, histories) for measure in measures)
     return tuple(curve for curve in curves if curve is not None)
@@ -160,16 +119,16 @@ def _curves(results: Sequence[Result]) -> tuple[Curve, ...]:
 
 def _curve(measure: str, histories: Sequence[Sequence[Epoch]]) -> Curve | None:
     lines = [[getattr(item, measure) for item in history] for history in histories]
-    known = [[math.nan if value is None else float(value) for value in line] for line in lines]
-    if not any(value is not None for line in lines for value in line):
+    if all(value is None for line in lines for value in line):
         return None
+    known = [np.array(line, float).tolist() for line in lines]
     length = max(map(len, known))
     padded = np.array([line + [math.nan] * (length - len(line)) for line in known])
     return Curve(measure, tuple(padded.mean(axis=0).tolist()), tuple(map(tuple, known)))
 
 
 def fold_names(plan: Plan) -> tuple[str, ...]:
-    """Return what each fold is called; its repeat is named where there are several."""
+    """Return the name of each fold, with its repeat if there are several."""
     keys = dict.fromkeys((job.repeat, job.fold) for job in plan.jobs)
     repeated = any(repeat for repeat, _ in keys)
     return tuple(
@@ -180,12 +139,12 @@ def fold_names(plan: Plan) -> tuple[str, ...]:
 def shown_lead(found: CVResults) -> Lead | None:
     """Return the lead under names that are safe to show."""
     lead = found.lead
-    names = {row.name: f"{clean(row.model)}/{clean(row.lr_schedule)}" for row in found.candidates}
+    names = {job.candidate: shown(job).candidate for job in found.plan.jobs}
     return lead and replace(lead, best=names[lead.best], runner_up=names[lead.runner_up])
 
 
 def class_names(plan: Plan, confusions: Mapping[str, npt.NDArray[np.int64]]) -> tuple[str, ...]:
-    """The classes, and the outputs beyond them that models say."""
+    """Return the names of classes, and of outputs beyond them that models predict."""
     names = tuple(clean(name) for name in plan.classes)
     size = max(map(len, confusions.values()), default=len(names))
     return names + tuple(f"output {index}" for index in range(len(names), size))

@@ -1,4 +1,4 @@
-"""The facts of the setup: what the plan says, and the command that reproduces the run."""
+"""The setup: what the plan says, and the command that reproduces the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from asynckfold.jobs.objective import BINARY, MULTICLASS, MULTILABEL, REGRESSION
 from asynckfold.jobs.plan import Plan
 from asynckfold.results.cv_results import CVResults
-from asynckfold.results.report.sanitize import clean, flat
+from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, flat
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ _KINDS = {
 
 
 def _targets(plan: Plan) -> str:
-    asked = plan.objective_of("")
-    positive = "" if asked.pos_label is None else f"; positive is {asked.pos_label}"
-    return clean(f"{_KINDS[asked.kind]}{positive}")
+    objective = plan.objective_of("")
+    positive = "" if objective.pos_label is None else f"; positive is {objective.pos_label}"
+    return clean(f"{_KINDS[objective.kind]}{positive}")
 
 
 def _outputs(plan: Plan) -> str:
-    """Return the scale of outputs; the models of each, where there are several."""
+    """Return the scale of outputs, and the models of each if there are several."""
     models: dict[str, list[str]] = {}
     for name in dict.fromkeys(job.model for job in plan.jobs):
         models.setdefault(plan.objective_of(name).scale, []).append(name)
@@ -90,7 +90,7 @@ def _outputs(plan: Plan) -> str:
 
 
 def command(about: Mapping[str, Any]) -> str:
-    """Return the command as one types it in a shell; empty where there was none."""
+    """Return the shell command; empty if the run was started from Python."""
     given = about.get("command") or ""
     text = given if isinstance(given, str) else shlex.join(map(str, given))
-    return clean(text, 4096)
+    return clean(text, ERROR_LIMIT)

@@ -1,36 +1,22 @@
-"""The jobs: every attempt, how they were packed, and what averaging did in them."""
+"""Attempts, their packing, averaging, failures and the event log."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from asynckfold.jobs.plan import Job
-from asynckfold.jobs.result import Result
+from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.result import DONE, Result, cause
 from asynckfold.results.cv_results import CVResults
-from asynckfold.results.report.sanitize import clean, shown
+from asynckfold.results.report.sanitize import ERROR_LIMIT, TEXT_LIMIT, clean, shown
 from asynckfold.results.utilization import Packing, packing_of
-from asynckfold.store import Attempt, Placed, RunReader
+from asynckfold.store import RunReader
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One attempt: a bar in the Gantt chart; times in run seconds.
-
-    Parameters
-    ----------
-    expected : float
-        Seconds that the whole job was expected to take.
-    memory, peak_memory : int or None
-        Bytes that were reserved for it, and the most that its process held, torch included; None
-        where that is not known.
-    waits : tuple of str
-        What its job waited for before, and how long.
-    changes : tuple of (float, tuple of int)
-        Since when it held which other cores than `cores`, with which it was placed.
-    """
+    """One attempt: a bar in the Gantt chart; times in run seconds."""
 
     job: str
     candidate: str
@@ -41,87 +27,91 @@ class Bar:
     end: float
     outcome: str
     error: str
-    expected: float
-    memory: int | None
-    peak_memory: int | None
-    waits: tuple[str, ...]
-    changes: tuple[tuple[float, tuple[int, ...]], ...] = ()
+    expected: float  # seconds of the whole job
+    memory: int | None  # bytes reserved; None if not known
+    peak_memory: int | None  # bytes of the whole process, torch included; None if not known
+    waits: tuple[str, ...]  # what the job waited for before, and how long
+    changes: tuple[tuple[float, tuple[int, ...]], ...] = ()  # cores held from a later moment on
 
 
 @dataclass(frozen=True)
 class AveragedJob:
-    """What parameter averaging did in one job.
-
-    Parameters
-    ----------
-    job : str
-        Its id.
-    rounds : int
-        How often the clones of its processes were averaged.
-    seconds : float
-        Of its epochs, also of those before a continuation.
-    samples : tuple of int
-        Samples × epochs of each process.
-    """
+    """What parameter averaging did in one job."""
 
     job: str
     rounds: int
-    seconds: float
-    samples: tuple[int, ...]
+    seconds: float  # of its epochs, over all attempts
+    samples: tuple[int, ...]  # samples × epochs of each process
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Jobs that ended with the same status and error text."""
+
+    status: str
+    error: str
+    jobs: tuple[str, ...]
+    traceback: str
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """An event of the run; `at` in run seconds."""
+
+    at: float
+    kind: str
+    job: str
+    text: str
 
 
 def shown_packing(store: RunReader) -> Packing | None:
     """Return how the jobs were packed, under names that are safe to show."""
     found = packing_of(store)
-    return found and replace(
-        found,
-        models=tuple(
-            replace(item, model=clean(item.model), why=clean(item.why, 4096))
-            for item in found.models
-        ),
+    models = (
+        replace(item, model=clean(item.model), why=clean(item.why, ERROR_LIMIT))
+        for item in (found.models if found else ())
     )
+    return found and replace(found, models=tuple(models))
 
 
 def bars(
     store: RunReader, results: Mapping[str, Result], jobs: Mapping[str, Job]
 ) -> tuple[Bar, ...]:
-    """Return a bar for each attempt; one that has not ended lasts until the latest moment known."""
+    """Return a bar for each attempt; one without an end lasts until the latest known moment."""
     attempts, placed = store.attempts(), store.placed()
     moments = [moment for item in attempts for moment in (item.started, item.ended) if moment]
     latest = max(moments, default=0.0)
     open_outcome = "lost" if store.holder() is None else "running"
-    return tuple(
-        Bar(
-            job=shown(jobs[item.job_id]).id,
-            candidate=shown(jobs[item.job_id]).candidate,
-            attempt=item.attempt,
-            cores=item.cores,
-            device=clean(item.device),
-            start=item.started,
-            end=latest if item.ended is None else item.ended,
-            outcome=item.outcome or open_outcome,
-            error=clean(item.error, 4096),
-            expected=item.expected,
-            changes=item.changes,
-            **_placing(placed.get((item.job_id, item.attempt)), results.get(item.job_id), item),
+    found = []
+    for item in attempts:
+        if item.job_id not in jobs:
+            continue
+        job, result = shown(jobs[item.job_id]), results.get(item.job_id)
+        placing = placed.get((item.job_id, item.attempt))
+        is_last = result is not None and result.attempt == item.attempt
+        found.append(
+            Bar(
+                job=job.id,
+                candidate=job.candidate,
+                attempt=item.attempt,
+                cores=item.cores,
+                device=clean(item.device),
+                start=item.started,
+                end=latest if item.ended is None else item.ended,
+                outcome=item.outcome or open_outcome,
+                error=clean(item.error, ERROR_LIMIT),
+                expected=item.expected,
+                memory=placing.memory if placing else None,
+                peak_memory=result.peak_memory if result and is_last else None,
+                waits=tuple(clean(wait, ERROR_LIMIT) for wait in placing.waits) if placing else (),
+                changes=item.changes,
+            )
         )
-        for item in attempts
-        if item.job_id in jobs
-    )
-
-
-def _placing(placed: Placed | None, result: Result | None, attempt: Attempt) -> dict[str, Any]:
-    ended = result is not None and result.attempt == attempt.attempt
-    return {
-        "memory": None if placed is None else placed.memory,
-        "peak_memory": result.peak_memory if result is not None and ended else None,
-        "waits": tuple(clean(str(wait), 4096) for wait in placed.waits) if placed else (),
-    }
+    return tuple(found)
 
 
 def averaged(found: CVResults) -> tuple[AveragedJob, ...]:
-    """Return what averaging did in each job that was trained by it."""
-    results = ((job, found.results.get(job.id)) for job in found.plan.jobs)
+    """Return the jobs that were trained by averaging."""
     return tuple(
         AveragedJob(
             shown(job).id,
@@ -129,6 +119,39 @@ def averaged(found: CVResults) -> tuple[AveragedJob, ...]:
             math.fsum(item.seconds for item in result.epochs),
             result.averaged.samples,
         )
-        for job, result in results
-        if result is not None and result.averaged is not None
+        for job in found.plan.jobs
+        if (result := found.results.get(job.id)) and result.averaged
+    )
+
+
+def failures(plan: Plan, results: Mapping[str, Result]) -> tuple[FailureGroup, ...]:
+    """Group equal errors, the most frequent first."""
+    groups: dict[tuple[str, str], list[tuple[Job, Result]]] = {}
+    for job in plan.jobs:
+        result = results.get(job.id)
+        if result is not None and result.status != DONE:
+            groups.setdefault((result.status, cause(result.error)), []).append((job, result))
+    found = [
+        FailureGroup(
+            status,
+            clean(error, ERROR_LIMIT) or "no error text was recorded",
+            tuple(shown(job).id for job, _ in failed),
+            clean(next((item.traceback for _, item in failed if item.traceback), ""), TEXT_LIMIT),
+        )
+        for (status, error), failed in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda group: -len(group.jobs)))
+
+
+def event_log(store: RunReader, jobs: Mapping[str, Job]) -> tuple[LogLine, ...]:
+    """Return the run's events, in text that is safe to show."""
+    names = {name: shown(job).id for name, job in jobs.items()}
+    return tuple(
+        LogLine(
+            item.at,
+            clean(item.kind),
+            names.get(item.job_id or "") or clean(item.job_id or ""),
+            clean(item.text, ERROR_LIMIT),
+        )
+        for item in store.events()
     )

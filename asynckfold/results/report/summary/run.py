@@ -1,18 +1,18 @@
-"""The whole run: its `Summary`, and what computes it from the store."""
+"""`Summary`: all numbers of a run, computed from the store."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asynckfold.jobs import reproducibility
+from asynckfold.jobs.reproducibility import Claim
 from asynckfold.jobs.result import job_by_id
 from asynckfold.results.confusion import count_classes
 from asynckfold.results.cv_results import CVResults
+from asynckfold.results.read import read_results, refit_note
 from asynckfold.results.report.baseline_curves import Race, races
-from asynckfold.results.report.sanitize import clean, flat, plain_data, shown
+from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, flat, plain_data
 from asynckfold.results.report.summary.candidates import (
     CandidateRow,
     candidate_rows,
@@ -21,12 +21,15 @@ from asynckfold.results.report.summary.candidates import (
     shown_lead,
 )
 from asynckfold.results.report.summary.facts import Facts, command, facts
-from asynckfold.results.report.summary.failures import FailureGroup, LogLine, failures
 from asynckfold.results.report.summary.jobs import (
     AveragedJob,
     Bar,
+    FailureGroup,
+    LogLine,
     averaged,
     bars,
+    event_log,
+    failures,
     shown_packing,
 )
 from asynckfold.results.report.summary.machine import Use, uses
@@ -38,46 +41,18 @@ from asynckfold.store import RunReader
 
 @dataclass(frozen=True)
 class Summary:
-    """All numbers of a run's report.
-
-    Parameters
-    ----------
-    metric, metrics : str, tuple of str
-        The score that ranks (greater is better), and all of them.
-    counts : Mapping of str to int
-        planned = done + failed + diverged + cancelled + pending; `running` is part of pending.
-    candidates : tuple of CandidateRow
-        By rank; unranked ones last.
-    best : str or None
-        Name of the best complete candidate.
-    lead : Lead or None
-        None with fewer than two ranked candidates.
-    class_names : tuple of str
-        Rows and columns of the confusion matrices; empty for regression.
-    packed_seconds : float
-        Wall time of the packed run over all sessions.
-    command : str
-        What reproduces the run; empty where it was not started from a shell.
-    bit_identity : Claim
-        Whether equal bits are claimed, and why not.
-    races : tuple of Race
-        Several processes of a job against one; empty where that was not measured.
-    averaged : tuple of AveragedJob
-        Jobs that were trained by averaging.
-    refit : str
-        Which candidate was trained on all samples, and where that run is; empty where none was.
-    """
+    """All numbers of a run's report."""
 
     root: str
-    metric: str
+    metric: str  # ranks; greater is better
     metrics: tuple[str, ...]
-    counts: Mapping[str, int]
-    candidates: tuple[CandidateRow, ...]
+    counts: Mapping[str, int]  # jobs by state; `running` is part of pending
+    candidates: tuple[CandidateRow, ...]  # by rank, unranked ones last
     fold_names: tuple[str, ...]
-    best: str | None
-    lead: Lead | None
-    class_names: tuple[str, ...]
-    packed_seconds: float
+    best: str | None  # name of the best complete candidate
+    lead: Lead | None  # None with fewer than two ranked candidates
+    class_names: tuple[str, ...]  # rows and columns of confusion matrices; empty for regression
+    packed_seconds: float  # wall time over all sessions
     speedup: Timing | None
     packing: Packing | None
     use: tuple[Use, ...]
@@ -85,13 +60,13 @@ class Summary:
     failures: tuple[FailureGroup, ...]
     events: tuple[LogLine, ...]
     facts: Facts
-    command: str
+    command: str  # empty if the run was started from Python
     about: Mapping[str, str]
     fingerprint: str
-    bit_identity: reproducibility.Claim
-    races: tuple[Race, ...]
+    bit_identity: Claim
+    races: tuple[Race, ...]  # jobs of several processes against one
     averaged: tuple[AveragedJob, ...]
-    refit: str
+    refit: str  # how the refit on all samples ended; empty without one
 
     @property
     def ranked(self) -> tuple[CandidateRow, ...]:
@@ -108,49 +83,14 @@ class Summary:
         return dict(plain_data(self))
 
 
-def read_results(store: RunReader) -> CVResults:
-    """Return the results of a run on disk, complete or not."""
-    folds, targets = store.splits()
-    return CVResults(
-        plan=store.plan,
-        folds=folds,
-        n_samples=len(targets),
-        results=store.results(folds),
-        seconds=math.fsum(item.packed_seconds for item in store.sessions()),
-        baseline=store.baseline,
-        root_dir=store.root,
-        bit_identity=reproducibility.claim(store.plan, store.software()),
-    )
-
-
-def told_refit(store: RunReader) -> str:
-    """Return what became of training the best candidate on all samples; ``""`` where it was not."""
-    return next((item.text for item in reversed(store.events()) if item.kind == "refit"), "")
-
-
 _UNSHOWN = ("cli", "command", "folder", "decision")
-"""Of what a run knows about itself: shown elsewhere, or the reader's business on no machine."""
+"""Recorded facts that the report shows elsewhere, or that are private."""
 
 
 def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
-    """Compute all numbers of a run's report.
+    """Compute all numbers of a run's report, from its store alone.
 
-    Parameters
-    ----------
-    store : RunReader
-        The run; it may be incomplete, and it may be running.
-    results : CVResults, optional
-        What `read_results` returned for this store, where it is at hand already.
-
-    Returns
-    -------
-    Summary
-        A function of the store's content alone.
-
-    Raises
-    ------
-    StoreCorruptError
-        The run has no plan, or its files are damaged.
+    The run may be incomplete or still running; `results` are its own, if they were read already.
     """
     found = read_results(store) if results is None else results
     plan = found.plan
@@ -174,23 +114,13 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
         use=uses(store.samples()),
         bars=bars(store, found.results, jobs),
         failures=failures(plan, found.results),
-        events=tuple(
-            LogLine(
-                item.at,
-                clean(item.kind),
-                shown(jobs[item.job_id]).id if item.job_id in jobs else clean(item.job_id or ""),
-                clean(item.text, 4096),
-            )
-            for item in store.events()
-        ),
+        events=event_log(store, jobs),
         facts=facts(plan, found),
         command=command(about),
         about=flat({key: value for key, value in about.items() if key not in _UNSHOWN}),
         fingerprint=store.fingerprint(),
-        bit_identity=reproducibility.Claim(
-            tuple(clean(text, 4096) for text in found.bit_identity.reasons)
-        ),
+        bit_identity=Claim(tuple(clean(why, ERROR_LIMIT) for why in found.bit_identity.reasons)),
         races=races(found),
         averaged=averaged(found),
-        refit=clean(told_refit(store), 4096),
+        refit=clean(refit_note(store), ERROR_LIMIT),
     )

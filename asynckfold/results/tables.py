@@ -1,0 +1,175 @@
+"""Tables of results: scikit-learn's ``cv_results_``, rows of data frames, and text for people."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.result import Baseline, Epoch, Result
+from asynckfold.results.candidates import Candidate, folds_note, rank, score_of
+from asynckfold.system.plain_text import one_line
+
+Row = dict[str, Any]
+
+
+def score_table(rows: Sequence[Candidate], metrics: Sequence[str]) -> dict[str, Any]:
+    """Return scores and times under scikit-learn's keys, one entry per candidate."""
+    table: dict[str, Any] = {}
+    for name, column in (("fit", "fit_seconds"), ("score", "score_seconds")):
+        seconds = np.array([getattr(row, column) for row in rows])
+        table[f"mean_{name}_time"] = seconds.mean(axis=1)
+        table[f"std_{name}_time"] = seconds.std(axis=1)
+    params = [{"model": row.model, "scheduler": row.lr_schedule} for row in rows]
+    for name in ("model", "scheduler"):
+        values = np.array([item[name] for item in params], dtype=object)
+        table[f"param_{name}"] = np.ma.MaskedArray(values, mask=False)
+    table["params"] = params
+    for metric in metrics:
+        scores = np.array([row.scores[metric] for row in rows])
+        for split in range(scores.shape[1]):
+            table[f"split{split}_test_{metric}"] = scores[:, split]
+        table[f"mean_test_{metric}"] = scores.mean(axis=1)
+        table[f"std_test_{metric}"] = scores.std(axis=1)
+        table[f"rank_test_{metric}"] = np.array(rank(rows, metric), dtype=np.int32)
+    return table
+
+
+def candidate_rows(rows: Sequence[Candidate], metrics: Sequence[str], ratio: float) -> list[Row]:
+    """Return a row per candidate, best first; `ratio` is ``n_valid / n_train``."""
+    first = metrics[0]
+    table = []
+    for position, row in zip(rank(rows, first), rows, strict=True):
+        entry: Row = {
+            "rank": position if row.ranks_by(first) else math.nan,
+            "model": row.model,
+            "scheduler": row.lr_schedule,
+        }
+        for metric in metrics:
+            entry |= {f"mean_{metric}": row.mean(metric), f"std_{metric}": row.std(metric)}
+        entry["ci_low"], entry["ci_high"] = row.interval(first, ratio)
+        entry |= {
+            "fit_seconds": row.total_fit_seconds,
+            "folds_done": row.done,
+            "folds": row.planned,
+            "status": row.status,
+        }
+        table.append((position, entry))
+    return [entry for _, entry in sorted(table, key=lambda pair: pair[0])]
+
+
+def fold_rows(
+    plan: Plan, results: Mapping[str, Result], baseline: Baseline | None, error_score: float
+) -> Iterator[Row]:
+    """Yield a row per job; pending jobs have no seconds and no place."""
+    averaging = any(result.averaged for result in results.values())
+    serial = baseline.by_job if baseline else {}
+    pending = Result(
+        "", 0, "pending", fit_seconds=math.nan, score_seconds=math.nan, threads=0, device=""
+    )
+    for job in plan.jobs:
+        known = results.get(job.id)
+        result = known or pending
+        yield {
+            **_place(job),
+            "status": result.status,
+            **{metric: score_of(known, metric, error_score) for metric in plan.scoring},
+            "fit_seconds": result.fit_seconds,
+            "score_seconds": result.score_seconds,
+            "peak_memory": result.peak_memory,
+            "device": result.device,
+            "cores": ",".join(map(str, result.cores)),
+            "threads": result.threads,
+            "attempt": result.attempt,
+            "fused": len(plan.group_of(job.id)),
+            **(_averaging_columns(result) if averaging else {}),
+            "serial_accuracy": serial.get(job.id, math.nan),
+            "error": result.error,
+        }
+
+
+def _place(job: Job) -> Row:
+    return {
+        "model": job.model,
+        "scheduler": job.lr_schedule,
+        "repeat": job.repeat,
+        "fold": job.fold,
+    }
+
+
+def _averaging_columns(result: Result) -> Row:
+    found = result.averaged
+    return {
+        "rounds": found.rounds if found else math.nan,
+        # The blank keeps a spreadsheet from reading it as one number.
+        "samples_epochs": ", ".join(map(str, found.samples)) if found else "",
+    }
+
+
+def epoch_rows(plan: Plan, results: Mapping[str, Result]) -> Iterator[Row]:
+    """Yield a row per epoch; pretraining, if any job has it, comes first, named in ``stage``."""
+    staged = any(result.pretraining for result in results.values())
+    unmeasured: Row = {item.name: math.nan for item in fields(Epoch)[1:]}
+    for job in plan.jobs:
+        result = results.get(job.id)
+        if result is None:
+            continue
+        for stage in result.pretraining:
+            where = {**_place(job), "stage": stage.stage, "epoch": stage.number}
+            # A measure of the user's must not overwrite where the row belongs.
+            row = {**where, **unmeasured, **stage.measures, **where}
+            yield {**row, "seconds": stage.seconds}
+        for item in result.epochs:
+            values = dict(vars(item))
+            where = {
+                **_place(job),
+                **({"stage": ""} if staged else {}),
+                "epoch": values.pop("number"),
+            }
+            yield {**where, **values}
+
+
+def text_cells(rows: Sequence[Row], metric: str) -> list[tuple[str, ...]]:
+    """Return the header and the cells of the table that results print."""
+    cells: list[tuple[str, ...]] = [
+        ("", "model", "scheduler", one_line(metric), "folds", "seconds")
+    ]
+    for row in rows:
+        mean, std = row[f"mean_{metric}"], row[f"std_{metric}"]
+        cells.append(
+            (
+                "-" if math.isnan(row["rank"]) else str(row["rank"]),
+                one_line(row["model"]),
+                one_line(row["scheduler"]),
+                "n/a" if math.isnan(mean) else f"{mean:.4f} ± {std:.4f}",
+                folds_note(row["folds_done"], row["folds"]),
+                f"{row['fit_seconds']:.1f}",
+            )
+        )
+    return cells
+
+
+def as_text(title: str, cells: Sequence[Sequence[str]]) -> str:
+    """Return a table for the terminal."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    )
+    return "\n".join([f"CVResults: {title}", *lines])
+
+
+def as_html(title: str, cells: Sequence[Sequence[str]]) -> str:
+    """Return a table for a notebook."""
+    head, *body = [[html.escape(cell) for cell in line] for line in cells]
+    rows = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in body]
+    return (
+        f"<p><b>CVResults</b>: {html.escape(title)}</p><table><thead><tr>"
+        f"{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
