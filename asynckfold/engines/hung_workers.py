@@ -11,7 +11,7 @@ from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import Worker, WorkerPool
 from asynckfold.scheduling.stall_detection import Stalls, Step, Verdict
 from asynckfold.system.heartbeat import STACKS_SIGNAL
-from asynckfold.training.bundle import log_path
+from asynckfold.training.job_log import log_path
 
 UNWATCHED = ("measure", "estimate")
 """Trainers that are timed: they run as they would elsewhere, and give no signs of life."""

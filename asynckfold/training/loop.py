@@ -4,12 +4,12 @@
 
     train ── seed, build ── restore? ──┐
                                        ▼  run
-              ┌─ epoch: seeded order ─ batches: gather, step ─ (stop? late? checkpoint, leave)
+              ┌─ epoch: seeded order ─ batches: gather, step ─ (stop? time out? checkpoint, leave)
               │                        evaluate the held-out fold
               └─ LR schedule ─ checkpoint ◄─┘                        ── result
 
 A job's result depends on its plan alone: every random choice comes from (seed, epoch) or (seed,
-epoch, sample), and a checkpoint carries the generators of an epoch that was left in the middle.
+epoch, sample), and a checkpoint in the middle of an epoch holds the state of the generators.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -25,12 +26,52 @@ from asynckfold.jobs.messages import Noted, Task
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import checkpoint, checkpointing, saving, setup
-from asynckfold.training.bundle import Bundle, JobLog
-from asynckfold.training.training_run import Course, Diverged, Report, Training
+from asynckfold.training import checkpoint, checkpointing, setup
+from asynckfold.training.bundle import Bundle
+from asynckfold.training.job_log import JobLog
+from asynckfold.training.stopwatch import Stopwatch
+from asynckfold.training.training_run import Diverged, Report, Training
 
 _PLACE, _SECONDS = "__asynckfold_place__", "__asynckfold_seconds__"
-"""Attributes of an exception: where it was raised, and how long the job had trained by then."""
+"""Attributes set on an exception: position and training time of the job when it was raised."""
+
+
+class Trainable(Protocol):
+    """What `run` trains: one job, or a fusion group.
+
+    ``epoch`` and ``batch`` count the finished epochs, and the finished batches of the next one.
+    """
+
+    epoch: int
+    batch: int
+    heartbeat: Heartbeat
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        """Measures and limits the training time."""
+
+    @property
+    def batches(self) -> int:
+        """Batches per epoch."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to train."""
+
+    def begin_epoch(self) -> None:
+        """Begin or continue an epoch."""
+
+    def step(self) -> None:
+        """Train on the next batch."""
+
+    def tell(self, report: Report) -> None:
+        """Report progress, if due."""
+
+    def end_epoch(self, started: float, report: Report) -> None:
+        """Evaluate, step the LR schedule, record the epoch."""
+
+    def save(self, report: Report) -> None:
+        """Write a checkpoint."""
 
 
 def train(
@@ -49,24 +90,23 @@ def train(
     bundle : Bundle
         The sweep.
     task : Task
-        The job, and where earlier attempts got to.
+        The job, with the checkpoints of earlier attempts.
     data : Batches
-        The samples, wherever they are.
+        The samples, on any device.
     device : torch.device
         Where to train.
     report : callable
-        Receives progress, epochs and checkpoints as they come.
+        Receives progress, epochs and checkpoints.
     stop : callable
-        Asked after every batch; when true, the training is saved and left. Seconds that pass in it
-        are a pause.
+        Called after every batch; if it returns True, the job is saved and left. Time spent in it
+        is a pause.
     heartbeat : Heartbeat, optional
-        Shows every finished batch to whoever watches.
+        Beats after every batch.
 
     Returns
     -------
     Result or None
-        None when it was asked to stop; a failure when it has trained for longer than it may, saved
-        in the same way.
+        None if `stop` asked to leave. A job that exceeds its time limit is saved and fails.
     """
     heartbeat = heartbeat or Heartbeat()
     heartbeat.aside()
@@ -75,7 +115,7 @@ def train(
 
 
 def trained(training: Training, report: Report, stop: Callable[[], bool]) -> Result | None:
-    """Train from the newest good checkpoint to the result; None when asked to stop before."""
+    """Train from the newest intact checkpoint to the result; None if `stop` asked to leave."""
     checkpointing.restore(training, report)
     if training.pretrained:
         report(Noted(training.task.job.id, "pretrained", training.pretrained))
@@ -88,36 +128,23 @@ def trained(training: Training, report: Report, stop: Callable[[], bool]) -> Res
         return diverged(training, error)
 
 
-def note_place(error: BaseException, course: Course) -> None:
-    """Let an exception know where a training was when it was raised, and for how long it ran."""
-    batch, batches = course.batch, course.batches
+def note_place(error: BaseException, training: Trainable) -> None:
+    """Attach position and training time to an exception."""
+    batch, batches = training.batch, training.batches
     where = "end of the epoch" if batch == batches else f"batch {batch + 1} of {batches}"
-    # The user may have defined an exception that takes no attributes.
+    # A user's exception may refuse attributes.
     with contextlib.suppress(Exception):
-        setattr(error, _PLACE, f"epoch {course.epoch + 1}, {where}")
-        setattr(error, _SECONDS, course.stopwatch.seconds)
+        setattr(error, _PLACE, f"epoch {training.epoch + 1}, {where}")
+        setattr(error, _SECONDS, training.stopwatch.seconds)
 
 
 def place_of(error: BaseException) -> str:
-    """Return in which epoch and batch of a training an exception was raised; "" before the first.
-
-    Examples
-    --------
-    >>> place_of(ValueError())
-    ''
-    """
+    """Return the epoch and batch in which an exception was raised; "" before the training."""
     return str(getattr(error, _PLACE, ""))
 
 
 def seconds_of(error: BaseException, otherwise: float) -> float:
-    """Return how long a job had trained when an exception was raised.
-
-    Parameters
-    ----------
-    error : BaseException
-        What ended it.
-    otherwise : float
-        Returned where it was raised before the training.
+    """Return a job's training time when an exception was raised; `otherwise` before the training.
 
     Examples
     --------
@@ -127,49 +154,53 @@ def seconds_of(error: BaseException, otherwise: float) -> float:
     return float(getattr(error, _SECONDS, otherwise))
 
 
-def run(course: Course, params: TrainerParams, report: Report, stop: Callable[[], bool]) -> bool:
-    """Train to the end; return False when asked to stop before, or when its seconds are over.
+def run(
+    training: Trainable, params: TrainerParams, report: Report, stop: Callable[[], bool]
+) -> bool:
+    """Train to the end; return False if `stop` asked to leave or the time limit was reached.
 
-    What is raised meanwhile knows from then on where: see `place_of`.
+    Exceptions get position and training time attached, see `place_of`.
     """
     try:
-        return _run(course, params, report, stop)
+        return _run(training, params, report, stop)
     except BaseException as error:
-        note_place(error, course)
+        note_place(error, training)
         raise
 
 
-def _run(course: Course, params: TrainerParams, report: Report, stop: Callable[[], bool]) -> bool:
-    saver, stopwatch = saving.Saver(lambda: course.save(report)), course.stopwatch
+def _run(
+    training: Trainable, params: TrainerParams, report: Report, stop: Callable[[], bool]
+) -> bool:
+    saver, stopwatch = checkpointing.Saver(lambda: training.save(report)), training.stopwatch
 
     def leaves() -> bool:
         return stopwatch.leaving_out(stop) or stopwatch.over
 
-    while not course.ended:
+    while not training.ended:
         started = time.perf_counter()
-        course.begin_epoch()
-        while course.batch < course.batches:
-            course.step()
-            course.heartbeat.beat()
-            course.tell(report)
-            unfinished = course.batch < course.batches
+        training.begin_epoch()
+        while training.batch < training.batches:
+            training.step()
+            training.heartbeat.beat()
+            training.tell(report)
+            unfinished = training.batch < training.batches
             if leaves() and unfinished:
                 saver.save()
                 return False
-            if unfinished and saver.due(saving.MIDDLE_SECONDS):
+            if unfinished and saver.due(checkpointing.MIDDLE_SECONDS):
                 saver.save()
-        course.end_epoch(started, report)
-        if not course.ended and leaves():
+        training.end_epoch(started, report)
+        if not training.ended and leaves():
             saver.save()
             return False
-        due = course.epoch % params.save_checkpoint_frequency == 0
-        if course.ended or (due and saver.due(saving.EPOCH_SECONDS)):
+        due = training.epoch % params.save_checkpoint_frequency == 0
+        if training.ended or (due and saver.due(checkpointing.EPOCH_SECONDS)):
             saver.save()
     return True
 
 
 def result_of(training: Training) -> Result:
-    """Return the result of a training that reached its end."""
+    """Return the result of a finished training."""
     return Result(
         training.task.job.id,
         training.task.attempt,
@@ -200,7 +231,7 @@ def diverged(training: Training, error: Diverged) -> Result:
 
 
 def timed_out(training: Training) -> Result:
-    """Return the failure of a training that saved itself because its seconds are over."""
+    """Return the failure of a training that reached its time limit and saved itself."""
     stopwatch, epochs = training.stopwatch, training.params.epochs
     text = (
         f"timed out: trained {stopwatch.seconds:.2f} s, at epoch {training.epoch + 1} of {epochs}, "

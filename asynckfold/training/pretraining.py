@@ -33,7 +33,7 @@ from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.result import StageEpoch
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import seeding
-from asynckfold.training.bundle import JobLog
+from asynckfold.training.job_log import JobLog
 from asynckfold.training.process_group.parallel_sum import Summing
 
 

@@ -26,8 +26,9 @@ from asynckfold.jobs.plan import Job
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import batches, setup, training_run
-from asynckfold.training.bundle import Bundle, NoLog
+from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import trainer
+from asynckfold.training.job_log import NoLog
 
 PROBE_SECONDS = 0.25
 """How long steps are timed."""
@@ -99,9 +100,9 @@ def _timing(
         if bundle.plan.params.compile:
             # What compiling takes, once a shape, is no part of a step.
             next(_steps(training))()
-            training.evaluate(valid)
+            training_run.evaluate(training, valid)
         step = _seconds(_steps(training), device, PROBE_SECONDS, meet)
-        scored = cycle([lambda: training.evaluate(valid)])
+        scored = cycle([lambda: training_run.evaluate(training, valid)])
         evaluating = _seconds(scored, device, 0.0)
     return Timing(
         step,
@@ -140,12 +141,12 @@ def _fused_steps(group: trainer.Group) -> Iterator[Callable[[], object]]:
 
 def _steps(training: training_run.Training) -> Iterator[Callable[[], object]]:
     """Steps over the batches of the first epoch, again and again."""
-    order = torch.from_numpy(batches.epoch_order(training.train, training.seed, 0))
+    order = torch.from_numpy(batches.epoch_order(training.train, training.task.job.seed, 0))
     training.model.train()
 
     def step(low: int, high: int) -> object:
         return training_run.training_step(
-            training, *training.data.train(order[low:high], training.seed, 0)
+            training, *training.data.train(order[low:high], training.task.job.seed, 0)
         )
 
     for low, high in cycle(training.bounds):

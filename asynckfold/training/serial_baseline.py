@@ -29,9 +29,10 @@ from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Baseline
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import batches, lr_schedules, seeding
-from asynckfold.training.bundle import Bundle, NoLog
+from asynckfold.training.bundle import Bundle
 from asynckfold.training.evaluation import right
 from asynckfold.training.isolation.guard import isolated
+from asynckfold.training.job_log import NoLog
 from asynckfold.training.losses import factor_and_count
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fit_on, fitted, preprocessed

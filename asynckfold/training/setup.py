@@ -23,9 +23,10 @@ from asynckfold.training import (
     pretraining,
     seeding,
 )
-from asynckfold.training.bundle import Bundle, JobLog
+from asynckfold.training.bundle import Bundle
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.fused_optimizers import with_fused_kernel
+from asynckfold.training.job_log import JobLog
 from asynckfold.training.preprocessing import fitted
 from asynckfold.training.pretraining import Pretrained
 from asynckfold.training.stopwatch import Stopwatch
@@ -88,7 +89,6 @@ def build(
         fold.valid,
         log,
         heartbeat,
-        plan.params.clip_grad_norm,
         pretrained=pretrained.text,
         pretraining=pretrained.epochs,
         stopwatch=stopwatch,

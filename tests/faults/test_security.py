@@ -48,7 +48,7 @@ ALLOWED = {
     ): "modules that the parent names to preload",
     ("cli/sweep_file.py", "import by name"): "code that the user names on the command line",
     ("system/gpus.py", "import by name"): "pynvml, an optional extra",
-    ("training/bundle.py", "file opened to write"): "the job's log, which is appended to",
+    ("training/job_log.py", "file opened to write"): "the job's log, which is appended to",
     ("store/lock.py", "file opened to write"): "the lock, which is never renamed",
     ("store/database.py", "file opened to write"): "run.db, made with its mode before SQLite does",
     (

@@ -23,17 +23,15 @@ from asynckfold.jobs.messages import EpochEnded, Noted, Progress
 from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.store import job_folder
 from asynckfold.training import (
-    batches as batching,
-)
-from asynckfold.training import (
+    batches,
     checkpoint,
+    checkpointing,
     lr_schedules,
     preprocessing,
-    saving,
     training_run,
 )
-from asynckfold.training.bundle import job_folder
 from tests.training.tiny import (
     CLASSES,
     FEATURES,
@@ -335,8 +333,8 @@ def test_the_last_epoch_is_always_saved_and_scored(
     frequency: int,
     expected: list[int],
 ) -> None:
-    monkeypatch.setattr(saving, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(saving, "SHARE", math.inf)
+    monkeypatch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "SHARE", math.inf)
     params = TrainerParams(epochs, save_checkpoint_frequency=frequency)
     result, news = Tiny(tmp_path, params=params).attempt()
     assert [ref.epoch for ref in reversed(checkpoints(news))] == expected
@@ -349,8 +347,8 @@ def test_a_long_epoch_is_saved_in_its_middle_and_gives_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     golden = Tiny(tmp_path / "golden", {"noisy": Noisy}).train()
-    monkeypatch.setattr(saving, "MIDDLE_SECONDS", 0.0)
-    monkeypatch.setattr(saving, "SHARE", math.inf)
+    monkeypatch.setattr(checkpointing, "MIDDLE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "SHARE", math.inf)
     tiny = Tiny(tmp_path / "run", {"noisy": Noisy})
     result, news = tiny.attempt()
     refs = checkpoints(news)
@@ -540,14 +538,14 @@ def test_a_last_batch_of_one_joins_the_one_before_where_batches_are_normalised(
     count: int, size: int, normalises: bool, sizes: list[int]
 ) -> None:
     model = nn.Sequential(nn.BatchNorm1d(3)) if normalises else nn.Sequential(nn.Linear(3, 3))
-    bounds = list(batching.bounds(count, size, model))
+    bounds = list(batches.bounds(count, size, model))
     assert [high - low for low, high in bounds] == sizes
 
 
 @given(st.integers(1, 300), st.integers(1, 320), st.booleans())
 def test_batches_cover_all_samples_once(count: int, size: int, normalises: bool) -> None:
     model = nn.BatchNorm2d(1) if normalises else nn.Identity()
-    bounds = list(batching.bounds(count, size, model))
+    bounds = list(batches.bounds(count, size, model))
     assert [low for low, _ in bounds] == [0, *(high for _, high in bounds[:-1])]
     assert bounds[-1][1] == count
     assert all(0 < high - low <= size + normalises for low, high in bounds)

@@ -22,8 +22,9 @@ from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import Result
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.store import job_folder
 from asynckfold.training import loop
-from asynckfold.training.bundle import Bundle, job_folder
+from asynckfold.training.bundle import Bundle
 from asynckfold.training.worker import main
 
 CPU = torch.device("cpu")

@@ -44,10 +44,7 @@ from asynckfold.jobs.result import Result
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import (
-    batches as batching,
-)
-from asynckfold.training import (
-    checkpoint,
+    batches,
     checkpointing,
     loop,
     lr_schedules,
@@ -55,7 +52,7 @@ from asynckfold.training import (
     setup,
     training_run,
 )
-from asynckfold.training.bundle import Bundle, JobLog, NoLog
+from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion.backward import (
     Criterion,
     Part,
@@ -66,6 +63,7 @@ from asynckfold.training.fusion.backward import (
 )
 from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.fusion.optimizers import Arm, arms_of
+from asynckfold.training.job_log import JobLog, NoLog
 from asynckfold.training.preprocessing import fitted
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Report, Training
@@ -98,7 +96,7 @@ class Replica(Training):
             self.generator.set_state(self.random["torch"])
             self.random = None
         if self.batch == 0:
-            self.generator.manual_seed(self.epoch_seed)
+            self.generator.manual_seed(seeding.epoch_seed(self.task.job.seed, self.epoch))
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -125,7 +123,7 @@ class Replica(Training):
         No model that draws from Python or NumPy is fused: theirs are as the epoch began.
         """
         with seeding.preserved():
-            seeding.seed_all(self.epoch_seed)
+            seeding.seed_all(seeding.epoch_seed(self.task.job.seed, self.epoch))
             return {**seeding.state(), "torch": self.generator.get_state()}
 
     def stand_at(self, epoch: int, batch: int) -> None:
@@ -176,7 +174,7 @@ class Group:
         self.live = [row for row in rows if row.task.job.id in wanted]
         self.results: dict[str, Result] = {}
         self.apart = False
-        self.seeds = [row.seed for row in rows]
+        self.seeds = [row.task.job.seed for row in rows]
         self.orders = torch.empty(0, dtype=torch.int64)
         self.alike: dict[int, list[range]] = {}
         self.epoch = self.batch = 0
@@ -213,7 +211,7 @@ class Group:
             return
         precision = self.rows[0].params.precision
         losses = backward(self.fused, self.criterion, parts, precision)
-        clip = self.rows[0].clip
+        clip = self.rows[0].params.clip_grad_norm
         if clip is not None:
             clip_gradients(self.fused, clip)
         for arm in self.arms:
@@ -221,8 +219,9 @@ class Group:
             if busy[lead]:
                 with self._sparing_others(self._rows_of(arm)):
                     arm.step()
-                    if self.rows[lead].steps_each_batch:
-                        self.rows[lead].lr_schedule.step()
+                    schedule = self.rows[lead].lr_schedule
+                    if lr_schedules.steps_each_batch(schedule, self.rows[lead].params):
+                        schedule.step()
         for row, part, loss in zip(self.rows, busy, losses.unbind(), strict=True):
             if part:
                 row.note_step(loss)
@@ -261,7 +260,7 @@ class Group:
         for place, row in enumerate(self.rows):
             if busy[place]:
                 with self._sparing_others([row]):
-                    found[place] = row.next_batch()
+                    found[place] = row.samples_of(row.batch)
         there = next((batch for batch in found if batch is not None), None)
         for place, row in enumerate(self.rows):
             if busy[place] and found[place] is None and there is not None:
@@ -325,7 +324,7 @@ class Group:
                 ):
                     # Its steps of this epoch may all have been taken before a resume.
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-                    lead.step_lr_schedule()
+                    training_run.step_lr_schedule(lead)
         self._tell_ended(report)
         for row in self.rows:
             if row in self.live:
@@ -415,15 +414,12 @@ def _ref_at(row: Replica, epoch: int, batch: int) -> CheckpointRef | None:
 
 
 def _tree(row: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
-    root = row.bundle.root
     try:
-        tree = checkpoint.load(root / ref.file, ref.sha256, root)
-        checkpointing.check(row.bundle, row.task, tree)
+        return checkpointing.load(row.bundle, row.task, ref)
     except StoreCorruptError as error:
         text = f"{error}; its group goes on from an older one, or starts anew"
         report(Noted(row.task.job.id, "damage", text))
         return None
-    return tree
 
 
 def train(
@@ -540,7 +536,6 @@ def build(
                     bundle.fold_of(job).valid,
                     logs.enter_context(JobLog(bundle.root, job) if task and logged else NoLog()),
                     heartbeat,
-                    bundle.plan.params.clip_grad_norm,
                     row=row,
                     arm=arm,
                     generator=fused.generators[row],
@@ -590,7 +585,7 @@ class _Division:
         return cls(
             data,
             train,
-            list(batching.bounds(len(train), plan.batch_size, model)),
+            list(batches.bounds(len(train), plan.batch_size, model)),
             steer,
             lr_schedules.needs_metric(schedule),
         )

@@ -40,7 +40,8 @@ from torch import nn
 
 from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.result import Averaged, Epoch
-from asynckfold.training import batches, setup, training_run
+from asynckfold.training import batches, lr_schedules, setup, training_run
+from asynckfold.training.batches import Deal
 from asynckfold.training.fused_optimizers import follow_parameters, leave_open
 from asynckfold.training.multiprocess.base import (
     Stepping,
@@ -51,7 +52,6 @@ from asynckfold.training.multiprocess.base import (
     tensors_of,
     thawed,
 )
-from asynckfold.training.partitions import Deal
 from asynckfold.training.process_group.members import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import copy_each, place, shared
 from asynckfold.training.training_run import Report
@@ -109,7 +109,7 @@ class Averaging(Stepping):
         """Begin or continue an epoch, but for the generators."""
         super().put_in_order()
         if self.deal is not None:
-            dealt = self.deal.order(self.order.numpy(), self.seed, self.epoch)
+            dealt = self.deal.order(self.order.numpy(), self.task.job.seed, self.epoch)
             self.order = torch.from_numpy(dealt)
 
     def samples_of(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,7 +118,7 @@ class Averaging(Stepping):
             return super().samples_of(batch)
         low, high = self.bounds[batch]
         number = self.epoch * max(self.deal.passes) + self.deal.numbers[batch]
-        return self.data.train(self.order[low:high], self.seed, number)
+        return self.data.train(self.order[low:high], self.task.job.seed, number)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -222,7 +222,7 @@ class Averaging(Stepping):
         self.rounds += 1
         for owner in owners:
             self.note_step(torch.tensor(next(losses[owner]), dtype=torch.float64))
-            if self.steps_each_batch:
+            if lr_schedules.steps_each_batch(self.lr_schedule, self.params):
                 self.lr_schedule.step()
 
     def _trained(self, first: int) -> list[float]:

@@ -135,7 +135,7 @@ class MultiprocessTraining(Training):
             self.epoch = epoch
             self.put_in_order()
             evaluation.set_mode(self.model, self.criterion, train=True)
-        seeding.seed_all(seeding.stream(self.seed, epoch + 1, self.rank, step))
+        seeding.seed_all(seeding.stream(self.task.job.seed, epoch + 1, self.rank, step))
 
     def note_step(self, loss: torch.Tensor) -> None:
         """One more batch is behind it; losses of others come as numbers of 64 bits."""

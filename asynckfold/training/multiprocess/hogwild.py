@@ -31,7 +31,7 @@ import torch
 from asynckfold.jobs.result import Epoch
 from asynckfold.system import process
 from asynckfold.system.heartbeat import PAUSE_SECONDS
-from asynckfold.training import training_run
+from asynckfold.training import lr_schedules, training_run
 from asynckfold.training.losses import portions
 from asynckfold.training.multiprocess.base import Stepping, set_settings, settings_of
 from asynckfold.training.process_group.shared_tensors import share_model, shared
@@ -170,7 +170,10 @@ class Hogwild(Stepping):
 
     def keep_up(self) -> None:
         """Where the LR schedule steps with batches, one step for each batch of anybody."""
-        while self.steps_each_batch and self.stepped < self.epoch * self.batches + self.board.total:
+        while (
+            lr_schedules.steps_each_batch(self.lr_schedule, self.params)
+            and self.stepped < self.epoch * self.batches + self.board.total
+        ):
             self.lr_schedule.step()
             self.stepped += 1
 
@@ -182,7 +185,7 @@ class Hogwild(Stepping):
     def obey(self, order: _Order) -> int:
         """Do one's part of an epoch, or what is left of it; return the peak memory."""
         self.begin(order.epoch, int(self.board.done[self.rank]))
-        if not self.steps_each_batch:
+        if not lr_schedules.steps_each_batch(self.lr_schedule, self.params):
             set_settings(self.optimizer, order.settings)
         count = self.params.accumulate
         while not self.board.paused and (batches := self.board.next_of(self.rank, count)):

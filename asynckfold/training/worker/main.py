@@ -43,7 +43,7 @@ from asynckfold.jobs.result import FAILED, Result
 from asynckfold.system import file_descriptors, process, terminal
 from asynckfold.system.heartbeat import STACKS_SIGNAL, Heartbeat
 from asynckfold.training import loop, probe, serial_baseline
-from asynckfold.training.bundle import Bundle, JobLog
+from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.fusion import trainer
 from asynckfold.training.isolation import denormals, torch_settings
@@ -54,6 +54,7 @@ from asynckfold.training.isolation.guard import (
     leave_contexts,
     limits,
 )
+from asynckfold.training.job_log import JobLog
 from asynckfold.training.multiprocess import train
 from asynckfold.training.process_group.gpu_handoff import SparedGpu, spared
 from asynckfold.training.worker.failure_kinds import outcome_of

@@ -19,9 +19,9 @@ from asynckfold.jobs.messages import Facts, Progress, Started, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.result import DONE, FAILED, Baseline
+from asynckfold.store import job_folder
 from asynckfold.system import file_descriptors
 from asynckfold.training import training_run
-from asynckfold.training.bundle import job_folder
 from asynckfold.training.worker import main
 from tests.training.tiny import Plain, Tiny, never
 

@@ -12,7 +12,7 @@ import pytest
 
 from asynckfold.errors import StorageError
 from asynckfold.store import RunStore, job_folder
-from asynckfold.training.bundle import LOG_BYTES, JobLog
+from asynckfold.training.job_log import LOG_BYTES, JobLog
 from tests.durability.work import FOLDS, PLAN, TARGETS
 
 HOME = Path(__file__).parents[3]
