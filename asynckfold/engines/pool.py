@@ -393,7 +393,7 @@ class WorkerPool:
             return
         if kind == "ready":
             worker.pid = content[0]
-        elif kind == "news":
+        elif kind == "event":
             if worker.work is not None:
                 worker.work.tell(content[0])
         else:

@@ -36,11 +36,9 @@ def probed(tiny: Tiny, model: str = "plain", threads: int = 1) -> Timing:
 
 def probed_jobs(tiny: Tiny, jobs: Sequence[Job], threads: int = 1) -> Timing:
     placement = Placement(tuple(job.id for job in jobs), (0,), threads, trainer="probe")
-    from asynckfold.training.worker import main
+    from asynckfold.training.worker.execute import execute
 
-    (found,) = main.execute(
-        tiny.bundle, tiny.batches, placement, [], lambda news: None, lambda: False
-    )
+    (found,) = execute(tiny.bundle, tiny.batches, placement, [], lambda news: None, lambda: False)
     assert isinstance(found, Timing)
     return found
 

@@ -25,7 +25,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import job_folder
 from asynckfold.training import loop
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.worker import main
+from asynckfold.training.worker.execute import execute
 
 CPU = torch.device("cpu")
 FEATURES, CLASSES = 8, 3
@@ -208,7 +208,7 @@ class Tiny:
         """What a worker answers."""
         tasks = [Task(job) for job in jobs]
         placement = Placement(tuple(job.id for job in jobs), (0,), threads, trainer=trainer)
-        return main.execute(self.bundle, self.batches, placement, tasks, lambda news: None, never)
+        return execute(self.bundle, self.batches, placement, tasks, lambda event: None, never)
 
     def log(self, job: Job | None = None) -> str:
         """The text of a job's log."""

@@ -28,7 +28,7 @@ from asynckfold.store import RunStore
 from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.isolation.patches import foreign
-from asynckfold.training.worker import main
+from asynckfold.training.worker.execute import execute
 from tests.training.tiny import Noisy, Plain, Tiny, never, samples, sgd
 from tests.truth.leaks import LEAKS, kept
 
@@ -139,7 +139,7 @@ def test_ordinary_jobs_leave_nothing(tmp_path: Path) -> None:
         job = tiny.jobs[0]
         tasks = [Task(job)] if trainer == "plain" else []
         placement = Placement((job.id,), (0,), 1, trainer=trainer)
-        main.execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
+        execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
     assert not [item for item in told if isinstance(item, Left)]
     facts = tiny.execute(trainer="preflight")[0]
     assert "changes its process" not in facts.fusible.get("ordinary", "")
@@ -150,7 +150,7 @@ def test_what_cannot_be_put_back_is_told(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, {"importing": lambda: Leaking("import")})
     placement = Placement((tiny.jobs[0].id,), (0,), 1)
     tasks = [Task(tiny.jobs[0])]
-    main.execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
+    execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
     assert [item for item in told if isinstance(item, Left)] == [
         Left(tiny.jobs[0].id, ("imports",))
     ]

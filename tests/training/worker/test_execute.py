@@ -248,13 +248,13 @@ def test_prints_of_a_dry_run_go_nowhere(
     assert not job_folder(tiny.root, tiny.jobs[0]).exists()
 
 
-def test_news_and_storage_errors_go_up_the_pipe(
+def test_events_and_storage_errors_go_up_the_pipe(
     tiny: Tiny, served: main._Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_run, "EVENT_SECONDS", 0.0)
     served.run(*placed(tiny))
     sent = served.pipe.sent  # type: ignore[attr-defined]
-    assert {kind for kind, _ in sent} == {"news"}
+    assert {kind for kind, _ in sent} == {"event"}
     assert isinstance(sent[0][1], Started)
     assert isinstance(sent[1][1], Progress)
     folder = job_folder(tiny.root, tiny.jobs[0])
