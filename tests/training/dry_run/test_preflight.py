@@ -23,7 +23,7 @@ from torch.nn import functional
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
-from asynckfold.training.dry_run import preflight
+from asynckfold.training.dry_run import candidate, preflight
 from asynckfold.training.fusion.rules import linear
 from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, samples, sgd
 
@@ -312,12 +312,12 @@ def test_seconds_and_memory_are_told_for_each_model(tmp_path: Path) -> None:
     assert facts.memory["small"] < facts.memory["large"] / 10
 
 
-@pytest.mark.parametrize(("least", "steps"), [(0, 1), (preflight.LONG_FLOPS, 2)])
+@pytest.mark.parametrize(("least", "steps"), [(0, 1), (candidate.LONG_FLOPS, 2)])
 def test_only_a_step_of_many_operations_is_timed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: float, steps: int
 ) -> None:
-    monkeypatch.setattr(preflight, "LONG_FLOPS", least)
-    monkeypatch.setattr(preflight, "LONG_SECONDS", 0.1)
+    monkeypatch.setattr(candidate, "LONG_FLOPS", least)
+    monkeypatch.setattr(candidate, "LONG_SECONDS", 0.1)
     taken = 0
 
     class WarmingUp(Plain):
