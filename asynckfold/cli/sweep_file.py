@@ -165,7 +165,7 @@ def sweep_parts(parsed: argparse.Namespace) -> SweepParts:
                 )
             ]
         )
-    from asynckfold.training.compiling import import_on_demand
+    from asynckfold.training.worker.lazy_dynamo import import_on_demand
 
     # Nothing is compiled in this process, and torchvision would import the compiler.
     import_on_demand()
@@ -534,7 +534,7 @@ def live_parts(parsed: argparse.Namespace) -> tuple[Settings, Recipe, Source | N
     """
     from asynckfold.api.arguments import Settings
     from asynckfold.jobs.recipe import Recipe, named_models
-    from asynckfold.training.compiling import import_on_demand
+    from asynckfold.training.worker.lazy_dynamo import import_on_demand
 
     import_on_demand()
     source = None

@@ -1,12 +1,11 @@
-"""The fused kernels of torch.optim, taken where the user left the choice open.
+"""Use the fused kernels of torch.optim unless the user chose otherwise.
 
-They go over each parameter once instead of once for every operation of the update, and round
-otherwise than the default does: their bits differ, in a way that is the same from run to run. So
-this is a rule over model and optimizer alone, for all trainers, and the plan has what came of it
-among the settings of the optimizer.
+They pass over each parameter once instead of once per operation. They round differently from the
+default, but reproducibly; so the choice depends on model and optimizer alone, in all trainers, and
+the plan records it among the optimizer's settings.
 
-An update on one core of an AMD EPYC (torch 2.15), by default and fused, in µs; medians of 57, in
-turns. It was never slower:
+Update by default and fused, in µs, on one core of an AMD EPYC (torch 2.15); medians of 57,
+interleaved. Fused was never slower:
 
 ==========================  ===========  ==============  ===========
 model                       Adam         SGD, momentum   Adagrad
@@ -18,7 +17,7 @@ VGG11, quarter width        3935  1331   1034   660      2209   940
 MobileNet                   29214 5690   8488   4102     13171 4718
 ==========================  ===========  ==============  ===========
 
-SGD without momentum has little to gain (1.03 to 1.2 times).
+SGD without momentum gains little (1.03 to 1.2 times).
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 OFFERED = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
-"""Those that have a fused kernel for CPUs."""
+"""Optimizers with a fused CPU kernel."""
 
 
 def with_fused_kernel(opt_fn: Callable[[nn.Module], Any], model: nn.Module) -> Any:
-    """Return what the user's function makes for a model, with the fused kernel where it is open.
+    """Return the optimizer that `opt_fn` makes, with ``fused=True`` if the user left it open.
 
-    It is open where neither ``fused`` nor ``foreach`` nor ``differentiable`` was set, the learning
-    rate is a number, and all parameters are dense floating-point tensors on a CPU.
+    That is: none of ``fused``, ``foreach`` and ``differentiable`` is set, the learning rate is a
+    number, and all parameters are dense floating-point tensors on a CPU.
 
     Examples
     --------
@@ -55,9 +54,9 @@ def with_fused_kernel(opt_fn: Callable[[nn.Module], Any], model: nn.Module) -> A
 
 
 def leave_open(optimizer: Optimizer) -> None:
-    """Undo `with_fused_kernel` for Adagrad, whose CUDA kernel older versions of torch lack.
+    """Undo `with_fused_kernel` for Adagrad, which has no CUDA kernel in older versions of torch.
 
-    Where the user asked for that kernel, torch chooses as well.
+    Also if the user asked for the kernel: torch then chooses.
     """
     if type(optimizer) is optim.Adagrad:
         for group in optimizer.param_groups:
@@ -65,9 +64,9 @@ def leave_open(optimizer: Optimizer) -> None:
 
 
 def follow_parameters(optimizer: Optimizer) -> None:
-    """Lay what an optimizer keeps of each element out in memory as its parameter is.
+    """Give the optimizer's state of each parameter the memory layout of the parameter.
 
-    Checkpoints keep the values in their order; torch's fused kernels take the places to be equal.
+    Checkpoints lose the layout, and torch's fused kernels assume that it is the same.
     """
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():

@@ -1,4 +1,4 @@
-"""The optimizers of torch.optim by name, for callers who have no code of their own."""
+"""The optimizers of torch.optim by name, for sweeps without user code."""
 
 from __future__ import annotations
 

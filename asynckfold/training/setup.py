@@ -1,4 +1,4 @@
-"""The live objects of a job: seeded, on their device, before the first step."""
+"""Build the live objects of a job, up to its first step."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Training
 
 RESIDENT_SHARE = 0.5
-"""Of the free memory of a GPU, what inputs may take to reside there: the rest is for the model, its
-gradients and activations, and for another job. No bit depends on where they are."""
+"""Largest share of a GPU's free memory for keeping the inputs on it: the rest is for the model, its
+gradients and activations, and for another job. Where the inputs are changes no bit."""
 
 
 def build(
@@ -48,10 +48,9 @@ def build(
     pretrains: bool = True,
     cores: Sequence[int] = (),
 ) -> Training:
-    """Seed everything and make the live objects of a job, before its first step.
+    """Seed everything and build a job, including its pretraining unless a checkpoint has it.
 
-    A model's stage before the training is done, too, unless a checkpoint has what came of it; on
-    these cores where the job has several processes.
+    `cores` are those of each process, for pretraining on several.
     """
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
     stopwatch = Stopwatch(bundle.job_timeout_s)
@@ -101,14 +100,14 @@ def begun(
     device: torch.device,
     prepare: Callable[[nn.Module], None] = lambda model: None,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Seed everything, and return the model, prepared, and the optimizer of a job."""
+    """Seed everything; return the model after `prepare`, and the optimizer."""
     model = made(bundle.recipe, bundle.plan, job, device)
     prepare(model)
     return model, with_fused_kernel(bundle.recipe.opt_fn, model)
 
 
 def made(recipe: Recipe, plan: Plan, job: Job, device: torch.device) -> nn.Module:
-    """Seed everything, and return the model of a job, as it is before anything is done to it."""
+    """Seed everything, and return the initial model of a job."""
     seeding.seed_all(job.seed)
     model: nn.Module = recipe.models[job.model]().to(device)
     if plan.is_channels_last(job):
@@ -119,10 +118,10 @@ def made(recipe: Recipe, plan: Plan, job: Job, device: torch.device) -> nn.Modul
 def schedule_of(
     bundle: Bundle, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, train: Indices
 ) -> tuple[Any, Indices, Indices]:
-    """Return the LR schedule, the samples to train on, and those that steer the schedule.
+    """Return the LR schedule, the samples to train on, and the inner-validation samples.
 
-    A rule that reacts to a loss gets samples of the training fold, never the fold that is scored;
-    for any other, all samples are trained on and none steer.
+    A schedule that reacts to a loss gets inner-validation samples from the training fold, never
+    from the held-out fold; any other gets none.
 
     Raises
     ------
@@ -147,18 +146,18 @@ def schedule_of(
 
 
 def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
-    """Return how often a job that trains on so many samples steps its LR schedule.
+    """Return how often a job steps its LR schedule.
 
     Parameters
     ----------
     plan : Plan
-        Its epochs, batches and trainer.
+        Epochs, batch size and trainer.
     count : int
-        Samples that are trained on.
+        Samples to train on.
     model : nn.Module
-        May decide on the last batch.
+        With BatchNorm, the last batch may be a larger one.
     each : {"epoch", "batch"}, optional
-        After what it is stepped; by default as the plan says.
+        When a step is taken; by default as in the plan.
     """
     if (each or plan.params.lr_step) == "epoch":
         return plan.params.epochs
@@ -168,7 +167,7 @@ def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
 
 
 def moved(data: Batches, device: torch.device) -> Batches:
-    """Return the data on the device: inputs reside there where they fit, see `RESIDENT_SHARE`."""
+    """Return the data on the device, the inputs only if they fit (`RESIDENT_SHARE`)."""
     if device.type != "cuda":
         return data.to(device)
     free, _ = torch.cuda.mem_get_info(device)

@@ -41,7 +41,7 @@ ALLOWED = {
         "training/process_group/members.py",
         "unpickling",
     ): "what a forked process of the job raised, through its pipe",
-    ("training/compiling.py", "import by name"): "torch's compiler, when somebody wants it",
+    ("training/worker/lazy_dynamo.py", "import by name"): "torch's compiler, on first use",
     (
         "training/worker/fork_server.py",
         "import by name",

@@ -79,7 +79,7 @@ ON_DEMAND = """
 import inspect
 import sys
 import torch
-from asynckfold.training.compiling import import_on_demand
+from asynckfold.training.worker.lazy_dynamo import import_on_demand
 
 def compiler_is_here():
     return "torch._dynamo.eval_frame" in sys.modules

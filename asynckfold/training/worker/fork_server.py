@@ -73,8 +73,8 @@ def _warm_up() -> None:
     """Import torch, and what the first optimizer of a process imports; compute nothing."""
     import torch
 
-    from asynckfold.training.compiling import import_on_demand
     from asynckfold.training.isolation.denormals import flush
+    from asynckfold.training.worker.lazy_dynamo import import_on_demand
 
     flush()
     import_on_demand()
