@@ -66,7 +66,7 @@ class Session:
 
     def run(self) -> None:
         """Prepare, check, sweep, compare."""
-        from asynckfold.training.initial_weights import keep_initial_weights
+        from asynckfold.training.checkpoint import save_initial_weights
 
         planner = Planner(
             self.settings, self.recipe, self.params, self.machine, self.signals, self.display
@@ -93,7 +93,7 @@ class Session:
             )
             if stored is None or "code" in stored.recipe:
                 # Where they are not recorded, these may be others than the run was begun with.
-                keep_initial_weights(self.store.root, self.recipe)
+                save_initial_weights(self.store.root, self.recipe)
             if earlier is not None:
                 told = f"the earlier run in {self.store.root} is kept as {earlier}"
                 self.store.event("plan", told)

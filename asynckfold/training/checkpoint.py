@@ -1,7 +1,7 @@
-"""A training frozen in a file: tensors by safetensors, everything else as JSON in its header.
+"""Checkpoint files: tensors by safetensors, everything else as JSON in the header.
 
-No pickle, so that nothing that lies in a run's folder can run code; a digest that stands in the
-run's store, so that damage is seen before a byte is parsed.
+No pickle: nothing in a run's folder can run code. The store has the SHA-256 of each file, so that
+damage is detected before parsing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from safetensors.torch import save as save_tensors
 
 from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.messages import CheckpointRef
-from asynckfold.system.files import read_plain, write_whole
+from asynckfold.jobs.recipe import InitialState, Recipe
+from asynckfold.store.layout import initial_weights
+from asynckfold.system.files import make_folders, read_plain, write_whole
 
 _DTYPES = {
     torch.bool,
@@ -42,7 +44,7 @@ _DTYPES = {
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 }
-"""What safetensors can write; complex numbers are written as pairs of real ones."""
+"""Supported by safetensors; complex numbers are written as pairs of real ones."""
 
 _DAMAGE = (
     SafetensorError,
@@ -53,7 +55,7 @@ _DAMAGE = (
     OverflowError,
     RuntimeError,
 )
-"""What parsing raises where the text is not what `save` wrote; torch has RuntimeError for sizes."""
+"""What parsing foreign data raises; torch raises RuntimeError for sizes."""
 
 
 def save(path: Path, tree: Mapping[str, Any], root: Path | None = None) -> tuple[str, int]:
@@ -62,35 +64,58 @@ def save(path: Path, tree: Mapping[str, Any], root: Path | None = None) -> tuple
     Parameters
     ----------
     path : Path
-        A name that does not exist yet; its folder exists.
+        A new file, in an existing folder.
     tree : Mapping
-        Nested dicts, lists and tuples of tensors, arrays, numbers, text, None. NumPy's numbers come
-        back as Python's, named tuples as tuples, other mappings as dicts.
+        Nested dicts, lists and tuples of tensors, arrays, numbers, text, None. NumPy numbers are
+        read back as Python numbers, named tuples as tuples, other mappings as dicts.
     root : Path, optional
-        The run's folder, from which on no link is followed; the folder of `path` by default.
+        No link is followed below this folder; by default the folder of `path`.
 
     Raises
     ------
     TypeError
         Something in the tree cannot be written; names its place.
     StorageError
-        The disk refused.
+        A disk error.
     """
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _freeze(tree, "", tensors)
-    # A copy of its own for each: safetensors refuses tensors that share memory, as tied weights do.
-    copies = {
-        name: tensor.cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
-    data = save_tensors(copies, {"tree": json.dumps(skeleton)})
+    data = save_tensors(_copies(tensors), {"tree": json.dumps(skeleton)})
     write_whole(path, data, root)
     return hashlib.sha256(data).hexdigest(), len(data)
 
 
 def check_storable(tree: Mapping[str, Any]) -> None:
-    """Raise the `TypeError` of `save` where it could not write `tree`; write nothing."""
+    """Raise the `TypeError` of `save` if it could not write `tree`; write nothing."""
     json.dumps(_freeze(tree, "", {}))
+
+
+def save_initial_weights(root: Path, recipe: Recipe) -> None:
+    """Write the initial weights of each model given as an instance, unless they exist.
+
+    Such a model has other weights in each process, unless it is seeded: continuing or repeating the
+    run needs the first ones.
+
+    Raises
+    ------
+    StorageError
+        A disk error.
+    """
+    for name, model in recipe.models.items():
+        path = initial_weights(root, name)
+        if isinstance(model, InitialState) and not path.is_file():
+            state = model.module.state_dict().items()
+            tensors = {key: value for key, value in state if isinstance(value, torch.Tensor)}
+            make_folders(root, path.parent)
+            write_whole(path, save_tensors(_copies(tensors)), root)
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copy tensors to the CPU: safetensors refuses shared memory, as of tied weights."""
+    return {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
 
 
 def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
@@ -98,17 +123,15 @@ def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
 
     Parameters
     ----------
-    path : Path
-        The file.
+    path, root : Path
+        As for `save`.
     sha256 : str
-        The digest that was recorded.
-    root : Path, optional
-        The run's folder, from which on no link is followed; the folder of `path` by default.
+        The recorded digest.
 
     Raises
     ------
     StoreCorruptError
-        The file is missing, or is not the one whose digest was recorded.
+        The file is missing, or its digest differs.
     """
     try:
         data = read_plain(path, root)
@@ -130,7 +153,7 @@ def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
 
 
 def _freeze(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return JSON that stands for `value`; tensors go into `tensors` under their number."""
+    """Return `value` as JSON, with numbers in place of tensors, which are added to `tensors`."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -217,7 +240,7 @@ def _kept(content: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def trained_weights(root: Path, refs: Sequence[CheckpointRef], digest: str) -> dict[str, Any]:
-    """Return the ``state_dict`` of a job that ended.
+    """Return the ``state_dict`` of a finished job.
 
     Parameters
     ----------
@@ -226,12 +249,12 @@ def trained_weights(root: Path, refs: Sequence[CheckpointRef], digest: str) -> d
     refs : sequence of CheckpointRef
         The job's checkpoints, newest first.
     digest : str
-        What `weights_digest` was at its end: an older checkpoint is never taken for the last.
+        `weights_digest` of the job's result: an older checkpoint does not match it.
 
     Raises
     ------
     StoreCorruptError
-        The last checkpoint is gone, or damaged.
+        The last checkpoint is missing or damaged.
     """
     found = [f"no checkpoint in {root} is recorded"] if not refs else []
     for ref in refs:
@@ -250,7 +273,7 @@ def trained_weights(root: Path, refs: Sequence[CheckpointRef], digest: str) -> d
 
 
 def weights_digest(state: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a ``state_dict``, with the names, types and shapes of its tensors."""
+    """Return the SHA-256 of a ``state_dict``: names, types, shapes and values."""
     digest = hashlib.sha256()
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor):
