@@ -59,7 +59,7 @@ _DAMAGE = (
 
 
 def save(path: Path, tree: Mapping[str, Any], root: Path | None = None) -> tuple[str, int]:
-    """Write `tree` durably; return the SHA-256 and the size of the file.
+    """Write `tree` durably to a new file; return the SHA-256 and the size of the file.
 
     Parameters
     ----------
@@ -75,8 +75,6 @@ def save(path: Path, tree: Mapping[str, Any], root: Path | None = None) -> tuple
     ------
     TypeError
         Something in the tree cannot be written; names its place.
-    StorageError
-        A disk error.
     """
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _freeze(tree, "", tensors)
@@ -95,11 +93,6 @@ def save_initial_weights(root: Path, recipe: Recipe) -> None:
 
     Such a model has other weights in each process, unless it is seeded: continuing or repeating the
     run needs the first ones.
-
-    Raises
-    ------
-    StorageError
-        A disk error.
     """
     for name, model in recipe.models.items():
         path = initial_weights(root, name)
@@ -119,14 +112,7 @@ def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
-    """Read what `save` wrote.
-
-    Parameters
-    ----------
-    path, root : Path
-        As for `save`.
-    sha256 : str
-        The recorded digest.
+    """Read what `save` wrote, if the file has the recorded digest.
 
     Raises
     ------
@@ -240,16 +226,9 @@ def _kept(content: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def trained_weights(root: Path, refs: Sequence[CheckpointRef], digest: str) -> dict[str, Any]:
-    """Return the ``state_dict`` of a finished job.
+    """Return the ``state_dict`` of a finished job from its checkpoints, newest first.
 
-    Parameters
-    ----------
-    root : Path
-        The run's folder.
-    refs : sequence of CheckpointRef
-        The job's checkpoints, newest first.
-    digest : str
-        `weights_digest` of the job's result: an older checkpoint does not match it.
+    `digest` is the `weights_digest` of the job's result: an older checkpoint does not match it.
 
     Raises
     ------

@@ -27,13 +27,6 @@ often, after 99 seconds of training for each second of saving."""
 class Saver:
     """Writes a job's checkpoints, and limits the time that they take.
 
-    Parameters
-    ----------
-    save : callable
-        Writes a checkpoint.
-    clock : callable
-        Monotonic seconds.
-
     Examples
     --------
     >>> now = iter([0, 10, 12, 100, 300])

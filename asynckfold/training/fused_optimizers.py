@@ -38,13 +38,6 @@ def with_fused_kernel(opt_fn: Callable[[nn.Module], Any], model: nn.Module) -> A
 
     That is: none of ``fused``, ``foreach`` and ``differentiable`` is set, the learning rate is a
     number, and all parameters are dense floating-point tensors on a CPU.
-
-    Examples
-    --------
-    >>> model = nn.Linear(2, 1)
-    >>> optimizer = with_fused_kernel(lambda net: optim.SGD(net.parameters(), 0.1), model)
-    >>> optimizer.param_groups[0]["fused"]
-    True
     """
     optimizer = opt_fn(model)
     if _is_open(optimizer, model):

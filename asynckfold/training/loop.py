@@ -83,30 +83,10 @@ def train(
     stop: Callable[[], bool],
     heartbeat: Heartbeat | None = None,
 ) -> Result | None:
-    """Train one job and score its held-out fold.
+    """Train one job and score its held-out fold; None if `stop` asked to leave.
 
-    Parameters
-    ----------
-    bundle : Bundle
-        The sweep.
-    task : Task
-        The job, with the checkpoints of earlier attempts.
-    data : Batches
-        The samples, on any device.
-    device : torch.device
-        Where to train.
-    report : callable
-        Receives progress, epochs and checkpoints.
-    stop : callable
-        Called after every batch; if it returns True, the job is saved and left. Time spent in it
-        is a pause.
-    heartbeat : Heartbeat, optional
-        Beats after every batch.
-
-    Returns
-    -------
-    Result or None
-        None if `stop` asked to leave. A job that exceeds its time limit is saved and fails.
+    `stop` is called after every batch; time spent in it is a pause. A job that exceeds its time
+    limit is saved and fails.
     """
     heartbeat = heartbeat or Heartbeat()
     heartbeat.aside()
@@ -144,13 +124,7 @@ def place_of(error: BaseException) -> str:
 
 
 def seconds_of(error: BaseException, otherwise: float) -> float:
-    """Return a job's training time when an exception was raised; `otherwise` before the training.
-
-    Examples
-    --------
-    >>> seconds_of(ValueError(), 0.5)
-    0.5
-    """
+    """Return the training time when an exception was raised; `otherwise` before the training."""
     return float(getattr(error, _SECONDS, otherwise))
 
 

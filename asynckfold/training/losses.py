@@ -81,14 +81,8 @@ def portions(
 ) -> list[float]:
     """Return factors by which the losses of a batch's parts add up to the loss of the batch.
 
-    Parameters
-    ----------
-    criterion, plan : callable, Plan
-        As for `adds_up`.
-    sizes : sequence of int
-        Samples of each part.
-    targets : callable
-        Returns the targets of all parts, concatenated; called only if they matter.
+    `sizes` are the samples of each part; `targets`, called only if they matter, returns those of
+    all parts, concatenated.
     """
     if adds_up(criterion, plan):
         return [1.0] * len(sizes)
@@ -120,18 +114,9 @@ def mean_loss(
     bounds: Sequence[tuple[int, int]],
     targets: Callable[[], torch.Tensor],
 ) -> float:
-    """Return the mean over samples of the losses of batches.
+    """Return the mean over samples of the losses (n_batches,) of batches.
 
-    Parameters
-    ----------
-    criterion, plan : callable, Plan
-        As for `adds_up`.
-    losses : ndarray of shape (n_batches,)
-        By batch.
-    bounds : sequence of (int, int)
-        Where each batch lies among the targets.
-    targets : callable
-        Returns the targets of all batches; called only if they matter.
+    `bounds` tells where each batch lies among the targets, which are asked for only if they matter.
     """
     sizes: npt.NDArray[Any] = np.array([high - low for low, high in bounds])
     if adds_up(criterion, plan):

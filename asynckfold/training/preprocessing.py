@@ -36,20 +36,10 @@ the size of a column: solvers round by some 1e-6, cross-fitting changes values b
 def fitted(
     data: Batches, preprocess: Any, train: Indices, tell: Callable[[str], None] | None = None
 ) -> Batches:
-    """Return the data transformed by a scikit-learn transformer, fitted on `train` only.
+    """Return the data transformed by a clone of a scikit-learn transformer, fitted on `train` only.
 
-    The transformer sees one row of features per sample, and the targets.
-
-    Parameters
-    ----------
-    data : Batches
-        The samples.
-    preprocess : transformer or None
-        A clone is fitted.
-    train : ndarray of int64, shape (n_train,)
-        Indices of the training samples.
-    tell : callable, optional
-        Receives remarks on the output: rounded or non-finite numbers; "" for none.
+    The transformer sees one row of features per sample, and the targets. `tell` receives remarks on
+    the output (rounded or non-finite numbers), "" for none.
 
     Raises
     ------

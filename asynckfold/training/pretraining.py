@@ -86,22 +86,10 @@ def pretrain(
     processes: int = 1,
     cores: Sequence[int] = (),
 ) -> Pretrained:
-    """Pretrain a model, if it has pretraining.
+    """Pretrain a model on its device, if it has pretraining; log each report.
 
     Parameters
     ----------
-    model : nn.Module
-        On its device.
-    data : Batches
-        All samples, on the same device.
-    train : ndarray of int64
-        The training fold.
-    seed : int
-        The job's seed.
-    log : JobLog
-        Gets a line for each report.
-    heartbeat : Heartbeat
-        Beats with each report.
     batch_size : int
         Samples to gather at once.
     processes : int

@@ -47,27 +47,8 @@ def measure(
 ) -> Timing:
     """Time training steps and an evaluation batch of a job, or steps of a fusion group.
 
-    Parameters
-    ----------
-    bundle : Bundle
-        The sweep.
-    jobs : sequence of Job
-        Any job of the model, or a fusion group, whose seconds are divided by its size.
-    data : Batches
-        The samples.
-    device : torch.device
-        Where the job would train.
-    report : callable
-        Receives `Started`, as attempt 0, when the probe begins to wait for others.
-    stop : callable
-        Blocks while the probe has to wait.
-    heartbeat : Heartbeat
-        `asked` if the probe has to wait.
-
-    Returns
-    -------
-    Timing
-        With a traceback if user code raised.
+    A probe that is asked to wait for others (`heartbeat.asked`) reports `Started`, as attempt 0,
+    after its first step; `stop` then blocks. If user code raises, the `Timing` holds the traceback.
     """
 
     def meet() -> bool:

@@ -121,12 +121,7 @@ def schedule_of(
     """Return the LR schedule, the samples to train on, and the inner-validation samples.
 
     A schedule that reacts to a loss gets inner-validation samples from the training fold, never
-    from the held-out fold; any other gets none.
-
-    Raises
-    ------
-    ValueError
-        The training fold is too small to be divided.
+    from the held-out fold; any other gets none. A fold too small to be divided is a `ValueError`.
     """
     plan, spec = bundle.plan, bundle.recipe.lr_schedules[job.lr_schedule]
     made = None if isinstance(spec, str) else lr_schedules.make(spec, optimizer, 0)
@@ -146,18 +141,10 @@ def schedule_of(
 
 
 def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
-    """Return how often a job steps its LR schedule.
+    """Return how often a job that trains on `count` samples steps its LR schedule.
 
-    Parameters
-    ----------
-    plan : Plan
-        Epochs, batch size and trainer.
-    count : int
-        Samples to train on.
-    model : nn.Module
-        With BatchNorm, the last batch may be a larger one.
-    each : {"epoch", "batch"}, optional
-        When a step is taken; by default as in the plan.
+    With BatchNorm in the model, the last batch may be a larger one. A step is taken after `each`
+    "epoch" or "batch", by default as in the plan.
     """
     if (each or plan.params.lr_step) == "epoch":
         return plan.params.epochs

@@ -55,12 +55,8 @@ def software(
 
     Parameters
     ----------
-    threads_per_job : int
-        As in the plan.
     gpus : sequence of str
         Names of the GPUs in use: asking torch would open a context in this process.
-    cpuinfo : Path
-        Linux's description of the processor.
     in_workers : bool
         Whether worker processes train, or this one, whose threads may have started earlier.
     """

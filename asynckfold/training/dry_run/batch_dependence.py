@@ -31,15 +31,6 @@ def evaluation_depends_on(model: nn.Module, inputs: torch.Tensor, precision: str
     Evaluates a copy of the model again with another seed, in halves of the batch, and in reverse
     order.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The model; stays unchanged.
-    inputs : Tensor of shape (n, ...)
-        Some samples.
-    precision : {"fp32", "bf16"}
-        Number format of the computation.
-
     Examples
     --------
     >>> evaluation_depends_on(nn.BatchNorm1d(3, track_running_stats=False), torch.randn(8, 3))[:67]

@@ -321,10 +321,10 @@ class Candidate:
     def _steps(self) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
         """Return the batches of two steps of two replicas.
 
-        In the first step the batches differ by one sample: such replicas are computed one by one,
-        which hides what replicas do to each other. The second step, and the evaluation, compute
-        them together. If there are enough samples, no two batches share one, so that a replica
-        that sees another's samples is noticed.
+        Replicas with unequal batches, as in the first step, are computed one by one, which hides
+        what they do to each other; the second step and the evaluation compute them together. If
+        possible no two batches share a sample, so that a replica that sees another's samples is
+        noticed.
         """
         most = min(REPLICA_BATCH, len(self.inputs))
         rows = torch.from_numpy(self.rows)

@@ -32,23 +32,11 @@ ALIKE = 1e-3
 def mixes_samples(
     criterion: Callable[..., Any], outputs: torch.Tensor, targets: torch.Tensor
 ) -> Shapes | None:
-    """Return the shapes in which outputs are compared with the targets of other samples.
+    """Return the first shapes in which outputs are compared with the targets of other samples.
 
     torch broadcasts (n, 1) and (n,) to (n, n), silently for most losses. Comparisons of outputs
     with outputs, of targets with targets, and of operands with equally many dimensions are
-    intended, and not reported.
-
-    Parameters
-    ----------
-    criterion : callable
-        (outputs, targets) → loss; a copy is called.
-    outputs, targets : Tensor
-        (n, ...): one batch.
-
-    Returns
-    -------
-    (Size, Size) or None
-        Shapes of the first such pair of operands.
+    intended, and not reported. A copy of the criterion is called.
 
     Examples
     --------
@@ -120,13 +108,6 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def adds_up(criterion: Callable[..., Any], outputs: torch.Tensor, targets: torch.Tensor) -> bool:
     """Whether a loss sums over the samples of a batch: twice the samples give twice the loss.
-
-    Parameters
-    ----------
-    criterion : callable
-        (outputs, targets) → loss; copies are called.
-    outputs, targets : Tensor
-        (n, ...): one batch.
 
     Examples
     --------

@@ -45,23 +45,9 @@ from asynckfold.training.losses import SUMS
 def check(
     bundle: Bundle, data: Batches, heartbeat: Heartbeat | None = None, models: Collection[str] = ()
 ) -> Facts:
-    """Build every candidate, and take one step with it.
+    """Build every candidate, or those of some models, and take one step with each.
 
-    Parameters
-    ----------
-    bundle : Bundle
-        The sweep.
-    data : Batches
-        The samples.
-    heartbeat : Heartbeat, optional
-        Beats before every candidate.
-    models : collection of str, optional
-        Only these models.
-
-    Returns
-    -------
-    Facts
-        Problems, failures, and what the plan records of the live objects.
+    The heartbeat beats before every candidate.
     """
     recipe, heartbeat = bundle.recipe, heartbeat or Heartbeat()
     names = [name for name in recipe.models if not models or name in models]

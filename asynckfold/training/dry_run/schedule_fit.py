@@ -35,14 +35,8 @@ _OWN_RATES = (lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR)
 class Steps:
     """Number of LR-schedule steps in the jobs of a candidate.
 
-    Parameters
-    ----------
-    least, most : int
-        Of the smallest and the largest training fold.
-    each : {"epoch", "batch"}
-        When a step is taken.
-    batches : int
-        What `most` would be with a step per batch.
+    `least` and `most` are those of the smallest and the largest training fold, `batches` what
+    `most` would be with a step per batch.
     """
 
     least: int
@@ -90,24 +84,11 @@ def unscheduled(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def rates_of(
     make: Callable[[Any], Any], optimizer: torch.optim.Optimizer, steps: int
 ) -> tuple[list[tuple[float, ...]], str]:
-    """Return the learning rates of each step, and what the schedule raised.
+    """Return the learning rates of each step, by parameter group, and what the schedule raised.
 
-    Parameters
-    ----------
-    make : callable
-        Optimizer → LR schedule.
-    optimizer : torch.optim.Optimizer
-        Without a schedule; stays unchanged.
-    steps : int
-        Steps of the training.
-
-    Returns
-    -------
-    rates : list of tuple of float
-        By step, the rate of each parameter group; fewer if stepping takes longer than `SECONDS`, or
-        the schedule raises.
-    error : str
-        Empty if nothing was raised, or by user code: its jobs will report it.
+    There are fewer rates than `steps` if stepping takes longer than `SECONDS`, or the schedule
+    raises. The error is empty if user code raised it: its jobs will report it. The optimizer, which
+    has no schedule yet, stays unchanged.
     """
     spare, rates = unscheduled(optimizer), []
     with warnings.catch_warnings():
@@ -131,18 +112,9 @@ def rates_of(
 def fit_of(
     name: str, schedule: Any, steps: Steps, rates: Sequence[tuple[float, ...]], error: str = ""
 ) -> Fit:
-    """Judge an LR schedule.
+    """Judge an LR schedule in its initial state.
 
-    Parameters
-    ----------
-    name : str
-        Its name.
-    schedule : object
-        In its initial state.
-    steps : Steps
-        How often it is stepped.
-    rates, error
-        From `rates_of`; ignored for a schedule that reacts to a loss.
+    `rates` and `error` are from `rates_of`, and ignored for a schedule that reacts to a loss.
     """
     kind = type(schedule).__name__
     title = f"LR schedule {name}"

@@ -1,7 +1,7 @@
-"""Settings of torch that change numbers and hold for a whole process.
+"""Process-wide settings of torch that change numbers.
 
-The caller's settings hold for every job, in workers too, as they would in an ordinary script: they
-travel with the bundle, and those that differ from torch's defaults are recorded with the software.
+The caller's settings hold for every job, also in workers: they travel with the bundle, and those
+that differ from torch's defaults are recorded with the software.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 Value = str | bool | int | float | None
 
 UNREADABLE = "torch refuses to tell"
-"""In place of a value that torch raises for: with ``fp32_precision`` the older names do so."""
+"""Value of a setting that raises when read, as older names do beside ``fp32_precision``."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Something of the process that can be read and set; `usual` is its default in torch."""
+    """A setting of the process; `usual` is torch's default."""
 
     name: str
     read: Callable[[], Any]
@@ -29,20 +29,20 @@ class Setting:
     gpu: bool = False
 
     def value(self) -> Any:
-        """Return what it is now, or `UNREADABLE`."""
+        """Return the current value, or `UNREADABLE`."""
         try:
             return self.read()
-        except Exception:  # noqa: BLE001 - torch's, and it must not end the worker
+        except Exception:  # noqa: BLE001 - of torch, and must not end the worker
             return UNREADABLE
 
     def put(self, value: Any) -> None:
-        """Set it, unless it is that already or could not be read."""
+        """Set it, if it differs and was readable."""
         if value != UNREADABLE and self.value() != value:
             self.write(value)
 
 
 def _flag(owner: Any, label: str, usual: Value, *, gpu: bool = False) -> list[Setting]:
-    """An attribute of one of torch's backends; nothing where this version has none."""
+    """An attribute of one of torch's backends, if this version has it."""
     name = label.rpartition(".")[2]
     if not hasattr(owner, name):
         return []
@@ -64,8 +64,8 @@ _CELLS = (
     ("mkldnn", "conv", "none"),
     ("mkldnn", "rnn", "none"),
 )
-"""Where torch keeps ``fp32_precision``, and the defaults; what is general comes first, since the
-special ones follow it where they are left open."""
+"""Backend, operation and default of each ``fp32_precision``; general ones first, since special ones
+follow them by default."""
 
 
 def _cell(backend: str, operation: str, usual: str) -> Setting:
@@ -81,7 +81,7 @@ def _cell(backend: str, operation: str, usual: str) -> Setting:
 
 
 def _float32_precision() -> list[Setting]:
-    """The older names first: setting them sets some of the newer ones."""
+    """Older names first: setting them sets some of the newer ones."""
     found = [
         Setting(
             "float32_matmul_precision",
@@ -145,7 +145,7 @@ SETTINGS: tuple[Setting, ...] = (
     *_attention(),
     *_flag(torch.utils.deterministic, "deterministic.fill_uninitialized_memory", True),
 )
-"""In the order in which they are to be set."""
+"""In the order in which to set them."""
 
 
 def current() -> dict[str, Any]:
@@ -154,20 +154,13 @@ def current() -> dict[str, Any]:
 
 
 def apply(values: Mapping[str, Any]) -> None:
-    """Give this process settings that `current` returned, perhaps in another one."""
+    """Apply settings that `current` returned, perhaps in another process."""
     for setting in SETTINGS:
         setting.put(values.get(setting.name, UNREADABLE))
 
 
 def unusual(values: Mapping[str, Any], *, gpu: bool) -> str:
-    """Name the settings that differ from torch's defaults; ``""`` where none does.
-
-    Parameters
-    ----------
-    values : Mapping
-        What `current` returned.
-    gpu : bool
-        Whether those of GPUs matter.
+    """Name the settings that differ from torch's defaults, with those of GPUs or without.
 
     Examples
     --------
@@ -179,7 +172,7 @@ def unusual(values: Mapping[str, Any], *, gpu: bool) -> str:
         for setting in SETTINGS
         if setting.usual is not None
         and (gpu or not setting.gpu)
-        # "ieee" is what is done where nothing is asked for.
+        # "none" means "ieee".
         and values[setting.name] not in (setting.usual, UNREADABLE)
         and not (values[setting.name] == "ieee" and setting.usual == "none")
     )

@@ -65,12 +65,9 @@ def execute(
 ) -> list[Any]:
     """Carry out a placement in this process.
 
-    Returns
-    -------
-    list
-        By trainer: for each task a `Result`, a `RetryableFailure`, or None if `stop` asked to
-        leave; the `Facts` of a preflight (of all models, or those of the placement's jobs); the
-        `Baseline` of a serial loop; the `Timing` of a probe.
+    Returns, by trainer: for each task a `Result`, a `RetryableFailure`, or None if `stop` asked to
+    leave; the `Facts` of a preflight (of all models, or those of the placement's jobs); the
+    `Baseline` of a serial loop; the `Timing` of a probe.
 
     Raises
     ------
@@ -144,23 +141,8 @@ def in_turn(
 ) -> list[Any]:
     """Run the jobs of a row one by one, and report each result when the next job begins.
 
-    Parameters
-    ----------
-    placement : Placement
-        Unless it is a row, all tasks are one piece of work.
-    tasks : sequence of Task
-        The jobs.
-    work : callable
-        Carries out one piece; returns one entry per task.
-    report : callable
-        Receives a `JobEnded` for every result but the last.
-    stop : callable
-        Called between two jobs; if it returns True, the remaining jobs are not begun.
-
-    Returns
-    -------
-    list
-        What `work` returned; None for results that were reported already.
+    The tasks of any other placement are one piece of work. Returns what `work` returned, with None
+    for results that were reported already and for jobs that `stop` left out.
     """
     results: list[Any] = []
     for part in [[task] for task in tasks] if placement.is_row else [tasks]:
@@ -232,13 +214,7 @@ def _attempt(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[Any]
 
 
 def refuse_own_fault(error: StorageError, files_before: int, limited: bool) -> None:
-    """Tell a failing disk from a process that used up its own file descriptors or limits.
-
-    Raises
-    ------
-    WorkerDiedError
-        A job left too many files open, or lowered the process's limits.
-    """
+    """Raise `WorkerDiedError` if the process, not the disk, is at fault: its files or limits."""
     leaked = process.open_files() - files_before
     said = os.strerror(error.errno or errno.EIO)
     if limited:
@@ -260,14 +236,7 @@ def failure(
 ) -> Result | RetryableFailure:
     """Return the result of a job that raised, and write the traceback to its log.
 
-    Parameters
-    ----------
-    bundle, task : Bundle, Task
-        The job.
-    error : BaseException
-        What it raised.
-    seconds : float
-        Time since its start: its training time if it raised before the training.
+    `seconds` since the job's start are its training time if it raised before the training.
 
     Raises
     ------
