@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -28,32 +27,16 @@ from asynckfold.store.layout import initial_weights
 from asynckfold.system.files import make_folders, read_plain, write_whole
 
 _DTYPES = {
-    torch.bool,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
 }
 """Supported by safetensors; complex numbers are written as pairs of real ones."""
 
 _DAMAGE = (
-    SafetensorError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    RuntimeError,
+    *(SafetensorError, ValueError, KeyError, TypeError),
+    *(AttributeError, OverflowError, RuntimeError),
 )
 """What parsing foreign data raises; torch raises RuntimeError for sizes."""
 
@@ -145,11 +128,18 @@ def _freeze(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, (np.bool_, np.integer, np.floating)):
-        return _freeze(_plain_number(value, place), place, tensors)
+        number = value.item()
+        if isinstance(number, np.generic):
+            raise _refusal(place, type(value).__name__)
+        return _freeze(number, place, tensors)
     if isinstance(value, torch.Tensor):
         return {"tensor": _keep(value.detach(), place, tensors)}
     if isinstance(value, np.ndarray):
-        return {"array": _keep(_from_numpy(value, place), place, tensors)}
+        try:
+            tensor = torch.from_numpy(value.copy())
+        except (TypeError, ValueError) as error:
+            raise _refusal(place, f"NumPy array of {value.dtype}") from error
+        return {"array": _keep(tensor, place, tensors)}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [_freeze(item, f"{place}[{i}]", tensors) for i, item in enumerate(value)]}
@@ -171,20 +161,6 @@ def _refusal(place: str, found: str) -> TypeError:
     )
 
 
-def _plain_number(value: np.generic, place: str) -> Any:
-    number = value.item()
-    if isinstance(number, np.generic):
-        raise _refusal(place, type(value).__name__)
-    return number
-
-
-def _from_numpy(array: npt.NDArray[Any], place: str) -> torch.Tensor:
-    try:
-        return torch.from_numpy(array.copy())
-    except (TypeError, ValueError) as error:
-        raise _refusal(place, f"NumPy array of {array.dtype}") from error
-
-
 def _keep(tensor: torch.Tensor, place: str, tensors: dict[str, torch.Tensor]) -> Any:
     if tensor.is_complex() and tensor.layout is torch.strided:
         return {"complex": _keep(torch.view_as_real(tensor.resolve_conj()), place, tensors)}
@@ -202,10 +178,12 @@ def _thaw(frozen: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     ((kind, content),) = frozen.items()
     if kind == "float":
         return float(content)
-    if kind == "tensor":
-        return _kept(content, tensors)
-    if kind == "array":
-        return _kept(content, tensors).numpy()
+    if kind in ("tensor", "array"):
+        if isinstance(content, dict):
+            tensor = torch.view_as_complex(tensors[content["complex"]])
+        else:
+            tensor = tensors[content]
+        return tensor if kind == "tensor" else tensor.numpy()
     if kind in ("list", "tuple"):
         items = [_thaw(item, tensors) for item in content]
         return tuple(items) if kind == "tuple" else items
@@ -217,12 +195,6 @@ def _thaw(frozen: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "dict":
         return dict(pairs)
     raise ValueError(f"unknown kind {kind!r}")
-
-
-def _kept(content: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    if isinstance(content, dict):
-        return torch.view_as_complex(tensors[content["complex"]])
-    return tensors[content]
 
 
 def trained_weights(root: Path, refs: Sequence[CheckpointRef], digest: str) -> dict[str, Any]:

@@ -60,9 +60,11 @@ def load(bundle: Bundle, task: Task, ref: CheckpointRef) -> dict[str, Any]:
     """Return what `Training.tree` returned; raise `StoreCorruptError` unless it is this job's."""
     tree = checkpoint.load(bundle.root / ref.file, ref.sha256, bundle.root)
     if tree["job"] != task.job.id:
-        raise StoreCorruptError(f"a checkpoint of {tree['job']} stands for {task.job.id}")
+        raise StoreCorruptError(
+            f"{ref.file} is a checkpoint of {tree['job']}, not of {task.job.id}"
+        )
     if tree["plan"] != bundle.plan.fingerprint:
-        raise StoreCorruptError(f"a checkpoint of {tree['job']} comes from another plan")
+        raise StoreCorruptError(f"{ref.file} is a checkpoint of {tree['job']} in another plan")
     return tree
 
 
@@ -82,7 +84,11 @@ def restore(training: Training, report: Report) -> None:
         try:
             training.take_up(load(training.bundle, training.task, ref))
         except StoreCorruptError as error:
-            instead = "an older one is used" if position < len(refs) else "the job starts anew"
+            instead = (
+                "an older one is used"
+                if position < len(refs)
+                else "the job starts from the beginning"
+            )
             report(Noted(training.task.job.id, "damage", f"{error}; {instead}"))
         else:
             training.log.write(f"continues after epoch {training.epoch}, batch {training.batch}\n")

@@ -76,19 +76,15 @@ def _is_open(optimizer: Any, model: nn.Module) -> bool:
         isinstance(optimizer, Optimizer)
         and type(optimizer) in OFFERED
         and not any(getattr(module, "sparse", False) for module in model.modules())
-        and all(map(_is_open_group, optimizer.param_groups))
+        and all(
+            group["fused"] is None
+            and group["foreach"] is None
+            and not group["differentiable"]
+            and not isinstance(group["lr"], torch.Tensor)
+            and all(
+                item.layout is torch.strided and item.is_floating_point() and item.is_cpu
+                for item in group["params"]
+            )
+            for group in optimizer.param_groups
+        )
     )
-
-
-def _is_open_group(group: dict[str, Any]) -> bool:
-    left = group["fused"] is None and group["foreach"] is None and not group["differentiable"]
-    return (
-        left
-        and not isinstance(group["lr"], torch.Tensor)
-        and all(_is_taken(parameter) for parameter in group["params"])
-    )
-
-
-def _is_taken(parameter: torch.Tensor) -> bool:
-    dense = parameter.layout is torch.strided and parameter.is_floating_point()
-    return dense and parameter.device.type == "cpu"

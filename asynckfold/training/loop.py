@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -175,30 +176,27 @@ def _run(
 
 def result_of(training: Training) -> Result:
     """Return the result of a finished training."""
-    return Result(
-        training.task.job.id,
-        training.task.attempt,
-        DONE,
-        epochs=tuple(training.epochs),
+    return replace(
+        _ended(training, DONE),
         outputs=training.outputs,
         weights=checkpoint.weights_digest(training.model.state_dict()),
-        fit_seconds=training.stopwatch.seconds,
         score_seconds=training.score_seconds,
-        pretraining=training.pretraining,
-        averaged=training.averaged(),
     )
 
 
 def diverged(training: Training, error: Diverged) -> Result:
     """Return the result of a training that diverged."""
     training.log.write(f"diverged: {error}\n")
+    return replace(_ended(training, DIVERGED), error=str(error))
+
+
+def _ended(training: Training, status: str) -> Result:
     return Result(
         training.task.job.id,
         training.task.attempt,
-        DIVERGED,
+        status,
         epochs=tuple(training.epochs),
         fit_seconds=training.stopwatch.seconds,
-        error=str(error),
         pretraining=training.pretraining,
         averaged=training.averaged(),
     )

@@ -108,7 +108,7 @@ def _dense(fit: Any, found: Any, count: int) -> Array:
     if array.dtype.kind not in "biuf" or array.shape[:1] != (count,):
         name = type(fit).__name__
         received = f"{array.dtype} of shape {array.shape} for {count} samples, from {name}"
-        remedy = "Use transformers that give numbers, and none that drop or add samples."
+        remedy = "Use transformers that return numbers, and as many rows as samples."
         refuse([Problem("preprocess must give real numbers for each sample", received, remedy)])
     return array
 
@@ -129,9 +129,9 @@ def _other_problems(preprocess: Any, own: Array, later: Array) -> list[Problem]:
             return []
     return [
         Problem(
-            "preprocess must give training samples as at fit_transform where train_transform, or a "
-            "random transform of the data set, makes other samples of them",
-            f"{type(preprocess).__name__}, which gives others then",
-            "Leave the transform of the train view out, or preprocess.",
+            "with a train_transform, or random transforms in the dataset, preprocess must return "
+            "the same from transform as from fit_transform",
+            f"{type(preprocess).__name__}, which returns something else for training samples",
+            "Leave out the transforms of the train view, or preprocess.",
         )
     ]

@@ -51,36 +51,23 @@ class Training:
 
     Parameters
     ----------
-    task, bundle, device, model, criterion, optimizer, lr_schedule, data, log, heartbeat
-        What is trained, on what, and where it is logged.
-    train : ndarray of int64
-        Samples to train on; `bounds` divides them into batches.
-    steer : ndarray of int64
-        Inner-validation samples, for an LR schedule that reacts to a loss.
-    valid : ndarray of int64
-        The held-out fold.
-    epoch, batch : int
-        Finished epochs, and finished batches of the next one.
-    lr : float
-        Learning rate at the start of the epoch.
+    train, steer, valid : ndarray of int64
+        Samples to train on, divided into batches by `bounds`; inner-validation samples, for an LR
+        schedule that reacts to a loss; the held-out fold.
+    epoch, batch, lr : int, int, float
+        Finished epochs, finished batches of the next one, and the learning rate at its start.
     losses : list of Tensor
         Loss of each finished batch of the epoch.
-    epochs : list of Epoch
-        Finished epochs.
     random : dict or None
         State of the random generators in a checkpoint, until the epoch goes on.
-    outputs : ndarray or None
-        Outputs on `valid`, from the last evaluation.
-    score_seconds : float
-        Duration of the last evaluation.
+    outputs, score_seconds : ndarray or None, float
+        Outputs on `valid` and duration of the last evaluation.
     order : Tensor
         The samples in the order of the epoch.
     told, logged : float, int
         Time of the last progress event; lines logged about batches of the epoch.
     pretrained, pretraining : str, tuple of StageEpoch
         Summary and metrics of the pretraining; the summary only in the attempt that ran it.
-    stopwatch : Stopwatch
-        Measures the training time.
     """
 
     task: Task

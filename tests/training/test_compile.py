@@ -26,8 +26,8 @@ def test_a_compiled_job_has_the_same_bits_where_it_is_continued(tmp_path: Path) 
     whole = Tiny(tmp_path / "whole", params=COMPILED).train()
     tiny = Tiny(tmp_path / "stopped", params=COMPILED)
     left = iter(range(5))
-    _, news = tiny.attempt(stop=lambda: next(left, None) is None)
-    found, _ = tiny.attempt(None, 2, checkpoints(news))
+    _, events = tiny.attempt(stop=lambda: next(left, None) is None)
+    found, _ = tiny.attempt(None, 2, checkpoints(events))
     assert found is not None
     assert found.digest == whole.digest
     plain = Tiny(tmp_path / "plain").train()
@@ -50,7 +50,7 @@ def test_what_cannot_be_compiled_is_refused_before_the_sweep(tmp_path: Path) -> 
     tiny = Tiny(tmp_path, models, params=COMPILED)
     facts = preflight.check(tiny.bundle, tiny.batches)
     ((rule, received, remedy),) = facts.problems
-    assert rule == "compile=True needs models that torch.compile takes whole"
+    assert rule == "compile=True needs models that torch.compile compiles as one graph"
     assert received.startswith("model choosing: ")
     assert "\n" not in received
     assert remedy == "Leave compile out, or change the model."

@@ -282,10 +282,10 @@ def test_a_result_that_was_lost_comes_from_the_last_checkpoint(tmp_path: Path) -
     seen = Seen()
     make = watched(lambda: Noisy(noisy_evaluation=True), seen)
     tiny = Tiny(tmp_path, {"noisy": make})
-    first, news = tiny.attempt()
+    first, events = tiny.attempt()
     assert first is not None
     seen.batches.clear()
-    second, _ = tiny.attempt(attempt=2, refs=checkpoints(news))
+    second, _ = tiny.attempt(attempt=2, refs=checkpoints(events))
     assert second is not None
     assert second.digest == first.digest
     assert seen.batches == []
@@ -336,8 +336,8 @@ def test_the_last_epoch_is_always_saved_and_scored(
     monkeypatch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
     monkeypatch.setattr(checkpointing, "SHARE", math.inf)
     params = TrainerParams(epochs, save_checkpoint_frequency=frequency)
-    result, news = Tiny(tmp_path, params=params).attempt()
-    assert [ref.epoch for ref in reversed(checkpoints(news))] == expected
+    result, events = Tiny(tmp_path, params=params).attempt()
+    assert [ref.epoch for ref in reversed(checkpoints(events))] == expected
     assert result is not None
     assert result.outputs is not None
     assert len(result.epochs) == epochs
@@ -350,8 +350,8 @@ def test_a_long_epoch_is_saved_in_its_middle_and_gives_the_same(
     monkeypatch.setattr(checkpointing, "MIDDLE_SECONDS", 0.0)
     monkeypatch.setattr(checkpointing, "SHARE", math.inf)
     tiny = Tiny(tmp_path / "run", {"noisy": Noisy})
-    result, news = tiny.attempt()
-    refs = checkpoints(news)
+    result, events = tiny.attempt()
+    refs = checkpoints(events)
     assert result is not None
     assert result.digest == golden.digest
     assert len([ref for ref in refs if ref.batch > 0]) > 1
@@ -371,8 +371,8 @@ def stopped(tmp_path: Path) -> tuple[Tiny, list[Any], str]:
     refs: list[Any] = []
     for attempt in (1, 2):
         asked = iter(range(100))
-        _, news = tiny.attempt(None, attempt, refs, lambda asked=asked: next(asked) == 4)  # type: ignore[misc]
-        refs = checkpoints(news) + refs
+        _, events = tiny.attempt(None, attempt, refs, lambda asked=asked: next(asked) == 4)  # type: ignore[misc]
+        refs = checkpoints(events) + refs
     assert [(ref.epoch, ref.batch) for ref in refs] == [(2, 0), (1, 0)]
     return (
         tiny,
@@ -389,14 +389,14 @@ def test_a_damaged_checkpoint_is_told_and_an_older_one_used(
     for ref in refs[:damaged]:
         path = tiny.root / ref.file
         path.write_bytes(path.read_bytes()[:-1])
-    result, news = tiny.attempt(None, 3, refs)
-    remarks = [item for item in news if isinstance(item, Noted)]
-    assert [item.kind for item in remarks] == ["damage"] * damaged
-    endings = ["an older one is used", "the job starts anew"]
-    for remark, ref, ending in zip(remarks, refs, endings, strict=False):
-        assert remark.text.endswith(ending)
-        assert ref.file in remark.text
-    starts = [item.epoch.number for item in news if isinstance(item, EpochEnded)]
+    result, events = tiny.attempt(None, 3, refs)
+    notes = [item for item in events if isinstance(item, Noted)]
+    assert [item.kind for item in notes] == ["damage"] * damaged
+    endings = ["an older one is used", "the job starts from the beginning"]
+    for event, ref, ending in zip(notes, refs, endings, strict=False):
+        assert event.text.endswith(ending)
+        assert ref.file in event.text
+    starts = [item.epoch.number for item in events if isinstance(item, EpochEnded)]
     assert starts == [[3], [2, 3], [1, 2, 3]][damaged]
     assert result is not None
     assert result.digest == golden
@@ -405,8 +405,8 @@ def test_a_damaged_checkpoint_is_told_and_an_older_one_used(
 def test_a_missing_checkpoint_is_damage(stopped: tuple[Tiny, list[Any], str]) -> None:
     tiny, refs, golden = stopped
     (tiny.root / refs[0].file).unlink()
-    result, news = tiny.attempt(None, 3, refs)
-    assert "cannot be read" in next(item.text for item in news if isinstance(item, Noted))
+    result, events = tiny.attempt(None, 3, refs)
+    assert "cannot be read" in next(item.text for item in events if isinstance(item, Noted))
     assert result is not None
     assert result.digest == golden
 
@@ -415,9 +415,9 @@ def test_a_checkpoint_of_another_job_is_refused(stopped: tuple[Tiny, list[Any], 
     tiny, refs, _ = stopped
     other = tiny.jobs[1]
     expected = tiny.train(other).digest
-    result, news = tiny.attempt(other, 2, refs[:1])
-    (remark,) = [item for item in news if isinstance(item, Noted)]
-    assert remark.text.startswith(f"a checkpoint of {tiny.jobs[0].id} stands for {other.id}")
+    result, events = tiny.attempt(other, 2, refs[:1])
+    (event,) = [item for item in events if isinstance(item, Noted)]
+    assert f" is a checkpoint of {tiny.jobs[0].id}, not of {other.id}; " in event.text
     assert result is not None
     assert result.digest == expected
 
@@ -425,11 +425,11 @@ def test_a_checkpoint_of_another_job_is_refused(stopped: tuple[Tiny, list[Any], 
 def test_a_checkpoint_of_another_plan_is_refused(stopped: tuple[Tiny, list[Any], str]) -> None:
     tiny, refs, _ = stopped
     longer = Tiny(tiny.root, tiny.models, params=TrainerParams(4))
-    result, news = longer.attempt(None, 2, refs[:1])
-    (remark,) = [item for item in news if isinstance(item, Noted)]
-    assert "comes from another plan" in remark.text
+    result, events = longer.attempt(None, 2, refs[:1])
+    (event,) = [item for item in events if isinstance(item, Noted)]
+    assert "in another plan" in event.text
     assert result is not None
-    assert len([item for item in news if isinstance(item, EpochEnded)]) == 4
+    assert len([item for item in events if isinstance(item, EpochEnded)]) == 4
 
 
 # ---- divergence ----
@@ -824,11 +824,11 @@ def test_progress_is_told_for_each_batch_when_there_is_time(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_run, "EVENT_SECONDS", 0.0)
-    _, news = tiny.attempt()
-    told = [(item.epoch, item.batch) for item in news if isinstance(item, Progress)]
+    _, events = tiny.attempt()
+    told = [(item.epoch, item.batch) for item in events if isinstance(item, Progress)]
     assert told == [(epoch, batch) for epoch in (1, 2) for batch in (1, 2, 3, 4)]
     assert all(
-        item.batches == 4 and item.epochs == 2 for item in news if isinstance(item, Progress)
+        item.batches == 4 and item.epochs == 2 for item in events if isinstance(item, Progress)
     )
 
 

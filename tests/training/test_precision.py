@@ -84,7 +84,7 @@ def test_training_and_evaluation_compute_in_it_and_the_loss_does_not(
         result = tiny.train()
     else:
         result = train.train(
-            tiny.bundle, Task(tiny.jobs[0]), tiny.batches, (), lambda news: None, never
+            tiny.bundle, Task(tiny.jobs[0]), tiny.batches, (), lambda events: None, never
         )
     assert result.status == DONE
     assert result.outputs.dtype == np.float32

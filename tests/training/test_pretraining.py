@@ -108,8 +108,8 @@ def whole_but_for_seconds(result: Result, other: Result) -> tuple[StageEpoch, ..
 
 def test_what_it_reports_is_in_the_result_and_comes_back_with_a_checkpoint(root: Path) -> None:
     tiny = spied(root)
-    _, news = tiny.attempt(stop=always)
-    refs = checkpoints(news)
+    _, events = tiny.attempt(stop=always)
+    refs = checkpoints(events)
     result, _ = tiny.attempt(attempt=2, refs=refs)
     assert result is not None
     told = [(item.stage, item.number, dict(item.measures)) for item in result.pretraining]
@@ -129,8 +129,8 @@ def test_a_training_that_diverges_keeps_what_was_reported_before(root: Path) -> 
 
 def test_a_checkpoint_and_a_remark_follow_it(root: Path) -> None:
     tiny = spied(root)
-    _, news = tiny.attempt()
-    first, second = [item for item in news if isinstance(item, (Noted, CheckpointWritten))][:2]
+    _, events = tiny.attempt()
+    first, second = [item for item in events if isinstance(item, (Noted, CheckpointWritten))][:2]
     assert isinstance(first, Noted)
     assert first.kind == "pretrained"
     assert first.text.startswith("pretrained on 40 samples in ")
@@ -141,9 +141,9 @@ def test_a_checkpoint_and_a_remark_follow_it(root: Path) -> None:
 
 
 def test_models_without_a_stage_write_what_they_always_wrote(root: Path) -> None:
-    _, news = Tiny(root).attempt()
-    assert not [item for item in news if isinstance(item, Noted)]
-    refs = checkpoints(news)
+    _, events = Tiny(root).attempt()
+    assert not [item for item in events if isinstance(item, Noted)]
+    refs = checkpoints(events)
     assert min(ref.epoch for ref in refs) > 0
     tree = checkpoint.load(root / refs[0].file, refs[0].sha256, root)
     assert "pretraining" not in tree
@@ -156,16 +156,16 @@ def test_damaged_checkpoints_mean_an_older_one_or_the_stage_again(
     whole = spied(tmp_path / "whole").train()
     SEEN.clear()
     tiny = spied(tmp_path / "damaged")
-    _, news = tiny.attempt(stop=always)
-    refs = checkpoints(news)
+    _, events = tiny.attempt(stop=always)
+    refs = checkpoints(events)
     assert [(ref.epoch, ref.batch) for ref in refs] == [(0, 1), (0, 0)]
     for ref in refs[: len(refs) - kept]:
         (tiny.root / ref.file).write_bytes(b"damaged")
-    result, news = tiny.attempt(attempt=2, refs=refs)
+    result, events = tiny.attempt(attempt=2, refs=refs)
     assert result is not None
     assert result.digest == whole.digest
     assert len(SEEN) == 2 - kept
-    assert sum(isinstance(item, Noted) and item.kind == "damage" for item in news) == 2 - kept
+    assert sum(isinstance(item, Noted) and item.kind == "damage" for item in events) == 2 - kept
 
 
 def test_one_process_of_hogwild_does_what_the_plain_trainer_does(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_stage_that_knows_of_one_process_only_is_done_by_one(tmp_path: Path) -
 def test_only_whole_trainings_have_the_stage(root: Path) -> None:
     tiny = spied(root)
     (facts,) = tiny.execute(trainer="preflight")
-    assert facts.fusible == {"spy": "it has a stage of pretraining, which each job does by itself"}
+    assert facts.fusible == {"spy": "it has pretraining, which each job runs separately"}
     tiny.execute(tiny.jobs[0], trainer="probe")
     tiny.execute(trainer="estimate")
     assert SEEN == []

@@ -38,7 +38,7 @@ def probed_jobs(tiny: Tiny, jobs: Sequence[Job], threads: int = 1) -> Timing:
     placement = Placement(tuple(job.id for job in jobs), (0,), threads, trainer="probe")
     from asynckfold.training.worker.execute import execute
 
-    (found,) = execute(tiny.bundle, tiny.batches, placement, [], lambda news: None, lambda: False)
+    (found,) = execute(tiny.bundle, tiny.batches, placement, [], lambda events: None, lambda: False)
     assert isinstance(found, Timing)
     return found
 
@@ -147,7 +147,7 @@ def test_two_probes_at_once_in_real_workers(tmp_path: Path, pool: WorkerPool) ->
     with toy_bundle(tmp_path / "run", {"Tiny": Perceptron}) as (bundle, data):
         load = Load(tuple(cores), tuple(cores), 1 << 40)
         engine = ProcessEngine(
-            bundle, data.handle().fds, lambda running, own: load, lambda news: None, pool
+            bundle, data.handle().fds, lambda running, own: load, lambda events: None, pool
         )
         job = bundle.plan.jobs[0]
         futures = [

@@ -631,10 +631,10 @@ def normalising() -> nn.Module:
 
 HOPELESS: dict[str, tuple[dict[str, Any], str]] = {
     "another optimizer": ({"opt_fn": elsewhere}, "optimise the model that it gets"),
-    "detached outputs": ({"models": {"m": Detached}}, "gradient for what is optimised"),
+    "detached outputs": ({"models": {"m": Detached}}, "gradient for the optimised parameters"),
     "a number made anew": (
         {"criterion": lambda o, t: torch.tensor(float(F.cross_entropy(o, t)), requires_grad=True)},
-        "gradient for what is optimised",
+        "gradient for the optimised parameters",
     ),
     "one model": ({"models": {"m": one_for_all(Plain)}}, "must make a new model"),
     "one body": (

@@ -234,7 +234,7 @@ class Candidate:
             reason = f"{type(error).__name__} was raised: {first_line(error)}"
         if reason and plan.params.memory_format == "channels_last":
             raise Refused(
-                "memory_format='channels_last' needs models that compute the same so",
+                "memory_format='channels_last' needs models with the same outputs in both formats",
                 f"model {self.name}: {reason}",
                 "Leave memory_format out, or use flatten in place of view.",
             )
@@ -262,7 +262,7 @@ class Candidate:
                 self._outputs(self.model.eval())
         except Exception as error:
             raise Refused(
-                "compile=True needs models that torch.compile takes whole",
+                "compile=True needs models that torch.compile compiles as one graph",
                 f"model {self.name}: {type(error).__name__}: {first_line(error)}",
                 "Leave compile out, or change the model.",
             ) from error
@@ -276,7 +276,7 @@ class Candidate:
         """Return why jobs of the model are not fused; empty if they are."""
         bundle, recipe = self.bundle, self.bundle.recipe
         if pretraining.wanted(self.model):
-            return "it has a stage of pretraining, which each job does by itself"
+            return "it has pretraining, which each job runs separately"
         reason = fusion_groups.why_not_paying(
             bundle.fuse, bundle.plan, bundle.folds, self.name, self.counter.flops
         )
@@ -291,13 +291,13 @@ class Candidate:
             if found.fused is None:
                 return str(found.refusal)
             if found.fused.why_vmap:
-                return f"there is no batched form of it: {found.fused.why_vmap}"
+                return f"it has no batched form: {found.fused.why_vmap}"
             self.fused = str(found)
             optimizers = [opt_fn(model) for model in found.fused.models]
             own = why_not_stackable(found.fused, optimizers, range(2))
             if own is None:
                 return ""
-            self.fused += f"; each job steps an optimizer of its own: {own}"
+            self.fused += f"; each job steps its own optimizer: {own}"
             views = self._why_not_on_views(models, opt_fn, steps[-1])
             return f"{own}, and {views}" if views else ""
         except Exception as error:  # noqa: BLE001

@@ -179,7 +179,7 @@ def check_gradient(name: str, model: nn.Module, optimizer: torch.optim.Optimizer
     held = [item for item in _optimized(optimizer) if id(item) in own]
     if held and all(item.grad is None for item in held):
         raise Refused(
-            f"the loss of model {name} must have a gradient for what is optimised",
+            f"the loss of model {name} must have a gradient for the optimised parameters",
             f"none for the {len(held)} parameters that {type(optimizer).__name__} holds",
             "Look for detach(), no_grad() or a frozen part between them and the loss.",
         )
@@ -224,14 +224,14 @@ def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
     sparse = any(item.grad is not None and item.grad.is_sparse for item in _optimized(optimizer))
     if params.trainer == "allreduce" and sparse:
         raise Refused(
-            "gradients that are added up must be dense",
+            "gradients that are averaged over processes must be dense",
             "sparse ones, as of an Embedding with sparse=True",
             "Pass sparse=False, or trainer='hogwild'.",
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Refused(
             "several processes need an optimizer with one gradient a step",
-            "LBFGS, which asks for several",
+            "LBFGS, which computes several",
             "Use another, such as SGD or Adam, or processes=1.",
         )
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from asynckfold.data import Batches
 from asynckfold.jobs.messages import Facts
-from asynckfold.jobs.objective import Look
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run.candidate import Candidate
@@ -51,18 +51,10 @@ def check(
     """
     recipe, heartbeat = bundle.recipe, heartbeat or Heartbeat()
     names = [name for name in recipe.models if not models or name in models]
+    facts = Facts({}, {}, {})
     architectures: dict[str, Any] = dict.fromkeys(names)
     settings: dict[str, Any] = {}
-    seconds: dict[str, float] = {}
-    memory: dict[str, int] = {}
-    flops: dict[str, int] = {}
-    products: dict[str, int] = {}
-    fusible: dict[str, str] = {}
-    channels_last: dict[str, str] = {}
-    fused: dict[str, str] = {}
-    looks: dict[str, Look] = {}
     problems: dict[tuple[str, str, str], None] = {}
-    failures: dict[str, str] = {}
     notes: dict[str, None] = {}
     sums = False
     for name in names:
@@ -79,44 +71,41 @@ def check(
                     fit = dry.schedule_fit()
                     problems |= dict.fromkeys(fit.problems)
                     notes |= dict.fromkeys(fit.notes)
-                    if name not in seconds:
+                    if name not in facts.step_seconds:
                         dry.check_model()
-                        seconds[name] = dry.step_seconds(looks)
+                        facts.step_seconds[name] = dry.step_seconds(facts.looks)
                         dry.check_learning()
                         dry.check_criterion()
                         sums = sums or dry.criterion_sums()
-                        memory[name] = dry.memory()
+                        facts.memory[name] = dry.memory()
                         check_storable(f"model {name}", dry.model)
                         check_storable("optimizer", dry.optimizer)
                         check_storable("criterion", recipe.criterion)
                         check_shareable(bundle, dry.optimizer)
                         check_servable(bundle, dry.model)
                         check_pretraining(bundle, name, dry.model)
-                        flops[name] = dry.counter.flops
-                        products[name] = dry.counter.products
-                        channels_last[name] = dry.why_not_channels_last()
+                        facts.flops[name] = dry.counter.flops
+                        facts.products[name] = dry.counter.products
+                        facts.formats[name] = dry.why_not_channels_last()
                         if bundle.plan.params.compile:
                             heartbeat.aside()
                             dry.check_compiled()
                         heartbeat.aside()
                         notes |= dict.fromkeys(dry.notes())
                         changed = ", ".join(traces.look())
-                        fusible[name] = (
-                            # Each job must begin in an unchanged process, and fused ones share one.
-                            f"it changes its process ({changed})"
-                            if changed
-                            else dry.why_not_fusible()
-                        )
-                        if not fusible[name]:
-                            fused[name] = dry.fused
-                        check_fusible(bundle, name, fusible[name])
+                        # Each job must begin in an unchanged process, and fused ones share one.
+                        reason = f"it changes its process ({changed})" if changed else ""
+                        reason = facts.fusible[name] = reason or dry.why_not_fusible()
+                        if not reason:
+                            facts.fused[name] = dry.fused
+                        check_fusible(bundle, name, reason)
             except Refused as refused:
                 problems[refused.args] = None
             except TooFewOutputs:
                 continue
             except (Exception, SystemExit):  # noqa: BLE001
-                failures[f"{name}/{schedule}"] = traceback.format_exc()
-    facts = {
+                facts.failures[f"{name}/{schedule}"] = traceback.format_exc()
+    recorded = {
         "architecture": architectures,
         "settings": settings,
         "criterion": criterion_text(recipe.criterion),
@@ -124,17 +113,4 @@ def check(
         # Plans of other criteria keep the form that they had in earlier versions.
         **(SUMS if sums else {}),
     }
-    return Facts(
-        facts,
-        seconds,
-        memory,
-        tuple(problems),
-        failures,
-        flops,
-        fusible,
-        channels_last,
-        fused,
-        products,
-        tuple(notes),
-        looks,
-    )
+    return replace(facts, recipe=recorded, problems=tuple(problems), notes=tuple(notes))

@@ -417,7 +417,7 @@ def _tree(row: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
     try:
         return checkpointing.load(row.bundle, row.task, ref)
     except StoreCorruptError as error:
-        text = f"{error}; its group goes on from an older one, or starts anew"
+        text = f"{error}; its group continues from an older one, or from the beginning"
         report(Noted(row.task.job.id, "damage", text))
         return None
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,18 +57,24 @@ _TORCHS_OWN = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 """Variables that torch itself sets when it loads its compiler."""
 
 
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _TORCHS_OWN}
+class _Variables(dict[str, str]):
+    """The environment; variables that torch itself sets make no difference."""
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, dict):
+            return NotImplemented
+        return all(self.get(name) == other.get(name) for name in {*self, *other} - {*_TORCHS_OWN})
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
 
 def _set_environment(variables: dict[str, str]) -> None:
     kept = {name: os.environ[name] for name in _TORCHS_OWN if name in os.environ}
     os.environ.clear()
     os.environ.update(kept | variables)
-
-
-def _set_path(entries: list[str]) -> None:
-    sys.path[:] = entries
 
 
 # Contexts that torch keeps on a stack
@@ -120,17 +127,14 @@ def _set_saved_tensors_hooks(wanted: Any) -> None:
 
 
 def _autocast(device: str) -> list[Setting]:
+    enabled = (
+        partial(torch.is_autocast_enabled, device),
+        partial(torch.set_autocast_enabled, device),
+    )
+    dtype = partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
     return [
-        Setting(
-            f"autocast on {device}",
-            lambda: torch.is_autocast_enabled(device),
-            lambda value: torch.set_autocast_enabled(device, value),
-        ),
-        Setting(
-            f"autocast format on {device}",
-            lambda: torch.get_autocast_dtype(device),
-            lambda value: torch.set_autocast_dtype(device, value),
-        ),
+        Setting(f"autocast on {device}", *enabled),
+        Setting(f"autocast format on {device}", *dtype),
     ]
 
 
@@ -166,10 +170,6 @@ def _dispatch_keys() -> tuple[int, int]:
     return inside.raw_repr(), outside.raw_repr()
 
 
-def _leave_as_it_is(value: Any) -> None:
-    """Torch cannot set it."""
-
-
 # Of Python and the process
 
 
@@ -179,24 +179,11 @@ _SIGNALS = (
 )
 
 
-def _handlers() -> list[Any]:
-    return [signal.getsignal(number) for number in _SIGNALS]
-
-
 def _set_handlers(wanted: list[Any]) -> None:
     for number, handler in zip(_SIGNALS, wanted, strict=True):
         # A handler not set from Python reads as None, and cannot be set again.
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
-
-
-def _timer() -> bool:
-    return signal.getitimer(signal.ITIMER_REAL)[0] > 0
-
-
-def _stop_timer(wanted: bool) -> None:
-    if not wanted:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 _LIMITS = sorted({number for name, number in vars(resource).items() if name[:7] == "RLIMIT_"})
@@ -244,10 +231,13 @@ _SETTINGS: tuple[Setting, ...] = (
     ),
     *torch_settings.SETTINGS,
     Setting("denormal numbers", flushed, torch.set_flush_denormal),
-    Setting("dispatch keys of torch", _dispatch_keys, _leave_as_it_is),
+    # torch cannot set them.
+    Setting("dispatch keys of torch", _dispatch_keys, lambda found: None),
     Setting("numpy.seterr", np.geterr, lambda found: np.seterr(**found)),
-    Setting("environment", _environment, _set_environment),
-    Setting("sys.path", lambda: list(sys.path), _set_path),
+    Setting("environment", lambda: _Variables(os.environ), _set_environment),
+    Setting(
+        "sys.path", lambda: list(sys.path), lambda found: sys.path.__setitem__(slice(None), found)
+    ),
     _attribute(sys, "stdout", "sys.stdout"),
     _attribute(sys, "stderr", "sys.stderr"),
     Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
@@ -259,8 +249,12 @@ _SETTINGS: tuple[Setting, ...] = (
         lambda found: locale.setlocale(locale.LC_ALL, found),
     ),
     Setting("umask", _umask, os.umask),
-    Setting("signal handlers", _handlers, _set_handlers),
-    Setting("alarm", _timer, _stop_timer),
+    Setting("signal handlers", lambda: [*map(signal.getsignal, _SIGNALS)], _set_handlers),
+    Setting(
+        "alarm",
+        lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+        lambda running: running or signal.setitimer(signal.ITIMER_REAL, 0),
+    ),
     Setting(LIMITS, limits, _set_limits),
 )
 """What is restored after a job, in this order."""

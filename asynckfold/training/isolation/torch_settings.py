@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,10 +48,8 @@ def _flag(owner: Any, label: str, usual: Value, *, gpu: bool = False) -> list[Se
     if not hasattr(owner, name):
         return []
 
-    def write(value: Any) -> None:
-        setattr(owner, name, value)
-
-    return [Setting(label, lambda: getattr(owner, name), write, usual, gpu)]
+    read, write = partial(getattr, owner, name), partial(setattr, owner, name)
+    return [Setting(label, read, write, usual, gpu)]
 
 
 _CELLS = (
@@ -69,15 +68,13 @@ follow them by default."""
 
 
 def _cell(backend: str, operation: str, usual: str) -> Setting:
-    def write(value: str) -> None:
-        torch._C._set_fp32_precision_setter(backend, operation, value)
-
-    def read() -> str:
-        found = torch._C._get_fp32_precision_getter(backend, operation)
-        return str(found)
-
-    name = f"fp32_precision of {backend} {operation}"
-    return Setting(name, read, write, usual, backend == "cuda")
+    return Setting(
+        f"fp32_precision of {backend} {operation}",
+        lambda: str(torch._C._get_fp32_precision_getter(backend, operation)),
+        lambda value: torch._C._set_fp32_precision_setter(backend, operation, value),
+        usual,
+        backend == "cuda",
+    )
 
 
 def _float32_precision() -> list[Setting]:
@@ -96,11 +93,6 @@ def _float32_precision() -> list[Setting]:
     return found
 
 
-def _fastpath() -> list[Setting]:
-    mha = torch.backends.mha
-    return [Setting("mha.fastpath", mha.get_fastpath_enabled, mha.set_fastpath_enabled, True)]
-
-
 def _attention() -> list[Setting]:
     cuda = torch.backends.cuda
     names = ("flash", "mem_efficient", "math", "cudnn")
@@ -116,32 +108,27 @@ def _attention() -> list[Setting]:
     ]
 
 
-def _einsum() -> list[Setting]:
-    einsum = torch.backends.opt_einsum
-    if not einsum.is_available():
-        return []
-    return [
-        *_flag(einsum, "opt_einsum.enabled", True),
-        *_flag(einsum, "opt_einsum.strategy", "auto"),
-    ]
-
-
-def _matmul() -> list[Setting]:
-    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-    owner = torch.backends.cuda.matmul
-    return [item for name in names for item in _flag(owner, f"cuda.matmul.{name}", True, gpu=True)]
-
+_backends = torch.backends
+_matmul = _backends.cuda.matmul
+_einsum = _backends.opt_einsum if _backends.opt_einsum.is_available() else None
 
 SETTINGS: tuple[Setting, ...] = (
     *_float32_precision(),
-    *_matmul(),
-    *_flag(torch.backends.cudnn, "cudnn.enabled", True, gpu=True),
-    *_flag(torch.backends.cudnn, "cudnn.benchmark", False, gpu=True),
-    *_flag(torch.backends.cudnn, "cudnn.deterministic", False, gpu=True),
-    *_flag(torch.backends.mkldnn, "mkldnn.enabled", True),
-    *_flag(torch.backends.mkldnn, "mkldnn.deterministic", False),
-    *_einsum(),
-    *_fastpath(),
+    *_flag(_matmul, "cuda.matmul.allow_fp16_reduced_precision_reduction", True, gpu=True),
+    *_flag(_matmul, "cuda.matmul.allow_bf16_reduced_precision_reduction", True, gpu=True),
+    *_flag(_backends.cudnn, "cudnn.enabled", True, gpu=True),
+    *_flag(_backends.cudnn, "cudnn.benchmark", False, gpu=True),
+    *_flag(_backends.cudnn, "cudnn.deterministic", False, gpu=True),
+    *_flag(_backends.mkldnn, "mkldnn.enabled", True),
+    *_flag(_backends.mkldnn, "mkldnn.deterministic", False),
+    *_flag(_einsum, "opt_einsum.enabled", True),
+    *_flag(_einsum, "opt_einsum.strategy", "auto"),
+    Setting(
+        "mha.fastpath",
+        _backends.mha.get_fastpath_enabled,
+        _backends.mha.set_fastpath_enabled,
+        True,
+    ),
     *_attention(),
     *_flag(torch.utils.deterministic, "deterministic.fill_uninitialized_memory", True),
 )

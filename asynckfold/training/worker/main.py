@@ -227,7 +227,7 @@ def _changed_code(bundle: Bundle) -> str:
     if not found:
         return ""
     return (
-        f"the files of modules hold something else than was imported when the call began: {found}. "
+        f"module files differ from the code that the caller imported: {found}. "
         "Workers import these files: reload the module (importlib.reload) or start Python anew, "
         "and put what was set in a module from outside into the file"
     )

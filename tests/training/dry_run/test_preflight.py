@@ -520,7 +520,7 @@ def test_why_jobs_are_not_trained_as_one_is_known_before_they_start(
     refused = name in ("recurrent", "noisy", "optimizer")
     told = "".join(facts.fused.values())
     assert bool(told) == (not part)
-    own = "each job steps an optimizer of its own: Adafactor is not known"
+    own = "each job steps its own optimizer: Adafactor is not known"
     assert (own in told) == (name == "on views")
     (model,) = tiny.bundle.recipe.models
     received = [received for _, received, _ in facts.problems]
