@@ -57,7 +57,7 @@ class Saver:
 
 
 def load(bundle: Bundle, task: Task, ref: CheckpointRef) -> dict[str, Any]:
-    """Return what `Training.tree` returned; raise `StoreCorruptError` unless it is this job's."""
+    """Read a checkpoint; raise `StoreCorruptError` if it is damaged or of another job or plan."""
     tree = checkpoint.load(bundle.root / ref.file, ref.sha256, bundle.root)
     if tree["job"] != task.job.id:
         raise StoreCorruptError(
@@ -82,7 +82,7 @@ def restore(training: Training, report: Report) -> None:
     refs = training.task.checkpoints
     for position, ref in enumerate(refs, 1):
         try:
-            training.take_up(load(training.bundle, training.task, ref))
+            training.load_state_dict(load(training.bundle, training.task, ref))
         except StoreCorruptError as error:
             instead = (
                 "an older one is used"

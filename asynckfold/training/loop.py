@@ -33,7 +33,7 @@ from asynckfold.training.job_log import JobLog
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Diverged, Report, Training
 
-_PLACE, _SECONDS = "__asynckfold_place__", "__asynckfold_seconds__"
+_POSITION, _SECONDS = "__asynckfold_place__", "__asynckfold_seconds__"
 """Attributes set on an exception: position and training time of the job when it was raised."""
 
 
@@ -65,7 +65,7 @@ class Trainable(Protocol):
     def step(self) -> None:
         """Train on the next batch."""
 
-    def tell(self, report: Report) -> None:
+    def report_progress(self, report: Report) -> None:
         """Report progress, if due."""
 
     def end_epoch(self, started: float, report: Report) -> None:
@@ -92,10 +92,10 @@ def train(
     heartbeat = heartbeat or Heartbeat()
     heartbeat.aside()
     with JobLog(bundle.root, task.job) as log:
-        return trained(setup.build(bundle, task, data, device, log, heartbeat), report, stop)
+        return train_to_end(setup.build(bundle, task, data, device, log, heartbeat), report, stop)
 
 
-def trained(training: Training, report: Report, stop: Callable[[], bool]) -> Result | None:
+def train_to_end(training: Training, report: Report, stop: Callable[[], bool]) -> Result | None:
     """Train from the newest intact checkpoint to the result; None if `stop` asked to leave."""
     checkpointing.restore(training, report)
     if training.pretrained:
@@ -103,25 +103,25 @@ def trained(training: Training, report: Report, stop: Callable[[], bool]) -> Res
         training.save(report)
     try:
         if not run(training, training.params, report, stop):
-            return timed_out(training) if training.stopwatch.over else None
+            return timed_out(training) if training.stopwatch.expired else None
         return result_of(training)
     except Diverged as error:
         return diverged(training, error)
 
 
-def note_place(error: BaseException, training: Trainable) -> None:
+def note_position(error: BaseException, training: Trainable) -> None:
     """Attach position and training time to an exception."""
     batch, batches = training.batch, training.batches
     where = "end of the epoch" if batch == batches else f"batch {batch + 1} of {batches}"
     # A user's exception may refuse attributes.
     with contextlib.suppress(Exception):
-        setattr(error, _PLACE, f"epoch {training.epoch + 1}, {where}")
+        setattr(error, _POSITION, f"epoch {training.epoch + 1}, {where}")
         setattr(error, _SECONDS, training.stopwatch.seconds)
 
 
-def place_of(error: BaseException) -> str:
+def position_of(error: BaseException) -> str:
     """Return the epoch and batch in which an exception was raised; "" before the training."""
-    return str(getattr(error, _PLACE, ""))
+    return str(getattr(error, _POSITION, ""))
 
 
 def seconds_of(error: BaseException, otherwise: float) -> float:
@@ -134,12 +134,12 @@ def run(
 ) -> bool:
     """Train to the end; return False if `stop` asked to leave or the time limit was reached.
 
-    Exceptions get position and training time attached, see `place_of`.
+    Exceptions get position and training time attached, see `position_of`.
     """
     try:
         return _run(training, params, report, stop)
     except BaseException as error:
-        note_place(error, training)
+        note_position(error, training)
         raise
 
 
@@ -149,7 +149,7 @@ def _run(
     saver, stopwatch = checkpointing.Saver(lambda: training.save(report)), training.stopwatch
 
     def leaves() -> bool:
-        return stopwatch.leaving_out(stop) or stopwatch.over
+        return stopwatch.call_uncounted(stop) or stopwatch.expired
 
     while not training.ended:
         started = time.perf_counter()
@@ -157,7 +157,7 @@ def _run(
         while training.batch < training.batches:
             training.step()
             training.heartbeat.beat()
-            training.tell(report)
+            training.report_progress(report)
             unfinished = training.batch < training.batches
             if leaves() and unfinished:
                 saver.save()

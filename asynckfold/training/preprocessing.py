@@ -33,7 +33,7 @@ ALIKE = 1e-2
 the size of a column: solvers round by some 1e-6, cross-fitting changes values by some tenths."""
 
 
-def fitted(
+def fit_transform(
     data: Batches, preprocess: Any, train: Indices, tell: Callable[[str], None] | None = None
 ) -> Batches:
     """Return the data transformed by a clone of a scikit-learn transformer, fitted on `train` only.
@@ -64,7 +64,7 @@ def fitted(
         tell(rounded(changed, "what preprocess gives"))
         bad = int((~np.isfinite(changed).reshape(len(changed), -1).all(axis=1)).sum())
         tell(f"{bad} of {len(changed)} samples {NOT_FINITE} after preprocess" if bad else "")
-    return data.with_inputs(_narrow(changed), None if alike else partial(preprocessed, fit))
+    return data.with_inputs(_narrow(changed), None if alike else partial(transform, fit))
 
 
 def fit_on(preprocess: Any, rows: Array, targets: torch.Tensor, train: Indices) -> Any:
@@ -72,7 +72,7 @@ def fit_on(preprocess: Any, rows: Array, targets: torch.Tensor, train: Indices) 
     return _fitted(preprocess, rows, targets, train)[0]
 
 
-def preprocessed(fit: Any, rows: Array) -> torch.Tensor:
+def transform(fit: Any, rows: Array) -> torch.Tensor:
     """Transform rows, and return them in float32."""
     return _narrow(_changed(fit, rows))
 

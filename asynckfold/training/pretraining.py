@@ -51,13 +51,13 @@ class Pretrained:
     epochs: tuple[StageEpoch, ...] = ()
 
 
-def wanted(model: nn.Module) -> bool:
+def has_pretraining(model: nn.Module) -> bool:
     """Whether a model has pretraining.
 
     Examples
     --------
     >>> from asynckfold.models import DBN, MLP
-    >>> wanted(DBN()), wanted(MLP())
+    >>> has_pretraining(DBN()), has_pretraining(MLP())
     (True, False)
     """
     method = getattr(model, "pretrain", None)
@@ -68,7 +68,7 @@ def wanted(model: nn.Module) -> bool:
 
 def may_differentiate(model: nn.Module) -> bool:
     """Whether a model has pretraining that may call backward()."""
-    if not wanted(model):
+    if not has_pretraining(model):
         return False
     from asynckfold.models import DBN
 
@@ -97,7 +97,7 @@ def pretrain(
     cores : sequence of int
         One for each process; empty for no pinning.
     """
-    if not wanted(model):
+    if not has_pretraining(model):
         return Pretrained()
     started = told = time.perf_counter()
     last: dict[str, str] = {}

@@ -33,9 +33,9 @@ from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.job_log import NoLog
 from asynckfold.training.losses import factor_and_count
 from asynckfold.training.precision import outputs_of
-from asynckfold.training.preprocessing import fit_on, fitted, preprocessed
-from asynckfold.training.pretraining import pretrain, wanted
-from asynckfold.training.setup import schedule_of
+from asynckfold.training.preprocessing import fit_on, fit_transform, transform
+from asynckfold.training.pretraining import has_pretraining, pretrain
+from asynckfold.training.setup import build_lr_schedule
 
 ESTIMATE_SECONDS = 0.3
 """How long an estimate times a model's batches, in training and in evaluation."""
@@ -137,8 +137,8 @@ class _Loop:
         self.device = torch.device(plan.device)
         seeding.seed_all(job.seed)
         self.model = recipe.models[job.model]().to(self.device)
-        if pretrains and wanted(self.model):
-            seen = fitted(data, recipe.preprocess, self.fold.train).to(self.device)
+        if pretrains and has_pretraining(self.model):
+            seen = fit_transform(data, recipe.preprocess, self.fold.train).to(self.device)
             size = plan.params.eval_batch_size
             with NoLog() as log:
                 pretrain(self.model, seen, self.fold.train, job.seed, log, Heartbeat(), size)
@@ -146,7 +146,7 @@ class _Loop:
         self.criterion = copy.deepcopy(recipe.criterion)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
-        self.lr_schedule, train, steer = schedule_of(
+        self.lr_schedule, train, steer = build_lr_schedule(
             bundle, job, self.model, self.optimizer, self.fold.train
         )
         self.reacts = lr_schedules.needs_metric(self.lr_schedule)
@@ -293,7 +293,7 @@ def views(bundle: Bundle, data: Batches, fold: Fold) -> tuple[Dataset[Any], Data
     preprocess = bundle.recipe.preprocess
     if preprocess is None:
         return train, valid
-    seen = fitted(data, preprocess, fold.train)
+    seen = fit_transform(data, preprocess, fold.train)
     whole = TensorDataset(*seen.eval(torch.arange(seen.n_samples)))
     if seen.one_view:
         return whole, whole
@@ -313,7 +313,7 @@ class _Preprocessed(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         sample, target = self.samples[index]
-        return preprocessed(self.fit, exact(default_collate([sample])))[0], target
+        return transform(self.fit, exact(default_collate([sample])))[0], target
 
 
 class _Shuffled:

@@ -27,7 +27,7 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.preprocessing import fitted
+from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.pretraining import Pretrained
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Training
@@ -55,19 +55,23 @@ def build(
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
     stopwatch = Stopwatch(bundle.job_timeout_s)
     fold = bundle.fold_of(job)
-    data = moved(fitted(data, recipe.preprocess, fold.train), device)
+    data = to_device(fit_transform(data, recipe.preprocess, fold.train), device)
     pretrained = Pretrained()
 
     def prepare(model: nn.Module) -> None:
         nonlocal pretrained
-        if pretrains and pretraining.wanted(model) and not checkpointing.restorable(bundle, task):
+        if (
+            pretrains
+            and pretraining.has_pretraining(model)
+            and not checkpointing.restorable(bundle, task)
+        ):
             size, count = plan.params.eval_batch_size, plan.params.processes
             pretrained = pretraining.pretrain(
                 model, data, fold.train, job.seed, log, heartbeat, size, count, cores
             )
 
-    model, optimizer = begun(bundle, job, device, prepare)
-    schedule, train_part, steer = schedule_of(bundle, job, model, optimizer, fold.train)
+    model, optimizer = build_model(bundle, job, device, prepare)
+    schedule, train_part, steer = build_lr_schedule(bundle, job, model, optimizer, fold.train)
     if plan.params.compile:
         compile_whole(model)
     criterion = copy.deepcopy(recipe.criterion)
@@ -94,19 +98,19 @@ def build(
     )
 
 
-def begun(
+def build_model(
     bundle: Bundle,
     job: Job,
     device: torch.device,
     prepare: Callable[[nn.Module], None] = lambda model: None,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Seed everything; return the model after `prepare`, and the optimizer."""
-    model = made(bundle.recipe, bundle.plan, job, device)
+    model = initial_model(bundle.recipe, bundle.plan, job, device)
     prepare(model)
     return model, with_fused_kernel(bundle.recipe.opt_fn, model)
 
 
-def made(recipe: Recipe, plan: Plan, job: Job, device: torch.device) -> nn.Module:
+def initial_model(recipe: Recipe, plan: Plan, job: Job, device: torch.device) -> nn.Module:
     """Seed everything, and return the initial model of a job."""
     seeding.seed_all(job.seed)
     model: nn.Module = recipe.models[job.model]().to(device)
@@ -115,7 +119,7 @@ def made(recipe: Recipe, plan: Plan, job: Job, device: torch.device) -> nn.Modul
     return model
 
 
-def schedule_of(
+def build_lr_schedule(
     bundle: Bundle, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, train: Indices
 ) -> tuple[Any, Indices, Indices]:
     """Return the LR schedule, the samples to train on, and the inner-validation samples.
@@ -153,7 +157,7 @@ def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
     return plan.params.epochs * len(per_epoch)
 
 
-def moved(data: Batches, device: torch.device) -> Batches:
+def to_device(data: Batches, device: torch.device) -> Batches:
     """Return the data on the device, the inputs only if they fit (`RESIDENT_SHARE`)."""
     if device.type != "cuda":
         return data.to(device)

@@ -25,10 +25,10 @@ class Stopwatch:
     --------
     >>> now = iter([100, 103, 113, 114, 115])
     >>> watch = Stopwatch(limit_s=10, jobs=2, clock=lambda: next(now))
-    >>> watch.go_on_from(7)
-    >>> watch.leaving_out(lambda: False)  # a pause from 103 to 113
+    >>> watch.continue_from(7)
+    >>> watch.call_uncounted(lambda: False)  # a pause from 103 to 113
     False
-    >>> watch.seconds, watch.over  # at 114: 4 seconds of two jobs; at 115
+    >>> watch.seconds, watch.expired  # at 114: 4 seconds of two jobs; at 115
     (9.0, False)
     """
 
@@ -50,15 +50,15 @@ class Stopwatch:
         return self._before + (self._clock() - self._began) / self._jobs
 
     @property
-    def over(self) -> bool:
+    def expired(self) -> bool:
         """Whether the limit is reached."""
         return self.limit_s is not None and self.seconds >= self.limit_s
 
-    def go_on_from(self, seconds: float) -> None:
+    def continue_from(self, seconds: float) -> None:
         """Add the seconds of a checkpoint; in a fusion group, the greatest of its jobs counts."""
         self._before = max(self._before, seconds)
 
-    def leaving_out(self, look: Callable[[], bool]) -> bool:
+    def call_uncounted(self, look: Callable[[], bool]) -> bool:
         """Call `look`, in which a job may pause, without counting its time."""
         since = self._clock()
         found = look()

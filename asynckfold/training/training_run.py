@@ -64,7 +64,7 @@ class Training:
         Outputs on `valid` and duration of the last evaluation.
     order : Tensor
         The samples in the order of the epoch.
-    told, logged : float, int
+    reported_at, logged : float, int
         Time of the last progress event; lines logged about batches of the epoch.
     pretrained, pretraining : str, tuple of StageEpoch
         Summary and metrics of the pretraining; the summary only in the attempt that ran it.
@@ -93,7 +93,7 @@ class Training:
     outputs: npt.NDArray[np.float32] | None = None
     score_seconds: float = 0.0
     order: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    told: float = 0.0
+    reported_at: float = 0.0
     pretrained: str = ""
     pretraining: tuple[StageEpoch, ...] = ()
     logged: int = 0
@@ -116,7 +116,7 @@ class Training:
 
     def begin_epoch(self) -> None:
         """Begin or continue an epoch: order the samples, seed or restore the generators."""
-        self.put_in_order()
+        self.order_samples()
         if self.random is not None:
             seeding.restore(self.random)
             self.random = None
@@ -124,12 +124,12 @@ class Training:
             seeding.seed_all(seeding.epoch_seed(self.task.job.seed, self.epoch))
         evaluation.set_mode(self.model, self.criterion, train=True)
 
-    def put_in_order(self) -> None:
+    def order_samples(self) -> None:
         """Begin or continue an epoch, without touching the generators."""
         if self.batch == 0:
             self.lr = float(self.optimizer.param_groups[0]["lr"])
         self.order = torch.from_numpy(epoch_order(self.train, self.task.job.seed, self.epoch))
-        self.told = time.monotonic()
+        self.reported_at = time.monotonic()
         self.logged = self.batch // self.params.print_frequency
 
     def samples_of(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -139,16 +139,16 @@ class Training:
 
     def step(self) -> None:
         """Train on the next batch."""
-        self.note_step(training_step(self, *self.samples_of(self.batch)))
+        self.record_step(training_step(self, *self.samples_of(self.batch)))
         if lr_schedules.steps_each_batch(self.lr_schedule, self.params):
             self.lr_schedule.step()
 
-    def note_step(self, loss: torch.Tensor) -> None:
+    def record_step(self, loss: torch.Tensor) -> None:
         """Count a finished batch."""
         self.losses.append(loss)
         self.batch += 1
 
-    def tell(self, report: Report) -> None:
+    def report_progress(self, report: Report) -> None:
         """Log every `print_frequency` batches; report progress every `EVENT_SECONDS`."""
         params, job = self.params, self.task.job
         # Several processes may finish several batches at once.
@@ -159,18 +159,18 @@ class Training:
                 f"loss {_last_loss(self):.4f}\n"
             )
         now = time.monotonic()
-        if now - self.told >= EVENT_SECONDS:
-            self.told, number, loss = now, self.epoch + 1, _last_loss(self)
+        if now - self.reported_at >= EVENT_SECONDS:
+            self.reported_at, number, loss = now, self.epoch + 1, _last_loss(self)
             batch, batches = self.batch, self.batches
             report(Progress(job.id, self.task.attempt, number, params.epochs, batch, batches, loss))
 
     def end_epoch(self, started: float, report: Report) -> None:
         """Evaluate, step the LR schedule, record the epoch."""
-        item = self.scored()
+        item = self.score()
         step_lr_schedule(self)
-        self.close_epoch(item, started, report)
+        self.record_epoch(item, started, report)
 
-    def scored(self) -> Epoch:
+    def score(self) -> Epoch:
         """Evaluate the held-out fold; return the losses of the epoch.
 
         Raises
@@ -197,8 +197,8 @@ class Training:
             self.model, self.data, indices, self.params, self.heartbeat.beat
         )
 
-    def close_epoch(self, item: Epoch, started: float, report: Report) -> None:
-        """Record, log and report an epoch that `scored` returned."""
+    def record_epoch(self, item: Epoch, started: float, report: Report) -> None:
+        """Record, log and report an epoch that `score` returned."""
         self.epoch, self.batch, self.losses = self.epoch + 1, 0, []
         item = replace(item, seconds=time.perf_counter() - started)
         self.epochs.append(item)
@@ -217,7 +217,7 @@ class Training:
         path = job_folder(root, task.job) / name
         # A slow disk is not a hang.
         self.heartbeat.aside()
-        digest, size = checkpoint.save(path, self.tree(), root)
+        digest, size = checkpoint.save(path, self.state_dict(), root)
         file = str(path.relative_to(root))
         report(
             CheckpointWritten(
@@ -225,7 +225,7 @@ class Training:
             )
         )
 
-    def tree(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds: everything needed to continue."""
         criterion, losses = self.criterion, self.losses
         found: dict[str, Any] = {
@@ -252,8 +252,8 @@ class Training:
             found["pretraining"] = [vars(item) for item in self.pretraining]
         return found
 
-    def take_up(self, tree: dict[str, Any]) -> None:
-        """Continue from what `tree` returned."""
+    def load_state_dict(self, tree: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
         self.model.load_state_dict(tree["model"])
         if tree["optimizer"] is not None:
             self.load_optimizer(tree["optimizer"])
@@ -267,7 +267,7 @@ class Training:
         self.random, self.outputs = tree["random"], tree["outputs"]
         # Checkpoints of earlier versions lack these.
         self.score_seconds = tree.get("score_seconds", 0.0)
-        self.stopwatch.go_on_from(tree.get("seconds", 0.0))
+        self.stopwatch.continue_from(tree.get("seconds", 0.0))
         self.pretraining = tuple(StageEpoch(**item) for item in tree.get("pretraining", ()))
 
     def averaged(self) -> Averaged | None:

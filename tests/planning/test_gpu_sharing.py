@@ -435,5 +435,5 @@ def test_half_of_the_free_memory_is_for_inputs(monkeypatch: pytest.MonkeyPatch) 
     figures: Mapping[int, tuple[int, int]] = {0: (100, 1000), 1: (7, 1000)}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: figures[device.index])
     for device in ("cpu", "cuda:0", "cuda:1"):
-        setup.moved(Data(), torch.device(device))  # type: ignore[arg-type]
+        setup.to_device(Data(), torch.device(device))  # type: ignore[arg-type]
     assert [room for _, room in seen] == [None, 50, 3]

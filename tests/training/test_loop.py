@@ -799,7 +799,7 @@ def test_preprocessing_is_fitted_on_the_training_fold_only(tmp_path: Path) -> No
     poisoned = Tiny(tmp_path / "poisoned", preprocess=StandardScaler(), data=(inputs, targets))
     rows = torch.from_numpy(fold.train)
     one, other = (
-        preprocessing.fitted(tiny.batches, tiny.preprocess, fold.train).train(rows, 0, 0)[0]
+        preprocessing.fit_transform(tiny.batches, tiny.preprocess, fold.train).train(rows, 0, 0)[0]
         for tiny in (clean, poisoned)
     )
     assert torch.equal(one, other)

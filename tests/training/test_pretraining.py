@@ -23,7 +23,7 @@ from asynckfold.models import DBN, Pretraining, rbm
 from asynckfold.models.rbm import alone
 from asynckfold.results.report.page import _records
 from asynckfold.training import checkpoint
-from asynckfold.training.pretraining import wanted
+from asynckfold.training.pretraining import has_pretraining
 from tests.training.multiprocess.teams import train
 from tests.training.tiny import Plain, Tiny, always, checkpoints, samples, sgd
 
@@ -305,4 +305,4 @@ class Namesake(nn.Linear):
 
 
 def test_a_method_with_other_parameters_is_no_stage() -> None:
-    assert not wanted(Namesake(2, 2))
+    assert not has_pretraining(Namesake(2, 2))

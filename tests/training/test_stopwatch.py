@@ -101,15 +101,15 @@ def test_it_counts_training_and_nothing_else(
             clock.now += seconds
             trained += seconds / jobs
         elif what == "pause":
-            assert not watch.leaving_out(clock.waits(seconds))
+            assert not watch.call_uncounted(clock.waits(seconds))
         else:
             clock.now += seconds  # between two sessions
             told, watch = watch.seconds - seconds / jobs, Stopwatch(limit_s, jobs, clock)
-            watch.go_on_from(told)
-            watch.go_on_from(told / 2)  # of a neighbour that was saved before
+            watch.continue_from(told)
+            watch.continue_from(told / 2)  # of a neighbour that was saved before
         assert watch.seconds == pytest.approx(trained)
-        assert watch.over == (watch.seconds >= limit_s)
-    assert not Stopwatch(None, jobs, clock).over
+        assert watch.expired == (watch.seconds >= limit_s)
+    assert not Stopwatch(None, jobs, clock).expired
 
 
 def test_it_ends_at_the_first_batch_after_its_seconds(tmp_path: Path, clock: Clock) -> None:

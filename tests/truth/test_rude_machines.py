@@ -12,7 +12,7 @@ import pytest
 
 from asynckfold.system import readers
 from asynckfold.training.job_log import JobLog, log_path
-from asynckfold.training.worker.parent_watch import lifeline
+from asynckfold.training.worker.parent_watch import exit_with_parent
 from tests.training.tiny import Tiny
 
 
@@ -30,7 +30,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_starts_where_no_thread_can_be_started() -> None:
     here, there = os.pipe()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    with lifeline(here):
+    with exit_with_parent(here):
         entered = True
     assert entered
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

@@ -48,7 +48,7 @@ from asynckfold.training.fusion import (
 from asynckfold.training.fusion.optimizers import why_not_on_views, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.precision import outputs_of
-from asynckfold.training.preprocessing import fitted
+from asynckfold.training.preprocessing import fit_transform
 
 REPLICA_BATCH = 8
 """Samples for comparing fused replicas with plain models, and memory formats with each other: these
@@ -100,7 +100,7 @@ class Candidate:
         self.told: list[str] = []
         rows = torch.from_numpy(fold.train[: max(2, plan.batch_size)])
         try:
-            self.seen = fitted(data, recipe.preprocess, fold.train, self.told.append)
+            self.seen = fit_transform(data, recipe.preprocess, fold.train, self.told.append)
         except InputError as error:
             raise Refused.first_of(error) from error
         except Exception as error:
@@ -275,7 +275,7 @@ class Candidate:
     def why_not_fusible(self) -> str:
         """Return why jobs of the model are not fused; empty if they are."""
         bundle, recipe = self.bundle, self.bundle.recipe
-        if pretraining.wanted(self.model):
+        if pretraining.has_pretraining(self.model):
             return "it has pretraining, which each job runs separately"
         reason = fusion_groups.why_not_paying(
             bundle.fuse, bundle.plan, bundle.folds, self.name, self.counter.flops

@@ -64,7 +64,7 @@ from asynckfold.training.fusion.backward import (
 from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.fusion.optimizers import Arm, arms_of
 from asynckfold.training.job_log import JobLog, NoLog
-from asynckfold.training.preprocessing import fitted
+from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Report, Training
 
@@ -91,7 +91,7 @@ class Replica(Training):
 
     def begin_epoch(self) -> None:
         """Put the samples in the epoch's order, and the row's generator where it has to be."""
-        self.put_in_order()
+        self.order_samples()
         if self.random is not None:
             self.generator.set_state(self.random["torch"])
             self.random = None
@@ -224,7 +224,7 @@ class Group:
                         schedule.step()
         for row, part, loss in zip(self.rows, busy, losses.unbind(), strict=True):
             if part:
-                row.note_step(loss)
+                row.record_step(loss)
         self.batch += 1
 
     def _next_parts(self, busy: Sequence[bool]) -> list[Part]:
@@ -284,7 +284,7 @@ class Group:
         except (StorageError, WorkerDiedError, training_run.Diverged):
             raise
         except (Exception, SystemExit) as error:
-            loop.note_place(error, self)
+            loop.note_position(error, self)
             for row in [row for row in rows if row in self.live]:
                 found = self.fail(row.task, error)
                 if isinstance(found, RetryableFailure):
@@ -302,12 +302,12 @@ class Group:
         while self.untold:
             report(JobEnded(self.untold.pop(0)))
 
-    def tell(self, report: Report) -> None:
+    def report_progress(self, report: Report) -> None:
         """Say where each job is that has got on."""
         self._tell_ended(report)
         for row in self.live:
             if row.batch == self.batch:
-                row.tell(report)
+                row.report_progress(report)
 
     def end_epoch(self, started: float, report: Report) -> None:
         """Evaluate each job, step each LR schedule, note the epoch."""
@@ -328,7 +328,7 @@ class Group:
         self._tell_ended(report)
         for row in self.rows:
             if row in self.live:
-                row.close_epoch(items[row], started, report)
+                row.record_epoch(items[row], started, report)
             else:
                 row.stand_at(self.epoch + 1, 0)
         self.epoch, self.batch = self.epoch + 1, 0
@@ -337,7 +337,7 @@ class Group:
         """The losses of a job's epoch, or None: it diverged or raised, and has its result."""
         try:
             with self._sparing_others([row]), row.drawing():
-                return row.scored()
+                return row.score()
         except training_run.Diverged as error:
             self._end(row, loop.diverged(row, error))
         return None
@@ -376,7 +376,7 @@ class Group:
             tree = next((trees[row] for row in rows if row in trees), None)
             for row in rows:
                 if tree is not None:
-                    row.take_up(trees.get(row, tree))
+                    row.load_state_dict(trees.get(row, tree))
                 if row not in trees:
                     row.stand_at(epoch, batch)
             states = [row.loaded for row in rows if row.loaded is not None]
@@ -473,7 +473,7 @@ def train(
         group.restore(report)
         if loop.run(group, bundle.plan.params, report, stop):
             group.finish()
-        elif group.stopwatch.over:
+        elif group.stopwatch.expired:
             group.time_out()
         return [group.results.get(task.job.id) for task in tasks]
 
@@ -495,7 +495,7 @@ def build(
     by_id = {job.id: job for job in bundle.plan.jobs}
     jobs = [by_id[name] for name in ids]
     stopwatch = Stopwatch(bundle.job_timeout_s, len(jobs))
-    begun = [setup.begun(bundle, job, device) for job in jobs]
+    begun = [setup.build_model(bundle, job, device) for job in jobs]
     seen = _data_by_fold(bundle, [bundle.fold_of(job) for job in jobs], data, device)
     divided = [
         _Division.of(bundle, job, *pair, seen[job.repeat, job.fold])
@@ -514,7 +514,7 @@ def build(
     rows = []
     for arm in arms:
         lead = arm.rows.start
-        schedule, *_ = setup.schedule_of(
+        schedule, *_ = setup.build_lr_schedule(
             bundle, jobs[lead], models[lead], arm.optimizer, bundle.fold_of(jobs[lead]).train
         )
         for row in arm.rows:
@@ -551,9 +551,9 @@ def _data_by_fold(
     """What each fold sees: the same for all, unless something is fitted on its training part."""
     preprocess = bundle.recipe.preprocess
     if preprocess is None:
-        return dict.fromkeys((fold.key for fold in folds), setup.moved(data, device))
+        return dict.fromkeys((fold.key for fold in folds), setup.to_device(data, device))
     return {
-        fold.key: setup.moved(fitted(data, preprocess, fold.train), device)
+        fold.key: setup.to_device(fit_transform(data, preprocess, fold.train), device)
         for fold in {fold.key: fold for fold in folds}.values()
     }
 
@@ -581,7 +581,7 @@ class _Division:
         # An LR schedule changes the optimizer that it is made for.
         spare = copy.copy(optimizer)
         spare.param_groups = [dict(group) for group in optimizer.param_groups]
-        schedule, train, steer = setup.schedule_of(bundle, job, model, spare, fold.train)
+        schedule, train, steer = setup.build_lr_schedule(bundle, job, model, spare, fold.train)
         return cls(
             data,
             train,

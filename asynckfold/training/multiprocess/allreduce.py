@@ -105,7 +105,7 @@ class AllReduce(MultiprocessTraining):
         self.optimizer.step()
         weights = self._weights(self.batch)
         losses = [parts[rank].loss * weight for rank, weight in enumerate(weights)]
-        self.note_step(torch.tensor(sum(losses), dtype=torch.float64))
+        self.record_step(torch.tensor(sum(losses), dtype=torch.float64))
         if lr_schedules.steps_each_batch(self.lr_schedule, self.params):
             self.lr_schedule.step()
 

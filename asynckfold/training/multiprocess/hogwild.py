@@ -205,31 +205,34 @@ class Hogwild(Stepping):
             self.batch = self.board.total
             self.keep_up()
 
-    def tell(self, report: Report) -> None:
+    def report_progress(self, report: Report) -> None:
         """As in the plain trainer, where this process has trained on anything."""
         if self.losses:
-            super().tell(report)
+            super().report_progress(report)
             self.losses = []
 
-    def scored(self) -> Epoch:
+    def score(self) -> Epoch:
         """Return the losses of the epoch, of all processes, which stand still now."""
         self.quiesce()
         self.losses = list(self.board.losses.unbind())
-        return super().scored()
+        return super().score()
 
     def save(self, report: Report) -> None:
         """Write a checkpoint of what all have done; they stand still until the next step."""
         self.quiesce()
         super().save(report)
 
-    def tree(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return everything that a continuation needs: also how far each process is."""
         self.losses = []
-        return {**super().tree(), "board": [self.board.done.clone(), self.board.losses.clone()]}
+        return {
+            **super().state_dict(),
+            "board": [self.board.done.clone(), self.board.losses.clone()],
+        }
 
-    def take_up(self, tree: dict[str, Any]) -> None:
+    def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Put everything where a tree says it was."""
-        super().take_up(tree)
+        super().load_state_dict(tree)
         done, losses = tree["board"]
         self.board.done.copy_(done)
         self.board.losses.copy_(losses)

@@ -71,6 +71,6 @@ def train(
         training = make(**vars(plain), cores=tuple(cores), gpu=gpu)
         try:
             training.enlist_ahead()
-            return loop.trained(training, report, stop)
+            return loop.train_to_end(training, report, stop)
         finally:
             training.close()

@@ -249,7 +249,7 @@ def failure(
     with JobLog(bundle.root, task.job) as log:
         log.write(text)
     line = " ".join(_writable(f"{type(error).__name__}: {told}").split())[:LINE_LIMIT]
-    place = loop.place_of(error)
+    place = loop.position_of(error)
     line += f" ({place})" if place else ""
     outcome = outcome_of(error, str(told))
     if outcome == "device_lost":

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from asynckfold.system import file_descriptors, process, terminal
 from asynckfold.system.heartbeat import Heartbeats
-from asynckfold.training.worker.parent_watch import lifeline
+from asynckfold.training.worker.parent_watch import exit_with_parent
 
 
 def serve(descriptor: int, heartbeats: int, preload: list[str], nice: int = 0) -> None:
@@ -55,7 +55,7 @@ def serve(descriptor: int, heartbeats: int, preload: list[str], nice: int = 0) -
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     process.adopt_orphans()
-    with lifeline(descriptor):
+    with exit_with_parent(descriptor):
         # Imports leave no garbage; collecting took a tenth of the start.
         gc.disable()
         _warm_up()
@@ -165,7 +165,7 @@ class _Server:
 
     def preload(self, names: list[str]) -> None:
         """Import modules for future workers, which report import errors."""
-        with lifeline(self.control.fileno()):
+        with exit_with_parent(self.control.fileno()):
             for name in names:
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)

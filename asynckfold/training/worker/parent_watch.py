@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 
 @contextmanager
-def lifeline(descriptor: int) -> Iterator[None]:
+def exit_with_parent(descriptor: int) -> Iterator[None]:
     """Within the context, exit as soon as the other end of this socket is closed.
 
     A thread waits for that, and ends with the context: processes forked later inherit nothing. (A

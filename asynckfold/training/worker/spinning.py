@@ -72,7 +72,7 @@ class Spinning:
     ----------
     clock, waited : callable
         Seconds now, and the seconds that threads have waited for a core.
-    lend : callable
+    add_threads : callable
         Starts sleeping threads in libgomp; returns a function that ends them, or None if it cannot.
     """
 
@@ -80,10 +80,14 @@ class Spinning:
         self,
         clock: Callable[[], float] = time.monotonic,
         waited: Callable[[], float] = waited,
-        lend: Callable[[int], Callable[[], None] | None] | None = None,
+        add_threads: Callable[[int], Callable[[], None] | None] | None = None,
     ) -> None:
-        self._clock, self._waited, self._lend = clock, waited, lend or lent
-        self._take_back: Callable[[], None] | None = None
+        self._clock, self._waited, self._add_threads = (
+            clock,
+            waited,
+            add_threads or add_sleeping_threads,
+        )
+        self._end_threads: Callable[[], None] | None = None
         self._refused = False
         self._to_beat: float | None = None
         self._looks_left = self._batches = 0
@@ -92,7 +96,7 @@ class Spinning:
     @property
     def little(self) -> bool:
         """Whether threads spin little now."""
-        return self._take_back is not None
+        return self._end_threads is not None
 
     def look(self) -> None:
         """Count a batch; now and then measure, and decide."""
@@ -116,7 +120,7 @@ class Spinning:
         self._looks_left -= 1
         if self._looks_left >= 0 or self._refused:
             return
-        self._take_back = self._lend(CORES)
+        self._end_threads = self._add_threads(CORES)
         self._refused, self._to_beat = not self.little, rate
 
     def _judge(self, rate: float) -> None:
@@ -129,9 +133,9 @@ class Spinning:
             self._spin()
 
     def _spin(self) -> None:
-        if self._take_back is not None:
-            self._take_back()
-            self._take_back = None
+        if self._end_threads is not None:
+            self._end_threads()
+            self._end_threads = None
 
     def end(self) -> None:
         """Return to spinning."""
@@ -139,7 +143,7 @@ class Spinning:
         self._to_beat, self._looks_left = None, 0
 
 
-def lent(count: int) -> Callable[[], None] | None:
+def add_sleeping_threads(count: int) -> Callable[[], None] | None:
     """Start `count` sleeping threads in libgomp; return a function that ends them.
 
     None if torch uses another library, or the system refuses the threads: libgomp would abort, so
@@ -162,11 +166,11 @@ def lent(count: int) -> Callable[[], None] | None:
     keeper.start()
     there.wait()
 
-    def take_back() -> None:
+    def end_threads() -> None:
         over.set()
         keeper.join()
 
-    return take_back
+    return end_threads
 
 
 @cache

@@ -14,10 +14,10 @@ HOME = Path(__file__).parents[3]
 
 BUSY = """
 import sys
-from asynckfold.training.worker.parent_watch import lifeline
+from asynckfold.training.worker.parent_watch import exit_with_parent
 
 sys.setrecursionlimit(200)  # no handlers must nest, however much arrives
-with lifeline(int(sys.argv[1])):
+with exit_with_parent(int(sys.argv[1])):
     print("busy", flush=True)
     for _ in range(20_000 if sys.argv[2] == "short" else 10**9):
         sum(range(5_000))

@@ -158,7 +158,7 @@ def test_seconds_without_a_core_are_summed_over_threads(tmp_path: Path) -> None:
 ON_ONE_CORE = """
 import json, os, sys, time
 import torch
-from asynckfold.training.worker.spinning import lent
+from asynckfold.training.worker.spinning import add_sleeping_threads
 
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 torch.set_num_threads(2)
@@ -192,10 +192,10 @@ count = int(sys.argv[1])
 told = {"before": threads(), "spinning": [], "little": [], "gradients": []}
 for _ in range(3):
     steps("spinning")
-    take_back = lent(count)
+    end_threads = add_sleeping_threads(count)
     told["during"] = settled(told["before"] + count + 1)
     steps("little")
-    take_back()
+    end_threads()
     told["after"] = settled(told["before"])
 print(json.dumps(told))
 """
