@@ -21,7 +21,7 @@ COMPILED = TrainerParams(epochs=2, compile=True)
 
 
 @pytest.mark.nightly
-def test_a_compiled_job_has_the_same_bits_where_it_is_continued(tmp_path: Path) -> None:
+def test_a_resumed_compiled_job_has_the_same_bits(tmp_path: Path) -> None:
     before = psutil.Process().children()
     whole = Tiny(tmp_path / "whole", params=COMPILED).train()
     tiny = Tiny(tmp_path / "stopped", params=COMPILED)
@@ -45,7 +45,7 @@ class Choosing(Plain):
 
 
 @pytest.mark.nightly
-def test_what_cannot_be_compiled_is_refused_before_the_sweep(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_compiled_is_refused_before_the_sweep(tmp_path: Path) -> None:
     models = {"plain": Plain, "choosing": Choosing}
     tiny = Tiny(tmp_path, models, params=COMPILED)
     facts = preflight.check(tiny.bundle, tiny.batches)
@@ -70,7 +70,7 @@ def test_compiled_jobs_are_not_fused(tmp_path: Path) -> None:
         ({"compile": True, "trainer": "hogwild"}, "compile=True is for the plain trainer"),
     ],
 )
-def test_what_it_does_not_go_with(params: dict, told: str) -> None:
+def test_compile_excludes_other_options(params: dict, told: str) -> None:
     with pytest.raises(InputError, match=told):
         TrainerParams.from_mapping(params)
 
@@ -119,7 +119,7 @@ assert torch._dynamo is sys.modules["torch._dynamo"]
     ],
     ids=["compile", "import", "disable", "torchvision", "utils"],
 )
-def test_the_compiler_is_not_there_until_somebody_wants_it(
+def test_the_compiler_is_imported_on_first_use(
     wanted: str,
 ) -> None:
     code = ON_DEMAND.replace("{wanted}", wanted)

@@ -136,22 +136,20 @@ def test_it_may_end_between_two_epochs(tmp_path: Path, clock: Clock) -> None:
     assert (newest.epoch, newest.batch) == (1, 0)
 
 
-def test_a_job_that_is_through_is_never_late(tmp_path: Path, clock: Clock) -> None:
+def test_a_finished_job_never_times_out(tmp_path: Path, clock: Clock) -> None:
     result, _ = Tiny(tmp_path, opt_fn=stepping(clock, 100), job_timeout_s=800).attempt()
     assert result is not None
     assert result.status == DONE
 
 
-def test_pauses_are_no_training(tmp_path: Path, clock: Clock) -> None:
+def test_pauses_do_not_count(tmp_path: Path, clock: Clock) -> None:
     tiny = Tiny(tmp_path, opt_fn=stepping(clock, 1), job_timeout_s=100)
     result, _ = tiny.attempt(stop=clock.waits(1000))
     assert result is not None
     assert result.status == DONE
 
 
-def test_a_stage_before_the_training_counts_and_is_not_done_twice(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_pretraining_counts_and_is_not_repeated(tmp_path: Path, clock: Clock) -> None:
     class Staged(Plain):
         def pretrain(self, inputs: torch.Tensor, generator: Any, report: Any) -> None:
             clock.now += 100
@@ -166,7 +164,7 @@ def test_a_stage_before_the_training_counts_and_is_not_done_twice(
     assert result.status == DONE
 
 
-def test_what_asks_a_job_to_stop_before_is_no_failure(tmp_path: Path, clock: Clock) -> None:
+def test_a_job_asked_to_stop_before_its_limit_does_not_fail(tmp_path: Path, clock: Clock) -> None:
     result, events = Tiny(tmp_path, opt_fn=stepping(clock, 1), job_timeout_s=100).attempt(
         stop=always
     )
@@ -193,7 +191,7 @@ def test_the_seconds_of_all_attempts_count(tmp_path: Path, clock: Clock) -> None
     assert whole.digest == plain.digest
 
 
-def test_a_checkpoint_that_tells_no_seconds_is_taken_up(tmp_path: Path, clock: Clock) -> None:
+def test_a_checkpoint_without_seconds_can_be_resumed(tmp_path: Path, clock: Clock) -> None:
     tiny = Tiny(tmp_path, opt_fn=stepping(clock, 100), job_timeout_s=250)
     _, events = tiny.attempt()
     ref = checkpoints(events)[0]
@@ -237,7 +235,9 @@ def test_timed_out_after_each_batch_it_ends_with_the_same_bits(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("trainer", SEVERAL)
-def test_so_does_a_job_of_several_processes_which_leaves_none(tmp_path: Path, trainer: str) -> None:
+def test_a_job_of_several_processes_times_out_and_leaves_no_process(
+    tmp_path: Path, trainer: str
+) -> None:
     def tiny(name: str) -> Tiny:
         models = {"m": noting(tmp_path / f"noted by {name}", Plain)}
         return Tiny(
@@ -260,7 +260,7 @@ def test_so_does_a_job_of_several_processes_which_leaves_none(tmp_path: Path, tr
         assert result.digest == found.digest
 
 
-def test_jobs_trained_as_one_end_together_and_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_fusion_group_times_out_together_and_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole, _ = grouped(tmp_path / "whole").group()
     late = grouped(tmp_path / "late", job_timeout_s=MOMENT)
     refs: dict[str, list[CheckpointRef]] = {}
@@ -275,7 +275,7 @@ def test_jobs_trained_as_one_end_together_and_with_the_same_bits(tmp_path: Path)
     assert digests(results) == digests(whole)
 
 
-def test_each_of_them_counts_an_equal_part(tmp_path: Path, clock: Clock) -> None:
+def test_each_job_of_a_fusion_group_counts_an_equal_part(tmp_path: Path, clock: Clock) -> None:
     # One of the three steps the schedule of all: 60 seconds an epoch.
     tiny = Grouped(tmp_path, lr_schedules={"slow": slow_schedule(clock, 60)}, job_timeout_s=50)
     results, _ = tiny.group()
