@@ -86,7 +86,7 @@ def pretrain(
     processes: int = 1,
     cores: Sequence[int] = (),
 ) -> Pretrained:
-    """Pretrain a model on its device, if it has pretraining; log each report.
+    """Run the pretraining of a model on its device; log each report.
 
     Parameters
     ----------
@@ -97,8 +97,6 @@ def pretrain(
     cores : sequence of int
         One for each process; empty for no pinning.
     """
-    if not has_pretraining(model):
-        return Pretrained()
     started = told = time.perf_counter()
     last: dict[str, str] = {}
     epochs: list[StageEpoch] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,29 +48,21 @@ def build(
     pretrains: bool = True,
     cores: Sequence[int] = (),
 ) -> Training:
-    """Seed everything and build a job, including its pretraining unless a checkpoint has it.
+    """Seed everything and build a job; pretrain its model unless a checkpoint has the result.
 
     `cores` are those of each process, for pretraining on several.
     """
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
-    stopwatch = Stopwatch(bundle.job_timeout_s)
-    fold = bundle.fold_of(job)
+    stopwatch, fold = Stopwatch(bundle.job_timeout_s), bundle.fold_of(job)
     data = to_device(fit_transform(data, recipe.preprocess, fold.train), device)
-    pretrained = Pretrained()
-
-    def prepare(model: nn.Module) -> None:
-        nonlocal pretrained
-        if (
-            pretrains
-            and pretraining.has_pretraining(model)
-            and not checkpointing.restorable(bundle, task)
-        ):
-            size, count = plan.params.eval_batch_size, plan.params.processes
-            pretrained = pretraining.pretrain(
-                model, data, fold.train, job.seed, log, heartbeat, size, count, cores
-            )
-
-    model, optimizer = build_model(bundle, job, device, prepare)
+    model, pretrained = initial_model(recipe, plan, job, device), Pretrained()
+    pretrains = pretrains and pretraining.has_pretraining(model)
+    if pretrains and not checkpointing.restorable(bundle, task):
+        size, count = plan.params.eval_batch_size, plan.params.processes
+        pretrained = pretraining.pretrain(
+            model, data, fold.train, job.seed, log, heartbeat, size, count, cores
+        )
+    optimizer = with_fused_kernel(recipe.opt_fn, model)
     schedule, train_part, steer = build_lr_schedule(bundle, job, model, optimizer, fold.train)
     if plan.params.compile:
         compile_whole(model)
@@ -99,14 +91,10 @@ def build(
 
 
 def build_model(
-    bundle: Bundle,
-    job: Job,
-    device: torch.device,
-    prepare: Callable[[nn.Module], None] = lambda model: None,
+    bundle: Bundle, job: Job, device: torch.device
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Seed everything; return the model after `prepare`, and the optimizer."""
+    """Seed everything; return the initial model and the optimizer of a job."""
     model = initial_model(bundle.recipe, bundle.plan, job, device)
-    prepare(model)
     return model, with_fused_kernel(bundle.recipe.opt_fn, model)
 
 

@@ -59,7 +59,7 @@ class Training:
     losses : list of Tensor
         Loss of each finished batch of the epoch.
     random : dict or None
-        State of the random generators in a checkpoint, until the epoch goes on.
+        State of the random generators in a checkpoint, until the epoch continues.
     outputs, score_seconds : ndarray or None, float
         Outputs on `valid` and duration of the last evaluation.
     order : Tensor

@@ -72,13 +72,13 @@ def check_new(name: str, model: nn.Module, again: Any) -> None:
         raise Refused(
             f"each call of the factory of model {name} must make a new model",
             f"two models that share {shared[0]}{more}",
-            "Build it in the factory, or return copy.deepcopy(...) of what was made before: folds "
-            "would learn from each other.",
+            "Build it in the factory, or return copy.deepcopy(...) of a prototype: folds would "
+            "learn from each other.",
         )
 
 
 def check_lr_schedule(name: str, schedule: Any) -> None:
-    """Refuse what is no LR schedule."""
+    """Refuse an object without ``step`` and ``state_dict``."""
     if not callable(getattr(schedule, "step", None)) or not hasattr(schedule, "state_dict"):
         raise Refused(
             f"LR schedule {name} must have step() and state_dict()",

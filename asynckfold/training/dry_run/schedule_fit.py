@@ -62,7 +62,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Fit:
-    """What is wrong with an LR schedule, and what may be."""
+    """Problems of an LR schedule, and remarks on what may be wrong."""
 
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
@@ -183,32 +183,28 @@ def _of_rates(
 def _notes(
     title: str, schedule: Any, steps: Steps, rates: Sequence[tuple[float, ...]]
 ) -> Iterator[str]:
-    count = steps.most
+    count, kind = steps.most, type(schedule).__name__
     if count < 2:
         return
     if isinstance(schedule, lr_scheduler.CosineAnnealingLR):
         length = int(schedule.T_max)
+        call = f"{title}: {kind}(T_max={length})"
         if length < count - 1:
-            yield (
-                f"{title}: CosineAnnealingLR(T_max={length}) rises again after {length} of "
-                f"{steps.text}; T_max={count} falls once"
-            )
+            yield f"{call} rises again after {length} of {steps.text}; T_max={count} falls once"
         elif length > LONGER * count:
             yield (
-                f"{title}: CosineAnnealingLR(T_max={length}) is cut off after {steps.text}; "
-                f"T_max={count} falls to its end{steps.instead(length)}"
+                f"{call} is cut off after {steps.text}; T_max={count} falls to its end"
+                f"{steps.instead(length)}"
             )
-        return
-    if isinstance(schedule, lr_scheduler.CyclicLR):
+    elif isinstance(schedule, lr_scheduler.CyclicLR):
         rise = round(float(schedule.total_size) * float(schedule.step_ratio))
         if rise > count:
             yield (
-                f"{title}: CyclicLR(step_size_up={rise}) does not reach its max_lr in {steps.text}"
+                f"{title}: {kind}(step_size_up={rise}) does not reach its max_lr in {steps.text}"
                 f"{steps.instead(rise)}"
             )
-        return
-    if isinstance(schedule, (lr_scheduler.LinearLR, lr_scheduler.ConstantLR)):
-        length, call = int(schedule.total_iters), f"{type(schedule).__name__}(total_iters="
+    elif isinstance(schedule, (lr_scheduler.LinearLR, lr_scheduler.ConstantLR)):
+        length, call = int(schedule.total_iters), f"{kind}(total_iters="
         first, last = (
             (schedule.start_factor, schedule.end_factor)
             if isinstance(schedule, lr_scheduler.LinearLR)
@@ -224,14 +220,12 @@ def _notes(
                 f"{title}: {call}{length}) is cut off after {steps.text}; {call}{count}) falls to "
                 f"its end{steps.instead(length)}"
             )
-        return
-    if isinstance(schedule, lr_scheduler.MultiStepLR):
+    elif isinstance(schedule, lr_scheduler.MultiStepLR):
         late = sorted(item for item in schedule.milestones if item >= count)
         if late:
             yield f"{title}: milestones {', '.join(map(str, late))} lie beyond {steps.text}"
-        return
-    if not isinstance(schedule, _OWN_RATES) and len(rates) == count and len(set(rates)) == 1:
+    elif not isinstance(schedule, _OWN_RATES) and len(rates) == count and len(set(rates)) == 1:
         yield (
-            f"{title}: {type(schedule).__name__} changes no learning rate in {steps.text}"
+            f"{title}: {kind} changes no learning rate in {steps.text}"
             f"{steps.instead(int(getattr(schedule, 'step_size', 0)))}"
         )

@@ -20,7 +20,7 @@ def flush() -> None:
 
 
 def flushed(elements: int = 1) -> bool:
-    """Whether all threads that share so many elements flush denormals."""
+    """Whether all threads that share a computation on `elements` flush denormals."""
     tiny = torch.full((elements,), 1, dtype=torch.int32).view(torch.float32)
     # By their bits: a thread that flushes denormals compares them as 0.
     return not (tiny * 1.0).view(torch.int32).any()

@@ -77,7 +77,7 @@ def _set_environment(variables: dict[str, str]) -> None:
     os.environ.update(kept | variables)
 
 
-# Contexts that torch keeps on a stack
+# Contexts of torch
 
 
 def _function_stack() -> list[Any]:
@@ -164,13 +164,13 @@ def _set_inference_mode(enabled: bool) -> None:
 
 
 def _dispatch_keys() -> tuple[int, int]:
-    """Decide which kernels this thread calls; all contexts of torch together."""
+    """Keys by which torch selects this thread's kernels: the sum of all its contexts."""
     inside = torch._C._dispatch_tls_local_include_set()
     outside = torch._C._dispatch_tls_local_exclude_set()
     return inside.raw_repr(), outside.raw_repr()
 
 
-# Of Python and the process
+# Python and the process
 
 
 _SIGNALS = (

@@ -157,7 +157,7 @@ class _Server:
                 _kill(pid)
                 self.tell("killed", name)
             elif command == "pin":
-                # If the kernel refuses, it runs on where it is, with the same result.
+                # If the kernel refuses, it keeps its cores, with the same result.
                 process.pin(pid, arguments[0])
             else:
                 os.kill(pid, arguments[0])

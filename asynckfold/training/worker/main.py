@@ -229,7 +229,7 @@ def _changed_code(bundle: Bundle) -> str:
     return (
         f"module files differ from the code that the caller imported: {found}. "
         "Workers import these files: reload the module (importlib.reload) or start Python anew, "
-        "and put what was set in a module from outside into the file"
+        "and move what was set in a module from outside into its file"
     )
 
 
