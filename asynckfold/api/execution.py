@@ -47,7 +47,7 @@ def train(session: Session, planned: Planned) -> None:
 
 def _begin(session: Session, planned: Planned) -> None:
     """Write the plan; keep an earlier run that makes room for it."""
-    from asynckfold.training.initial_weights import keep_initial_weights
+    from asynckfold.training.checkpoint import save_initial_weights
 
     settings, store, stored = session.settings, session.run, session.stored
     # Last, so that a refusal leaves the earlier run where it is.
@@ -67,7 +67,7 @@ def _begin(session: Session, planned: Planned) -> None:
     )
     if stored is None or "code" in stored.recipe:
         # Without recorded code, these may differ from the weights that the run began with.
-        keep_initial_weights(store.root, session.call.recipe)
+        save_initial_weights(store.root, session.call.recipe)
     if earlier is not None:
         told = f"the earlier run in {store.root} is kept as {earlier}"
         store.event("plan", told)

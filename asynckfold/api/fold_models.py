@@ -91,7 +91,7 @@ class RunModels:
         weights = self.results.state_dict(job.candidate, job.fold, job.repeat)
         with seeding.preserved(), isolated():
             torch.set_default_dtype(self.default_dtype)
-            model = setup.made(self.recipe, self.results.plan, job, torch.device("cpu"))
+            model = setup.initial_model(self.recipe, self.results.plan, job, torch.device("cpu"))
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
@@ -138,7 +138,7 @@ class _Member:
 
     def say(self, seen: torch.Tensor) -> Outputs:
         if self.fit is not None:
-            seen = preprocessing.preprocessed(self.fit, seen.numpy())
+            seen = preprocessing.transform(self.fit, seen.numpy())
         with torch.no_grad():
             found: Outputs = outputs_of(self.model, seen, self.precision).float().numpy()
         return found

@@ -70,7 +70,7 @@ def sweep_parts(parsed: argparse.Namespace) -> SweepParts:
                 )
             ]
         )
-    from asynckfold.training.compiling import import_on_demand
+    from asynckfold.training.worker.lazy_dynamo import import_on_demand
 
     # This process compiles nothing, and torchvision would import the compiler.
     import_on_demand()
@@ -217,7 +217,7 @@ def live_parts(parsed: argparse.Namespace) -> tuple[Settings, Recipe, Source | N
         As `sweep_parts`.
     """
     from asynckfold.jobs.recipe import Recipe, named_models
-    from asynckfold.training.compiling import import_on_demand
+    from asynckfold.training.worker.lazy_dynamo import import_on_demand
 
     import_on_demand()
     source = None

@@ -12,7 +12,7 @@ from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.worker_handle import Worker
 from asynckfold.scheduling.stall_detection import StallDetector, Step, Verdict
 from asynckfold.system.heartbeat import STACKS_SIGNAL
-from asynckfold.training.bundle import log_path
+from asynckfold.training.job_log import log_path
 
 UNWATCHED = ("measure", "estimate")
 """Trainers that are timed: their loops run as outside, without heartbeats."""

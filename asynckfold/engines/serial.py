@@ -49,16 +49,16 @@ class SerialEngine:
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Run the placement; return a completed future."""
         from asynckfold.training import seeding
-        from asynckfold.training.worker import main
+        from asynckfold.training.worker.execute import execute, in_turn
 
         future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()
         try:
             with seeding.preserved(), self._signals.breakable():
-                results = main.in_turn(
+                results = in_turn(
                     placement,
                     tasks,
-                    lambda part: main.execute(
+                    lambda part: execute(
                         self._bundle, self._data, placement, part, self._tell, self._signals.asked
                     ),
                     self._tell,

@@ -98,7 +98,7 @@ class Worker:
             return
         if kind == "ready":
             self.pid = content[0]
-        elif kind == "news":
+        elif kind == "event":
             if self.work is not None:
                 self.work.tell(content[0])
         else:

@@ -1,7 +1,7 @@
-"""A training frozen in a file: tensors by safetensors, everything else as JSON in its header.
+"""Checkpoint files: tensors by safetensors, everything else as JSON in the header.
 
-No pickle, so that nothing that lies in a run's folder can run code; a digest that stands in the
-run's store, so that damage is seen before a byte is parsed.
+No pickle: nothing in a run's folder can run code. The store has the SHA-256 of each file, so that
+damage is detected before parsing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -23,92 +22,85 @@ from safetensors.torch import save as save_tensors
 
 from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.messages import CheckpointRef
-from asynckfold.system.files import read_plain, write_whole
+from asynckfold.jobs.recipe import InitialState, Recipe
+from asynckfold.store.layout import initial_weights
+from asynckfold.system.files import make_folders, read_plain, write_whole
 
 _DTYPES = {
-    torch.bool,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
 }
-"""What safetensors can write; complex numbers are written as pairs of real ones."""
+"""Supported by safetensors; complex numbers are written as pairs of real ones."""
 
 _DAMAGE = (
-    SafetensorError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    RuntimeError,
+    *(SafetensorError, ValueError, KeyError, TypeError),
+    *(AttributeError, OverflowError, RuntimeError),
 )
-"""What parsing raises where the text is not what `save` wrote; torch has RuntimeError for sizes."""
+"""What parsing foreign data raises; torch raises RuntimeError for sizes."""
 
 
 def save(path: Path, tree: Mapping[str, Any], root: Path | None = None) -> tuple[str, int]:
-    """Write `tree` durably; return the SHA-256 and the size of the file.
+    """Write `tree` durably to a new file; return the SHA-256 and the size of the file.
 
     Parameters
     ----------
     path : Path
-        A name that does not exist yet; its folder exists.
+        A new file, in an existing folder.
     tree : Mapping
-        Nested dicts, lists and tuples of tensors, arrays, numbers, text, None. NumPy's numbers come
-        back as Python's, named tuples as tuples, other mappings as dicts.
+        Nested dicts, lists and tuples of tensors, arrays, numbers, text, None. NumPy numbers are
+        read back as Python numbers, named tuples as tuples, other mappings as dicts.
     root : Path, optional
-        The run's folder, from which on no link is followed; the folder of `path` by default.
+        No link is followed below this folder; by default the folder of `path`.
 
     Raises
     ------
     TypeError
         Something in the tree cannot be written; names its place.
-    StorageError
-        The disk refused.
     """
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _freeze(tree, "", tensors)
-    # A copy of its own for each: safetensors refuses tensors that share memory, as tied weights do.
-    copies = {
-        name: tensor.cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
-    data = save_tensors(copies, {"tree": json.dumps(skeleton)})
+    data = save_tensors(_copies(tensors), {"tree": json.dumps(skeleton)})
     write_whole(path, data, root)
     return hashlib.sha256(data).hexdigest(), len(data)
 
 
 def check_storable(tree: Mapping[str, Any]) -> None:
-    """Raise the `TypeError` of `save` where it could not write `tree`; write nothing."""
+    """Raise the `TypeError` of `save` if it could not write `tree`; write nothing."""
     json.dumps(_freeze(tree, "", {}))
 
 
-def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
-    """Read what `save` wrote.
+def save_initial_weights(root: Path, recipe: Recipe) -> None:
+    """Write the initial weights of each model given as an instance, unless they exist.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    sha256 : str
-        The digest that was recorded.
-    root : Path, optional
-        The run's folder, from which on no link is followed; the folder of `path` by default.
+    Such a model has other weights in each process, unless it is seeded: continuing or repeating the
+    run needs the first ones.
+    """
+    for name, model in recipe.models.items():
+        path = initial_weights(root, name)
+        if isinstance(model, InitialState) and not path.is_file():
+            state = model.module.state_dict().items()
+            tensors = {key: value for key, value in state if isinstance(value, torch.Tensor)}
+            make_folders(root, path.parent)
+            write_whole(path, save_tensors(_copies(tensors)), root)
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copy tensors to the CPU: safetensors refuses shared memory, as of tied weights."""
+    return {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+
+
+def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
+    """Read what `save` wrote, if the file has the recorded digest.
 
     Raises
     ------
     StoreCorruptError
-        The file is missing, or is not the one whose digest was recorded.
+        The file is missing, or its digest differs.
     """
     try:
         data = read_plain(path, root)
@@ -130,17 +122,24 @@ def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
 
 
 def _freeze(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return JSON that stands for `value`; tensors go into `tensors` under their number."""
+    """Return `value` as JSON, with numbers in place of tensors, which are added to `tensors`."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, (np.bool_, np.integer, np.floating)):
-        return _freeze(_plain_number(value, place), place, tensors)
+        number = value.item()
+        if isinstance(number, np.generic):
+            raise _refusal(place, type(value).__name__)
+        return _freeze(number, place, tensors)
     if isinstance(value, torch.Tensor):
         return {"tensor": _keep(value.detach(), place, tensors)}
     if isinstance(value, np.ndarray):
-        return {"array": _keep(_from_numpy(value, place), place, tensors)}
+        try:
+            tensor = torch.from_numpy(value.copy())
+        except (TypeError, ValueError) as error:
+            raise _refusal(place, f"NumPy array of {value.dtype}") from error
+        return {"array": _keep(tensor, place, tensors)}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [_freeze(item, f"{place}[{i}]", tensors) for i, item in enumerate(value)]}
@@ -162,20 +161,6 @@ def _refusal(place: str, found: str) -> TypeError:
     )
 
 
-def _plain_number(value: np.generic, place: str) -> Any:
-    number = value.item()
-    if isinstance(number, np.generic):
-        raise _refusal(place, type(value).__name__)
-    return number
-
-
-def _from_numpy(array: npt.NDArray[Any], place: str) -> torch.Tensor:
-    try:
-        return torch.from_numpy(array.copy())
-    except (TypeError, ValueError) as error:
-        raise _refusal(place, f"NumPy array of {array.dtype}") from error
-
-
 def _keep(tensor: torch.Tensor, place: str, tensors: dict[str, torch.Tensor]) -> Any:
     if tensor.is_complex() and tensor.layout is torch.strided:
         return {"complex": _keep(torch.view_as_real(tensor.resolve_conj()), place, tensors)}
@@ -193,10 +178,12 @@ def _thaw(frozen: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     ((kind, content),) = frozen.items()
     if kind == "float":
         return float(content)
-    if kind == "tensor":
-        return _kept(content, tensors)
-    if kind == "array":
-        return _kept(content, tensors).numpy()
+    if kind in ("tensor", "array"):
+        if isinstance(content, dict):
+            tensor = torch.view_as_complex(tensors[content["complex"]])
+        else:
+            tensor = tensors[content]
+        return tensor if kind == "tensor" else tensor.numpy()
     if kind in ("list", "tuple"):
         items = [_thaw(item, tensors) for item in content]
         return tuple(items) if kind == "tuple" else items
@@ -210,28 +197,15 @@ def _thaw(frozen: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     raise ValueError(f"unknown kind {kind!r}")
 
 
-def _kept(content: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    if isinstance(content, dict):
-        return torch.view_as_complex(tensors[content["complex"]])
-    return tensors[content]
-
-
 def trained_weights(root: Path, refs: Sequence[CheckpointRef], digest: str) -> dict[str, Any]:
-    """Return the ``state_dict`` of a job that ended.
+    """Return the ``state_dict`` of a finished job from its checkpoints, newest first.
 
-    Parameters
-    ----------
-    root : Path
-        The run's folder.
-    refs : sequence of CheckpointRef
-        The job's checkpoints, newest first.
-    digest : str
-        What `weights_digest` was at its end: an older checkpoint is never taken for the last.
+    `digest` is the `weights_digest` of the job's result: an older checkpoint does not match it.
 
     Raises
     ------
     StoreCorruptError
-        The last checkpoint is gone, or damaged.
+        The last checkpoint is missing or damaged.
     """
     found = [f"no checkpoint in {root} is recorded"] if not refs else []
     for ref in refs:
@@ -250,7 +224,7 @@ def trained_weights(root: Path, refs: Sequence[CheckpointRef], digest: str) -> d
 
 
 def weights_digest(state: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a ``state_dict``, with the names, types and shapes of its tensors."""
+    """Return the SHA-256 of a ``state_dict``: names, types, shapes and values."""
     digest = hashlib.sha256()
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor):

@@ -1,9 +1,9 @@
-"""Outputs, loss and accuracy of a model on samples that it does not learn from.
+"""Outputs, loss and accuracy of a model in evaluation mode.
 
 ::
 
-    Training.evaluate ── outputs_on: batches, in order ── loss and accuracy of all samples at once
-                             └─ of a job on several processes, each does some of the batches
+    evaluate ── outputs_on: batches, in order ── loss and accuracy of all samples at once
+                   └─ of a job on several processes, each computes a share of the batches
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from asynckfold.training.precision import outputs_of
 def loss_and_accuracy(
     found: torch.Tensor, wanted: torch.Tensor, criterion: Any, plan: Plan, objective: Objective
 ) -> tuple[float, float | None]:
-    """Return the loss of all outputs (n, ...) at once, and the share of samples that are right.
+    """Return the loss of all outputs (n, ...) at once, and the accuracy.
 
-    A loss that sums is divided by n. The accuracy is None for regression, and where only the
-    user's `output_transform` can tell.
+    A loss that sums is divided by n. The accuracy is None for regression, and if only the user's
+    `output_transform` knows the classes.
     """
     loss = float(criterion(found, wanted))
     if adds_up(criterion, plan):
@@ -41,9 +41,9 @@ def loss_and_accuracy(
 
 
 def right(asked: Objective, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
-    """Return of which samples (n,) the outputs say the class, or all labels, right.
+    """Return which samples (n,) have their class, or all labels, predicted right.
 
-    None where there are no classes, or where only the user's `output_transform` tells.
+    None without classes, or if only the user's `output_transform` knows them.
     """
     if asked.kind == REGRESSION or asked.scale == TRANSFORMED:
         return None
@@ -63,7 +63,7 @@ def outputs_on(
     params: TrainerParams,
     beat: Callable[[], None],
 ) -> torch.Tensor:
-    """Return outputs (n, ...) on samples (n,), in batches; `beat` is called after each of them."""
+    """Return outputs (n, ...) on samples (n,), batch by batch; call `beat` after each."""
     outputs = []
     for low in range(0, len(indices), params.eval_batch_size):
         rows = torch.from_numpy(indices[low : low + params.eval_batch_size])
@@ -73,21 +73,12 @@ def outputs_on(
 
 
 def shares(count: int, size: int, ranks: int) -> list[slice]:
-    """Divide samples among processes, whole batches to each, almost equally many.
+    """Divide `count` samples among processes, almost equally, in whole batches of `size`.
 
-    Parameters
-    ----------
-    count : int
-        Samples.
-    size : int
-        Of a batch.
-    ranks : int
-        Processes; where there are fewer batches, the last ones get nothing.
+    With fewer batches than ranks, the last ranks get nothing.
 
     Examples
     --------
-    >>> shares(1200, 256, 2)
-    [slice(0, 512, None), slice(512, 1200, None)]
     >>> shares(300, 256, 3)
     [slice(0, 256, None), slice(256, 300, None), slice(300, 300, None)]
     """

@@ -1,9 +1,8 @@
-"""Floating-point operations of what runs in a block: deterministic, unlike its seconds.
+"""Count floating-point operations: unlike seconds, they are reproducible.
 
-Only operations whose work grows faster than their data are counted: products of matrices,
-convolutions, attention and recurrent layers. A fused multiply-add counts as two. Counting is by the
-shapes that reach ATen (the dispatch mode of `torch.utils.flop_counter`, whose module would import a
-compiler and overcounts grouped convolutions).
+Counted are operations whose work grows faster than their data: matrix products, convolutions,
+attention and recurrent layers, by the shapes that reach ATen. A multiply-add counts as two. (The
+module `torch.utils.flop_counter` imports a compiler, and overcounts grouped convolutions.)
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _Formula = Callable[[Sequence[Any], Any], int]
 
 
 def _product(first: int) -> _Formula:
-    """Arguments `first` and the next one are multiplied as matrices."""
+    """Matrix product of arguments `first` and `first` + 1."""
     return lambda args, out: int(2 * args[first].numel() * args[first + 1].shape[-1])
 
 
@@ -31,7 +30,7 @@ def _convolution(args: Sequence[Any], out: Any) -> int:
 
 def _convolution_backward(args: Sequence[Any], out: Any) -> int:
     grad, inputs, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
-    # The gradients of input and weight each cost a forward pass; that of a bias costs little.
+    # The gradients of input and weight cost a forward pass each; a bias costs little.
     once = 2 * (inputs if transposed else grad).numel() * _per_element(weight)
     return int(once * sum(map(bool, wanted[:2])))
 
@@ -41,12 +40,12 @@ def _per_element(weight: torch.Tensor) -> int:
 
 
 def _attention(first: int, products: int) -> _Formula:
-    """Queries and keys from argument `first`; each product is queries × keys × width."""
+    """Queries and keys start at argument `first`; each product is queries × keys × width."""
     return lambda args, out: int(2 * products * args[first].numel() * args[first + 1].shape[-2])
 
 
 def _recurrent(first: int, passes: int) -> _Formula:
-    """Inputs from argument 0, input and hidden weights from argument `first`."""
+    """Inputs are argument 0; input and hidden weights start at argument `first`."""
 
     def count(args: Sequence[Any], out: Any) -> int:
         rows = args[0].numel() // max(1, args[0].shape[-1])
@@ -70,16 +69,16 @@ _FORMULAS: Mapping[str, _Formula] = {
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts while it is entered; an operation that it does not know counts nothing.
+    """Context that counts operations; unknown ones count nothing.
 
     Attributes
     ----------
     flops : int
-        Counted so far.
+        Operations so far.
     products : int
-        Among how many operations, the gradients of a convolution counted as the two that they are.
+        Calls among which `flops` are divided; a convolution's backward pass is two.
     convolutions : list of Convolution
-        Those of images, forward.
+        Forward convolutions of images.
 
     Examples
     --------
@@ -96,7 +95,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch's own answer imports its compiler, which takes seconds; nothing is compiled here.
+        # torch's own answer imports its compiler, which takes seconds.
         return False
 
     def __torch_dispatch__(
@@ -114,7 +113,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _counted(formula: _Formula, args: Sequence[Any], out: Any) -> int:
-    # Another version of torch may pass other arguments: the count is lower then, nothing fails.
+    # Other versions of torch may pass other arguments: then the count is lower, nothing fails.
     try:
         return formula(args, out)
     except (IndexError, TypeError, AttributeError):

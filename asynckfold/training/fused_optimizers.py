@@ -1,12 +1,11 @@
-"""The fused kernels of torch.optim, taken where the user left the choice open.
+"""Use the fused kernels of torch.optim unless the user chose otherwise.
 
-They go over each parameter once instead of once for every operation of the update, and round
-otherwise than the default does: their bits differ, in a way that is the same from run to run. So
-this is a rule over model and optimizer alone, for all trainers, and the plan has what came of it
-among the settings of the optimizer.
+They pass over each parameter once instead of once per operation. They round differently from the
+default, but reproducibly; so the choice depends on model and optimizer alone, in all trainers, and
+the plan records it among the optimizer's settings.
 
-An update on one core of an AMD EPYC (torch 2.15), by default and fused, in µs; medians of 57, in
-turns. It was never slower:
+Update by default and fused, in µs, on one core of an AMD EPYC (torch 2.15); medians of 57,
+interleaved. Fused was never slower:
 
 ==========================  ===========  ==============  ===========
 model                       Adam         SGD, momentum   Adagrad
@@ -18,7 +17,7 @@ VGG11, quarter width        3935  1331   1034   660      2209   940
 MobileNet                   29214 5690   8488   4102     13171 4718
 ==========================  ===========  ==============  ===========
 
-SGD without momentum has little to gain (1.03 to 1.2 times).
+SGD without momentum gains little (1.03 to 1.2 times).
 """
 
 from __future__ import annotations
@@ -31,21 +30,14 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 OFFERED = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
-"""Those that have a fused kernel for CPUs."""
+"""Optimizers with a fused CPU kernel."""
 
 
 def with_fused_kernel(opt_fn: Callable[[nn.Module], Any], model: nn.Module) -> Any:
-    """Return what the user's function makes for a model, with the fused kernel where it is open.
+    """Return the optimizer that `opt_fn` makes, with ``fused=True`` if the user left it open.
 
-    It is open where neither ``fused`` nor ``foreach`` nor ``differentiable`` was set, the learning
-    rate is a number, and all parameters are dense floating-point tensors on a CPU.
-
-    Examples
-    --------
-    >>> model = nn.Linear(2, 1)
-    >>> optimizer = with_fused_kernel(lambda net: optim.SGD(net.parameters(), 0.1), model)
-    >>> optimizer.param_groups[0]["fused"]
-    True
+    That is: none of ``fused``, ``foreach`` and ``differentiable`` is set, the learning rate is a
+    number, and all parameters are dense floating-point tensors on a CPU.
     """
     optimizer = opt_fn(model)
     if _is_open(optimizer, model):
@@ -55,9 +47,9 @@ def with_fused_kernel(opt_fn: Callable[[nn.Module], Any], model: nn.Module) -> A
 
 
 def leave_open(optimizer: Optimizer) -> None:
-    """Undo `with_fused_kernel` for Adagrad, whose CUDA kernel older versions of torch lack.
+    """Undo `with_fused_kernel` for Adagrad, which has no CUDA kernel in older versions of torch.
 
-    Where the user asked for that kernel, torch chooses as well.
+    Also if the user asked for the kernel: torch then chooses.
     """
     if type(optimizer) is optim.Adagrad:
         for group in optimizer.param_groups:
@@ -65,9 +57,9 @@ def leave_open(optimizer: Optimizer) -> None:
 
 
 def follow_parameters(optimizer: Optimizer) -> None:
-    """Lay what an optimizer keeps of each element out in memory as its parameter is.
+    """Give the optimizer's state of each parameter the memory layout of the parameter.
 
-    Checkpoints keep the values in their order; torch's fused kernels take the places to be equal.
+    Checkpoints lose the layout, and torch's fused kernels assume that it is the same.
     """
     for parameter, entries in optimizer.state.items():
         for name, value in entries.items():
@@ -84,19 +76,15 @@ def _is_open(optimizer: Any, model: nn.Module) -> bool:
         isinstance(optimizer, Optimizer)
         and type(optimizer) in OFFERED
         and not any(getattr(module, "sparse", False) for module in model.modules())
-        and all(map(_is_open_group, optimizer.param_groups))
+        and all(
+            group["fused"] is None
+            and group["foreach"] is None
+            and not group["differentiable"]
+            and not isinstance(group["lr"], torch.Tensor)
+            and all(
+                item.layout is torch.strided and item.is_floating_point() and item.is_cpu
+                for item in group["params"]
+            )
+            for group in optimizer.param_groups
+        )
     )
-
-
-def _is_open_group(group: dict[str, Any]) -> bool:
-    left = group["fused"] is None and group["foreach"] is None and not group["differentiable"]
-    return (
-        left
-        and not isinstance(group["lr"], torch.Tensor)
-        and all(_is_taken(parameter) for parameter in group["params"])
-    )
-
-
-def _is_taken(parameter: torch.Tensor) -> bool:
-    dense = parameter.layout is torch.strided and parameter.is_floating_point()
-    return dense and parameter.device.type == "cpu"

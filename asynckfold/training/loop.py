@@ -4,12 +4,12 @@
 
     train ── seed, build ── restore? ──┐
                                        ▼  run
-              ┌─ epoch: seeded order ─ batches: gather, step ─ (stop? late? checkpoint, leave)
+              ┌─ epoch: seeded order ─ batches: gather, step ─ (stop? time out? checkpoint, leave)
               │                        evaluate the held-out fold
               └─ LR schedule ─ checkpoint ◄─┘                        ── result
 
 A job's result depends on its plan alone: every random choice comes from (seed, epoch) or (seed,
-epoch, sample), and a checkpoint carries the generators of an epoch that was left in the middle.
+epoch, sample), and a checkpoint in the middle of an epoch holds the state of the generators.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 
@@ -25,12 +27,52 @@ from asynckfold.jobs.messages import Noted, Task
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import checkpoint, checkpointing, saving, setup
-from asynckfold.training.bundle import Bundle, JobLog
-from asynckfold.training.training_run import Course, Diverged, Report, Training
+from asynckfold.training import checkpoint, checkpointing, setup
+from asynckfold.training.bundle import Bundle
+from asynckfold.training.job_log import JobLog
+from asynckfold.training.stopwatch import Stopwatch
+from asynckfold.training.training_run import Diverged, Report, Training
 
-_PLACE, _SECONDS = "__asynckfold_place__", "__asynckfold_seconds__"
-"""Attributes of an exception: where it was raised, and how long the job had trained by then."""
+_POSITION, _SECONDS = "__asynckfold_place__", "__asynckfold_seconds__"
+"""Attributes set on an exception: position and training time of the job when it was raised."""
+
+
+class Trainable(Protocol):
+    """What `run` trains: one job, or a fusion group.
+
+    ``epoch`` and ``batch`` count the finished epochs, and the finished batches of the next one.
+    """
+
+    epoch: int
+    batch: int
+    heartbeat: Heartbeat
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        """Measures and limits the training time."""
+
+    @property
+    def batches(self) -> int:
+        """Batches per epoch."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to train."""
+
+    def begin_epoch(self) -> None:
+        """Begin or continue an epoch."""
+
+    def step(self) -> None:
+        """Train on the next batch."""
+
+    def report_progress(self, report: Report) -> None:
+        """Report progress, if due."""
+
+    def end_epoch(self, started: float, report: Report) -> None:
+        """Evaluate, step the LR schedule, record the epoch."""
+
+    def save(self, report: Report) -> None:
+        """Write a checkpoint."""
 
 
 def train(
@@ -42,165 +84,126 @@ def train(
     stop: Callable[[], bool],
     heartbeat: Heartbeat | None = None,
 ) -> Result | None:
-    """Train one job and score its held-out fold.
+    """Train one job and score its held-out fold; None if `stop` asked to leave.
 
-    Parameters
-    ----------
-    bundle : Bundle
-        The sweep.
-    task : Task
-        The job, and where earlier attempts got to.
-    data : Batches
-        The samples, wherever they are.
-    device : torch.device
-        Where to train.
-    report : callable
-        Receives progress, epochs and checkpoints as they come.
-    stop : callable
-        Asked after every batch; when true, the training is saved and left. Seconds that pass in it
-        are a pause.
-    heartbeat : Heartbeat, optional
-        Shows every finished batch to whoever watches.
-
-    Returns
-    -------
-    Result or None
-        None when it was asked to stop; a failure when it has trained for longer than it may, saved
-        in the same way.
+    `stop` is called after every batch; time spent in it is a pause. A job that exceeds its time
+    limit is saved and fails.
     """
     heartbeat = heartbeat or Heartbeat()
     heartbeat.begin_long_phase()
     with JobLog(bundle.root, task.job) as log:
-        return trained(setup.build(bundle, task, data, device, log, heartbeat), report, stop)
+        return train_to_end(setup.build(bundle, task, data, device, log, heartbeat), report, stop)
 
 
-def trained(training: Training, report: Report, stop: Callable[[], bool]) -> Result | None:
-    """Train from the newest good checkpoint to the result; None when asked to stop before."""
+def train_to_end(training: Training, report: Report, stop: Callable[[], bool]) -> Result | None:
+    """Train from the newest intact checkpoint to the result; None if `stop` asked to leave."""
     checkpointing.restore(training, report)
     if training.pretrained:
         report(Noted(training.task.job.id, "pretrained", training.pretrained))
         training.save(report)
     try:
         if not run(training, training.params, report, stop):
-            return timed_out(training) if training.stopwatch.over else None
+            return timed_out(training) if training.stopwatch.expired else None
         return result_of(training)
     except Diverged as error:
         return diverged(training, error)
 
 
-def note_place(error: BaseException, course: Course) -> None:
-    """Let an exception know where a training was when it was raised, and for how long it ran."""
-    batch, batches = course.batch, course.batches
+def note_position(error: BaseException, training: Trainable) -> None:
+    """Attach position and training time to an exception."""
+    batch, batches = training.batch, training.batches
     where = "end of the epoch" if batch == batches else f"batch {batch + 1} of {batches}"
-    # The user may have defined an exception that takes no attributes.
+    # A user's exception may refuse attributes.
     with contextlib.suppress(Exception):
-        setattr(error, _PLACE, f"epoch {course.epoch + 1}, {where}")
-        setattr(error, _SECONDS, course.stopwatch.seconds)
+        setattr(error, _POSITION, f"epoch {training.epoch + 1}, {where}")
+        setattr(error, _SECONDS, training.stopwatch.seconds)
 
 
-def place_of(error: BaseException) -> str:
-    """Return in which epoch and batch of a training an exception was raised; "" before the first.
-
-    Examples
-    --------
-    >>> place_of(ValueError())
-    ''
-    """
-    return str(getattr(error, _PLACE, ""))
+def position_of(error: BaseException) -> str:
+    """Return the epoch and batch in which an exception was raised; "" before the training."""
+    return str(getattr(error, _POSITION, ""))
 
 
 def seconds_of(error: BaseException, otherwise: float) -> float:
-    """Return how long a job had trained when an exception was raised.
-
-    Parameters
-    ----------
-    error : BaseException
-        What ended it.
-    otherwise : float
-        Returned where it was raised before the training.
-
-    Examples
-    --------
-    >>> seconds_of(ValueError(), 0.5)
-    0.5
-    """
+    """Return the training time when an exception was raised; `otherwise` before the training."""
     return float(getattr(error, _SECONDS, otherwise))
 
 
-def run(course: Course, params: TrainerParams, report: Report, stop: Callable[[], bool]) -> bool:
-    """Train to the end; return False when asked to stop before, or when its seconds are over.
+def run(
+    training: Trainable, params: TrainerParams, report: Report, stop: Callable[[], bool]
+) -> bool:
+    """Train to the end; return False if `stop` asked to leave or the time limit was reached.
 
-    What is raised meanwhile knows from then on where: see `place_of`.
+    Exceptions get position and training time attached, see `position_of`.
     """
     try:
-        return _run(course, params, report, stop)
+        return _run(training, params, report, stop)
     except BaseException as error:
-        note_place(error, course)
+        note_position(error, training)
         raise
 
 
-def _run(course: Course, params: TrainerParams, report: Report, stop: Callable[[], bool]) -> bool:
-    saver, stopwatch = saving.Saver(lambda: course.save(report)), course.stopwatch
+def _run(
+    training: Trainable, params: TrainerParams, report: Report, stop: Callable[[], bool]
+) -> bool:
+    saver, stopwatch = checkpointing.Saver(lambda: training.save(report)), training.stopwatch
 
     def leaves() -> bool:
-        return stopwatch.leaving_out(stop) or stopwatch.over
+        return stopwatch.call_uncounted(stop) or stopwatch.expired
 
-    while not course.ended:
+    while not training.ended:
         started = time.perf_counter()
-        course.begin_epoch()
-        while course.batch < course.batches:
-            course.step()
-            course.heartbeat.beat()
-            course.tell(report)
-            unfinished = course.batch < course.batches
+        training.begin_epoch()
+        while training.batch < training.batches:
+            training.step()
+            training.heartbeat.beat()
+            training.report_progress(report)
+            unfinished = training.batch < training.batches
             if leaves() and unfinished:
                 saver.save()
                 return False
-            if unfinished and saver.due(saving.MIDDLE_SECONDS):
+            if unfinished and saver.due(checkpointing.MIDDLE_SECONDS):
                 saver.save()
-        course.end_epoch(started, report)
-        if not course.ended and leaves():
+        training.end_epoch(started, report)
+        if not training.ended and leaves():
             saver.save()
             return False
-        due = course.epoch % params.save_checkpoint_frequency == 0
-        if course.ended or (due and saver.due(saving.EPOCH_SECONDS)):
+        due = training.epoch % params.save_checkpoint_frequency == 0
+        if training.ended or (due and saver.due(checkpointing.EPOCH_SECONDS)):
             saver.save()
     return True
 
 
 def result_of(training: Training) -> Result:
-    """Return the result of a training that reached its end."""
-    return Result(
-        training.task.job.id,
-        training.task.attempt,
-        DONE,
-        epochs=tuple(training.epochs),
+    """Return the result of a finished training."""
+    return replace(
+        _ended(training, DONE),
         outputs=training.outputs,
         weights=checkpoint.weights_digest(training.model.state_dict()),
-        fit_seconds=training.stopwatch.seconds,
         score_seconds=training.score_seconds,
-        pretraining=training.pretraining,
-        averaged=training.averaged(),
     )
 
 
 def diverged(training: Training, error: Diverged) -> Result:
     """Return the result of a training that diverged."""
     training.log.write(f"diverged: {error}\n")
+    return replace(_ended(training, DIVERGED), error=str(error))
+
+
+def _ended(training: Training, status: str) -> Result:
     return Result(
         training.task.job.id,
         training.task.attempt,
-        DIVERGED,
+        status,
         epochs=tuple(training.epochs),
         fit_seconds=training.stopwatch.seconds,
-        error=str(error),
         pretraining=training.pretraining,
         averaged=training.averaged(),
     )
 
 
 def timed_out(training: Training) -> Result:
-    """Return the failure of a training that saved itself because its seconds are over."""
+    """Return the failure of a training that reached its time limit and saved itself."""
     stopwatch, epochs = training.stopwatch, training.params.epochs
     text = (
         f"timed out: trained {stopwatch.seconds:.2f} s, at epoch {training.epoch + 1} of {epochs}, "

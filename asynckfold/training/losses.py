@@ -1,10 +1,10 @@
-"""Losses as they are recorded: means over samples, whatever the criterion returns of a batch.
+"""Recorded losses: means over samples, whatever the criterion returns for a batch.
 
-The gradient is that of the criterion as it stands. Recorded is, of each epoch and of an evaluation,
-the mean over all samples: a criterion that sums is divided by their number; the mean of a batch
-counts by its samples. Where a `CrossEntropyLoss` or `NLLLoss` has weights of classes or ignores a
-class, a sample counts as much as it does in the mean of its batch, so that what is recorded is
-the loss of all samples as one batch.
+The gradient is that of the criterion itself. The recorded loss of an epoch or an evaluation is the
+mean over all samples: a criterion that sums is divided by their number, and batch means are
+weighted by batch size. With class weights or an ignored class (`CrossEntropyLoss`, `NLLLoss`), a
+sample counts as in the mean of its batch, so that the recorded loss is that of all samples as one
+batch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import nn
 from asynckfold.jobs.plan import Plan
 
 SUMS = {"loss": "sum over samples"}
-"""What the plan's recipe says of a criterion that sums."""
+"""Recorded in the plan for a criterion that sums."""
 
 _CLASSIFYING = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
 
 
 def adds_up(criterion: Callable[..., Any], plan: Plan) -> bool:
-    """Whether a criterion sums over the samples of a batch, by its ``reduction`` or the dry run.
+    """Whether a criterion sums over a batch, by its ``reduction`` or the dry run.
 
     Examples
     --------
@@ -40,7 +40,7 @@ def adds_up(criterion: Callable[..., Any], plan: Plan) -> bool:
 
 
 def _classifies(criterion: object) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:
-    """Whether it is torch's own mean over classes, by `forward` of a subclass, too."""
+    """Whether it is torch's own mean over classes; subclasses may not override `forward`."""
     return (
         isinstance(criterion, (nn.CrossEntropyLoss, nn.NLLLoss))
         and type(criterion).forward in _CLASSIFYING
@@ -49,30 +49,18 @@ def _classifies(criterion: object) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss
 
 
 def weights(criterion: Callable[..., Any], targets: torch.Tensor) -> torch.Tensor | None:
-    """Return how much each sample counts in the mean of a batch; None where all count the same.
-
-    Parameters
-    ----------
-    criterion : callable
-        The user's.
-    targets : Tensor
-        (n, ...).
-
-    Returns
-    -------
-    Tensor of float64, shape (n,), or None
+    """Return the weight of each sample (n,) in the mean of a batch, in float64; None if equal.
 
     Examples
     --------
     >>> criterion = nn.CrossEntropyLoss(torch.tensor([1.0, 3.0]), ignore_index=2)
     >>> weights(criterion, torch.tensor([0, 1, 2])).tolist()
     [1.0, 3.0, 0.0]
-    >>> weights(nn.CrossEntropyLoss(), torch.tensor([0, 1, 2]))
     """
     if not _classifies(criterion):
         return None
     if targets.is_floating_point():
-        # The mean over probabilities divides by the samples.
+        # For class probabilities, torch divides by the number of samples.
         return None
     counted = targets != criterion.ignore_index
     if criterion.weight is None:
@@ -91,18 +79,10 @@ def portions(
     sizes: Sequence[int],
     targets: Callable[[], torch.Tensor],
 ) -> list[float]:
-    """Return the factors of the losses of parts, of which the sum is the loss of all as one batch.
+    """Return factors by which the losses of a batch's parts add up to the loss of the batch.
 
-    Parameters
-    ----------
-    criterion : callable
-        The user's.
-    plan : Plan
-        Knows whether it sums.
-    sizes : sequence of int
-        Samples of each part.
-    targets : callable
-        Returns the targets of all parts, one after another; called where they matter.
+    `sizes` are the samples of each part; `targets`, called only if they matter, returns those of
+    all parts, concatenated.
     """
     if adds_up(criterion, plan):
         return [1.0] * len(sizes)
@@ -117,17 +97,7 @@ def portions(
 def factor_and_count(
     criterion: Callable[..., Any], plan: Plan, targets: torch.Tensor
 ) -> tuple[float, float]:
-    """Return by what the loss of a batch is multiplied to be summed, and by what sums are divided.
-
-    Parameters
-    ----------
-    criterion : callable
-        The user's.
-    plan : Plan
-        Knows whether it sums.
-    targets : Tensor
-        Of the batch.
-    """
+    """Return (factor, count) of a batch: the mean over batches is Σ loss × factor / Σ count."""
     count = float(len(targets))
     if adds_up(criterion, plan):
         return 1.0, count
@@ -144,20 +114,9 @@ def mean_loss(
     bounds: Sequence[tuple[int, int]],
     targets: Callable[[], torch.Tensor],
 ) -> float:
-    """Return the mean over samples of losses that a criterion returned of batches.
+    """Return the mean over samples of the losses (n_batches,) of batches.
 
-    Parameters
-    ----------
-    criterion : callable
-        The user's.
-    plan : Plan
-        Knows whether it sums.
-    losses : ndarray of shape (n_batches,)
-        Of each batch.
-    bounds : sequence of (int, int)
-        Where each batch lies among the targets.
-    targets : callable
-        Returns the targets of all batches; called where they matter.
+    `bounds` tells where each batch lies among the targets, which are asked for only if they matter.
     """
     sizes: npt.NDArray[Any] = np.array([high - low for low, high in bounds])
     if adds_up(criterion, plan):

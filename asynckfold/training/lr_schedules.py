@@ -1,7 +1,6 @@
-"""The built-in LR schedules by name, fitted to the length of the training.
+"""The built-in LR schedules, each fitted to the number of steps of the training.
 
-Each comes from `torch.optim.lr_scheduler` with settings that make sense for any number of steps; a
-step is an epoch, or a batch on request.
+They come from `torch.optim.lr_scheduler`; a step is an epoch, or a batch on request.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
 
+from asynckfold.jobs.trainer_params import TrainerParams
+
 Schedule = lr_scheduler.LRScheduler
 
 
 def constant(optimizer: Optimizer, steps: int) -> Schedule:
-    """The learning rate of the optimizer, unchanged."""
+    """The optimizer's learning rate, unchanged."""
     return lr_scheduler.ConstantLR(optimizer, factor=1.0)
 
 
@@ -30,7 +31,7 @@ def warm(optimizer: Optimizer, steps: int) -> Schedule:
 
 
 def reduce(optimizer: Optimizer, steps: int) -> Schedule:
-    """A tenth of the rate whenever the inner-validation loss stops falling."""
+    """A tenth of the rate when the inner-validation loss stops falling."""
     return lr_scheduler.ReduceLROnPlateau(optimizer, patience=max(1, steps // 10))
 
 
@@ -46,14 +47,14 @@ def step(optimizer: Optimizer, steps: int) -> Schedule:
 
 
 def exponential(optimizer: Optimizer, steps: int) -> Schedule:
-    """A constant factor each step that ends at a hundredth of the rate."""
+    """A constant factor per step, down to a hundredth of the rate."""
     return lr_scheduler.ExponentialLR(optimizer, gamma=0.01 ** (1 / max(1, steps)))
 
 
 def onecycle(optimizer: Optimizer, steps: int) -> Schedule:
     """Up to the optimizer's learning rate and down again (Smith & Topin 2018).
 
-    Momentum is cycled against it, where the optimizer was given any.
+    Momentum, if the optimizer has any, is cycled the other way.
     """
     group = optimizer.param_groups[0]
     return lr_scheduler.OneCycleLR(
@@ -71,16 +72,9 @@ BUILT_IN: dict[str, Callable[[Optimizer, int], Schedule]] = {
 
 
 def make(schedule: str | Callable[[Any], Any], optimizer: Optimizer, steps: int) -> Any:
-    """Return the LR schedule for a training of `steps` steps.
+    """Return an LR schedule: a built-in one by name, or from a function optimizer → schedule.
 
-    Parameters
-    ----------
-    schedule : str or callable
-        Name of a built-in one, or function optimizer → LR schedule.
-    optimizer : torch.optim.Optimizer
-        Whose learning rates are changed.
-    steps : int
-        How often ``step`` will be called.
+    `steps` is how often ``step`` will be called.
     """
     if isinstance(schedule, str):
         return BUILT_IN[schedule](optimizer, steps)
@@ -88,5 +82,10 @@ def make(schedule: str | Callable[[Any], Any], optimizer: Optimizer, steps: int)
 
 
 def needs_metric(schedule: Any) -> bool:
-    """Whether ``step`` wants a metric."""
+    """Whether ``step`` takes a metric."""
     return isinstance(schedule, lr_scheduler.ReduceLROnPlateau)
+
+
+def steps_each_batch(schedule: Any, params: TrainerParams) -> bool:
+    """Whether the schedule steps after every batch, not after every epoch."""
+    return params.lr_step == "batch" and not needs_metric(schedule)

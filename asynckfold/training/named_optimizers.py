@@ -1,4 +1,4 @@
-"""The optimizers of torch.optim by name, for callers who have no code of their own."""
+"""The optimizers of torch.optim by name, for sweeps without user code."""
 
 from __future__ import annotations
 
@@ -30,16 +30,8 @@ MOMENTUM = ("rmsprop", "sgd")
 class NamedOptimizer:
     """An optimizer function: model → ``torch.optim.<name>`` over all its parameters.
 
-    Parameters
-    ----------
-    name : str
-        Key of `OPTIMIZERS`.
-    lr : float
-        Learning rate.
-    momentum : float
-        For SGD and RMSprop.
-    weight_decay : float
-        L2 penalty, or the decoupled decay of AdamW.
+    `momentum` is for SGD and RMSprop; `weight_decay` is decoupled in AdamW, an L2 penalty
+    elsewhere.
     """
 
     name: str

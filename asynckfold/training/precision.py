@@ -1,8 +1,8 @@
-"""In which number format a model computes: that of its parameters, or bfloat16 by autocast.
+"""Number format of a model's computation: that of its parameters, or bfloat16 by autocast.
 
-By `torch.autocast`, products and convolutions compute in bfloat16, and what would lose by it in
-float32. Parameters, gradients and what the optimizer keeps stay as they are. Outputs are float32
-again, so that every loss, the user's own included, is taken in float32, in all trainers alike.
+`torch.autocast` computes matrix products and convolutions in bfloat16, and what would lose accuracy
+in float32. Parameters, gradients and optimizer state keep their format. Outputs are converted back,
+so that every loss is computed in float32, in all trainers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,7 @@ import torch
 
 
 def outputs_of(model: Callable[..., Any], inputs: torch.Tensor, precision: str) -> Any:
-    """Return a model's outputs, computed in a number format.
-
-    Parameters
-    ----------
-    model : callable
-        A module, or several as one.
-    inputs : Tensor
-        One batch.
-    precision : {"fp32", "bf16"}
-        Of `TrainerParams`.
+    """Return a model's outputs, computed in a number format (`TrainerParams.precision`).
 
     Examples
     --------

@@ -1,17 +1,16 @@
-"""What a scikit-learn transformer makes of samples: fitted on a training part, applied to all.
+"""Apply a scikit-learn transformer: fitted on the training fold, applied to all samples.
 
 ::
 
-    dataset ─ eval view ──┬─ fit on the training part ─► transformer
-                          └─ transform ─────────────────────► evaluated on, in float32
-    dataset ─ train view ─── transform, batch by batch ─────► trained on, in float32
-              (where it differs: other or random transforms)
+    dataset ─ eval view ──┬─ fit on the training fold ─► transformer
+                          └─ transform ─────────────────────► for evaluation, in float32
+    dataset ─ train view ─── transform, batch by batch ─────► for training, in float32
+              (if it has transforms of its own, as random ones)
 
-So the transforms of a view come first, and `preprocess` is the last step before the model. It is
-fitted on samples as they are evaluated, without random copies, and in the type that they have: only
-what comes out becomes float32. Where both views are the same, the training part is what
-``fit_transform`` gave, as in a scikit-learn pipeline; transformers that fit each sample without its
-own target differ there.
+`preprocess` is the last step before the model, after the transforms of the view. It is fitted on
+the eval view, in the data's own type; only its output is converted to float32. If both views are
+the same, training samples are the output of ``fit_transform``, as in a scikit-learn pipeline;
+cross-fitting transformers give others from ``transform``.
 """
 
 from __future__ import annotations
@@ -31,34 +30,23 @@ from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.folds import Indices
 
 ALIKE = 1e-2
-"""Largest difference between ``fit_transform`` and ``transform`` of the same samples, as a share of
+"""Largest difference between ``fit_transform`` and ``transform`` of the same samples, relative to
 the size of a column: solvers round by some 1e-6, cross-fitting changes values by some tenths."""
 
 
-def fitted(
+def fit_transform(
     data: Batches, preprocess: Any, train: Indices, tell: Callable[[str], None] | None = None
 ) -> Batches:
-    """Return the data as a scikit-learn transformer gives it that was fitted on `train` only.
+    """Return the data transformed by a clone of a scikit-learn transformer, fitted on `train` only.
 
-    It is fitted with the targets, which those that need none ignore, and sees each sample as one
-    row of features.
-
-    Parameters
-    ----------
-    data : Batches
-        The samples.
-    preprocess : transformer or None
-        A clone of it is fitted.
-    train : ndarray of int64, shape (n_train,)
-        Sample numbers.
-    tell : callable, optional
-        Is told what is odd about what comes out, or nothing.
+    The transformer sees one row of features per sample, and the targets. `tell` receives remarks on
+    the output (rounded or non-finite numbers), "" for none.
 
     Raises
     ------
     InputError
-        What comes out are no numbers for each sample; or training samples are others at
-        ``fit_transform`` than later, and the train view has transforms of its own.
+        The output is not one row of numbers per sample; or ``fit_transform`` and ``transform``
+        differ on training samples while the train view has transforms of its own.
     """
     if preprocess is None:
         return data
@@ -77,28 +65,28 @@ def fitted(
         tell(rounded(changed, "what preprocess gives"))
         bad = int((~np.isfinite(changed).reshape(len(changed), -1).all(axis=1)).sum())
         tell(f"{bad} of {len(changed)} samples {NOT_FINITE} after preprocess" if bad else "")
-    return data.with_inputs(_narrow(changed), None if alike else partial(preprocessed, fit))
+    return data.with_inputs(_narrow(changed), None if alike else partial(transform, fit))
 
 
 def fit_on(preprocess: Any, rows: Array, targets: torch.Tensor, train: Indices) -> Any:
-    """Return a clone of a scikit-learn transformer that was fitted on `train` of all rows only."""
+    """Return a clone of a scikit-learn transformer, fitted on the rows `train` only."""
     return _fitted(preprocess, rows, targets, train)[0]
 
 
-def preprocessed(fit: Any, rows: Array) -> torch.Tensor:
-    """Return rows as a fitted transformer gives them, in float32."""
+def transform(fit: Any, rows: Array) -> torch.Tensor:
+    """Transform rows, and return them in float32."""
     return _narrow(_changed(fit, rows))
 
 
 def _fitted(
     preprocess: Any, rows: Array, targets: torch.Tensor, train: Indices
 ) -> tuple[Any, Array]:
-    """Return a fitted clone, and what it made of the training part meanwhile."""
+    """Return a fitted clone, and its output for the training rows."""
     from sklearn.base import clone
 
     fit, inputs = clone(preprocess), rows.reshape(len(rows), -1)[train]
     wanted = targets.cpu().numpy()[train]
-    # A transformer without a random_state of its own draws from the global generators.
+    # Without a random_state, a transformer draws from the global generators.
     with seeded(0):
         if hasattr(fit, "fit_transform"):
             own = fit.fit_transform(inputs, wanted)
@@ -113,7 +101,7 @@ def _changed(fit: Any, rows: Array) -> Array:
 
 
 def _dense(fit: Any, found: Any, count: int) -> Array:
-    """Return what a transformer gave as an array of real numbers: sparse matrices become dense."""
+    """Return a transformer's output as a dense array of real numbers."""
     array = np.asarray(found.toarray() if hasattr(found, "toarray") else found)
     if array.dtype == object:
         with suppress(TypeError, ValueError):
@@ -121,7 +109,7 @@ def _dense(fit: Any, found: Any, count: int) -> Array:
     if array.dtype.kind not in "biuf" or array.shape[:1] != (count,):
         name = type(fit).__name__
         received = f"{array.dtype} of shape {array.shape} for {count} samples, from {name}"
-        remedy = "Use transformers that give numbers, and none that drop or add samples."
+        remedy = "Use transformers that return numbers, and as many rows as samples."
         refuse([Problem("preprocess must give real numbers for each sample", received, remedy)])
     return array
 
@@ -134,7 +122,7 @@ def _narrow(array: Array) -> torch.Tensor:
 def _other_problems(preprocess: Any, own: Array, later: Array) -> list[Problem]:
     if own.shape == later.shape:
         sizes = np.abs(np.where(np.isfinite(later), later, 0)).max(axis=0, initial=0.0)
-        # Columns that are all but empty, as the last ones of a PCA, hold nothing but rounding.
+        # Nearly empty columns, as the last ones of a PCA, hold only rounding errors.
         near = ALIKE * np.maximum(sizes, 1e-6 * sizes.max(initial=0.0))
         with np.errstate(invalid="ignore"):
             apart = np.abs(own.astype(np.float64) - later) > near
@@ -142,9 +130,9 @@ def _other_problems(preprocess: Any, own: Array, later: Array) -> list[Problem]:
             return []
     return [
         Problem(
-            "preprocess must give training samples as at fit_transform where train_transform, or a "
-            "random transform of the data set, makes other samples of them",
-            f"{type(preprocess).__name__}, which gives others then",
-            "Leave the transform of the train view out, or preprocess.",
+            "with a train_transform, or random transforms in the dataset, preprocess must return "
+            "the same from transform as from fit_transform",
+            f"{type(preprocess).__name__}, which returns something else for training samples",
+            "Leave out the transforms of the train view, or preprocess.",
         )
     ]

@@ -1,19 +1,18 @@
-"""A stage before the first epoch: what a model does with its training fold by itself.
+"""Unsupervised pretraining of a model on its training fold, before the first epoch.
 
-A model that has a method ``pretrain(inputs, generator, report)`` has such a stage; one whose
-parameters have other names is the user's own business, and is not called. A job calls it
-once, with all inputs of its training fold (in the eval view, without targets), before its optimizer
-is made. All that it draws has to come from the generator, which the job's seed starts. It may call
-``report(stage, epoch, measures)`` with the name of a part, the number of an epoch from 1, and
-numbers by name: they are in the job's log and checkpoints, and in its result's ``pretraining``. A
-job that is killed meanwhile begins the stage again; after it a checkpoint is written.
+A model with a method ``pretrain(inputs, generator, report)`` has it; a method with other parameter
+names is not called. A job calls it once, before its optimizer is made, with all inputs of the
+training fold (eval view, no targets). Random numbers must come from the generator, seeded from the
+job's seed. ``report(stage, epoch, measures)``, with the name of a stage, an epoch from 1, and
+numbers by name, writes to the log, the checkpoints, and the result's ``pretraining``. A killed job
+starts its pretraining again; a checkpoint follows it.
 
-A stage that differentiates has no place in a job with a process on a GPU, which is forked after it
-(`spared`): the dry run refuses any but that of a `DBN`, which does without.
+In a job with a process on a GPU, which is forked after it, pretraining must not call backward()
+(`spared`): the dry run refuses all but that of a `DBN`.
 
-A stage whose ``pretrain`` has a parameter ``summing``, too, may do in parts what it does: where a
-job has several processes, it gets there what divides the work among them (`asynckfold.training.
-summing`), and nothing otherwise.
+To parallelise a custom ``pretrain``, accept a fourth argument, ``summing``: a job with several
+processes passes a `Summing` (`asynckfold.training.process_group.parallel_sum`) that divides the
+work among them.
 """
 
 from __future__ import annotations
@@ -33,32 +32,32 @@ from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.result import StageEpoch
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import seeding
-from asynckfold.training.bundle import JobLog
+from asynckfold.training.job_log import JobLog
 from asynckfold.training.process_group.parallel_sum import Summing
 
 
 class Report(Protocol):
-    """What a stage tells with."""
+    """Reports metrics of the pretraining."""
 
     def __call__(self, stage: str, epoch: int, measures: Mapping[str, float]) -> None:
-        """Tell what was measured after an epoch of a part of the stage."""
+        """Report metrics after an epoch of a stage."""
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What came of a stage: in one line, and epoch by epoch; nothing where there was none."""
+    """Summary and metrics of a pretraining; empty without one."""
 
     text: str = ""
     epochs: tuple[StageEpoch, ...] = ()
 
 
-def wanted(model: nn.Module) -> bool:
-    """Whether a model has a stage before its training.
+def has_pretraining(model: nn.Module) -> bool:
+    """Whether a model has pretraining.
 
     Examples
     --------
     >>> from asynckfold.models import DBN, MLP
-    >>> wanted(DBN()), wanted(MLP())
+    >>> has_pretraining(DBN()), has_pretraining(MLP())
     (True, False)
     """
     method = getattr(model, "pretrain", None)
@@ -68,15 +67,8 @@ def wanted(model: nn.Module) -> bool:
 
 
 def may_differentiate(model: nn.Module) -> bool:
-    """Whether a model has such a stage that is not known to do without `backward`.
-
-    Examples
-    --------
-    >>> from asynckfold.models import DBN, MLP
-    >>> may_differentiate(DBN()), may_differentiate(MLP())
-    (False, False)
-    """
-    if not wanted(model):
+    """Whether a model has pretraining that may call backward()."""
+    if not has_pretraining(model):
         return False
     from asynckfold.models import DBN
 
@@ -94,31 +86,17 @@ def pretrain(
     processes: int = 1,
     cores: Sequence[int] = (),
 ) -> Pretrained:
-    """Do a model's stage, where it has one; return what came of it.
+    """Run the pretraining of a model on its device; log each report.
 
     Parameters
     ----------
-    model : nn.Module
-        Where it will be trained.
-    data : Batches
-        All samples, on the model's device.
-    train : ndarray of int64
-        The training fold.
-    seed : int
-        The job's.
-    log : JobLog
-        Gets a line for each report.
-    heartbeat : Heartbeat
-        Shows each report to whoever watches.
     batch_size : int
-        Samples that are gathered at once.
+        Samples to gather at once.
     processes : int
-        Of the job; a stage that can makes use of them.
+        Processes of the job, for a ``pretrain`` with ``summing``.
     cores : sequence of int
         One for each process; empty for no pinning.
     """
-    if not wanted(model):
-        return Pretrained()
     started = told = time.perf_counter()
     last: dict[str, str] = {}
     epochs: list[StageEpoch] = []
@@ -136,7 +114,7 @@ def pretrain(
     rows = torch.from_numpy(train)
     inputs = torch.cat([data.eval(part)[0] for part in torch.split(rows, batch_size)])
     generator = torch.Generator(inputs.device)
-    # No epoch has the number 0.
+    # Epochs use streams from 1 on.
     generator.manual_seed(seeding.stream(seed, 0, 1))
     model.train()
     stage: Callable[..., Any] = getattr(model, "pretrain")  # noqa: B009 - modules have no such

@@ -1,9 +1,8 @@
-"""A probe: some real steps of one model, timed, in a worker as its jobs will be.
+"""A probe: time some real steps of one model, in a worker, as its jobs will run.
 
-It runs on the cores and with the threads of its placement; the sweep starts as many side by side as
-jobs would be. Those that share a GPU, where a first step takes seconds, are asked to pause before
-they begin, and wait after their first step until all have come so far. Nothing of a probe stays:
-the model is built for it, and every job seeds its generators.
+It runs on the cores and threads of its placement; the sweep starts as many probes side by side as
+it would start jobs. On a GPU, where a first step takes seconds, probes wait for each other after
+it. A probe leaves nothing behind: it builds its own model, and every job seeds the generators.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ from asynckfold.jobs.plan import Job
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import batches, setup, training_run
-from asynckfold.training.bundle import Bundle, NoLog
+from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import trainer
+from asynckfold.training.job_log import NoLog
 
 PROBE_SECONDS = 0.25
-"""How long steps are timed."""
+"""How long to time steps."""
 
 LONG_SECONDS = 1.0
-"""A call that takes longer is not repeated: its warming up is a small part of it."""
+"""A longer call is not repeated: its warm-up is a small part of it."""
 
 
 def measure(
@@ -45,30 +45,10 @@ def measure(
     stop: Callable[[], bool],
     heartbeat: Heartbeat,
 ) -> Timing:
-    """Time training steps and an evaluation batch of a job, or steps of several as one.
+    """Time training steps and an evaluation batch of a job, or steps of a fusion group.
 
-    Parameters
-    ----------
-    bundle : Bundle
-        The sweep.
-    jobs : sequence of Job
-        Any job of the model; of several, which are trained as one, a step has the seconds of one
-        job's part.
-    data : Batches
-        The samples.
-    device : torch.device
-        Where the job would train.
-    report : callable
-        Hears `Started` of attempt 0 from a probe that waits for others.
-    stop : callable
-        Returns when no pause is asked for any more.
-    heartbeat : Heartbeat
-        Says whether one is.
-
-    Returns
-    -------
-    Timing
-        With the traceback where the user's code raised: its jobs will raise it, too.
+    A probe that is asked to wait for others (`heartbeat.asked`) reports `Started`, as attempt 0,
+    after its first step; `stop` then blocks. If user code raises, the `Timing` holds the traceback.
     """
 
     def meet() -> bool:
@@ -97,17 +77,17 @@ def _timing(
         training = setup.build(bundle, Task(job), data, device, log, Heartbeat(), pretrains=False)
         valid = training.valid[: bundle.plan.params.eval_batch_size]
         if bundle.plan.params.compile:
-            # What compiling takes, once a shape, is no part of a step.
+            # Compile beforehand: it happens once per shape.
             next(_steps(training))()
-            training.evaluate(valid)
+            training_run.evaluate(training, valid)
         step = _seconds(_steps(training), device, PROBE_SECONDS, meet)
-        scored = cycle([lambda: training.evaluate(valid)])
+        scored = cycle([lambda: training_run.evaluate(training, valid)])
         evaluating = _seconds(scored, device, 0.0)
     return Timing(
         step,
         evaluating,
         max(0, process.peak_memory() - before),
-        # With what the allocator holds beside its tensors: others cannot use that either.
+        # Including the allocator's cache, which other processes cannot use.
         torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0,
     )
 
@@ -115,8 +95,8 @@ def _timing(
 def _seconds_together(
     bundle: Bundle, jobs: Sequence[Job], data: Batches, device: torch.device
 ) -> float:
-    """Seconds of a step of all jobs as one, divided among them."""
-    # An LR schedule that steps with each batch knows how many there will be.
+    """Seconds of a step of a fusion group, per job."""
+    # The probe repeats the first epoch: an LR schedule must not step with every batch.
     params = replace(bundle.plan.params, lr_step="epoch")
     plan = replace(bundle.plan, params=params, groups=(tuple(job.id for job in jobs),))
     tasks = [Task(job) for job in jobs]
@@ -128,7 +108,7 @@ def _seconds_together(
 
 
 def _fused_steps(group: trainer.Group) -> Iterator[Callable[[], object]]:
-    """Steps over the batches of the first epoch, again and again."""
+    """Repeat the steps of the first epoch."""
     while True:
         group.begin_epoch()
         while group.batch < group.batches:
@@ -139,13 +119,13 @@ def _fused_steps(group: trainer.Group) -> Iterator[Callable[[], object]]:
 
 
 def _steps(training: training_run.Training) -> Iterator[Callable[[], object]]:
-    """Steps over the batches of the first epoch, again and again."""
-    order = torch.from_numpy(batches.epoch_order(training.train, training.seed, 0))
+    """Repeat the steps of the first epoch."""
+    order = torch.from_numpy(batches.epoch_order(training.train, training.task.job.seed, 0))
     training.model.train()
 
     def step(low: int, high: int) -> object:
         return training_run.training_step(
-            training, *training.data.train(order[low:high], training.seed, 0)
+            training, *training.data.train(order[low:high], training.task.job.seed, 0)
         )
 
     for low, high in cycle(training.bounds):
@@ -158,9 +138,9 @@ def _seconds(
     least: float,
     meet: Callable[[], bool] = lambda: False,
 ) -> float:
-    """Median seconds of at least two calls, for at least so many seconds; another warms up first.
+    """Median seconds of at least two calls and `least` seconds, after one call to warm up.
 
-    A first call that takes long is the only one, unless it then met others that do the same.
+    A long first call is the only one, unless the probe then waited for others.
     """
     started = time.perf_counter()
     first = _timed(next(calls), device)

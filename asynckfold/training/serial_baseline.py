@@ -1,10 +1,8 @@
 """The serial baseline: the loop that a PyTorch user writes today, over the same jobs.
 
-One job after another, torch's default threads (but none on cores that others use), a DataLoader
-over the data set with its transforms, sample by sample. The same folds, seeds, batches and epochs
-as the sweep, an evaluation of the held-out fold after each epoch as there; an LR schedule that
-reacts to a loss gets the same samples of the training fold, and they are left out of the training,
-as there.
+One job after another, with torch's default threads (but none on busy cores), and a DataLoader over
+the dataset with its transforms, sample by sample. Folds, seeds, batches, epochs, inner-validation
+samples and the evaluation after each epoch are those of the sweep.
 """
 
 from __future__ import annotations
@@ -30,25 +28,26 @@ from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Baseline
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import batches, lr_schedules, seeding
-from asynckfold.training.bundle import Bundle, NoLog
+from asynckfold.training.bundle import Bundle
 from asynckfold.training.evaluation import right
 from asynckfold.training.isolation.guard import isolated
+from asynckfold.training.job_log import NoLog
 from asynckfold.training.losses import factor_and_count
 from asynckfold.training.precision import outputs_of
-from asynckfold.training.preprocessing import fit_on, fitted, preprocessed
-from asynckfold.training.pretraining import pretrain, wanted
-from asynckfold.training.setup import schedule_of
+from asynckfold.training.preprocessing import fit_on, fit_transform, transform
+from asynckfold.training.pretraining import has_pretraining, pretrain
+from asynckfold.training.setup import build_lr_schedule
 
 ESTIMATE_SECONDS = 0.3
-"""How long an estimate times the batches of one model, for training and for evaluation each."""
+"""How long an estimate times a model's batches, in training and in evaluation."""
 
 
 Judged = tuple[torch.Tensor, torch.Tensor]
-"""Of a batch: the targets, and which of them the model said."""
+"""Targets of a batch, and which of them are predicted right."""
 
 
 def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline | None:
-    """Run the whole loop over the jobs of the bundle's plan; None when asked to stop."""
+    """Run the loop over all jobs of the plan; None if `stop` asked to leave."""
     by_candidate = dict.fromkeys((job.candidate for job in bundle.plan.jobs), 0.0)
     by_job: dict[str, float] = {}
     scores: dict[str, list[float]] = {name: [] for name in by_candidate}
@@ -62,7 +61,7 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
             with isolated(patches=True):
                 trained = _train(bundle, job, data, stop)
         except (Exception, SystemExit):  # noqa: BLE001
-            # The job fails in the sweep as well, where its traceback is recorded.
+            # It fails in the sweep, too, which records the traceback.
             trained = None
         if stop():
             return None
@@ -91,10 +90,10 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
 
 
 def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline | None:
-    """Time some batches of each model and multiply; None when asked to stop.
+    """Time some batches of each model and extrapolate; None if `stop` asked to leave.
 
-    What is multiplied is the median of the batches' seconds: other programs on the machine delay
-    some batches, and must not make the baseline look slower than it is.
+    Extrapolates the median: other processes delay some batches, and must not make the baseline look
+    slower than it is.
     """
     by_model: dict[str, tuple[float, float] | None] = {}
     seconds: dict[str, float] = {}
@@ -107,7 +106,7 @@ def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baselin
                 with isolated(patches=True):
                     by_model[job.model] = _batch_seconds(bundle, job, data, stop)
             except (Exception, SystemExit):  # noqa: BLE001
-                # Its jobs fail in the sweep as well, where the traceback is recorded.
+                # As above.
                 by_model[job.model] = None
         batch_seconds = by_model[job.model]
         if batch_seconds is None:
@@ -139,8 +138,8 @@ class _Loop:
         self.device = torch.device(plan.device)
         seeding.seed_all(job.seed)
         self.model = recipe.models[job.model]().to(self.device)
-        if pretrains and wanted(self.model):
-            seen = fitted(data, recipe.preprocess, self.fold.train).to(self.device)
+        if pretrains and has_pretraining(self.model):
+            seen = fit_transform(data, recipe.preprocess, self.fold.train).to(self.device)
             size = plan.params.eval_batch_size
             with NoLog() as log:
                 pretrain(self.model, seen, self.fold.train, job.seed, log, Heartbeat(), size)
@@ -148,11 +147,11 @@ class _Loop:
         self.criterion = copy.deepcopy(recipe.criterion)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
-        self.lr_schedule, train, steer = schedule_of(
+        self.lr_schedule, train, steer = build_lr_schedule(
             bundle, job, self.model, self.optimizer, self.fold.train
         )
         self.reacts = lr_schedules.needs_metric(self.lr_schedule)
-        self.per_batch = plan.params.lr_step == "batch" and not self.reacts
+        self.per_batch = lr_schedules.steps_each_batch(self.lr_schedule, plan.params)
         bounds = list(batches.bounds(len(train), plan.batch_size, self.model))
         train_view, eval_view = views(bundle, data, self.fold)
         self.train_loader = DataLoader(
@@ -184,7 +183,7 @@ class _Loop:
     def score(
         self, inputs: torch.Tensor, targets: torch.Tensor
     ) -> tuple[float, float, torch.Tensor]:
-        """Return the summed loss, by what it counts, and which samples are right."""
+        """Return the summed loss, its divisor, and which samples are right."""
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         factor, count = self.counted(targets)
         with torch.no_grad():
@@ -198,7 +197,7 @@ class _Loop:
         return factor_and_count(self.criterion, self.plan, targets.to(self.device))
 
     def evaluate(self, loader: DataLoader[Any]) -> tuple[float, list[Judged]]:
-        """Return the mean loss, and what was judged."""
+        """Return the mean loss, and targets with predictions."""
         self.model.eval()
         total, counted, judged = 0.0, 0.0, []
         for inputs, targets in loader:
@@ -211,19 +210,19 @@ class _Loop:
 
 @dataclass(frozen=True)
 class _Trained:
-    """One trained job: seconds and training loss at the end of each epoch, the last judgement."""
+    """A trained job: (seconds, training loss) after each epoch, and the last evaluation."""
 
     epochs: list[tuple[float, float]]
     judged: list[Judged]
 
     @property
     def accuracy(self) -> float:
-        """Share of the held-out samples whose class is right."""
+        """Accuracy on the held-out fold."""
         right = sum(float(right.sum()) for _, right in self.judged)
         return right / sum(len(targets) for targets, _ in self.judged)
 
     def class_counts(self, classes: int, asked: Objective) -> list[tuple[int, int]]:
-        """Return, of each class, how many held-out samples are right, of how many."""
+        """Return (right, all) held-out samples of each class."""
         if not classes:
             return []
         given, right = (
@@ -265,7 +264,7 @@ def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) ->
 def _batch_seconds(
     bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]
 ) -> tuple[float, float]:
-    """Return the seconds of a batch in training and in evaluation."""
+    """Seconds of a batch in training and in evaluation."""
     loop = _Loop(bundle, job, data)
     loop.model.train()
     train = _per_batch(loop.train_loader, lambda batch: loop.step(*batch), stop)
@@ -276,7 +275,7 @@ def _batch_seconds(
 def _per_batch(
     loader: DataLoader[Any], work: Callable[[Any], Any], stop: Callable[[], bool]
 ) -> float:
-    """Median seconds of a batch, the first left out where there are more: it warms up."""
+    """Median seconds of a batch, without the first, which warms up."""
     seconds: list[float] = []
     started = moment = time.perf_counter()
     for batch in loader:
@@ -290,12 +289,12 @@ def _per_batch(
 
 
 def views(bundle: Bundle, data: Batches, fold: Fold) -> tuple[Dataset[Any], Dataset[Any]]:
-    """Return the train view and the eval view of all samples as ordinary data sets."""
+    """Return the train view and the eval view of all samples as torch datasets."""
     train, valid = bundle.ordinary
     preprocess = bundle.recipe.preprocess
     if preprocess is None:
         return train, valid
-    seen = fitted(data, preprocess, fold.train)
+    seen = fit_transform(data, preprocess, fold.train)
     whole = TensorDataset(*seen.eval(torch.arange(seen.n_samples)))
     if seen.one_view:
         return whole, whole
@@ -305,7 +304,7 @@ def views(bundle: Bundle, data: Batches, fold: Fold) -> tuple[Dataset[Any], Data
 
 @dataclass(frozen=True, eq=False)
 class _Preprocessed(Dataset[Any]):
-    """A data set whose samples pass a fitted transformer, one by one."""
+    """A dataset whose samples pass a fitted transformer one by one."""
 
     samples: Any
     fit: Any
@@ -315,11 +314,11 @@ class _Preprocessed(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         sample, target = self.samples[index]
-        return preprocessed(self.fit, exact(default_collate([sample])))[0], target
+        return transform(self.fit, exact(default_collate([sample])))[0], target
 
 
 class _Shuffled:
-    """Batches of a shuffled order, of the same sizes as in the sweep."""
+    """Shuffled batches, of the same sizes as in the sweep."""
 
     def __init__(self, bounds: list[tuple[int, int]]) -> None:
         self.bounds = bounds

@@ -1,9 +1,9 @@
-"""The live objects of a job: seeded, on their device, before the first step."""
+"""Build the live objects of a job, up to its first step."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,17 +23,18 @@ from asynckfold.training import (
     pretraining,
     seeding,
 )
-from asynckfold.training.bundle import Bundle, JobLog
+from asynckfold.training.bundle import Bundle
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.fused_optimizers import with_fused_kernel
-from asynckfold.training.preprocessing import fitted
+from asynckfold.training.job_log import JobLog
+from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.pretraining import Pretrained
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Training
 
 RESIDENT_SHARE = 0.5
-"""Of the free memory of a GPU, what inputs may take to reside there: the rest is for the model, its
-gradients and activations, and for another job. No bit depends on where they are."""
+"""Largest share of a GPU's free memory for keeping the inputs on it: the rest is for the model, its
+gradients and activations, and for another job. Where the inputs are changes no bit."""
 
 
 def build(
@@ -47,27 +48,22 @@ def build(
     pretrains: bool = True,
     cores: Sequence[int] = (),
 ) -> Training:
-    """Seed everything and make the live objects of a job, before its first step.
+    """Seed everything and build a job; pretrain its model unless a checkpoint has the result.
 
-    A model's stage before the training is done, too, unless a checkpoint has what came of it; on
-    these cores where the job has several processes.
+    `cores` are those of each process, for pretraining on several.
     """
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
-    stopwatch = Stopwatch(bundle.job_timeout_s)
-    fold = bundle.fold_of(job)
-    data = moved(fitted(data, recipe.preprocess, fold.train), device)
-    pretrained = Pretrained()
-
-    def prepare(model: nn.Module) -> None:
-        nonlocal pretrained
-        if pretrains and pretraining.wanted(model) and not checkpointing.restorable(bundle, task):
-            size, count = plan.params.eval_batch_size, plan.params.processes
-            pretrained = pretraining.pretrain(
-                model, data, fold.train, job.seed, log, heartbeat, size, count, cores
-            )
-
-    model, optimizer = begun(bundle, job, device, prepare)
-    schedule, train_part, steer = schedule_of(bundle, job, model, optimizer, fold.train)
+    stopwatch, fold = Stopwatch(bundle.job_timeout_s), bundle.fold_of(job)
+    data = to_device(fit_transform(data, recipe.preprocess, fold.train), device)
+    model, pretrained = initial_model(recipe, plan, job, device), Pretrained()
+    pretrains = pretrains and pretraining.has_pretraining(model)
+    if pretrains and not checkpointing.restorable(bundle, task):
+        size, count = plan.params.eval_batch_size, plan.params.processes
+        pretrained = pretraining.pretrain(
+            model, data, fold.train, job.seed, log, heartbeat, size, count, cores
+        )
+    optimizer = with_fused_kernel(recipe.opt_fn, model)
+    schedule, train_part, steer = build_lr_schedule(bundle, job, model, optimizer, fold.train)
     if plan.params.compile:
         compile_whole(model)
     criterion = copy.deepcopy(recipe.criterion)
@@ -88,27 +84,22 @@ def build(
         fold.valid,
         log,
         heartbeat,
-        plan.params.clip_grad_norm,
         pretrained=pretrained.text,
         pretraining=pretrained.epochs,
         stopwatch=stopwatch,
     )
 
 
-def begun(
-    bundle: Bundle,
-    job: Job,
-    device: torch.device,
-    prepare: Callable[[nn.Module], None] = lambda model: None,
+def build_model(
+    bundle: Bundle, job: Job, device: torch.device
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Seed everything, and return the model, prepared, and the optimizer of a job."""
-    model = made(bundle.recipe, bundle.plan, job, device)
-    prepare(model)
+    """Seed everything; return the initial model and the optimizer of a job."""
+    model = initial_model(bundle.recipe, bundle.plan, job, device)
     return model, with_fused_kernel(bundle.recipe.opt_fn, model)
 
 
-def made(recipe: Recipe, plan: Plan, job: Job, device: torch.device) -> nn.Module:
-    """Seed everything, and return the model of a job, as it is before anything is done to it."""
+def initial_model(recipe: Recipe, plan: Plan, job: Job, device: torch.device) -> nn.Module:
+    """Seed everything, and return the initial model of a job."""
     seeding.seed_all(job.seed)
     model: nn.Module = recipe.models[job.model]().to(device)
     if plan.is_channels_last(job):
@@ -116,18 +107,13 @@ def made(recipe: Recipe, plan: Plan, job: Job, device: torch.device) -> nn.Modul
     return model
 
 
-def schedule_of(
+def build_lr_schedule(
     bundle: Bundle, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, train: Indices
 ) -> tuple[Any, Indices, Indices]:
-    """Return the LR schedule, the samples to train on, and those that steer the schedule.
+    """Return the LR schedule, the samples to train on, and the inner-validation samples.
 
-    A rule that reacts to a loss gets samples of the training fold, never the fold that is scored;
-    for any other, all samples are trained on and none steer.
-
-    Raises
-    ------
-    ValueError
-        The training fold is too small to be divided.
+    A schedule that reacts to a loss gets inner-validation samples from the training fold, never
+    from the held-out fold; any other gets none. A fold too small to be divided is a `ValueError`.
     """
     plan, spec = bundle.plan, bundle.recipe.lr_schedules[job.lr_schedule]
     made = None if isinstance(spec, str) else lr_schedules.make(spec, optimizer, 0)
@@ -147,18 +133,10 @@ def schedule_of(
 
 
 def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
-    """Return how often a job that trains on so many samples steps its LR schedule.
+    """Return how often a job that trains on `count` samples steps its LR schedule.
 
-    Parameters
-    ----------
-    plan : Plan
-        Its epochs, batches and trainer.
-    count : int
-        Samples that are trained on.
-    model : nn.Module
-        May decide on the last batch.
-    each : {"epoch", "batch"}, optional
-        After what it is stepped; by default as the plan says.
+    With BatchNorm in the model, the last batch may be a larger one. A step is taken after `each`
+    "epoch" or "batch", by default as in the plan.
     """
     if (each or plan.params.lr_step) == "epoch":
         return plan.params.epochs
@@ -167,8 +145,8 @@ def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
     return plan.params.epochs * len(per_epoch)
 
 
-def moved(data: Batches, device: torch.device) -> Batches:
-    """Return the data on the device: inputs reside there where they fit, see `RESIDENT_SHARE`."""
+def to_device(data: Batches, device: torch.device) -> Batches:
+    """Return the data on the device, the inputs only if they fit (`RESIDENT_SHARE`)."""
     if device.type != "cuda":
         return data.to(device)
     free, _ = torch.cuda.mem_get_info(device)

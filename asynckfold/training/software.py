@@ -1,4 +1,4 @@
-"""With what this process trains: what bits depend on besides the plan."""
+"""The software and processor of this process: what bits depend on besides the plan."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.denormals import flushing
 
 REVISION = "2"
-"""Of what asynckfold itself computes: raise it with every change that gives other bits.
+"""Revision of asynckfold's own arithmetic: raise it with every change that gives other bits, as
+another kernel, order of summation, or random draw.
 
-Such as of a kernel that is chosen, of an order of sums, of a draw. 2: the gradients of fused
-convolutions over three channels where AVX-512 is; 1 was not recorded.
+2: gradients of fused convolutions over three channels with AVX-512. 1 was not recorded.
 """
 
 EXTENSIONS = {
@@ -41,7 +41,7 @@ EXTENSIONS = {
     *("avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2"),
 }
-"""Instructions that torch, oneDNN, MKL and OpenBLAS choose kernels by."""
+"""Instruction sets by which torch, oneDNN, MKL and OpenBLAS choose kernels."""
 
 
 def software(
@@ -51,18 +51,14 @@ def software(
     *,
     in_workers: bool = True,
 ) -> dict[str, str]:
-    """Return what this process trains with, by name.
+    """Return versions and settings that bits depend on, by name.
 
     Parameters
     ----------
-    threads_per_job : int
-        As in the plan.
     gpus : sequence of str
-        Names of the GPUs that train; asked for here, torch would open a context in this process.
-    cpuinfo : Path
-        What Linux says of the processor.
+        Names of the GPUs in use: asking torch would open a context in this process.
     in_workers : bool
-        Whether processes train that are started for it; else this one, whose threads may be older.
+        Whether worker processes train, or this one, whose threads may have started earlier.
     """
     build = f"{torch.version.git_version}\n{torch.__config__.show()}"
     processor = dict(_processor(cpuinfo))
@@ -88,7 +84,7 @@ def software(
 
 
 def _cpu_class(processor: dict[str, str]) -> str:
-    """Processors of one class run the same kernels: maker, family, model and instructions."""
+    """Maker, family, model and instruction sets: processors of one class run the same kernels."""
     keys = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
     words = [processor[key] for key in keys if key in processor]
     known = f"{processor.get('flags', '')} {processor.get('Features', '')}".split()
@@ -98,7 +94,7 @@ def _cpu_class(processor: dict[str, str]) -> str:
 
 
 def _processor(cpuinfo: Path) -> Iterator[tuple[str, str]]:
-    """What is said of the first processor."""
+    """Entries of the first processor."""
     try:
         text = cpuinfo.read_text()
     except OSError:

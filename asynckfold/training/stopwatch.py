@@ -1,4 +1,4 @@
-"""How long a job has trained, and whether that is longer than it may."""
+"""Training time of a job, and its limit."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Callable
 
 
 class Stopwatch:
-    """The seconds that a job has trained: those that its checkpoint tells, and those since.
+    """Training time of a job: the seconds in its checkpoint, and those since.
 
-    A checkpoint carries them, so that they are those of all attempts and sessions that brought the
-    job to where it is; what was lost with a worker that died is not charged to its job.
+    The sum covers all attempts and sessions that led to the current position. Work that was lost
+    with a dead worker is not counted.
 
     Parameters
     ----------
     limit_s : float or None
-        Seconds that the job may train; None: any.
+        Longest training time; None for no limit.
     jobs : int
-        How many are trained as one: each has an equal part of the seconds.
+        Size of the fusion group: each job gets an equal share of the seconds.
     clock : callable
-        Seconds, monotonic.
+        Monotonic seconds.
 
     Examples
     --------
     >>> now = iter([100, 103, 113, 114, 115])
     >>> watch = Stopwatch(limit_s=10, jobs=2, clock=lambda: next(now))
-    >>> watch.go_on_from(7)
-    >>> watch.leaving_out(lambda: False)  # a pause from 103 to 113
+    >>> watch.continue_from(7)
+    >>> watch.call_uncounted(lambda: False)  # a pause from 103 to 113
     False
-    >>> watch.seconds, watch.over  # at 114: 4 seconds of two jobs; at 115
+    >>> watch.seconds, watch.expired  # at 114: 4 seconds of two jobs; at 115
     (9.0, False)
     """
 
@@ -46,20 +46,20 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """What the job has trained so far."""
+        """Training time so far."""
         return self._before + (self._clock() - self._began) / self._jobs
 
     @property
-    def over(self) -> bool:
-        """Whether that is as much as it may."""
+    def expired(self) -> bool:
+        """Whether the limit is reached."""
         return self.limit_s is not None and self.seconds >= self.limit_s
 
-    def go_on_from(self, seconds: float) -> None:
-        """Add what a checkpoint tells; of jobs that are trained as one, the greatest counts."""
+    def continue_from(self, seconds: float) -> None:
+        """Add the seconds of a checkpoint; in a fusion group, the greatest of its jobs counts."""
         self._before = max(self._before, seconds)
 
-    def leaving_out(self, look: Callable[[], bool]) -> bool:
-        """Return what a look finds; a job pauses within it, and that is no training."""
+    def call_uncounted(self, look: Callable[[], bool]) -> bool:
+        """Call `look`, in which a job may pause, without counting its time."""
         since = self._clock()
         found = look()
         self._began += self._clock() - since

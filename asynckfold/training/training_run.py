@@ -1,11 +1,11 @@
-"""What the loop drives: the course of a training, and that of one job in this process."""
+"""One job in training: the live objects, the position, one step and the end of an epoch."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,24 +24,19 @@ from asynckfold.jobs.messages import (
 )
 from asynckfold.jobs.result import Averaged, Epoch, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.store import job_folder
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import (
-    batches as batching,
-)
-from asynckfold.training import (
-    checkpoint,
-    evaluation,
-    lr_schedules,
-    seeding,
-)
-from asynckfold.training.bundle import Bundle, JobLog, job_folder
+from asynckfold.training import checkpoint, evaluation, lr_schedules, seeding
+from asynckfold.training.batches import epoch_order
+from asynckfold.training.bundle import Bundle
 from asynckfold.training.fused_optimizers import follow_parameters
+from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import adds_up, mean_loss
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.stopwatch import Stopwatch
 
 EVENT_SECONDS = 0.2
-"""Between two pieces of news of one job: a display needs no more."""
+"""Least time between two progress events of a job."""
 
 Report = Callable[[RunEvent], None]
 
@@ -50,54 +45,29 @@ class Diverged(Exception):  # noqa: N818
     """The loss became infinite or NaN, or an output NaN."""
 
 
-class Course(Protocol):
-    """What `run` takes from batch to batch: one job, or several that are trained as one.
-
-    ``epoch`` whole epochs and ``batch`` of the ``batches`` of the next are behind it.
-    """
-
-    epoch: int
-    batch: int
-    heartbeat: Heartbeat
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        """What has been trained, and may be."""
-
-    @property
-    def batches(self) -> int:
-        """Batches of an epoch."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing is left to be trained."""
-
-    def begin_epoch(self) -> None:
-        """Seed, or take up the random state of a checkpoint."""
-
-    def step(self) -> None:
-        """Train on the next batch."""
-
-    def tell(self, report: Report) -> None:
-        """Say where it is, when it is time."""
-
-    def end_epoch(self, started: float, report: Report) -> None:
-        """Evaluate, step the LR schedule, note the epoch."""
-
-    def save(self, report: Report) -> None:
-        """Write a checkpoint."""
-
-
 @dataclass(eq=False)
 class Training:
-    """A job in progress: the live objects and how far it is.
+    """A job in training: the live objects, and the position.
 
-    ``train`` is divided into batches at ``bounds``; ``steer`` are the samples of the training fold
-    that steer an LR schedule which reacts to a loss. ``epoch`` whole epochs and ``batch`` batches
-    of the next are behind it, which began with the learning rate ``lr``. ``outputs`` are those of
-    the last evaluation of ``valid``, ``logged`` how many lines the log has of the epoch's batches.
-    ``pretraining`` is what a stage before the training reported, ``pretrained`` what came of it,
-    where there was one just now.
+    Parameters
+    ----------
+    train, steer, valid : ndarray of int64
+        Samples to train on, divided into batches by `bounds`; inner-validation samples, for an LR
+        schedule that reacts to a loss; the held-out fold.
+    epoch, batch, lr : int, int, float
+        Finished epochs, finished batches of the next one, and the learning rate at its start.
+    losses : list of Tensor
+        Loss of each finished batch of the epoch.
+    random : dict or None
+        State of the random generators in a checkpoint, until the epoch continues.
+    outputs, score_seconds : ndarray or None, float
+        Outputs on `valid` and duration of the last evaluation.
+    order : Tensor
+        The samples in the order of the epoch.
+    reported_at, logged : float, int
+        Time of the last progress event; lines logged about batches of the epoch.
+    pretrained, pretraining : str, tuple of StageEpoch
+        Summary and metrics of the pretraining; the summary only in the attempt that ran it.
     """
 
     task: Task
@@ -114,7 +84,6 @@ class Training:
     valid: Indices
     log: JobLog
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    clip: float | None = None
     epoch: int = 0
     batch: int = 0
     lr: float = 0.0
@@ -124,135 +93,96 @@ class Training:
     outputs: npt.NDArray[np.float32] | None = None
     score_seconds: float = 0.0
     order: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    told: float = 0.0
+    reported_at: float = 0.0
     pretrained: str = ""
     pretraining: tuple[StageEpoch, ...] = ()
     logged: int = 0
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     @property
-    def seed(self) -> int:
-        """The job's seed."""
-        return self.task.job.seed
-
-    @property
     def params(self) -> TrainerParams:
-        """How it is trained."""
+        """The trainer's parameters."""
         return self.bundle.plan.params
 
     @property
     def batches(self) -> int:
-        """Batches of an epoch."""
+        """Batches per epoch."""
         return len(self.bounds)
 
     @property
     def ended(self) -> bool:
-        """Whether all epochs are behind it."""
+        """Whether all epochs are finished."""
         return self.epoch == self.params.epochs
 
-    @property
-    def steps_each_batch(self) -> bool:
-        """Whether the LR schedule steps after every batch."""
-        reacts = lr_schedules.needs_metric(self.lr_schedule)
-        return self.params.lr_step == "batch" and not reacts
-
     def begin_epoch(self) -> None:
-        """Put the samples in the epoch's order, and the generators where they have to be."""
-        self.put_in_order()
+        """Begin or continue an epoch: order the samples, seed or restore the generators."""
+        self.order_samples()
         if self.random is not None:
             seeding.restore(self.random)
             self.random = None
         if self.batch == 0:
-            seeding.seed_all(self.epoch_seed)
+            seeding.seed_all(seeding.epoch_seed(self.task.job.seed, self.epoch))
         evaluation.set_mode(self.model, self.criterion, train=True)
 
-    def put_in_order(self) -> None:
-        """Begin or continue an epoch, but for the generators."""
+    def order_samples(self) -> None:
+        """Begin or continue an epoch, without touching the generators."""
         if self.batch == 0:
             self.lr = float(self.optimizer.param_groups[0]["lr"])
-        self.order = torch.from_numpy(batching.epoch_order(self.train, self.seed, self.epoch))
-        self.told = time.monotonic()
+        self.order = torch.from_numpy(epoch_order(self.train, self.task.job.seed, self.epoch))
+        self.reported_at = time.monotonic()
         self.logged = self.batch // self.params.print_frequency
-
-    @property
-    def epoch_seed(self) -> int:
-        """What the generators are seeded with at the start of the epoch."""
-        return seeding.stream(self.seed, self.epoch + 1)
-
-    def next_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets."""
-        return self.samples_of(self.batch)
 
     def samples_of(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and targets of a batch of the epoch."""
         low, high = self.bounds[batch]
-        return self.data.train(self.order[low:high], self.seed, self.epoch)
+        return self.data.train(self.order[low:high], self.task.job.seed, self.epoch)
 
     def step(self) -> None:
         """Train on the next batch."""
-        self.note_step(training_step(self, *self.next_batch()))
-        if self.steps_each_batch:
+        self.record_step(training_step(self, *self.samples_of(self.batch)))
+        if lr_schedules.steps_each_batch(self.lr_schedule, self.params):
             self.lr_schedule.step()
 
-    def note_step(self, loss: torch.Tensor) -> None:
-        """One more batch is behind it."""
+    def record_step(self, loss: torch.Tensor) -> None:
+        """Count a finished batch."""
         self.losses.append(loss)
         self.batch += 1
 
-    def tell(self, report: Report) -> None:
-        """Write the log, and report progress where the last is some time ago."""
+    def report_progress(self, report: Report) -> None:
+        """Log every `print_frequency` batches; report progress every `EVENT_SECONDS`."""
         params, job = self.params, self.task.job
-        # Several processes may do several batches at once.
+        # Several processes may finish several batches at once.
         before, self.logged = self.logged, self.batch // params.print_frequency
         if self.logged > before:
             self.log.write(
                 f"epoch {self.epoch + 1}/{params.epochs} batch {self.batch}/{self.batches} "
-                f"loss {self._last_loss:.4f}\n"
+                f"loss {_last_loss(self):.4f}\n"
             )
         now = time.monotonic()
-        if now - self.told < EVENT_SECONDS:
-            return
-        self.told = now
-        report(
-            Progress(
-                job.id,
-                self.task.attempt,
-                self.epoch + 1,
-                params.epochs,
-                self.batch,
-                self.batches,
-                self._last_loss,
-            )
-        )
-
-    @property
-    def _last_loss(self) -> float:
-        """Mean over the samples of the last batch."""
-        loss = float(self.losses[-1])
-        if not adds_up(self.criterion, self.bundle.plan):
-            return loss
-        low, high = self.bounds[self.batch - 1]
-        return loss / (high - low)
+        if now - self.reported_at >= EVENT_SECONDS:
+            self.reported_at, number, loss = now, self.epoch + 1, _last_loss(self)
+            batch, batches = self.batch, self.batches
+            report(Progress(job.id, self.task.attempt, number, params.epochs, batch, batches, loss))
 
     def end_epoch(self, started: float, report: Report) -> None:
-        """Evaluate, step the LR schedule, note the epoch."""
-        item = self.scored()
-        self.step_lr_schedule()
-        self.close_epoch(item, started, report)
+        """Evaluate, step the LR schedule, record the epoch."""
+        item = self.score()
+        step_lr_schedule(self)
+        self.record_epoch(item, started, report)
 
-    def scored(self) -> Epoch:
-        """Return the losses of the epoch, which still has to end.
+    def score(self) -> Epoch:
+        """Evaluate the held-out fold; return the losses of the epoch.
 
         Raises
         ------
         Diverged
-            A loss is not finite, or an output NaN.
+            A loss is not finite, or an output is NaN.
         """
         train_loss = _mean_loss(self)
-        # What is compiled for training may be compiled once more for evaluation.
+        # torch.compile may compile once more for evaluation.
         self.heartbeat.begin_long_phase()
         scoring = time.perf_counter()
-        self.outputs, valid_loss, accuracy = self.evaluate(self.valid)
+        self.outputs, valid_loss, accuracy = evaluate(self, self.valid)
         self.score_seconds = time.perf_counter() - scoring
         where = f"at epoch {self.epoch + 1} (learning rate {self.lr:g})"
         if np.isnan(self.outputs).any():
@@ -261,35 +191,14 @@ class Training:
             raise Diverged(f"the loss on the held-out fold became {valid_loss} {where}")
         return Epoch(self.epoch + 1, train_loss, valid_loss, accuracy, self.lr, 0.0)
 
-    def evaluate(self, indices: Indices) -> tuple[npt.NDArray[np.float32], float, float | None]:
-        """Return outputs (n, ...) on samples (n,), loss and accuracy; leaves evaluation mode on."""
-        evaluation.set_mode(self.model, self.criterion, train=False)
-        # Not inference_mode: what a model keeps of a pass could not be trained with afterwards.
-        with torch.no_grad():
-            found = self.outputs_on(indices)
-            wanted = self.data.targets_of(indices)
-            plan = self.bundle.plan
-            objective = plan.objective_of(self.task.job.model)
-            loss, accuracy = evaluation.loss_and_accuracy(
-                found, wanted, self.criterion, plan, objective
-            )
-        return found.float().cpu().numpy(), loss, accuracy
-
     def outputs_on(self, indices: Indices) -> torch.Tensor:
         """Return the outputs on some samples, in evaluation mode."""
         return evaluation.outputs_on(
             self.model, self.data, indices, self.params, self.heartbeat.beat
         )
 
-    def step_lr_schedule(self) -> None:
-        """Step it at the end of an epoch, with the loss that it may want."""
-        if lr_schedules.needs_metric(self.lr_schedule):
-            self.lr_schedule.step(self.evaluate(self.steer)[1])
-        elif self.params.lr_step == "epoch":
-            self.lr_schedule.step()
-
-    def close_epoch(self, item: Epoch, started: float, report: Report) -> None:
-        """Note an epoch that `scored` returned."""
+    def record_epoch(self, item: Epoch, started: float, report: Report) -> None:
+        """Record, log and report an epoch that `score` returned."""
         self.epoch, self.batch, self.losses = self.epoch + 1, 0, []
         item = replace(item, seconds=time.perf_counter() - started)
         self.epochs.append(item)
@@ -306,9 +215,9 @@ class Training:
         task, root = self.task, self.bundle.root
         name = f"checkpoint-{self.epoch:04}-{self.batch:06}-{task.attempt}.safetensors"
         path = job_folder(root, task.job) / name
-        # A slow disk is no hang.
+        # A slow disk is not a hang.
         self.heartbeat.begin_long_phase()
-        digest, size = checkpoint.save(path, self.tree(), root)
+        digest, size = checkpoint.save(path, self.state_dict(), root)
         file = str(path.relative_to(root))
         report(
             CheckpointWritten(
@@ -316,55 +225,35 @@ class Training:
             )
         )
 
-    def tree(self) -> dict[str, Any]:
-        """Return everything that a continuation needs."""
-        return {
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds: everything needed to continue."""
+        criterion, losses = self.criterion, self.losses
+        found: dict[str, Any] = {
             "job": self.task.job.id,
             "plan": self.bundle.plan.fingerprint,
             "epoch": self.epoch,
             "batch": self.batch,
             "lr": self.lr,
-            "losses": torch.stack(self.losses) if self.losses else None,
+            "losses": torch.stack(losses) if losses else None,
             "epochs": [vars(item) for item in self.epochs],
             "seconds": self.stopwatch.seconds,
             "model": self.model.state_dict(),
-            # A step after the last there will not be.
+            # No step follows the last one.
             "optimizer": None if self.ended else self.optimizer_state(),
             "lr_schedule": self.lr_schedule.state_dict(),
-            "criterion": self.criterion.state_dict()
-            if isinstance(self.criterion, nn.Module)
-            else None,
+            "criterion": criterion.state_dict() if isinstance(criterion, nn.Module) else None,
             "random": self.random_state(),
-            # A second evaluation need not give the same: a model may draw random numbers in it.
+            # A second evaluation may differ: a model may draw random numbers in it.
             "outputs": self.outputs if self.ended else None,
             "score_seconds": self.score_seconds,
-            **self._stages(),
         }
+        # Checkpoints of jobs without pretraining keep the format of earlier versions.
+        if self.pretraining:
+            found["pretraining"] = [vars(item) for item in self.pretraining]
+        return found
 
-    def _stages(self) -> dict[str, Any]:
-        """Checkpoints of models without a stage are as they were before there was one."""
-        stages = [vars(item) for item in self.pretraining]
-        return {"pretraining": stages} if stages else {}
-
-    def averaged(self) -> Averaged | None:
-        """Return what averaging has done so far; None where nothing is averaged."""
-        return None
-
-    def optimizer_state(self) -> dict[str, Any]:
-        """Return what the optimizer keeps, as the plain one does."""
-        return self.optimizer.state_dict()
-
-    def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Take up what `optimizer_state` returned."""
-        self.optimizer.load_state_dict(state)
-        follow_parameters(self.optimizer)
-
-    def random_state(self) -> dict[str, Any]:
-        """Return the state of the generators."""
-        return seeding.state()
-
-    def take_up(self, tree: dict[str, Any]) -> None:
-        """Put everything where a tree says it was."""
+    def load_state_dict(self, tree: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
         self.model.load_state_dict(tree["model"])
         if tree["optimizer"] is not None:
             self.load_optimizer(tree["optimizer"])
@@ -376,10 +265,27 @@ class Training:
         losses = tree["losses"]
         self.losses = [] if losses is None else list(losses.to(self.device).unbind())
         self.random, self.outputs = tree["random"], tree["outputs"]
-        # Earlier checkpoints tell neither.
+        # Checkpoints of earlier versions lack these.
         self.score_seconds = tree.get("score_seconds", 0.0)
-        self.stopwatch.go_on_from(tree.get("seconds", 0.0))
+        self.stopwatch.continue_from(tree.get("seconds", 0.0))
         self.pretraining = tuple(StageEpoch(**item) for item in tree.get("pretraining", ()))
+
+    def averaged(self) -> Averaged | None:
+        """Return what parameter averaging has done so far; None for other trainers."""
+        return None
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's state, in the form of ``state_dict``."""
+        return self.optimizer.state_dict()
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Load what `optimizer_state` returned."""
+        self.optimizer.load_state_dict(state)
+        follow_parameters(self.optimizer)
+
+    def random_state(self) -> dict[str, Any]:
+        """Return the state of the random generators."""
+        return seeding.state()
 
 
 def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -392,7 +298,7 @@ def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tenso
         return loss
 
     if isinstance(training.optimizer, torch.optim.LBFGS):
-        # The only one of torch.optim that evaluates the loss more than once a step.
+        # The only optimizer of torch.optim that evaluates the loss several times a step.
         return torch.as_tensor(training.optimizer.step(backward)).detach()  # type: ignore[no-untyped-call]
     loss = backward()
     training.optimizer.step()
@@ -402,9 +308,9 @@ def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tenso
 def add_gradient(
     training: Training, inputs: torch.Tensor, targets: torch.Tensor, weight: float = 1.0
 ) -> torch.Tensor:
-    """Add the gradient of the loss, times a weight, to what the parameters have.
+    """Add the gradient of `weight` × loss to the parameters; return the loss, detached.
 
-    With the weight 1, its bits are those without any. Returns the loss, detached, without weight.
+    A weight of 1 gives the same bits as no weight.
     """
     outputs = outputs_of(training.model, inputs, training.params.precision)
     loss: torch.Tensor = training.criterion(outputs, targets)
@@ -413,13 +319,52 @@ def add_gradient(
 
 
 def clip(training: Training) -> None:
-    """Shorten the gradient where the plan says so."""
-    if training.clip is not None:
-        nn.utils.clip_grad_norm_(training.model.parameters(), training.clip)
+    """Clip the norm of the gradient, if the plan says so."""
+    if training.params.clip_grad_norm is not None:
+        nn.utils.clip_grad_norm_(training.model.parameters(), training.params.clip_grad_norm)
+
+
+def evaluate(
+    training: Training, indices: Indices
+) -> tuple[npt.NDArray[np.float32], float, float | None]:
+    """Return outputs (n, ...) on samples (n,), loss and accuracy; leaves evaluation mode on."""
+    evaluation.set_mode(training.model, training.criterion, train=False)
+    # Not inference_mode: a tensor that the model keeps from it could not be trained with later.
+    with torch.no_grad():
+        outputs = training.outputs_on(indices)
+        plan = training.bundle.plan
+        loss, accuracy = evaluation.loss_and_accuracy(
+            outputs,
+            training.data.targets_of(indices),
+            training.criterion,
+            plan,
+            plan.objective_of(training.task.job.model),
+        )
+    return outputs.float().cpu().numpy(), loss, accuracy
+
+
+def step_lr_schedule(training: Training) -> None:
+    """Step the LR schedule at the end of an epoch, with the inner-validation loss if it needs one.
+
+    A schedule that is stepped after each batch stays as it is.
+    """
+    if lr_schedules.needs_metric(training.lr_schedule):
+        training.lr_schedule.step(evaluate(training, training.steer)[1])
+    elif training.params.lr_step == "epoch":
+        training.lr_schedule.step()
+
+
+def _last_loss(training: Training) -> float:
+    """Mean over the samples of the last batch."""
+    loss = float(training.losses[-1])
+    if not adds_up(training.criterion, training.bundle.plan):
+        return loss
+    low, high = training.bounds[training.batch - 1]
+    return loss / (high - low)
 
 
 def _mean_loss(training: Training) -> float:
-    """Mean over samples; one synchronisation with the device for a whole epoch."""
+    """Mean over the samples of the epoch, with one synchronisation with the device."""
     losses = torch.stack(training.losses).flatten().double().cpu().numpy()
     if not np.isfinite(losses).all():
         first = int(np.flatnonzero(~np.isfinite(losses))[0])

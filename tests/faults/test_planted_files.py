@@ -22,7 +22,7 @@ from asynckfold.system.files import (
     read_plain,
     write_whole,
 )
-from asynckfold.training.bundle import JobLog
+from asynckfold.training.job_log import JobLog
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 
 JOB = PLAN.jobs[0]

@@ -41,14 +41,14 @@ ALLOWED = {
         "training/process_group/members.py",
         "unpickling",
     ): "what a forked process of the job raised, through its pipe",
-    ("training/compiling.py", "import by name"): "torch's compiler, when somebody wants it",
+    ("training/worker/lazy_dynamo.py", "import by name"): "torch's compiler, on first use",
     (
         "training/worker/fork_server.py",
         "import by name",
     ): "modules that the parent names to preload",
     ("cli/built_in.py", "import by name"): "code that the user names on the command line",
     ("system/gpus.py", "import by name"): "pynvml, an optional extra",
-    ("training/bundle.py", "file opened to write"): "the job's log, which is appended to",
+    ("training/job_log.py", "file opened to write"): "the job's log, which is appended to",
     ("store/lock.py", "file opened to write"): "the lock, which is never renamed",
     ("store/database.py", "file opened to write"): "run.db, made with its mode before SQLite does",
     (

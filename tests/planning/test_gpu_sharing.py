@@ -39,7 +39,7 @@ from asynckfold.sweep.probe import Prober
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.system.signals import Interruption
 from asynckfold.training import probe, setup
-from asynckfold.training.worker import main as worker
+from asynckfold.training.worker import execute
 from tests.planning import test_thread_choice as test_choice
 from tests.results.test_utilization import FOLDS, PLAN, TARGETS
 from tests.sweep.test_paused_jobs import look
@@ -378,11 +378,11 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_worker_keeps_nothing_of_a_gpu_after_a_job(fake_cuda: list[str]) -> None:
-    with worker._device(1) as found:
+    with execute._device(1) as found:
         assert found == torch.device("cuda", 1)
-    with pytest.raises(ZeroDivisionError), worker._device(0):
+    with pytest.raises(ZeroDivisionError), execute._device(0):
         raise ZeroDivisionError
-    with worker._device(None) as found:
+    with execute._device(None) as found:
         assert found == torch.device("cpu")
     assert fake_cuda == ["init", "use 1", "empty", "leave 1", "init", "use 0", "empty"]
 
@@ -431,5 +431,5 @@ def test_half_of_the_free_memory_is_for_inputs(monkeypatch: pytest.MonkeyPatch) 
     figures: Mapping[int, tuple[int, int]] = {0: (100, 1000), 1: (7, 1000)}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: figures[device.index])
     for device in ("cpu", "cuda:0", "cuda:1"):
-        setup.moved(Data(), torch.device(device))  # type: ignore[arg-type]
+        setup.to_device(Data(), torch.device(device))  # type: ignore[arg-type]
     assert [room for _, room in seen] == [None, 50, 3]

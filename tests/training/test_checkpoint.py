@@ -98,14 +98,14 @@ trees = st.recursive(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.dictionaries(st.text(), trees, max_size=4))
-def test_whatever_can_be_written_comes_back(tmp_path: Path, tree: dict[str, Any]) -> None:
+def test_save_and_load_round_trip(tmp_path: Path, tree: dict[str, Any]) -> None:
     path = tmp_path / "checkpoint"
     digest, size = checkpoint.save(path, tree)
     assert path.stat().st_size == size
     assert same(checkpoint.load(path, digest), tree)
 
 
-def test_numbers_of_numpy_come_back_as_plain_ones(tmp_path: Path) -> None:
+def test_numpy_numbers_are_read_back_as_python_numbers(tmp_path: Path) -> None:
     tree = {"a": np.float32(0.1), "b": np.int8(-3), "c": np.bool_(True), "d": np.float64(-0.0)}
     digest, _ = checkpoint.save(tmp_path / "c", tree)
     plain = {"a": float(np.float32(0.1)), "b": -3, "c": True, "d": -0.0}
@@ -122,7 +122,7 @@ def test_equal_trees_give_equal_files(tmp_path: Path) -> None:
     assert checkpoint.save(tmp_path / "other", tree()) == one
 
 
-def test_tensors_that_share_memory_come_back_apart(tmp_path: Path) -> None:
+def test_tensors_that_share_memory_are_read_back_separately(tmp_path: Path) -> None:
     shared = torch.arange(6.0)
     digest, _ = checkpoint.save(
         tmp_path / "c", {"a": shared, "b": shared[2:], "c": shared.view(2, 3)}
@@ -153,7 +153,7 @@ def test_tensors_that_share_memory_come_back_apart(tmp_path: Path) -> None:
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
-def test_what_cannot_be_written_is_named_by_its_place(
+def test_an_error_names_the_place_of_an_unsupported_value(
     tmp_path: Path, value: Any, found: str
 ) -> None:
     with pytest.raises(TypeError, match=rf"\['optimizer'\]\['state'\]\[0\]\[1\] is a .*{found}"):
@@ -161,7 +161,7 @@ def test_what_cannot_be_written_is_named_by_its_place(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_an_error_of_the_disk(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="could not write"):
         checkpoint.save(tmp_path / "missing" / "c", {})
 
@@ -306,7 +306,7 @@ def test_nothing_is_unpickled(tmp_path: Path, kind: str) -> None:
     assert canary.exists(), "the trap must work"
 
 
-def test_no_plain_file_in_its_place_is_damage(tmp_path: Path) -> None:
+def test_anything_but_a_plain_file_is_damage(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "file").write_bytes(b"")
@@ -366,7 +366,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 
 
 @pytest.mark.nightly
-def test_header_bombs_are_refused_before_anything_is_allocated(tmp_path: Path) -> None:
+def test_header_bombs_are_refused_before_allocation(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "good", {"a": torch.zeros(3)})
     for number, data in enumerate(BOMBS.values()):
         (tmp_path / f"bomb-{number:02}").write_bytes(data)
@@ -417,7 +417,7 @@ def test_the_digest_of_weights_sees_names_types_shapes_and_values() -> None:
     assert len(digests | {base}) == 5
 
 
-def test_weights_without_order_in_memory_have_the_same_digest() -> None:
+def test_the_memory_layout_of_weights_does_not_change_the_digest() -> None:
     one, other = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2)
     other.load_state_dict(one.state_dict())
     other = other.to(memory_format=torch.channels_last)

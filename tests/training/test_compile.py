@@ -21,13 +21,13 @@ COMPILED = TrainerParams(epochs=2, compile=True)
 
 
 @pytest.mark.nightly
-def test_a_compiled_job_has_the_same_bits_where_it_is_continued(tmp_path: Path) -> None:
+def test_a_resumed_compiled_job_has_the_same_bits(tmp_path: Path) -> None:
     before = psutil.Process().children()
     whole = Tiny(tmp_path / "whole", params=COMPILED).train()
     tiny = Tiny(tmp_path / "stopped", params=COMPILED)
     left = iter(range(5))
-    _, news = tiny.attempt(stop=lambda: next(left, None) is None)
-    found, _ = tiny.attempt(None, 2, checkpoints(news))
+    _, events = tiny.attempt(stop=lambda: next(left, None) is None)
+    found, _ = tiny.attempt(None, 2, checkpoints(events))
     assert found is not None
     assert found.digest == whole.digest
     plain = Tiny(tmp_path / "plain").train()
@@ -45,12 +45,12 @@ class Choosing(Plain):
 
 
 @pytest.mark.nightly
-def test_what_cannot_be_compiled_is_refused_before_the_sweep(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_compiled_is_refused_before_the_sweep(tmp_path: Path) -> None:
     models = {"plain": Plain, "choosing": Choosing}
     tiny = Tiny(tmp_path, models, params=COMPILED)
     facts = preflight.check(tiny.bundle, tiny.batches)
     ((rule, received, remedy),) = facts.problems
-    assert rule == "compile=True needs models that torch.compile takes whole"
+    assert rule == "compile=True needs models that torch.compile compiles as one graph"
     assert received.startswith("model choosing: ")
     assert "\n" not in received
     assert remedy == "Leave compile out, or change the model."
@@ -70,7 +70,7 @@ def test_compiled_jobs_are_not_fused(tmp_path: Path) -> None:
         ({"compile": True, "trainer": "hogwild"}, "compile=True is for the plain trainer"),
     ],
 )
-def test_what_it_does_not_go_with(params: dict, told: str) -> None:
+def test_compile_excludes_other_options(params: dict, told: str) -> None:
     with pytest.raises(InputError, match=told):
         TrainerParams.from_mapping(params)
 
@@ -79,7 +79,7 @@ ON_DEMAND = """
 import inspect
 import sys
 import torch
-from asynckfold.training.compiling import import_on_demand
+from asynckfold.training.worker.lazy_dynamo import import_on_demand
 
 def compiler_is_here():
     return "torch._dynamo.eval_frame" in sys.modules
@@ -119,7 +119,7 @@ assert torch._dynamo is sys.modules["torch._dynamo"]
     ],
     ids=["compile", "import", "disable", "torchvision", "utils"],
 )
-def test_the_compiler_is_not_there_until_somebody_wants_it(
+def test_the_compiler_is_imported_on_first_use(
     wanted: str,
 ) -> None:
     code = ON_DEMAND.replace("{wanted}", wanted)

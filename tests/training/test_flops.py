@@ -57,7 +57,7 @@ def test_a_recurrent_layer_and_attention_are_counted() -> None:
     assert counter.flops == 7 * product
 
 
-def test_what_is_not_known_counts_nothing() -> None:
+def test_unknown_operations_count_nothing() -> None:
     assert counted(nn.ReLU(), 4, 8, backward=False) == 0
     with FlopCounter() as counter:
         torch.linalg.svd(torch.randn(4, 4))

@@ -22,7 +22,7 @@ def _parameters(**settings: Any) -> list[nn.Parameter]:
 
 
 @pytest.mark.parametrize("kind", sorted(OFFERED, key=lambda kind: kind.__name__))
-def test_an_open_choice_is_the_fused_kernel_which_steps_nearly_the_same(kind: type) -> None:
+def test_the_fused_kernel_is_the_default_and_steps_nearly_the_same(kind: type) -> None:
     models = [nn.Linear(40, 30) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     optimizers = [
@@ -39,7 +39,7 @@ def test_an_open_choice_is_the_fused_kernel_which_steps_nearly_the_same(kind: ty
         assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_what_the_user_chose_stays() -> None:
+def test_the_users_choice_of_kernel_is_kept() -> None:
     for settings in ({"fused": False}, {"foreach": True}, {"foreach": False}):
         optimizer = optim.Adam(_parameters(), **settings)
         assert _choice(optimizer) == [settings.get("fused")]
@@ -65,14 +65,14 @@ def test_on_a_gpu_adagrad_is_left_to_torch(
     assert optimizer.param_groups[0]["fused"] is left
 
 
-def test_all_groups_or_none() -> None:
+def test_the_fused_kernel_is_for_all_parameter_groups_or_none() -> None:
     groups = [{"params": _parameters()}, {"params": _parameters(), "foreach": True}]
     assert _choice(optim.Adam(groups)) == [None, None]
     del groups[1]["foreach"]
     assert _choice(optim.Adam(groups)) == [True, True]
 
 
-def test_what_the_kernel_does_not_take_is_left_as_it_is() -> None:
+def test_unsupported_parameters_keep_the_default_kernel() -> None:
     class Own(optim.Adam):
         pass
 

@@ -23,17 +23,15 @@ from asynckfold.jobs.messages import EpochEnded, Noted, Progress
 from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.store import job_folder
 from asynckfold.training import (
-    batches as batching,
-)
-from asynckfold.training import (
+    batches,
     checkpoint,
+    checkpointing,
     lr_schedules,
     preprocessing,
-    saving,
     training_run,
 )
-from asynckfold.training.bundle import job_folder
 from tests.training.tiny import (
     CLASSES,
     FEATURES,
@@ -137,7 +135,7 @@ def test_nothing_outside_the_plan_changes_a_result(tmp_path: Path) -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_what_is_in_the_plan_does_change_it(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_change_of_the_plan_changes_the_result(tmp_path: Path, change: dict[str, Any]) -> None:
     one = Tiny(tmp_path / "one", {"noisy": Noisy})
     other = Tiny(tmp_path / "other", **{"models": {"noisy": Noisy}, **change})
     assert one.train().digest != other.train().digest
@@ -273,21 +271,21 @@ class Tracking(nn.Module):
         "fit",
     ],
 )
-def test_all_state_travels_through_checkpoints(tmp_path: Path, parts: dict[str, Any]) -> None:
+def test_a_checkpoint_holds_all_state(tmp_path: Path, parts: dict[str, Any]) -> None:
     def make(name: str) -> Tiny:
         return Tiny(tmp_path / name, **{"params": TrainerParams(2, lr_step="batch"), **parts})
 
     assert make("parts").train_with_stops()[0].digest == make("whole").train().digest
 
 
-def test_a_result_that_was_lost_comes_from_the_last_checkpoint(tmp_path: Path) -> None:
+def test_a_lost_result_is_rebuilt_from_the_last_checkpoint(tmp_path: Path) -> None:
     seen = Seen()
     make = watched(lambda: Noisy(noisy_evaluation=True), seen)
     tiny = Tiny(tmp_path, {"noisy": make})
-    first, news = tiny.attempt()
+    first, events = tiny.attempt()
     assert first is not None
     seen.batches.clear()
-    second, _ = tiny.attempt(attempt=2, refs=checkpoints(news))
+    second, _ = tiny.attempt(attempt=2, refs=checkpoints(events))
     assert second is not None
     assert second.digest == first.digest
     assert seen.batches == []
@@ -305,13 +303,13 @@ class Odd(optim.SGD):
         return {**super().state_dict(), "note": object()}
 
 
-def test_what_a_checkpoint_cannot_hold_is_named(tmp_path: Path) -> None:
+def test_an_error_names_what_a_checkpoint_cannot_hold(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, opt_fn=lambda model: Odd(model.parameters(), 0.1))
     with pytest.raises(TypeError, match=r"\['optimizer'\]\['note'\] is a object"):
         tiny.attempt(stop=always)
 
 
-def test_the_last_checkpoint_leaves_out_what_only_a_next_step_wants(tmp_path: Path) -> None:
+def test_the_last_checkpoint_omits_the_optimizer(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path)
     _, early = tiny.attempt(stop=always)
     _, late = tiny.attempt(attempt=2)
@@ -335,25 +333,25 @@ def test_the_last_epoch_is_always_saved_and_scored(
     frequency: int,
     expected: list[int],
 ) -> None:
-    monkeypatch.setattr(saving, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(saving, "SHARE", math.inf)
+    monkeypatch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "SHARE", math.inf)
     params = TrainerParams(epochs, save_checkpoint_frequency=frequency)
-    result, news = Tiny(tmp_path, params=params).attempt()
-    assert [ref.epoch for ref in reversed(checkpoints(news))] == expected
+    result, events = Tiny(tmp_path, params=params).attempt()
+    assert [ref.epoch for ref in reversed(checkpoints(events))] == expected
     assert result is not None
     assert result.outputs is not None
     assert len(result.epochs) == epochs
 
 
-def test_a_long_epoch_is_saved_in_its_middle_and_gives_the_same(
+def test_a_checkpoint_in_the_middle_of_an_epoch_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     golden = Tiny(tmp_path / "golden", {"noisy": Noisy}).train()
-    monkeypatch.setattr(saving, "MIDDLE_SECONDS", 0.0)
-    monkeypatch.setattr(saving, "SHARE", math.inf)
+    monkeypatch.setattr(checkpointing, "MIDDLE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "SHARE", math.inf)
     tiny = Tiny(tmp_path / "run", {"noisy": Noisy})
-    result, news = tiny.attempt()
-    refs = checkpoints(news)
+    result, events = tiny.attempt()
+    refs = checkpoints(events)
     assert result is not None
     assert result.digest == golden.digest
     assert len([ref for ref in refs if ref.batch > 0]) > 1
@@ -373,8 +371,8 @@ def stopped(tmp_path: Path) -> tuple[Tiny, list[Any], str]:
     refs: list[Any] = []
     for attempt in (1, 2):
         asked = iter(range(100))
-        _, news = tiny.attempt(None, attempt, refs, lambda asked=asked: next(asked) == 4)  # type: ignore[misc]
-        refs = checkpoints(news) + refs
+        _, events = tiny.attempt(None, attempt, refs, lambda asked=asked: next(asked) == 4)  # type: ignore[misc]
+        refs = checkpoints(events) + refs
     assert [(ref.epoch, ref.batch) for ref in refs] == [(2, 0), (1, 0)]
     return (
         tiny,
@@ -384,21 +382,21 @@ def stopped(tmp_path: Path) -> tuple[Tiny, list[Any], str]:
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 2])
-def test_a_damaged_checkpoint_is_told_and_an_older_one_used(
+def test_a_damaged_checkpoint_is_reported_and_an_older_one_used(
     stopped: tuple[Tiny, list[Any], str], damaged: int
 ) -> None:
     tiny, refs, golden = stopped
     for ref in refs[:damaged]:
         path = tiny.root / ref.file
         path.write_bytes(path.read_bytes()[:-1])
-    result, news = tiny.attempt(None, 3, refs)
-    remarks = [item for item in news if isinstance(item, Noted)]
-    assert [item.kind for item in remarks] == ["damage"] * damaged
-    endings = ["an older one is used", "the job starts anew"]
-    for remark, ref, ending in zip(remarks, refs, endings, strict=False):
-        assert remark.text.endswith(ending)
-        assert ref.file in remark.text
-    starts = [item.epoch.number for item in news if isinstance(item, EpochEnded)]
+    result, events = tiny.attempt(None, 3, refs)
+    notes = [item for item in events if isinstance(item, Noted)]
+    assert [item.kind for item in notes] == ["damage"] * damaged
+    endings = ["an older one is used", "the job starts from the beginning"]
+    for event, ref, ending in zip(notes, refs, endings, strict=False):
+        assert event.text.endswith(ending)
+        assert ref.file in event.text
+    starts = [item.epoch.number for item in events if isinstance(item, EpochEnded)]
     assert starts == [[3], [2, 3], [1, 2, 3]][damaged]
     assert result is not None
     assert result.digest == golden
@@ -407,8 +405,8 @@ def test_a_damaged_checkpoint_is_told_and_an_older_one_used(
 def test_a_missing_checkpoint_is_damage(stopped: tuple[Tiny, list[Any], str]) -> None:
     tiny, refs, golden = stopped
     (tiny.root / refs[0].file).unlink()
-    result, news = tiny.attempt(None, 3, refs)
-    assert "cannot be read" in next(item.text for item in news if isinstance(item, Noted))
+    result, events = tiny.attempt(None, 3, refs)
+    assert "cannot be read" in next(item.text for item in events if isinstance(item, Noted))
     assert result is not None
     assert result.digest == golden
 
@@ -417,9 +415,9 @@ def test_a_checkpoint_of_another_job_is_refused(stopped: tuple[Tiny, list[Any], 
     tiny, refs, _ = stopped
     other = tiny.jobs[1]
     expected = tiny.train(other).digest
-    result, news = tiny.attempt(other, 2, refs[:1])
-    (remark,) = [item for item in news if isinstance(item, Noted)]
-    assert remark.text.startswith(f"a checkpoint of {tiny.jobs[0].id} stands for {other.id}")
+    result, events = tiny.attempt(other, 2, refs[:1])
+    (event,) = [item for item in events if isinstance(item, Noted)]
+    assert f" is a checkpoint of {tiny.jobs[0].id}, not of {other.id}; " in event.text
     assert result is not None
     assert result.digest == expected
 
@@ -427,11 +425,11 @@ def test_a_checkpoint_of_another_job_is_refused(stopped: tuple[Tiny, list[Any], 
 def test_a_checkpoint_of_another_plan_is_refused(stopped: tuple[Tiny, list[Any], str]) -> None:
     tiny, refs, _ = stopped
     longer = Tiny(tiny.root, tiny.models, params=TrainerParams(4))
-    result, news = longer.attempt(None, 2, refs[:1])
-    (remark,) = [item for item in news if isinstance(item, Noted)]
-    assert "comes from another plan" in remark.text
+    result, events = longer.attempt(None, 2, refs[:1])
+    (event,) = [item for item in events if isinstance(item, Noted)]
+    assert "in another plan" in event.text
     assert result is not None
-    assert len([item for item in news if isinstance(item, EpochEnded)]) == 4
+    assert len([item for item in events if isinstance(item, EpochEnded)]) == 4
 
 
 # ---- divergence ----
@@ -455,7 +453,7 @@ class Exploding(nn.Module):
 
 @pytest.mark.parametrize(("value", "word"), [(math.nan, "nan"), (math.inf, "inf")])
 @pytest.mark.parametrize(("at", "where"), [(1, "epoch 1, batch 1 "), (7, "epoch 2, batch 3 ")])
-def test_a_loss_that_is_no_number_is_told_with_its_place(
+def test_divergence_names_epoch_batch_and_learning_rate(
     tmp_path: Path, at: int, where: str, value: float, word: str
 ) -> None:
     tiny = Tiny(tmp_path, criterion=Exploding(at, value), params=TrainerParams(3))
@@ -467,7 +465,7 @@ def test_a_loss_that_is_no_number_is_told_with_its_place(
     assert result.error in tiny.log()
 
 
-def test_a_huge_learning_rate_diverges_with_its_number(tmp_path: Path) -> None:
+def test_a_huge_learning_rate_is_named_when_it_diverges(tmp_path: Path) -> None:
     tiny = Tiny(
         tmp_path,
         {"deep": lambda: nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 64), nn.Linear(64, 3))},
@@ -479,7 +477,7 @@ def test_a_huge_learning_rate_diverges_with_its_number(tmp_path: Path) -> None:
     assert "(learning rate 1e+10)" in result.error
 
 
-def test_a_large_finite_loss_is_no_divergence(tmp_path: Path) -> None:
+def test_a_large_finite_loss_is_not_a_divergence(tmp_path: Path) -> None:
     def large(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(outputs, targets) * 1e-30 + 1e38
 
@@ -498,7 +496,7 @@ class Blind(Plain):
         return outputs
 
 
-def test_outputs_that_are_no_numbers_are_a_divergence(tmp_path: Path) -> None:
+def test_nan_outputs_are_a_divergence(tmp_path: Path) -> None:
     def careless(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(outputs.nan_to_num(), targets)
 
@@ -509,7 +507,7 @@ def test_outputs_that_are_no_numbers_are_a_divergence(tmp_path: Path) -> None:
     )
 
 
-def test_a_loss_on_the_held_out_fold_that_is_no_number_is_a_divergence(tmp_path: Path) -> None:
+def test_a_nan_loss_on_the_held_out_fold_is_a_divergence(tmp_path: Path) -> None:
     class Bad(nn.Module):
         def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             loss = functional.cross_entropy(outputs, targets)
@@ -536,18 +534,18 @@ def test_a_loss_on_the_held_out_fold_that_is_no_number_is_a_divergence(tmp_path:
         (3, 1, False, [1, 1, 1]),
     ],
 )
-def test_a_last_batch_of_one_joins_the_one_before_where_batches_are_normalised(
+def test_with_batch_norm_a_last_batch_of_one_joins_the_one_before(
     count: int, size: int, normalises: bool, sizes: list[int]
 ) -> None:
     model = nn.Sequential(nn.BatchNorm1d(3)) if normalises else nn.Sequential(nn.Linear(3, 3))
-    bounds = list(batching.bounds(count, size, model))
+    bounds = list(batches.bounds(count, size, model))
     assert [high - low for low, high in bounds] == sizes
 
 
 @given(st.integers(1, 300), st.integers(1, 320), st.booleans())
 def test_batches_cover_all_samples_once(count: int, size: int, normalises: bool) -> None:
     model = nn.BatchNorm2d(1) if normalises else nn.Identity()
-    bounds = list(batching.bounds(count, size, model))
+    bounds = list(batches.bounds(count, size, model))
     assert [low for low, _ in bounds] == [0, *(high for _, high in bounds[:-1])]
     assert bounds[-1][1] == count
     assert all(0 < high - low <= size + normalises for low, high in bounds)
@@ -604,7 +602,7 @@ def test_a_loss_of_shape_one_is_a_number(tmp_path: Path) -> None:
     assert shaped.train_with_stops()[0].digest == plain.digest
 
 
-def test_numbers_instead_of_classes_have_no_accuracy(tmp_path: Path) -> None:
+def test_regression_has_no_accuracy(tmp_path: Path) -> None:
     inputs, _ = samples()
     tiny = Tiny(
         tmp_path,
@@ -696,7 +694,7 @@ class Centred(Plain):
         return outputs - self.share * self.centre
 
 
-def test_what_a_model_keeps_of_an_evaluation_can_be_trained_with(tmp_path: Path) -> None:
+def test_tensors_kept_from_an_evaluation_can_be_trained_with(tmp_path: Path) -> None:
     assert Tiny(tmp_path, {"centred": Centred}).train().status == DONE
 
 
@@ -709,7 +707,7 @@ def plateau(optimizer: optim.Optimizer) -> Any:
 
 @pytest.mark.parametrize("schedule", ["reduce", plateau], ids=["name", "callable"])
 @pytest.mark.parametrize("step", ["epoch", "batch"])
-def test_the_plateau_rule_is_steered_by_the_training_fold_only(
+def test_reduce_on_plateau_uses_inner_validation_samples_of_the_training_fold(
     tmp_path: Path, schedule: Any, step: str
 ) -> None:
     seen = Seen()
@@ -729,7 +727,7 @@ def test_the_plateau_rule_is_steered_by_the_training_fold_only(
     assert not trained & set(fold.valid)
 
 
-def test_other_rules_train_on_the_whole_fold(tmp_path: Path) -> None:
+def test_other_schedules_train_on_the_whole_fold(tmp_path: Path) -> None:
     seen = Seen()
     tiny = Tiny(tmp_path, {"plain": watched(Plain, seen)}, {"cosine": "cosine"})
     tiny.train()
@@ -737,7 +735,7 @@ def test_other_rules_train_on_the_whole_fold(tmp_path: Path) -> None:
     assert seen.numbers(training=False) == set(tiny.bundle.folds[0].valid)
 
 
-def test_the_plateau_rule_gets_the_loss_of_its_samples(tmp_path: Path) -> None:
+def test_reduce_on_plateau_gets_the_inner_validation_loss(tmp_path: Path) -> None:
     told: list[float] = []
     model, seen = Plain(), Seen()
 
@@ -769,7 +767,7 @@ def test_the_rate_falls_when_the_loss_does_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "share", "steering"), [(2, 0.1, 1), (10, 0.99, 9), (10, 0.01, 1)]
 )
-def test_both_parts_of_a_divided_fold_have_samples(
+def test_training_and_inner_validation_samples_are_never_empty(
     tmp_path: Path, count: int, share: float, steering: int
 ) -> None:
     seen = Seen()
@@ -784,7 +782,7 @@ def test_both_parts_of_a_divided_fold_have_samples(
     assert len(seen.numbers(training=True)) == count - steering
 
 
-def test_a_fold_of_one_sample_cannot_be_divided(tmp_path: Path) -> None:
+def test_a_fold_of_one_sample_has_no_inner_validation(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, lr_schedules={"reduce": "reduce"}, cv=[([0], np.arange(1, 60))])
     with pytest.raises(ValueError, match=r"reduce sets samples .* at least 2, it has 1"):
         tiny.train()
@@ -801,7 +799,7 @@ def test_preprocessing_is_fitted_on_the_training_fold_only(tmp_path: Path) -> No
     poisoned = Tiny(tmp_path / "poisoned", preprocess=StandardScaler(), data=(inputs, targets))
     rows = torch.from_numpy(fold.train)
     one, other = (
-        preprocessing.fitted(tiny.batches, tiny.preprocess, fold.train).train(rows, 0, 0)[0]
+        preprocessing.fit_transform(tiny.batches, tiny.preprocess, fold.train).train(rows, 0, 0)[0]
         for tiny in (clean, poisoned)
     )
     assert torch.equal(one, other)
@@ -822,19 +820,19 @@ def test_a_transformer_may_look_at_the_targets_of_the_training_fold(tmp_path: Pa
 # ---- what is told ----
 
 
-def test_progress_is_told_for_each_batch_when_there_is_time(
+def test_progress_is_reported_per_batch_at_most_every_event_seconds(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_run, "EVENT_SECONDS", 0.0)
-    _, news = tiny.attempt()
-    told = [(item.epoch, item.batch) for item in news if isinstance(item, Progress)]
+    _, events = tiny.attempt()
+    told = [(item.epoch, item.batch) for item in events if isinstance(item, Progress)]
     assert told == [(epoch, batch) for epoch in (1, 2) for batch in (1, 2, 3, 4)]
     assert all(
-        item.batches == 4 and item.epochs == 2 for item in news if isinstance(item, Progress)
+        item.batches == 4 and item.epochs == 2 for item in events if isinstance(item, Progress)
     )
 
 
-def test_the_log_tells_batches_and_epochs(tmp_path: Path) -> None:
+def test_the_log_has_batches_and_epochs(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, params=TrainerParams(1, print_frequency=2))
     (item,) = tiny.train().epochs
     batches = [line for line in tiny.log().splitlines() if " batch " in line]
@@ -846,7 +844,7 @@ def test_the_log_tells_batches_and_epochs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["folder", "log"])
-def test_a_disk_that_refuses_is_no_failure_of_the_job(tmp_path: Path, name: str) -> None:
+def test_a_disk_error_is_not_a_failure_of_the_job(tmp_path: Path, name: str) -> None:
     tiny = Tiny(tmp_path)
     folder = job_folder(tmp_path, tiny.jobs[0])
     if name == "folder":

@@ -61,7 +61,7 @@ def test_constant_is_constant(steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [2, 5, 100])
-def test_cosine_falls_from_the_rate_to_nothing(steps: int) -> None:
+def test_cosine_falls_from_the_rate_to_zero(steps: int) -> None:
     rates = curve("cosine", steps)
     expected = [0.05 * (1 + math.cos(math.pi * step / steps)) for step in range(steps + 1)]
     assert rates == pytest.approx(expected, abs=1e-9)
@@ -100,7 +100,7 @@ def test_exponential_ends_at_a_hundredth(steps: int) -> None:
     assert len(factors) == 1
 
 
-def test_onecycle_climbs_to_the_rate_of_the_optimizer_and_ends_near_nothing() -> None:
+def test_onecycle_climbs_to_the_rate_of_the_optimizer_and_ends_near_zero() -> None:
     rates = curve("onecycle", 100)
     peak = rates.index(max(rates))
     assert peak in (29, 30)
@@ -141,7 +141,7 @@ def test_a_function_gets_the_optimizer() -> None:
     assert lr_schedules.make(lambda given: (given, "made"), optimizer, 7) == (optimizer, "made")
 
 
-def test_only_the_plateau_rule_reacts_to_a_loss() -> None:
+def test_only_reduce_on_plateau_needs_a_metric() -> None:
     optimizer = OPTIMIZERS["SGD"]([nn.Parameter(torch.ones(1))])
     reacting = {
         name

@@ -30,7 +30,7 @@ from tests.training.tiny import Plain, Tiny, never
 SHORT = TrainerParams(epochs=2, precision="bf16")
 
 
-def test_a_plan_has_it_only_where_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_plan_records_precision_only_if_requested(tmp_path: Path) -> None:
     plan = Tiny(tmp_path).bundle.plan
     short = replace(plan, params=replace(plan.params, precision="bf16"))
     assert "precision" not in json.loads(plan.to_json())["params"]
@@ -40,7 +40,7 @@ def test_a_plan_has_it_only_where_it_was_asked_for(tmp_path: Path) -> None:
     assert plan.first_difference(short) == "params.precision: fp32 there, bf16 here"
 
 
-def test_where_it_is_slow_that_is_told(tmp_path: Path) -> None:
+def test_slow_bf16_is_reported(tmp_path: Path) -> None:
     plan = Tiny(tmp_path).bundle.plan
     short = replace(plan, params=replace(plan.params, precision="bf16"))
     plain, able = {CPU_CLASS: "x86_64 AVX2 (avx2)"}, {CPU_CLASS: "x86_64 (amx_bf16 avx2)"}
@@ -72,7 +72,7 @@ def noted(loss: set[torch.dtype]) -> Any:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_training_and_evaluation_compute_in_it_and_the_loss_does_not(
+def test_training_and_evaluation_compute_in_bf16_and_the_loss_in_float32(
     tmp_path: Path, precision: str, trainer: str
 ) -> None:
     seen: set[tuple[bool, torch.dtype]] = set()
@@ -84,7 +84,7 @@ def test_training_and_evaluation_compute_in_it_and_the_loss_does_not(
         result = tiny.train()
     else:
         result = train.train(
-            tiny.bundle, Task(tiny.jobs[0]), tiny.batches, (), lambda news: None, never
+            tiny.bundle, Task(tiny.jobs[0]), tiny.batches, (), lambda events: None, never
         )
     assert result.status == DONE
     assert result.outputs.dtype == np.float32
@@ -113,7 +113,7 @@ def test_a_group_is_closer_to_its_plain_jobs_than_to_those_in_float32(
     assert 0 <= apart["short"] < apart["plain"]
 
 
-def test_the_same_bits_where_it_is_stopped_after_every_batch(tmp_path: Path) -> None:
+def test_a_bf16_job_stopped_after_every_batch_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole = Tiny(tmp_path / "whole", params=SHORT).train()
     stopped, attempts = Tiny(tmp_path / "stopped", params=SHORT).train_with_stops()
     assert attempts > 1
@@ -147,7 +147,7 @@ class FloatOnly(Plain):
         return found
 
 
-def test_what_fails_in_it_is_told_before_the_sweep(tmp_path: Path) -> None:
+def test_a_model_that_fails_in_bf16_is_reported_before_the_sweep(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, {"float": FloatOnly}, params=SHORT)
     facts = preflight.check(tiny.bundle, tiny.batches)
     assert list(facts.failures) == ["float/constant"]

@@ -23,7 +23,7 @@ from asynckfold.models import DBN, Pretraining, rbm
 from asynckfold.models.rbm import alone
 from asynckfold.results.report.page import _records
 from asynckfold.training import checkpoint
-from asynckfold.training.pretraining import wanted
+from asynckfold.training.pretraining import has_pretraining
 from tests.training.multiprocess.teams import train
 from tests.training.tiny import Plain, Tiny, always, checkpoints, samples, sgd
 
@@ -91,7 +91,7 @@ def test_the_same_bits_on_repeat_and_others_for_another_fold(tmp_path: Path) -> 
     assert len(set(digests)) == len(digests)
 
 
-def test_stopped_after_every_batch_it_is_pretrained_once_and_ends_alike(tmp_path: Path) -> None:
+def test_a_job_stopped_after_every_batch_is_pretrained_once_and_ends_alike(tmp_path: Path) -> None:
     whole = spied(tmp_path / "whole").train()
     SEEN.clear()
     pieces, attempts = spied(tmp_path / "pieces").train_with_stops()
@@ -106,10 +106,10 @@ def whole_but_for_seconds(result: Result, other: Result) -> tuple[StageEpoch, ..
     return tuple(replace(mine, seconds=theirs.seconds) for mine, theirs in pairs)
 
 
-def test_what_it_reports_is_in_the_result_and_comes_back_with_a_checkpoint(root: Path) -> None:
+def test_pretraining_metrics_are_in_the_result_and_the_checkpoint(root: Path) -> None:
     tiny = spied(root)
-    _, news = tiny.attempt(stop=always)
-    refs = checkpoints(news)
+    _, events = tiny.attempt(stop=always)
+    refs = checkpoints(events)
     result, _ = tiny.attempt(attempt=2, refs=refs)
     assert result is not None
     told = [(item.stage, item.number, dict(item.measures)) for item in result.pretraining]
@@ -118,7 +118,7 @@ def test_what_it_reports_is_in_the_result_and_comes_back_with_a_checkpoint(root:
     assert len(SEEN) == 1
 
 
-def test_a_training_that_diverges_keeps_what_was_reported_before(root: Path) -> None:
+def test_a_diverged_job_keeps_its_pretraining_metrics(root: Path) -> None:
     def opt_fn(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), 1e38)
 
@@ -127,10 +127,10 @@ def test_a_training_that_diverges_keeps_what_was_reported_before(root: Path) -> 
     assert len(result.pretraining) == 2
 
 
-def test_a_checkpoint_and_a_remark_follow_it(root: Path) -> None:
+def test_an_event_and_a_checkpoint_follow_pretraining(root: Path) -> None:
     tiny = spied(root)
-    _, news = tiny.attempt()
-    first, second = [item for item in news if isinstance(item, (Noted, CheckpointWritten))][:2]
+    _, events = tiny.attempt()
+    first, second = [item for item in events if isinstance(item, (Noted, CheckpointWritten))][:2]
     assert isinstance(first, Noted)
     assert first.kind == "pretrained"
     assert first.text.startswith("pretrained on 40 samples in ")
@@ -140,32 +140,32 @@ def test_a_checkpoint_and_a_remark_follow_it(root: Path) -> None:
     assert "pretraining linear epoch 1 error 0.75\n" in tiny.log()
 
 
-def test_models_without_a_stage_write_what_they_always_wrote(root: Path) -> None:
-    _, news = Tiny(root).attempt()
-    assert not [item for item in news if isinstance(item, Noted)]
-    refs = checkpoints(news)
+def test_checkpoints_without_pretraining_keep_their_format(root: Path) -> None:
+    _, events = Tiny(root).attempt()
+    assert not [item for item in events if isinstance(item, Noted)]
+    refs = checkpoints(events)
     assert min(ref.epoch for ref in refs) > 0
     tree = checkpoint.load(root / refs[0].file, refs[0].sha256, root)
     assert "pretraining" not in tree
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-def test_damaged_checkpoints_mean_an_older_one_or_the_stage_again(
+def test_after_damaged_checkpoints_an_older_one_or_pretraining_is_repeated(
     tmp_path: Path, kept: int
 ) -> None:
     whole = spied(tmp_path / "whole").train()
     SEEN.clear()
     tiny = spied(tmp_path / "damaged")
-    _, news = tiny.attempt(stop=always)
-    refs = checkpoints(news)
+    _, events = tiny.attempt(stop=always)
+    refs = checkpoints(events)
     assert [(ref.epoch, ref.batch) for ref in refs] == [(0, 1), (0, 0)]
     for ref in refs[: len(refs) - kept]:
         (tiny.root / ref.file).write_bytes(b"damaged")
-    result, news = tiny.attempt(attempt=2, refs=refs)
+    result, events = tiny.attempt(attempt=2, refs=refs)
     assert result is not None
     assert result.digest == whole.digest
     assert len(SEEN) == 2 - kept
-    assert sum(isinstance(item, Noted) and item.kind == "damage" for item in news) == 2 - kept
+    assert sum(isinstance(item, Noted) and item.kind == "damage" for item in events) == 2 - kept
 
 
 def test_one_process_of_hogwild_does_what_the_plain_trainer_does(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_one_process_of_hogwild_does_what_the_plain_trainer_does(tmp_path: Path)
     assert len(SEEN) == 2
 
 
-def test_processes_of_a_job_share_a_stage_that_lets_them(tmp_path: Path) -> None:
+def test_processes_of_a_job_share_pretraining_that_accepts_summing(tmp_path: Path) -> None:
     met: list[bool] = []
 
     class Shared(DBN):
@@ -203,7 +203,7 @@ def test_processes_of_a_job_share_a_stage_that_lets_them(tmp_path: Path) -> None
     assert met == [False, True, True, True]
 
 
-def test_a_stage_that_knows_of_one_process_only_is_done_by_one(tmp_path: Path) -> None:
+def test_pretraining_without_summing_runs_in_one_process(tmp_path: Path) -> None:
     one = spied(tmp_path / "one").train()
     tiny = spied(tmp_path / "two", params=TrainerParams(epochs=3, trainer="averaging", processes=2))
     found = train(tiny)
@@ -211,10 +211,10 @@ def test_a_stage_that_knows_of_one_process_only_is_done_by_one(tmp_path: Path) -
     assert found.pretraining == whole_but_for_seconds(one, found)
 
 
-def test_only_whole_trainings_have_the_stage(root: Path) -> None:
+def test_probes_and_estimates_skip_pretraining(root: Path) -> None:
     tiny = spied(root)
     (facts,) = tiny.execute(trainer="preflight")
-    assert facts.fusible == {"spy": "it has a stage of pretraining, which each job does by itself"}
+    assert facts.fusible == {"spy": "it has pretraining, which each job runs separately"}
     tiny.execute(tiny.jobs[0], trainer="probe")
     tiny.execute(trainer="estimate")
     assert SEEN == []
@@ -222,7 +222,7 @@ def test_only_whole_trainings_have_the_stage(root: Path) -> None:
     assert len(SEEN) == len(tiny.jobs)
 
 
-def test_what_it_raises_is_the_end_of_its_job(root: Path) -> None:
+def test_an_exception_in_pretraining_fails_the_job(root: Path) -> None:
     class Bad(Plain):
         def pretrain(self, inputs: Any, generator: Any, report: Any) -> None:
             raise ValueError("no such luck")
@@ -262,7 +262,7 @@ def dbn(kind: Callable[..., nn.Module]) -> Callable[[], nn.Module]:
 
 
 @pytest.mark.parametrize(("trainer", "processes"), [("plain", 1), ("allreduce", 2)])
-def test_killed_in_the_middle_of_it_a_job_ends_with_the_same_bits(
+def test_a_job_killed_during_pretraining_ends_with_the_same_bits(
     tmp_path: Path, trainer: str, processes: int
 ) -> None:
     marker = tmp_path / "doom"
@@ -304,5 +304,5 @@ class Namesake(nn.Linear):
         raise AssertionError("called")
 
 
-def test_a_method_with_other_parameters_is_no_stage() -> None:
-    assert not wanted(Namesake(2, 2))
+def test_a_pretrain_with_other_parameters_is_not_called() -> None:
+    assert not has_pretraining(Namesake(2, 2))

@@ -36,11 +36,9 @@ def probed(tiny: Tiny, model: str = "plain", threads: int = 1) -> Timing:
 
 def probed_jobs(tiny: Tiny, jobs: Sequence[Job], threads: int = 1) -> Timing:
     placement = Placement(tuple(job.id for job in jobs), (0,), threads, trainer="probe")
-    from asynckfold.training.worker import main
+    from asynckfold.training.worker.execute import execute
 
-    (found,) = main.execute(
-        tiny.bundle, tiny.batches, placement, [], lambda news: None, lambda: False
-    )
+    (found,) = execute(tiny.bundle, tiny.batches, placement, [], lambda events: None, lambda: False)
     assert isinstance(found, Timing)
     return found
 
@@ -54,7 +52,7 @@ def test_it_times_steps_and_evaluations(tiny: Tiny) -> None:
     assert found.gpu_memory == 0
 
 
-def test_several_jobs_are_timed_as_one_beyond_an_epoch_and_leave_nothing(tmp_path: Path) -> None:
+def test_a_fusion_group_is_timed_beyond_an_epoch_and_leaves_nothing(tmp_path: Path) -> None:
     tiny = Tiny(
         tmp_path / "run",
         {"plain": Plain},
@@ -111,7 +109,7 @@ class Meddles(Plain):
         np.seterr(all="ignore")
 
 
-def test_what_a_model_changes_in_its_process_is_put_back(tmp_path: Path) -> None:
+def test_a_probe_restores_what_a_model_changes_in_its_process(tmp_path: Path) -> None:
     before = torch.get_num_threads(), np.geterr()
     assert not probed(Tiny(tmp_path / "run", {"meddles": Meddles}), "meddles").failure
     assert (torch.get_num_threads(), np.geterr()) == before
@@ -127,7 +125,7 @@ def leaves() -> nn.Module:
 
 
 @pytest.mark.parametrize(("make", "name"), [(raises, "ZeroDivisionError"), (leaves, "SystemExit")])
-def test_what_user_code_raises_is_told(tmp_path: Path, make: Any, name: str) -> None:
+def test_a_probe_returns_the_traceback_of_user_code(tmp_path: Path, make: Any, name: str) -> None:
     found = probed(Tiny(tmp_path / "run", {"bad": make}), "bad")
     assert name in found.failure
     assert make.__name__ in found.failure
@@ -149,7 +147,7 @@ def test_two_probes_at_once_in_real_workers(tmp_path: Path, pool: WorkerPool) ->
     with toy_bundle(tmp_path / "run", {"Tiny": Perceptron}) as (bundle, data):
         load = Load(tuple(cores), tuple(cores), 1 << 40)
         engine = ProcessEngine(
-            bundle, data.handle().fds, lambda running, own: load, lambda news: None, pool
+            bundle, data.handle().fds, lambda running, own: load, lambda events: None, pool
         )
         job = bundle.plan.jobs[0]
         futures = [

@@ -46,7 +46,7 @@ def test_torch_is_seeded_as_by_manual_seed() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 1000))
-def test_epochs_have_streams_of_their_own(seed: int, epoch: int) -> None:
+def test_epochs_have_their_own_streams(seed: int, epoch: int) -> None:
     found = seeding.stream(seed, epoch)
     assert 0 <= found < 2**64
     assert found == seeding.stream(seed, epoch)

@@ -128,7 +128,7 @@ def test_seconds_add_up(tmp_path: Path) -> None:
     assert 0.5 * passed < measured.seconds <= passed
 
 
-def test_of_jobs_of_several_processes_it_keeps_epochs_and_classes(tmp_path: Path) -> None:
+def test_for_jobs_of_several_processes_it_keeps_epochs_and_classes(tmp_path: Path) -> None:
     def measured(**params: Any) -> Any:
         tiny = Tiny(tmp_path, params=TrainerParams(3, **params), opt_fn=adam)
         return serial_baseline.measure(tiny.bundle, tiny.batches, never), tiny.jobs
@@ -185,7 +185,7 @@ def test_an_estimate_is_near_what_is_measured(tmp_path: Path, clock: Clock) -> N
     assert measured.seconds / 2 < estimated.seconds < measured.seconds * 2
 
 
-def test_an_estimate_is_not_led_astray_by_a_few_slow_batches(tmp_path: Path, clock: Clock) -> None:
+def test_a_few_slow_batches_do_not_change_an_estimate(tmp_path: Path, clock: Clock) -> None:
     """Each eighth batch takes a hundred times as long as the others."""
     calls = itertools.count()
     disturbed = clock.model(lambda: 0.1 if next(calls) % 8 == 7 else 0.001)

@@ -101,20 +101,20 @@ def test_it_counts_training_and_nothing_else(
             clock.now += seconds
             trained += seconds / jobs
         elif what == "pause":
-            assert not watch.leaving_out(clock.waits(seconds))
+            assert not watch.call_uncounted(clock.waits(seconds))
         else:
             clock.now += seconds  # between two sessions
             told, watch = watch.seconds - seconds / jobs, Stopwatch(limit_s, jobs, clock)
-            watch.go_on_from(told)
-            watch.go_on_from(told / 2)  # of a neighbour that was saved before
+            watch.continue_from(told)
+            watch.continue_from(told / 2)  # of a neighbour that was saved before
         assert watch.seconds == pytest.approx(trained)
-        assert watch.over == (watch.seconds >= limit_s)
-    assert not Stopwatch(None, jobs, clock).over
+        assert watch.expired == (watch.seconds >= limit_s)
+    assert not Stopwatch(None, jobs, clock).expired
 
 
 def test_it_ends_at_the_first_batch_after_its_seconds(tmp_path: Path, clock: Clock) -> None:
     tiny = Tiny(tmp_path, opt_fn=stepping(clock, 100), job_timeout_s=450)
-    result, news = tiny.attempt()
+    result, events = tiny.attempt()
     assert result is not None
     assert result.status == FAILED
     assert result.error == (
@@ -122,79 +122,79 @@ def test_it_ends_at_the_first_batch_after_its_seconds(tmp_path: Path, clock: Clo
         "Pass more to continue it"
     )
     assert result.error in tiny.log()
-    (newest, *_) = checkpoints(news)
+    (newest, *_) = checkpoints(events)
     assert (newest.epoch, newest.batch) == (1, 1)
     assert checkpoint.load(tiny.root / newest.file, newest.sha256)["seconds"] == 500
 
 
 def test_it_may_end_between_two_epochs(tmp_path: Path, clock: Clock) -> None:
     tiny = Tiny(tmp_path, opt_fn=stepping(clock, 100), job_timeout_s=400)
-    result, news = tiny.attempt(stop=clock.waits(0))
+    result, events = tiny.attempt(stop=clock.waits(0))
     assert result is not None
     assert "trained 400.00 s, at epoch 2 of 2, batch 0 of 4;" in result.error
-    newest = checkpoints(news)[0]
+    newest = checkpoints(events)[0]
     assert (newest.epoch, newest.batch) == (1, 0)
 
 
-def test_a_job_that_is_through_is_never_late(tmp_path: Path, clock: Clock) -> None:
+def test_a_finished_job_never_times_out(tmp_path: Path, clock: Clock) -> None:
     result, _ = Tiny(tmp_path, opt_fn=stepping(clock, 100), job_timeout_s=800).attempt()
     assert result is not None
     assert result.status == DONE
 
 
-def test_pauses_are_no_training(tmp_path: Path, clock: Clock) -> None:
+def test_pauses_do_not_count(tmp_path: Path, clock: Clock) -> None:
     tiny = Tiny(tmp_path, opt_fn=stepping(clock, 1), job_timeout_s=100)
     result, _ = tiny.attempt(stop=clock.waits(1000))
     assert result is not None
     assert result.status == DONE
 
 
-def test_a_stage_before_the_training_counts_and_is_not_done_twice(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_pretraining_counts_and_is_not_repeated(tmp_path: Path, clock: Clock) -> None:
     class Staged(Plain):
         def pretrain(self, inputs: torch.Tensor, generator: Any, report: Any) -> None:
             clock.now += 100
 
     tiny = Tiny(tmp_path, {"staged": Staged}, job_timeout_s=100)
-    result, news = tiny.attempt()
+    result, events = tiny.attempt()
     assert result is not None
     assert "trained 100.00 s, at epoch 1 of 2, batch 1 of 4" in result.error
-    refs = checkpoints(news)
+    refs = checkpoints(events)
     result, _ = with_limit(tiny, 150).attempt(attempt=2, refs=refs)
     assert result is not None
     assert result.status == DONE
 
 
-def test_what_asks_a_job_to_stop_before_is_no_failure(tmp_path: Path, clock: Clock) -> None:
-    result, news = Tiny(tmp_path, opt_fn=stepping(clock, 1), job_timeout_s=100).attempt(stop=always)
+def test_a_job_asked_to_stop_before_its_limit_does_not_fail(tmp_path: Path, clock: Clock) -> None:
+    result, events = Tiny(tmp_path, opt_fn=stepping(clock, 1), job_timeout_s=100).attempt(
+        stop=always
+    )
     assert result is None
-    assert checkpoints(news)
+    assert checkpoints(events)
 
 
 def test_the_seconds_of_all_attempts_count(tmp_path: Path, clock: Clock) -> None:
     tiny = Tiny(tmp_path, opt_fn=stepping(clock, 100))
     left = iter(range(2))
-    none, news = tiny.attempt(stop=lambda: next(left, None) is None)
+    none, events = tiny.attempt(stop=lambda: next(left, None) is None)
     assert none is None
-    refs = checkpoints(news)
-    result, news = with_limit(tiny, 450).attempt(attempt=2, refs=refs)
+    refs = checkpoints(events)
+    result, events = with_limit(tiny, 450).attempt(attempt=2, refs=refs)
     assert result is not None
     assert "trained 500.00 s, at epoch 2 of 2, batch 1 of 4" in result.error
     # With no more than before it comes to its next batch.
-    result, news = with_limit(tiny, 450).attempt(attempt=3, refs=checkpoints(news))
+    result, events = with_limit(tiny, 450).attempt(attempt=3, refs=checkpoints(events))
     assert result is not None
     assert "trained 600.00 s, at epoch 2 of 2, batch 2 of 4" in result.error
-    whole, _ = with_limit(tiny, 1000).attempt(attempt=4, refs=checkpoints(news))
+    whole, _ = with_limit(tiny, 1000).attempt(attempt=4, refs=checkpoints(events))
     assert whole is not None
     plain = Tiny(tmp_path / "plain", opt_fn=stepping(clock, 0)).train()
     assert whole.digest == plain.digest
 
 
-def test_a_checkpoint_that_tells_no_seconds_is_taken_up(tmp_path: Path, clock: Clock) -> None:
+def test_a_checkpoint_without_seconds_can_be_resumed(tmp_path: Path, clock: Clock) -> None:
     tiny = Tiny(tmp_path, opt_fn=stepping(clock, 100), job_timeout_s=250)
-    _, news = tiny.attempt()
-    ref = checkpoints(news)[0]
+    _, events = tiny.attempt()
+    ref = checkpoints(events)[0]
     tree = checkpoint.load(tiny.root / ref.file, ref.sha256)
     del tree["seconds"]
     file = f"{ref.file}.older"
@@ -214,13 +214,13 @@ def ended_by_limits(train: Attempt) -> tuple[Result, int]:
     """A job timed out after each batch; what it comes to, and in how many attempts."""
     refs: list[CheckpointRef] = []
     for number in range(1, 100):
-        result, news = train(MOMENT, number, refs)
+        result, events = train(MOMENT, number, refs)
         assert result is not None
         if result.status == DONE:
             return result, number
         assert result.status == FAILED
         assert result.error.startswith("timed out: trained ")
-        refs = checkpoints(news)
+        refs = checkpoints(events)
         assert refs
     raise AssertionError("the training makes no progress")
 
@@ -235,7 +235,9 @@ def test_timed_out_after_each_batch_it_ends_with_the_same_bits(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("trainer", SEVERAL)
-def test_so_does_a_job_of_several_processes_which_leaves_none(tmp_path: Path, trainer: str) -> None:
+def test_a_job_of_several_processes_times_out_and_leaves_no_process(
+    tmp_path: Path, trainer: str
+) -> None:
     def tiny(name: str) -> Tiny:
         models = {"m": noting(tmp_path / f"noted by {name}", Plain)}
         return Tiny(
@@ -258,31 +260,31 @@ def test_so_does_a_job_of_several_processes_which_leaves_none(tmp_path: Path, tr
         assert result.digest == found.digest
 
 
-def test_jobs_trained_as_one_end_together_and_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_fusion_group_times_out_together_and_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole, _ = grouped(tmp_path / "whole").group()
     late = grouped(tmp_path / "late", job_timeout_s=MOMENT)
     refs: dict[str, list[CheckpointRef]] = {}
     for number in range(1, 100):
-        results, news = late.group(refs, never, attempt=number)
+        results, events = late.group(refs, never, attempt=number)
         found = {result.status for result in results.values() if result is not None}
         assert found in ({FAILED}, {DONE})
         if found == {DONE}:
             break
-        refs = refs_of(news)
+        refs = refs_of(events)
     assert number >= 8
     assert digests(results) == digests(whole)
 
 
-def test_each_of_them_counts_an_equal_part(tmp_path: Path, clock: Clock) -> None:
+def test_each_job_of_a_fusion_group_counts_an_equal_part(tmp_path: Path, clock: Clock) -> None:
     # One of the three steps the schedule of all: 60 seconds an epoch.
     tiny = Grouped(tmp_path, lr_schedules={"slow": slow_schedule(clock, 60)}, job_timeout_s=50)
     results, _ = tiny.group()
     assert [result and result.status for result in results.values()] == [DONE] * 3
-    results, news = with_limit(replace(tiny, root=tmp_path / "late"), 15).group()
+    results, events = with_limit(replace(tiny, root=tmp_path / "late"), 15).group()
     told = [result.error for result in results.values() if result is not None]
     assert len(told) == 3
     assert all("trained 20.00 s, at epoch 2 of 2, batch 0 of 4" in text for text in told)
-    positions = [(ref.epoch, ref.batch) for refs in refs_of(news).values() for ref in refs]
+    positions = [(ref.epoch, ref.batch) for refs in refs_of(events).values() for ref in refs]
     assert positions == [(1, 0)] * 3
 
 

@@ -23,9 +23,10 @@ from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import Result
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.store import job_folder
 from asynckfold.training import loop
-from asynckfold.training.bundle import Bundle, job_folder
-from asynckfold.training.worker import main
+from asynckfold.training.bundle import Bundle
+from asynckfold.training.worker.execute import execute
 
 CPU = torch.device("cpu")
 FEATURES, CLASSES = 8, 3
@@ -184,9 +185,9 @@ class Tiny:
         stop: Callable[[], bool] = never,
     ) -> tuple[Result | None, list[RunEvent]]:
         """One attempt at a job, and what it told."""
-        news: list[RunEvent] = []
+        events: list[RunEvent] = []
         task = Task(job or self.jobs[0], attempt, tuple(refs))
-        return loop.train(self.bundle, task, self.batches, CPU, news.append, stop), news
+        return loop.train(self.bundle, task, self.batches, CPU, events.append, stop), events
 
     def train(self, job: Job | None = None) -> Result:
         """A job from its start to its end."""
@@ -198,23 +199,23 @@ class Tiny:
         """A job stopped after every batch, and how many attempts it took."""
         refs: list[CheckpointRef] = []
         for attempt in range(1, 1000):
-            result, news = self.attempt(job, attempt, refs, always)
+            result, events = self.attempt(job, attempt, refs, always)
             if result is not None:
                 return result, attempt
-            refs = checkpoints(news)
+            refs = checkpoints(events)
         raise AssertionError("the training makes no progress")
 
     def execute(self, *jobs: Job, trainer: str = "plain", threads: int = 1) -> list[Any]:
         """What a worker answers."""
         tasks = [Task(job) for job in jobs]
         placement = Placement(tuple(job.id for job in jobs), (0,), threads, trainer=trainer)
-        return main.execute(self.bundle, self.batches, placement, tasks, lambda news: None, never)
+        return execute(self.bundle, self.batches, placement, tasks, lambda event: None, never)
 
     def log(self, job: Job | None = None) -> str:
         """The text of a job's log."""
         return (job_folder(self.root, job or self.jobs[0]) / "log.txt").read_text()
 
 
-def checkpoints(news: Sequence[RunEvent]) -> list[CheckpointRef]:
+def checkpoints(events: Sequence[RunEvent]) -> list[CheckpointRef]:
     """The checkpoints that were written, newest first."""
-    return [item.ref for item in reversed(news) if isinstance(item, CheckpointWritten)]
+    return [item.ref for item in reversed(events) if isinstance(item, CheckpointWritten)]

@@ -28,7 +28,7 @@ from asynckfold.store import RunStore
 from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.isolation.patches import foreign
-from asynckfold.training.worker import main
+from asynckfold.training.worker.execute import execute
 from tests.training.tiny import Noisy, Plain, Tiny, never, samples, sgd
 from tests.truth.leaks import LEAKS, kept
 
@@ -139,18 +139,18 @@ def test_ordinary_jobs_leave_nothing(tmp_path: Path) -> None:
         job = tiny.jobs[0]
         tasks = [Task(job)] if trainer == "plain" else []
         placement = Placement((job.id,), (0,), 1, trainer=trainer)
-        main.execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
+        execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
     assert not [item for item in told if isinstance(item, Left)]
     facts = tiny.execute(trainer="preflight")[0]
     assert "changes its process" not in facts.fusible.get("ordinary", "")
 
 
-def test_what_cannot_be_put_back_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_restored_is_reported(tmp_path: Path) -> None:
     told: list[Any] = []
     tiny = Tiny(tmp_path, {"importing": lambda: Leaking("import")})
     placement = Placement((tiny.jobs[0].id,), (0,), 1)
     tasks = [Task(tiny.jobs[0])]
-    main.execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
+    execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
     assert [item for item in told if isinstance(item, Left)] == [
         Left(tiny.jobs[0].id, ("imports",))
     ]
@@ -185,7 +185,7 @@ def run(root: Path, models: dict[str, Callable[[], Any]], **settings: Any) -> tu
 
 @pytest.mark.nightly(but=["import"])
 @pytest.mark.parametrize("leak", ["inference mode", "import"])
-def test_a_worker_that_cannot_be_put_back_is_replaced(tmp_path: Path, leak: str) -> None:
+def test_a_worker_that_cannot_be_restored_is_replaced(tmp_path: Path, leak: str) -> None:
     late = EntersLate if leak == "inference mode" else lambda: Leaking("import")
     expected, _ = run(tmp_path / "alone", {"judge": Judge})
     found, (claimed, events) = run(
@@ -196,7 +196,7 @@ def test_a_worker_that_cannot_be_put_back_is_replaced(tmp_path: Path, leak: str)
     assert any("its worker was replaced" in text for text in events), events
 
 
-def test_in_the_callers_process_the_claim_is_taken_away(tmp_path: Path) -> None:
+def test_in_the_callers_process_the_run_is_no_longer_reproducible(tmp_path: Path) -> None:
     found, (claimed, events) = run(
         tmp_path / "both", {"leaking": EntersLate, "judge": Judge}, parallelize=False
     )
@@ -300,7 +300,7 @@ class Reads(Plain):
         self.register_buffer("seen", torch.tensor([float(item) for item in said]))
 
 
-def test_workers_that_are_warm_have_the_callers_environment_and_arguments(
+def test_warm_workers_get_the_callers_environment_and_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were started before these changed, as in a notebook."""
@@ -332,7 +332,7 @@ def odd_relu(inputs: torch.Tensor, inplace: bool = False) -> torch.Tensor:
     return torch.sigmoid(inputs)
 
 
-def test_functions_that_workers_do_not_have_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_that_workers_do_not_have_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     # Those of torch, torchvision and scikit-learn themselves are no news.
     assert foreign() == []
     assert list(replaced_notes()) == []

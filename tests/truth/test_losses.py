@@ -238,7 +238,7 @@ ORDINARY: dict[str, tuple[Loss, torch.Tensor, torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_a_loss_that_mixes_samples_is_seen(name: str) -> None:
+def test_a_loss_that_mixes_samples_is_detected(name: str) -> None:
     loss, outputs, targets = MIXING[name]
     found = loss_trial.mixes_samples(loss, outputs, targets)
     assert found is not None
@@ -247,7 +247,7 @@ def test_a_loss_that_mixes_samples_is_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary_losses_are_left_alone(name: str) -> None:
+def test_ordinary_losses_are_accepted(name: str) -> None:
     loss, outputs, targets = ORDINARY[name]
     loss(outputs, targets)
     assert loss_trial.mixes_samples(loss, outputs, targets) is None
@@ -264,7 +264,7 @@ def test_ordinary_losses_are_left_alone(name: str) -> None:
     st.sampled_from(["column", "flat"]),
     st.integers(1, 3),
 )
-def test_squares_mix_samples_exactly_where_the_pairs_are_more(
+def test_squares_mix_samples_exactly_if_there_are_more_pairs_than_samples(
     count: int, outputs_are: str, targets_are: str, power: int
 ) -> None:
     shapes = {"column": (count, 1), "flat": (count,)}
@@ -307,7 +307,7 @@ def regression() -> dict[str, Any]:
     return {"data": (inputs, targets.astype(np.float32)), "wants_classes": False}
 
 
-def test_the_dry_run_refuses_them(tmp_path: Path) -> None:
+def test_the_dry_run_refuses_a_loss_that_mixes_samples(tmp_path: Path) -> None:
     def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return ((outputs - targets) ** 2).mean()
 
@@ -425,7 +425,7 @@ def prepared(tiny: Tiny) -> Tiny:
 
 @pytest.mark.parametrize("kind", RECORDED)
 @pytest.mark.parametrize("batch_size", [7, 16])
-def test_recorded_is_the_mean_of_an_ordinary_loop(
+def test_the_recorded_loss_is_the_mean_of_an_ordinary_loop(
     tmp_path: Path, kind: str, batch_size: int
 ) -> None:
     criterion, summed, counts = RECORDED[kind]
@@ -436,7 +436,7 @@ def test_recorded_is_the_mean_of_an_ordinary_loop(
 
 
 @pytest.mark.parametrize("kind", RECORDED)
-def test_jobs_trained_as_one_record_the_same(tmp_path: Path, kind: str) -> None:
+def test_fused_jobs_record_the_same_loss(tmp_path: Path, kind: str) -> None:
     criterion, summed, counts = RECORDED[kind]
     group = Grouped(
         tmp_path,
@@ -452,7 +452,7 @@ def test_jobs_trained_as_one_record_the_same(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", RECORDED)
-def test_the_serial_baseline_means_the_same(tmp_path: Path, kind: str) -> None:
+def test_the_serial_baseline_computes_the_same_mean(tmp_path: Path, kind: str) -> None:
     criterion, summed, counts = RECORDED[kind]
     tiny = prepared(
         Tiny(tmp_path, criterion=criterion, opt_fn=frozen, batch_size=7, params=TrainerParams(1))
@@ -470,7 +470,7 @@ def frozen(model: nn.Module) -> optim.Optimizer:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 45), st.sampled_from(sorted(RECORDED)))
-def test_recorded_does_not_depend_on_the_size_of_batches(
+def test_the_recorded_loss_does_not_depend_on_the_batch_size(
     tmp_path_factory: pytest.TempPathFactory, size: int, kind: str
 ) -> None:
     criterion, _, _ = RECORDED[kind]
@@ -491,7 +491,7 @@ def test_recorded_does_not_depend_on_the_size_of_batches(
 
 @pytest.mark.parametrize("kind", ["own sum", "weights"])
 @pytest.mark.parametrize("trainer", ["averaging", "hogwild"])
-def test_trainers_of_several_processes_record_the_same(
+def test_trainers_of_several_processes_record_the_same_loss(
     tmp_path: Path, kind: str, trainer: str
 ) -> None:
     criterion, summed, counts = RECORDED[kind]
@@ -527,7 +527,7 @@ def test_gradients_of_parts_add_up_to_that_of_the_batch(tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("kind", ["sum", "own sum"])
-def test_a_rule_that_reacts_to_a_loss_gets_the_mean(tmp_path: Path, kind: str) -> None:
+def test_reduce_on_plateau_gets_the_mean_loss(tmp_path: Path, kind: str) -> None:
     told: list[float] = []
 
     class Listening(optim.lr_scheduler.ReduceLROnPlateau):
@@ -571,7 +571,7 @@ SUMS: dict[str, tuple[Any, bool]] = {
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_whether_a_criterion_sums_is_seen(tmp_path: Path, name: str) -> None:
+def test_a_criterion_that_sums_is_detected(tmp_path: Path, name: str) -> None:
     criterion, sums = SUMS[name]
     facts = checked(tmp_path, criterion=criterion)
     assert (facts.recipe.get("loss") == losses.SUMS["loss"]) == sums
@@ -631,10 +631,10 @@ def normalising() -> nn.Module:
 
 HOPELESS: dict[str, tuple[dict[str, Any], str]] = {
     "another optimizer": ({"opt_fn": elsewhere}, "optimise the model that it gets"),
-    "detached outputs": ({"models": {"m": Detached}}, "gradient for what is optimised"),
+    "detached outputs": ({"models": {"m": Detached}}, "gradient for the optimised parameters"),
     "a number made anew": (
         {"criterion": lambda o, t: torch.tensor(float(F.cross_entropy(o, t)), requires_grad=True)},
-        "gradient for what is optimised",
+        "gradient for the optimised parameters",
     ),
     "one model": ({"models": {"m": one_for_all(Plain)}}, "must make a new model"),
     "one body": (
@@ -650,7 +650,7 @@ HOPELESS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", HOPELESS)
-def test_what_would_learn_nothing_or_too_much_is_refused(tmp_path: Path, name: str) -> None:
+def test_candidates_that_learn_nothing_or_leak_are_refused(tmp_path: Path, name: str) -> None:
     parts, rule = HOPELESS[name]
     (problem,) = checked(tmp_path, **parts).problems
     assert rule in problem[0]
@@ -677,7 +677,7 @@ LEARNING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", LEARNING)
-def test_what_learns_is_left_alone(tmp_path: Path, name: str) -> None:
+def test_candidates_that_learn_are_accepted(tmp_path: Path, name: str) -> None:
     facts = checked(tmp_path, **LEARNING[name])
     assert facts.problems == ()
     assert facts.failures == {}

@@ -24,7 +24,7 @@ from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.store import RunStore
-from asynckfold.training.worker.main import FEW_FILES, refuse_own_fault
+from asynckfold.training.worker.execute import FEW_FILES, refuse_own_fault
 from tests.engines.test_pool import look
 from tests.leftovers import gone
 from tests.nursery import fresh_server

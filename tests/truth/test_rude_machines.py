@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from asynckfold.system import readers
-from asynckfold.training.bundle import JobLog, log_path
-from asynckfold.training.worker.parent_watch import lifeline
+from asynckfold.training.job_log import JobLog, log_path
+from asynckfold.training.worker.parent_watch import exit_with_parent
 from tests.training.tiny import Tiny
 
 
@@ -30,7 +30,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_starts_where_no_thread_can_be_started() -> None:
     here, there = os.pipe()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    with lifeline(here):
+    with exit_with_parent(here):
         entered = True
     assert entered
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
@@ -42,9 +42,9 @@ def test_a_server_starts_where_no_thread_can_be_started() -> None:
 def test_a_log_is_kept_short_where_no_thread_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asynckfold.training.bundle.LOG_BYTES", 1000)
-    monkeypatch.setattr("asynckfold.training.bundle._HEAD", 500)
-    monkeypatch.setattr("asynckfold.training.bundle._TAIL", 250)
+    monkeypatch.setattr("asynckfold.training.job_log.LOG_BYTES", 1000)
+    monkeypatch.setattr("asynckfold.training.job_log._HEAD", 500)
+    monkeypatch.setattr("asynckfold.training.job_log._TAIL", 250)
     tiny = Tiny(tmp_path)
     with JobLog(tiny.bundle.root, tiny.jobs[0]) as log, log.kept_short():
         os.write(log.fileno(), b"x" * 5000)

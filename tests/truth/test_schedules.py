@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[Make, int, str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_surely_wrong_is_refused(name: str) -> None:
+def test_wrong_schedules_are_refused(name: str) -> None:
     make, count, received, remedy = REFUSED[name]
     (problem,) = judged(make, count).problems
     assert received in " ".join(problem[:2])
@@ -133,7 +133,7 @@ TOLD: dict[str, tuple[Make, int, str]] = {
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_what_may_be_wrong_is_told(name: str) -> None:
+def test_doubtful_schedules_are_reported(name: str) -> None:
     make, count, text = TOLD[name]
     found = judged(make, count)
     assert found.problems == ()
@@ -167,7 +167,7 @@ FINE: dict[str, tuple[Make, int]] = {
 
 
 @pytest.mark.parametrize("name", FINE)
-def test_ordinary_schedules_are_left_alone(name: str) -> None:
+def test_ordinary_schedules_are_accepted(name: str) -> None:
     make, count = FINE[name]
     assert judged(make, count) == Fit()
 
@@ -230,7 +230,7 @@ def test_the_steps_are_those_of_the_largest_fold(
         assert ("'lr_step': 'batch'" in remedy) == (each == "epoch")
 
 
-def test_a_candidate_that_is_told_of_goes_on(tmp_path: Path) -> None:
+def test_a_candidate_with_a_doubtful_schedule_runs(tmp_path: Path) -> None:
     facts = checked(tmp_path, rule("CosineAnnealingLR", T_max=2), epochs=6)
     assert facts.problems == ()
     assert facts.failures == {}
@@ -240,7 +240,7 @@ def test_a_candidate_that_is_told_of_goes_on(tmp_path: Path) -> None:
     )
 
 
-def test_a_schedule_of_the_user_that_raises_refuses_nothing(tmp_path: Path) -> None:
+def test_a_users_schedule_that_raises_does_not_refuse_the_sweep(tmp_path: Path) -> None:
     class Own(torch_schedules.StepLR):
         def step(self, epoch: Any = None) -> None:
             if self.last_epoch == 2:

@@ -50,7 +50,7 @@ from asynckfold.jobs.folds import Fold, make_folds
 from asynckfold.results.report.summary import summarize
 from asynckfold.training import serial_baseline
 from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
-from asynckfold.training.preprocessing import fitted
+from asynckfold.training.preprocessing import fit_transform
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples()
@@ -178,7 +178,7 @@ def test_random_transforms_are_drawn_anew_and_then_preprocessed(
     dataset: Any, transforms: Any, scaler: Any
 ) -> None:
     data = batches(dataset, *transforms)
-    seen = fitted(data, scaler, TRAIN)
+    seen = fit_transform(data, scaler, TRAIN)
     by_hand = scaler.fit(X[TRAIN])
     rows = np.array([3, 41, 7])
     assert np.allclose(seen.eval(rows)[0], by_hand.transform(X[rows]), atol=1e-5)
@@ -261,7 +261,7 @@ def test_what_comes_out_is_what_a_pipeline_of_scikit_learn_gives(step: Any) -> N
     if isinstance(step, PCA):
         x = np.nan_to_num(x)
     pipeline = make_pipeline(step)
-    found = fitted(batches((x, Y)), step, TRAIN)
+    found = fit_transform(batches((x, Y)), step, TRAIN)
     with seeded(0):
         own, rest = pipeline.fit_transform(x[TRAIN], Y[TRAIN]), pipeline.transform(x[VALID])
     for rows, wanted in ((TRAIN, own), (VALID, rest)):
@@ -315,7 +315,7 @@ def test_an_identity_changes_no_bit(tmp_path: Path) -> None:
 
 def test_images_are_one_row_for_each(tmp_path: Path) -> None:
     images = (np.abs(X).reshape(60, 1, 2, 4) * 20).astype(np.uint8)
-    seen = fitted(batches((images, Y)), StandardScaler(), TRAIN).eval(VALID)[0]
+    seen = fit_transform(batches((images, Y)), StandardScaler(), TRAIN).eval(VALID)[0]
     flat = images.reshape(60, -1).astype(np.float64)
     wanted = StandardScaler().fit(flat[TRAIN]).transform(flat[VALID])
     assert np.allclose(seen, wanted, atol=1e-5)
@@ -357,7 +357,7 @@ def test_a_transform_gets_doubles() -> None:
 
 def test_whole_numbers_beyond_float32_are_exact() -> None:
     identities = np.arange(60)[:, None] + 2**40
-    seen = fitted(batches((identities, Y)), StandardScaler(), TRAIN).eval(VALID)[0]
+    seen = fit_transform(batches((identities, Y)), StandardScaler(), TRAIN).eval(VALID)[0]
     wanted = StandardScaler().fit(identities[TRAIN]).transform(identities[VALID])
     assert np.array_equal(seen, wanted.astype(np.float32))
 
@@ -387,7 +387,7 @@ def test_a_shift_and_a_scale_of_the_features_change_nothing(offset: float, power
     moved = (X.astype(np.float64) + offset) * 2.0**power
     rows = np.arange(60)
     near, far = (
-        fitted(batches((x, Y)), StandardScaler(), TRAIN).eval(rows)[0]
+        fit_transform(batches((x, Y)), StandardScaler(), TRAIN).eval(rows)[0]
         for x in (X.astype(np.float64), moved)
     )
     assert np.allclose(near, far, atol=1e-5)
@@ -447,7 +447,7 @@ def test_any_type_of_numbers_is_preprocessed_exactly(kind: str) -> None:
         if kind != "bfloat16"
         else batches(TensorDataset(given, torch.from_numpy(Y)))
     )
-    seen = fitted(data, StandardScaler(), TRAIN).eval(VALID)[0]
+    seen = fit_transform(data, StandardScaler(), TRAIN).eval(VALID)[0]
     exact = given.double().numpy()
     assert np.allclose(seen, StandardScaler().fit(exact[TRAIN]).transform(exact[VALID]), atol=1e-5)
 
@@ -464,7 +464,7 @@ def test_half_precision_is_trained_on_and_predicted_in_float32(tmp_path: Path, k
 
 def test_complex_numbers_are_refused() -> None:
     with pytest.raises(InputError, match=r"real numbers: received torch\.complex64"):
-        fitted(batches((torch.from_numpy(X) * 1j, Y)), StandardScaler(), TRAIN)
+        fit_transform(batches((torch.from_numpy(X) * 1j, Y)), StandardScaler(), TRAIN)
 
 
 def test_missing_features_are_told_where_they_are(tmp_path: Path) -> None:
@@ -800,7 +800,7 @@ def test_validation_samples_that_are_random_are_told_of(tmp_path: Path) -> None:
 def test_a_data_set_that_is_random_by_itself_is_drawn_anew_and_preprocessed() -> None:
     data = batches(Restless())
     assert data.stored is None
-    seen = fitted(data, StandardScaler(), TRAIN)
+    seen = fit_transform(data, StandardScaler(), TRAIN)
     scaler = StandardScaler().fit(data.eval(TRAIN)[0])
     for epoch in (0, 1):
         raw = data.train(VALID, 1, epoch)[0]
@@ -818,7 +818,7 @@ class Paired(Restless):
 
 
 def test_pairs_of_one_read_stay_together_when_they_are_preprocessed() -> None:
-    seen = fitted(batches(Paired()), FunctionTransformer(), TRAIN)
+    seen = fit_transform(batches(Paired()), FunctionTransformer(), TRAIN)
     for epoch in range(3):
         inputs, targets = seen.train(np.arange(60), 1, epoch)
         assert torch.equal(inputs[:, -1].long(), targets)

@@ -102,8 +102,8 @@ def _opens(path: Any) -> None:
     # Files are opened below a folder that is open, so by their names alone.
     if path.endswith("log.txt"):
         # Each job of a worker begins with its log.
-        saving = sys.modules["asynckfold.training.saving"]
-        saving.EPOCH_SECONDS, saving.SHARE = EPOCH_SECONDS, 1.0  # type: ignore[attr-defined]
+        checkpointing = sys.modules["asynckfold.training.checkpointing"]
+        checkpointing.EPOCH_SECONDS, checkpointing.SHARE = EPOCH_SECONDS, 1.0  # type: ignore[attr-defined]
     else:
         _touches(path)
 

@@ -19,7 +19,7 @@ from asynckfold.models import VGG, LeNet, LeNet5
 from asynckfold.system import process
 from asynckfold.system.limits import allowed_cores
 from asynckfold.training import seeding
-from asynckfold.training.worker.spinning import CORES, lent, waited
+from asynckfold.training.worker.spinning import CORES, add_sleeping_threads, waited
 
 CASES = (
     Case("LeNet5", LeNet5, (1, 32, 32)),
@@ -123,12 +123,12 @@ def _turn(step: Callable[[], None], seconds: float, little_first: bool) -> tuple
 
 
 def _little(step: Callable[[], None], seconds: float) -> Timed:
-    take_back = lent(CORES)
+    end_threads = add_sleeping_threads(CORES)
     try:
         return _timed(step, seconds)
     finally:
-        if take_back is not None:
-            take_back()
+        if end_threads is not None:
+            end_threads()
 
 
 def _timed(step: Callable[[], None], seconds: float) -> Timed:

@@ -26,10 +26,12 @@ from asynckfold.models import MLP, VGG, LeNet, LeNet5
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import seeding, setup
-from asynckfold.training.bundle import Bundle, JobLog
+from asynckfold.training.bundle import Bundle
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fusion import trainer
-from asynckfold.training.training_run import Course, Training
+from asynckfold.training.job_log import JobLog
+from asynckfold.training.loop import Trainable
+from asynckfold.training.training_run import Training
 
 FOLDS, SAMPLES = 5, 2000
 
@@ -97,7 +99,7 @@ def _row(case: Case, width: int, seconds: float) -> tuple[object, ...]:
         handle = bundle.data
         data = handle.open(handle.fds)
         tasks = [Task(job) for job in bundle.plan.jobs]
-        plain: list[Course] = [
+        plain: list[Trainable] = [
             setup.build(
                 bundle,
                 task,
@@ -121,7 +123,7 @@ def _row(case: Case, width: int, seconds: float) -> tuple[object, ...]:
     return case.name, counter.flops / 1e6, width, one, other, one / other, len(turns)
 
 
-def _step(courses: Sequence[Course]) -> float:
+def _step(courses: Sequence[Trainable]) -> float:
     for course in courses:
         if course.batch == 0:
             course.begin_epoch()
@@ -136,7 +138,7 @@ def _step(courses: Sequence[Course]) -> float:
     return seconds
 
 
-def _rewind(course: Course) -> None:
+def _rewind(course: Trainable) -> None:
     """Begin the epoch anew: what is between two epochs is not timed."""
     course.batch = 0
     if isinstance(course, trainer.Group):

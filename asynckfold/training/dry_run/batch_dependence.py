@@ -1,4 +1,4 @@
-"""Whether what a model says of a sample, when it is evaluated, depends on more than the sample."""
+"""Whether a model's outputs in evaluation depend on more than the sample itself."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.precision import outputs_of
 
 APART = {"fp32": 1e-3, "bf16": 5e-2}
-"""Difference of outputs, as a share of their size, from which they are not taken as equal. Batches
-of other sizes round by about 1e-6 in float32 and 4e-3 in bfloat16; statistics of 4 in place of 8
+"""Difference of outputs, relative to their size, from which they count as different. Other batch
+sizes round by about 1e-6 in float32 and 4e-3 in bfloat16; batch statistics of 4 instead of 8
 samples change outputs by some tenths."""
 
 _BY_BATCH = (
@@ -26,54 +26,42 @@ _AT_RANDOM = (
 
 
 def evaluation_depends_on(model: nn.Module, inputs: torch.Tensor, precision: str = "fp32") -> str:
-    """Say on what else outputs in evaluation depend; empty where on their samples only.
+    """Say what else the outputs in evaluation depend on; empty if only on their samples.
 
-    The outputs of some samples are compared with those of the same samples under other random
-    numbers, in half of the batch, and in the reverse order. The model itself is left as it is.
-
-    Parameters
-    ----------
-    model : nn.Module
-        It is copied.
-    inputs : Tensor of shape (n, ...)
-        Some samples.
-    precision : {"fp32", "bf16"}
-        In which it computes.
+    Evaluates a copy of the model again with another seed, in halves of the batch, and in reverse
+    order.
 
     Examples
     --------
-    >>> samples = torch.randn(8, 3)
-    >>> evaluation_depends_on(nn.BatchNorm1d(3), samples)
-    ''
-    >>> evaluation_depends_on(nn.BatchNorm1d(3, track_running_stats=False), samples)[:67]
+    >>> evaluation_depends_on(nn.BatchNorm1d(3, track_running_stats=False), torch.randn(8, 3))[:67]
     'in evaluation, its outputs for a sample depend on the other samples'
     """
     half = len(inputs) // 2
     if not half:
         return ""
-    # What cannot be copied or evaluated so fails, or does not, by itself.
+    # A model that cannot be copied or evaluated like this gets no verdict here.
     try:
         with seeding.preserved(), torch.no_grad():
             twin = copied(model).eval()
 
-            def said(part: torch.Tensor, seed: int = 0) -> torch.Tensor:
+            def outputs_on(part: torch.Tensor, seed: int = 0) -> torch.Tensor:
                 seeding.seed_all(seed)
                 outputs: torch.Tensor = outputs_of(twin, part.clone(), precision)
                 return outputs.double()
 
-            whole = said(inputs)
-            if _apart(whole, said(inputs, 1), precision):
+            whole = outputs_on(inputs)
+            if _differ(whole, outputs_on(inputs, 1), precision):
                 return _AT_RANDOM
-            halves = torch.cat([said(inputs[:half]), said(inputs[half:])])
-            others = halves, said(inputs.flip(0)).flip(0)
-            if any(_apart(whole, other, precision) for other in others):
+            halves = torch.cat([outputs_on(inputs[:half]), outputs_on(inputs[half:])])
+            others = halves, outputs_on(inputs.flip(0)).flip(0)
+            if any(_differ(whole, other, precision) for other in others):
                 return _BY_BATCH
     except Exception:  # noqa: BLE001
         return ""
     return ""
 
 
-def _apart(one: torch.Tensor, other: torch.Tensor, precision: str) -> bool:
+def _differ(one: torch.Tensor, other: torch.Tensor, precision: str) -> bool:
     if one.shape != other.shape:
         return False
     known = one.isfinite() & other.isfinite()

@@ -1,4 +1,4 @@
-"""A look at the outputs of a dry run: what they are, and what made them."""
+"""A sample of a model's outputs, and the operation that made them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from asynckfold.jobs.objective import Look
 
 LOOKED_AT = 4096
-"""Most numbers of the outputs that tell what they mean."""
+"""Most numbers of the outputs to keep."""
 
 _SHAPING = (
     *("Alias", "Clone", "ReshapeAlias", "Select", "Slice", "Squeeze", "T", "ToCopy", "Transpose"),
@@ -19,7 +19,7 @@ _SHAPING = (
 
 
 def look_at(outputs: torch.Tensor) -> Look:
-    """Return some outputs, and which of the functions that make probabilities made them."""
+    """Return some outputs, and the sigmoid or softmax that made them, if any."""
     node = outputs.grad_fn
     while node is not None and _operation(node) in _SHAPING and node.next_functions:
         node = node.next_functions[0][0]
@@ -30,5 +30,5 @@ def look_at(outputs: torch.Tensor) -> Look:
 
 
 def _operation(node: Any) -> str:
-    """Return ``"Sigmoid"`` of a ``SigmoidBackward0``."""
+    """Return ``"Sigmoid"`` for a ``SigmoidBackward0``."""
     return re.sub(r"Backward\d+$", "", node.name())

@@ -1,4 +1,4 @@
-"""What a dry run finds out about a criterion by watching it: it may be any function.
+"""What a criterion does, found by watching it: it may be any function.
 
 ::
 
@@ -6,8 +6,8 @@
                     ├─ any operation ─► (n, n): each output meets the targets of all samples
     targets (n,) ───┘
 
-A tensor's memory tells what it was computed from. Of two operands that come from outputs and from
-targets, neither may be spread over all samples of the other by dimensions that it does not have.
+The storage of a tensor tells what it was computed from. An operand from outputs and one from
+targets must not be broadcast over each other's samples by dimensions that they lack.
 """
 
 from __future__ import annotations
@@ -26,29 +26,17 @@ Shapes = tuple[torch.Size, torch.Size]
 _OUTPUTS, _TARGETS = 1, 2
 
 ALIKE = 1e-3
-"""Largest difference between losses that are called the same, as a share of the loss."""
+"""Largest difference of losses that count as equal, relative to the loss."""
 
 
 def mixes_samples(
     criterion: Callable[..., Any], outputs: torch.Tensor, targets: torch.Tensor
 ) -> Shapes | None:
-    """Return the shapes with which outputs are compared with the targets of other samples.
+    """Return the first shapes in which outputs are compared with the targets of other samples.
 
-    That is what torch's broadcasting makes of (n, 1) and (n,), silently for most losses. Ordinary
-    are comparisons of all outputs with each other, of all targets, of anything with itself, and
-    those of which both operands have equally many dimensions: these were written on purpose.
-
-    Parameters
-    ----------
-    criterion : callable
-        (outputs, targets) → loss; a copy of it is called.
-    outputs, targets : Tensor
-        (n, ...): of one batch.
-
-    Returns
-    -------
-    (Size, Size) or None
-        Of the first operands for which this is so.
+    torch broadcasts (n, 1) and (n,) to (n, n), silently for most losses. Comparisons of outputs
+    with outputs, of targets with targets, and of operands with equally many dimensions are
+    intended, and not reported. A copy of the criterion is called.
 
     Examples
     --------
@@ -56,10 +44,9 @@ def mixes_samples(
     ...     return ((outputs - targets) ** 2).mean()
     >>> mixes_samples(squared, torch.ones(8, 1), torch.ones(8))
     (torch.Size([8, 1]), torch.Size([8]))
-    >>> mixes_samples(squared, torch.ones(8), torch.ones(8))
     """
     watch = _Watch(outputs.detach().requires_grad_(outputs.is_floating_point()), targets)
-    # The criterion has worked without being watched; what it does not bear is not its fault.
+    # The criterion worked unwatched; if watching breaks it, that is no fault of its own.
     try:
         with watch:
             copy.deepcopy(criterion)(*watch.kept)
@@ -69,15 +56,15 @@ def mixes_samples(
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Knows of each tensor whether it was computed from outputs, from targets, or from both."""
+    """Tracks whether a tensor was computed from outputs, from targets, or from both."""
 
     def __init__(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: Shapes | None = None
         self.count = len(targets)
-        # Kept, so that no later tensor gets the memory of an earlier one.
+        # Kept alive: a later tensor must not get the storage of an earlier one.
         self.kept = [outputs, targets]
-        self.sources = {_memory(outputs): _OUTPUTS, _memory(targets): _TARGETS}
+        self.sources = {_storage(outputs): _OUTPUTS, _storage(targets): _TARGETS}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -87,12 +74,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         given, made = list(_tensors((args, kwargs))), list(_tensors(result))
-        sources = [self.sources.get(_memory(item), 0) for item in given]
+        sources = [self.sources.get(_storage(item), 0) for item in given]
         for one, other in combinations(zip(given, sources, strict=True), 2):
             if self.found is None and self._mixes(one, other, made):
                 self.found = one[0].shape, other[0].shape
         for item in made:
-            place = _memory(item)
+            place = _storage(item)
             self.kept.append(item)
             for source in (self.sources.get(place, 0), *sources):
                 self.sources[place] = self.sources.get(place, 0) | source
@@ -107,34 +94,24 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         (first, mine), (second, theirs) = one, other
         if not mine or not theirs or mine | theirs != _OUTPUTS | _TARGETS:
             return False
-        if first.dim() == second.dim() or _memory(first) == _memory(second) or self.count < 2:
+        if first.dim() == second.dim() or _storage(first) == _storage(second) or self.count < 2:
             return False
         rank = max(first.dim(), second.dim())
         sizes = [(1,) * (rank - item.dim()) + tuple(item.shape) for item in (first, second)]
         pairs = list(zip(*sizes, strict=True))
         if not {(self.count, 1), (1, self.count)} <= set(pairs):
             return False
-        # Of operations on elements only, unlike indexing.
+        # Element-wise operations only, not indexing.
         whole = [max(pair) for pair in pairs]
         return any(list(item.shape) == whole for item in made)
 
 
 def adds_up(criterion: Callable[..., Any], outputs: torch.Tensor, targets: torch.Tensor) -> bool:
-    """Whether a loss is the sum over the samples of a batch: twice the samples, twice the loss.
-
-    Parameters
-    ----------
-    criterion : callable
-        (outputs, targets) → loss; copies of it are called.
-    outputs, targets : Tensor
-        (n, ...): of one batch.
+    """Whether a loss sums over the samples of a batch: twice the samples give twice the loss.
 
     Examples
     --------
-    >>> outputs, targets = torch.zeros(4, 1), torch.ones(4, 1)
-    >>> adds_up(torch.nn.MSELoss(), outputs, targets)
-    False
-    >>> adds_up(lambda outputs, targets: ((outputs - targets) ** 2).sum(), outputs, targets)
+    >>> adds_up(torch.nn.MSELoss(reduction="sum"), torch.zeros(4, 1), torch.ones(4, 1))
     True
     """
     # As in `mixes_samples`.
@@ -153,8 +130,8 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     return (item for item in pytree.tree_leaves(tree) if isinstance(item, torch.Tensor))
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    """What a tensor and its views have in common."""
+def _storage(tensor: torch.Tensor) -> int:
+    """Identify the storage that a tensor shares with its views."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):

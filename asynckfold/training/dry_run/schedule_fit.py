@@ -1,8 +1,7 @@
-"""Whether an LR schedule fits the steps that its jobs take: what is surely wrong, what may be.
+"""Whether an LR schedule fits the number of steps in its jobs.
 
-A schedule is stepped through the whole training on an optimizer of its own, which trains nothing;
-what it makes of the learning rates is judged, and the lengths that torch's own schedules were made
-with.
+The schedule is stepped through the whole training, on an optimizer that trains nothing. The checks
+look at its learning rates, and at the length settings of torch's own schedules.
 """
 
 from __future__ import annotations
@@ -23,27 +22,21 @@ from asynckfold.training import lr_schedules
 Problem = tuple[str, str, str]
 
 SECONDS = 0.2
-"""How long a schedule is stepped at most: some ten thousand steps of torch's own."""
+"""Longest time for stepping a schedule: some ten thousand steps of torch's own."""
 
 LONGER = 1.5
-"""Cosines that are so many times longer than the training are named: they end above a quarter of
-the rate that they begin with."""
+"""A cosine this many times longer than the training is reported: it ends above a quarter of its
+initial rate."""
 
 _OWN_RATES = (lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """How often the jobs of a candidate step their LR schedule.
+    """Number of LR-schedule steps in the jobs of a candidate.
 
-    Parameters
-    ----------
-    least, most : int
-        In the smallest and in the largest training fold.
-    each : {"epoch", "batch"}
-        After what.
-    batches : int
-        What `most` is for steps after each batch.
+    `least` and `most` are those of the smallest and the largest training fold, `batches` what
+    `most` would be with a step per batch.
     """
 
     least: int
@@ -58,7 +51,7 @@ class Steps:
         return f"{count} step{'s' * (self.most != 1)}, one each {self.each}"
 
     def instead(self, length: int) -> str:
-        """Return what else may be meant, where a length fits steps after each batch."""
+        """Suggest a step per batch if a schedule's length fits that."""
         if self.each == "epoch" and 0.7 * self.batches <= length <= 1.5 * self.batches > self.most:
             return (
                 ", or, to step it after each batch, trainer_params={'lr_step': 'batch'}: "
@@ -69,14 +62,14 @@ class Steps:
 
 @dataclass(frozen=True)
 class Fit:
-    """What is surely wrong with an LR schedule, and what may be."""
+    """Problems of an LR schedule, and remarks on what may be wrong."""
 
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def unscheduled(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return a copy with learning rates of its own, of the same parameters and state."""
+    """Return a copy with its own learning rates, but the same parameters and state."""
     spare = copy.copy(optimizer)
     spare.param_groups = [
         {
@@ -91,28 +84,15 @@ def unscheduled(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def rates_of(
     make: Callable[[Any], Any], optimizer: torch.optim.Optimizer, steps: int
 ) -> tuple[list[tuple[float, ...]], str]:
-    """Return the learning rates of each step, and what the schedule raised before the last.
+    """Return the learning rates of each step, by parameter group, and what the schedule raised.
 
-    Parameters
-    ----------
-    make : callable
-        Optimizer → LR schedule.
-    optimizer : torch.optim.Optimizer
-        As it was before it got a schedule; it stays as it is.
-    steps : int
-        Of the training.
-
-    Returns
-    -------
-    rates : list of tuple of float
-        By step, those of each parameter group; fewer where it takes longer than `SECONDS`, or the
-        schedule raises.
-    error : str
-        Empty where nothing was raised, or by the user's own code: its jobs tell it.
+    There are fewer rates than `steps` if stepping takes longer than `SECONDS`, or the schedule
+    raises. The error is empty if user code raised it: its jobs will report it. The optimizer, which
+    has no schedule yet, stays unchanged.
     """
     spare, rates = unscheduled(optimizer), []
     with warnings.catch_warnings():
-        # No optimizer takes a step here.
+        # torch warns that the optimizer takes no steps.
         warnings.simplefilter("ignore")
         schedule = make(spare)
         ends = time.monotonic() + SECONDS
@@ -121,7 +101,7 @@ def rates_of(
             rates.append(tuple(float(group["lr"]) for group in spare.param_groups))
             if time.monotonic() > ends:
                 break
-            # A schedule of the user's may raise anything.
+            # A user's schedule may raise anything.
             try:
                 schedule.step()
             except Exception as error:  # noqa: BLE001
@@ -132,18 +112,9 @@ def rates_of(
 def fit_of(
     name: str, schedule: Any, steps: Steps, rates: Sequence[tuple[float, ...]], error: str = ""
 ) -> Fit:
-    """Judge an LR schedule.
+    """Judge an LR schedule in its initial state.
 
-    Parameters
-    ----------
-    name : str
-        What the user calls it.
-    schedule : object
-        As it is before the training.
-    steps : Steps
-        How often it is stepped.
-    rates, error
-        As `rates_of` returns them; not looked at for one that reacts to a loss.
+    `rates` and `error` are from `rates_of`, and ignored for a schedule that reacts to a loss.
     """
     kind = type(schedule).__name__
     title = f"LR schedule {name}"
@@ -168,7 +139,7 @@ def _of_one_cycle(title: str, schedule: Any, steps: Steps) -> Iterator[Problem]:
     if not isinstance(schedule, lr_scheduler.OneCycleLR):
         return
     total = int(schedule.total_steps)
-    # The last rate is that after the last step; a cycle of fewer than three there is none.
+    # The last rate follows the last step; torch has no cycle of fewer than three rates.
     if not steps.most <= total <= max(steps.most, 2) + 1:
         yield (
             f"{title} must fit the steps that its jobs take: {steps.text}",
@@ -212,32 +183,28 @@ def _of_rates(
 def _notes(
     title: str, schedule: Any, steps: Steps, rates: Sequence[tuple[float, ...]]
 ) -> Iterator[str]:
-    count = steps.most
+    count, kind = steps.most, type(schedule).__name__
     if count < 2:
         return
     if isinstance(schedule, lr_scheduler.CosineAnnealingLR):
         length = int(schedule.T_max)
+        call = f"{title}: {kind}(T_max={length})"
         if length < count - 1:
-            yield (
-                f"{title}: CosineAnnealingLR(T_max={length}) rises again after {length} of "
-                f"{steps.text}; T_max={count} falls once"
-            )
+            yield f"{call} rises again after {length} of {steps.text}; T_max={count} falls once"
         elif length > LONGER * count:
             yield (
-                f"{title}: CosineAnnealingLR(T_max={length}) is cut off after {steps.text}; "
-                f"T_max={count} falls to its end{steps.instead(length)}"
+                f"{call} is cut off after {steps.text}; T_max={count} falls to its end"
+                f"{steps.instead(length)}"
             )
-        return
-    if isinstance(schedule, lr_scheduler.CyclicLR):
+    elif isinstance(schedule, lr_scheduler.CyclicLR):
         rise = round(float(schedule.total_size) * float(schedule.step_ratio))
         if rise > count:
             yield (
-                f"{title}: CyclicLR(step_size_up={rise}) does not reach its max_lr in {steps.text}"
+                f"{title}: {kind}(step_size_up={rise}) does not reach its max_lr in {steps.text}"
                 f"{steps.instead(rise)}"
             )
-        return
-    if isinstance(schedule, (lr_scheduler.LinearLR, lr_scheduler.ConstantLR)):
-        length, call = int(schedule.total_iters), f"{type(schedule).__name__}(total_iters="
+    elif isinstance(schedule, (lr_scheduler.LinearLR, lr_scheduler.ConstantLR)):
+        length, call = int(schedule.total_iters), f"{kind}(total_iters="
         first, last = (
             (schedule.start_factor, schedule.end_factor)
             if isinstance(schedule, lr_scheduler.LinearLR)
@@ -253,14 +220,12 @@ def _notes(
                 f"{title}: {call}{length}) is cut off after {steps.text}; {call}{count}) falls to "
                 f"its end{steps.instead(length)}"
             )
-        return
-    if isinstance(schedule, lr_scheduler.MultiStepLR):
+    elif isinstance(schedule, lr_scheduler.MultiStepLR):
         late = sorted(item for item in schedule.milestones if item >= count)
         if late:
             yield f"{title}: milestones {', '.join(map(str, late))} lie beyond {steps.text}"
-        return
-    if not isinstance(schedule, _OWN_RATES) and len(rates) == count and len(set(rates)) == 1:
+    elif not isinstance(schedule, _OWN_RATES) and len(rates) == count and len(set(rates)) == 1:
         yield (
-            f"{title}: {type(schedule).__name__} changes no learning rate in {steps.text}"
+            f"{title}: {kind} changes no learning rate in {steps.text}"
             f"{steps.instead(int(getattr(schedule, 'step_size', 0)))}"
         )

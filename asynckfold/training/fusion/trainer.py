@@ -44,10 +44,7 @@ from asynckfold.jobs.result import Result
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import (
-    batches as batching,
-)
-from asynckfold.training import (
-    checkpoint,
+    batches,
     checkpointing,
     loop,
     lr_schedules,
@@ -55,7 +52,7 @@ from asynckfold.training import (
     setup,
     training_run,
 )
-from asynckfold.training.bundle import Bundle, JobLog, NoLog
+from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion.backward import (
     Criterion,
     Part,
@@ -66,7 +63,8 @@ from asynckfold.training.fusion.backward import (
 )
 from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.fusion.optimizers import Arm, arms_of
-from asynckfold.training.preprocessing import fitted
+from asynckfold.training.job_log import JobLog, NoLog
+from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Report, Training
 
@@ -93,12 +91,12 @@ class Replica(Training):
 
     def begin_epoch(self) -> None:
         """Put the samples in the epoch's order, and the row's generator where it has to be."""
-        self.put_in_order()
+        self.order_samples()
         if self.random is not None:
             self.generator.set_state(self.random["torch"])
             self.random = None
         if self.batch == 0:
-            self.generator.manual_seed(self.epoch_seed)
+            self.generator.manual_seed(seeding.epoch_seed(self.task.job.seed, self.epoch))
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -125,7 +123,7 @@ class Replica(Training):
         No model that draws from Python or NumPy is fused: theirs are as the epoch began.
         """
         with seeding.preserved():
-            seeding.seed_all(self.epoch_seed)
+            seeding.seed_all(seeding.epoch_seed(self.task.job.seed, self.epoch))
             return {**seeding.state(), "torch": self.generator.get_state()}
 
     def stand_at(self, epoch: int, batch: int) -> None:
@@ -176,7 +174,7 @@ class Group:
         self.live = [row for row in rows if row.task.job.id in wanted]
         self.results: dict[str, Result] = {}
         self.apart = False
-        self.seeds = [row.seed for row in rows]
+        self.seeds = [row.task.job.seed for row in rows]
         self.orders = torch.empty(0, dtype=torch.int64)
         self.alike: dict[int, list[range]] = {}
         self.epoch = self.batch = 0
@@ -213,7 +211,7 @@ class Group:
             return
         precision = self.rows[0].params.precision
         losses = backward(self.fused, self.criterion, parts, precision)
-        clip = self.rows[0].clip
+        clip = self.rows[0].params.clip_grad_norm
         if clip is not None:
             clip_gradients(self.fused, clip)
         for arm in self.arms:
@@ -221,11 +219,12 @@ class Group:
             if busy[lead]:
                 with self._sparing_others(self._rows_of(arm)):
                     arm.step()
-                    if self.rows[lead].steps_each_batch:
-                        self.rows[lead].lr_schedule.step()
+                    schedule = self.rows[lead].lr_schedule
+                    if lr_schedules.steps_each_batch(schedule, self.rows[lead].params):
+                        schedule.step()
         for row, part, loss in zip(self.rows, busy, losses.unbind(), strict=True):
             if part:
-                row.note_step(loss)
+                row.record_step(loss)
         self.batch += 1
 
     def _next_parts(self, busy: Sequence[bool]) -> list[Part]:
@@ -261,7 +260,7 @@ class Group:
         for place, row in enumerate(self.rows):
             if busy[place]:
                 with self._sparing_others([row]):
-                    found[place] = row.next_batch()
+                    found[place] = row.samples_of(row.batch)
         there = next((batch for batch in found if batch is not None), None)
         for place, row in enumerate(self.rows):
             if busy[place] and found[place] is None and there is not None:
@@ -285,7 +284,7 @@ class Group:
         except (StorageError, WorkerDiedError, training_run.Diverged):
             raise
         except (Exception, SystemExit) as error:
-            loop.note_place(error, self)
+            loop.note_position(error, self)
             for row in [row for row in rows if row in self.live]:
                 found = self.fail(row.task, error)
                 if isinstance(found, RetryableFailure):
@@ -303,12 +302,12 @@ class Group:
         while self.untold:
             report(JobEnded(self.untold.pop(0)))
 
-    def tell(self, report: Report) -> None:
+    def report_progress(self, report: Report) -> None:
         """Say where each job is that has got on."""
         self._tell_ended(report)
         for row in self.live:
             if row.batch == self.batch:
-                row.tell(report)
+                row.report_progress(report)
 
     def end_epoch(self, started: float, report: Report) -> None:
         """Evaluate each job, step each LR schedule, note the epoch."""
@@ -325,11 +324,11 @@ class Group:
                 ):
                     # Its steps of this epoch may all have been taken before a resume.
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-                    lead.step_lr_schedule()
+                    training_run.step_lr_schedule(lead)
         self._tell_ended(report)
         for row in self.rows:
             if row in self.live:
-                row.close_epoch(items[row], started, report)
+                row.record_epoch(items[row], started, report)
             else:
                 row.stand_at(self.epoch + 1, 0)
         self.epoch, self.batch = self.epoch + 1, 0
@@ -338,7 +337,7 @@ class Group:
         """The losses of a job's epoch, or None: it diverged or raised, and has its result."""
         try:
             with self._sparing_others([row]), row.drawing():
-                return row.scored()
+                return row.score()
         except training_run.Diverged as error:
             self._end(row, loop.diverged(row, error))
         return None
@@ -377,7 +376,7 @@ class Group:
             tree = next((trees[row] for row in rows if row in trees), None)
             for row in rows:
                 if tree is not None:
-                    row.take_up(trees.get(row, tree))
+                    row.load_state_dict(trees.get(row, tree))
                 if row not in trees:
                     row.stand_at(epoch, batch)
             states = [row.loaded for row in rows if row.loaded is not None]
@@ -415,15 +414,12 @@ def _ref_at(row: Replica, epoch: int, batch: int) -> CheckpointRef | None:
 
 
 def _tree(row: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
-    root = row.bundle.root
     try:
-        tree = checkpoint.load(root / ref.file, ref.sha256, root)
-        checkpointing.check(row.bundle, row.task, tree)
+        return checkpointing.load(row.bundle, row.task, ref)
     except StoreCorruptError as error:
-        text = f"{error}; its group goes on from an older one, or starts anew"
+        text = f"{error}; its group continues from an older one, or from the beginning"
         report(Noted(row.task.job.id, "damage", text))
         return None
-    return tree
 
 
 def train(
@@ -477,7 +473,7 @@ def train(
         group.restore(report)
         if loop.run(group, bundle.plan.params, report, stop):
             group.finish()
-        elif group.stopwatch.over:
+        elif group.stopwatch.expired:
             group.time_out()
         return [group.results.get(task.job.id) for task in tasks]
 
@@ -499,7 +495,7 @@ def build(
     by_id = {job.id: job for job in bundle.plan.jobs}
     jobs = [by_id[name] for name in ids]
     stopwatch = Stopwatch(bundle.job_timeout_s, len(jobs))
-    begun = [setup.begun(bundle, job, device) for job in jobs]
+    begun = [setup.build_model(bundle, job, device) for job in jobs]
     seen = _data_by_fold(bundle, [bundle.fold_of(job) for job in jobs], data, device)
     divided = [
         _Division.of(bundle, job, *pair, seen[job.repeat, job.fold])
@@ -518,7 +514,7 @@ def build(
     rows = []
     for arm in arms:
         lead = arm.rows.start
-        schedule, *_ = setup.schedule_of(
+        schedule, *_ = setup.build_lr_schedule(
             bundle, jobs[lead], models[lead], arm.optimizer, bundle.fold_of(jobs[lead]).train
         )
         for row in arm.rows:
@@ -540,7 +536,6 @@ def build(
                     bundle.fold_of(job).valid,
                     logs.enter_context(JobLog(bundle.root, job) if task and logged else NoLog()),
                     heartbeat,
-                    bundle.plan.params.clip_grad_norm,
                     row=row,
                     arm=arm,
                     generator=fused.generators[row],
@@ -556,9 +551,9 @@ def _data_by_fold(
     """What each fold sees: the same for all, unless something is fitted on its training part."""
     preprocess = bundle.recipe.preprocess
     if preprocess is None:
-        return dict.fromkeys((fold.key for fold in folds), setup.moved(data, device))
+        return dict.fromkeys((fold.key for fold in folds), setup.to_device(data, device))
     return {
-        fold.key: setup.moved(fitted(data, preprocess, fold.train), device)
+        fold.key: setup.to_device(fit_transform(data, preprocess, fold.train), device)
         for fold in {fold.key: fold for fold in folds}.values()
     }
 
@@ -586,11 +581,11 @@ class _Division:
         # An LR schedule changes the optimizer that it is made for.
         spare = copy.copy(optimizer)
         spare.param_groups = [dict(group) for group in optimizer.param_groups]
-        schedule, train, steer = setup.schedule_of(bundle, job, model, spare, fold.train)
+        schedule, train, steer = setup.build_lr_schedule(bundle, job, model, spare, fold.train)
         return cls(
             data,
             train,
-            list(batching.bounds(len(train), plan.batch_size, model)),
+            list(batches.bounds(len(train), plan.batch_size, model)),
             steer,
             lr_schedules.needs_metric(schedule),
         )

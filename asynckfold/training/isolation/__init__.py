@@ -1,1 +1,1 @@
-"""What user code changes in its process is put back after each job."""
+"""Restore what user code changes in its process after each job."""

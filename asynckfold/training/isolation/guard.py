@@ -1,14 +1,14 @@
-"""What user code changes in its process is put back, so that no job depends on the one before it.
+"""Restore what user code changes in its process, so that no job depends on an earlier one.
 
-Three kinds of state, each compared after a job with what it was before::
+Three kinds of state are compared before and after a job::
 
-    settings    of torch, Python and the process: read, and written where they differ
+    settings    of torch, Python and the process: read, and written if they differ
     contexts    left open: autocast, inference mode, hooks for saved tensors, modes of torch
     patches     functions, classes and global hooks, see `patches`
 
-What cannot be put back is named. A worker then ends after its job; in the caller's own process bits
-are no longer claimed. The random generators need no care, since every job seeds them. Nobody can
-know what user code keeps in its own modules and classes.
+What cannot be restored is reported. A worker then ends after its job; a run in the caller's own
+process is no longer called reproducible. Every job seeds the random generators. Changes to user
+modules and classes are not detected.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,8 +40,8 @@ from asynckfold.training.isolation.torch_settings import Setting
 LIMITS = "resource limits"
 
 IMPORTS = "imports"
-"""Named where a job changed something and imported a module: that may have been the import, which
-no later job of the process does again."""
+"""Reported if a job changed something and imported a module: the import may have changed it, and
+will not happen again in this process."""
 
 
 def _attribute(owner: Any, name: str, label: str) -> Setting:
@@ -48,16 +49,16 @@ def _attribute(owner: Any, name: str, label: str) -> Setting:
 
 
 def _set_default_device(device: torch.device) -> None:
-    # None takes the mode off that would slow down every call of torch.
+    # None removes the mode, which slows down every call of torch.
     torch.set_default_device(None if device.type == "cpu" else device)
 
 
 _TORCHS_OWN = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-"""Variables that torch itself sets when it first compiles, or only loads what would."""
+"""Variables that torch itself sets when it loads its compiler."""
 
 
 class _Variables(dict[str, str]):
-    """The environment; a variable that torch sets by itself makes no difference."""
+    """The environment; variables that torch itself sets make no difference."""
 
     __hash__ = None
 
@@ -70,25 +71,17 @@ class _Variables(dict[str, str]):
         return not self == other
 
 
-def _environment() -> _Variables:
-    return _Variables(os.environ)
-
-
 def _set_environment(variables: dict[str, str]) -> None:
     kept = {name: os.environ[name] for name in _TORCHS_OWN if name in os.environ}
     os.environ.clear()
     os.environ.update(kept | variables)
 
 
-def _set_path(entries: list[str]) -> None:
-    sys.path[:] = entries
-
-
-# Contexts that torch keeps on a stack
+# Contexts of torch
 
 
 def _function_stack() -> list[Any]:
-    """Modes of the Python functions of torch, but for the one of `torch.set_default_device`."""
+    """Modes of torch's Python functions, without that of `torch.set_default_device`."""
     own = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     there = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return [mode for mode in there if mode is not own]
@@ -96,12 +89,12 @@ def _function_stack() -> list[Any]:
 
 def _set_function_stack(wanted: list[Any]) -> None:
     for mode in reversed(_function_stack()):
-        # One that was entered in C has no way out in Python.
+        # One entered from C cannot be left from Python.
         if mode not in wanted:
             with suppress(Exception):
                 mode.__exit__(None, None, None)
     if _function_stack() != wanted:
-        # Our own way out of somebody's context, or back into it.
+        # Leave or enter contexts directly on the stack.
         for _ in _function_stack():
             torch._C._pop_torch_function_stack()
         for mode in wanted:
@@ -134,22 +127,19 @@ def _set_saved_tensors_hooks(wanted: Any) -> None:
 
 
 def _autocast(device: str) -> list[Setting]:
+    enabled = (
+        partial(torch.is_autocast_enabled, device),
+        partial(torch.set_autocast_enabled, device),
+    )
+    dtype = partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
     return [
-        Setting(
-            f"autocast on {device}",
-            lambda: torch.is_autocast_enabled(device),
-            lambda value: torch.set_autocast_enabled(device, value),
-        ),
-        Setting(
-            f"autocast format on {device}",
-            lambda: torch.get_autocast_dtype(device),
-            lambda value: torch.set_autocast_dtype(device, value),
-        ),
+        Setting(f"autocast on {device}", *enabled),
+        Setting(f"autocast format on {device}", *dtype),
     ]
 
 
 def _autocast_depth() -> int:
-    """How many contexts are open: what they keep is dropped where the outermost one ends."""
+    """Number of open contexts; the outermost one clears the cache when it ends."""
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())
 
@@ -161,11 +151,11 @@ def _set_autocast_depth(depth: int) -> None:
 
 
 _inference: list[Any] = []
-"""Contexts that end the inference mode of others: torch has no other way out of it."""
+"""Contexts that override an inference mode left open: torch has no other way to end it."""
 
 
 def _set_inference_mode(enabled: bool) -> None:
-    # Its owner may be garbage, and takes the mode along.
+    # If its owner is garbage, collecting it ends the mode.
     gc.collect()
     if torch.is_inference_mode_enabled() != enabled:
         guard = torch._C._InferenceMode(enabled)
@@ -174,17 +164,13 @@ def _set_inference_mode(enabled: bool) -> None:
 
 
 def _dispatch_keys() -> tuple[int, int]:
-    """What decides in this thread which kernels are called, all contexts of torch together."""
+    """Keys by which torch selects this thread's kernels: the sum of all its contexts."""
     inside = torch._C._dispatch_tls_local_include_set()
     outside = torch._C._dispatch_tls_local_exclude_set()
     return inside.raw_repr(), outside.raw_repr()
 
 
-def _leave_as_it_is(value: Any) -> None:
-    """Torch has no way to set it."""
-
-
-# Of Python and the process
+# Python and the process
 
 
 _SIGNALS = (
@@ -193,24 +179,11 @@ _SIGNALS = (
 )
 
 
-def _handlers() -> list[Any]:
-    return [signal.getsignal(number) for number in _SIGNALS]
-
-
 def _set_handlers(wanted: list[Any]) -> None:
     for number, handler in zip(_SIGNALS, wanted, strict=True):
-        # One that was not set from Python reads as None, and cannot be set again.
+        # A handler not set from Python reads as None, and cannot be set again.
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
-
-
-def _timer() -> bool:
-    return signal.getitimer(signal.ITIMER_REAL)[0] > 0
-
-
-def _stop_timer(wanted: bool) -> None:
-    if not wanted:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 _LIMITS = sorted({number for name, number in vars(resource).items() if name[:7] == "RLIMIT_"})
@@ -224,20 +197,20 @@ def limits() -> list[tuple[int, int]]:
 def _set_limits(wanted: list[tuple[int, int]]) -> None:
     for number, limit in zip(_LIMITS, wanted, strict=True):
         if resource.getrlimit(number) != limit:
-            # A hard limit that was lowered stays so, unless this is a superuser's process.
+            # Only a superuser can raise a hard limit again.
             with suppress(OSError, ValueError):
                 resource.setrlimit(number, limit)
 
 
 def _umask() -> int:
-    """Return the mask of a new file's permissions; without asking for it by setting it."""
+    # It can only be read by setting it.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 _SETTINGS: tuple[Setting, ...] = (
-    # Modes first: they see what is done here.
+    # Modes first: they intercept the calls below.
     Setting("modes of torch functions", _function_stack, _set_function_stack),
     Setting("modes of the dispatcher", _dispatch_modes, _leave_dispatch_modes),
     Setting("inference mode", torch.is_inference_mode_enabled, _set_inference_mode),
@@ -258,10 +231,13 @@ _SETTINGS: tuple[Setting, ...] = (
     ),
     *torch_settings.SETTINGS,
     Setting("denormal numbers", flushed, torch.set_flush_denormal),
-    Setting("dispatch keys of torch", _dispatch_keys, _leave_as_it_is),
+    # torch cannot set them.
+    Setting("dispatch keys of torch", _dispatch_keys, lambda found: None),
     Setting("numpy.seterr", np.geterr, lambda found: np.seterr(**found)),
-    Setting("environment", _environment, _set_environment),
-    Setting("sys.path", lambda: list(sys.path), _set_path),
+    Setting("environment", lambda: _Variables(os.environ), _set_environment),
+    Setting(
+        "sys.path", lambda: list(sys.path), lambda found: sys.path.__setitem__(slice(None), found)
+    ),
     _attribute(sys, "stdout", "sys.stdout"),
     _attribute(sys, "stderr", "sys.stderr"),
     Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
@@ -273,19 +249,23 @@ _SETTINGS: tuple[Setting, ...] = (
         lambda found: locale.setlocale(locale.LC_ALL, found),
     ),
     Setting("umask", _umask, os.umask),
-    Setting("signal handlers", _handlers, _set_handlers),
-    Setting("alarm", _timer, _stop_timer),
+    Setting("signal handlers", lambda: [*map(signal.getsignal, _SIGNALS)], _set_handlers),
+    Setting(
+        "alarm",
+        lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
+        lambda running: running or signal.setitimer(signal.ITIMER_REAL, 0),
+    ),
     Setting(LIMITS, limits, _set_limits),
 )
-"""What a job must leave as it found it, in the order in which it is put back."""
+"""What is restored after a job, in this order."""
 
 WITHOUT_NUMBERS = frozenset(
     {"sys.stdout", "sys.stderr", "umask", "signal handlers", "alarm", LIMITS, "garbage collector"}
 )
-"""What changes no number."""
+"""Settings that change no number."""
 
 _STICKY = frozenset({"inference mode"})
-"""What is put back, and may change again: its context ends when its owner is garbage."""
+"""Settings that may change again once restored: their context ends when its owner is garbage."""
 
 
 _CLEAN: dict[str, Any] = {
@@ -297,18 +277,18 @@ _CLEAN: dict[str, Any] = {
     "autocast on cuda": False,
     "hooks for saved tensors": None,
 }
-"""How a job begins, whatever the caller has open: in a worker none of it would be."""
+"""How a job begins, whatever contexts the caller has open: a worker has none."""
 
 
 def leave_contexts() -> None:
-    """Leave what the caller has open, such as ``torch.no_grad``, until `isolated` ends."""
+    """Leave the caller's contexts, such as ``torch.no_grad``, until `isolated` ends."""
     for setting in _SETTINGS:
         if setting.name in _CLEAN:
             setting.put(_CLEAN[setting.name])
 
 
 def open_autocast() -> list[Problem]:
-    """Refuse to be called within ``torch.autocast``, which workers would not have."""
+    """Refuse a call within ``torch.autocast``, which workers would not have."""
     if not any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
         return []
     return [
@@ -322,16 +302,9 @@ def open_autocast() -> list[Problem]:
 
 @dataclass
 class Traces:
-    """What code changes in its process, by name.
+    """Changes of the process: `look` returns those so far, by name.
 
-    Parameters
-    ----------
-    look : callable
-        Returns what differs now from before.
-    changed : list of str
-        In the end: what differed.
-    left : list of str
-        In the end: what could not be put back.
+    At the end, `changed` are all changes, and `left` those that could not be restored.
     """
 
     look: Callable[[], list[str]]
@@ -344,21 +317,14 @@ _enclosing: ContextVar[Traces | None] = ContextVar("_enclosing", default=None)
 
 @contextmanager
 def isolated(*, patches: bool = False) -> Iterator[Traces]:
-    """Put settings, contexts, working folder and warning filters back as they were.
+    """Restore settings, contexts, working folder and warning filters afterwards.
 
-    Parameters
-    ----------
-    patches : bool
-        Put back what user code replaced as well, and see what it imported.
-
-    Yields
-    ------
-    Traces
-        What is ``left`` in the end, those that enclose it are told, too.
+    With `patches`, also restore what user code replaced, and detect imports. Yields the `Traces`;
+    what is ``left`` at the end is added to those of the enclosing context.
     """
     before = [setting.value() for setting in _SETTINGS]
     places, modules = Patches() if patches else None, len(sys.modules)
-    # By descriptor: the folder may be renamed or removed meanwhile.
+    # By descriptor: the folder may be renamed meanwhile.
     folder = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
 
     def look() -> list[str]:
@@ -382,7 +348,7 @@ def isolated(*, patches: bool = False) -> Iterator[Traces]:
             if places:
                 places.undo()
             for setting, value in zip(_SETTINGS, before, strict=True):
-                # The job has ended; what torch refuses to be set is what is left.
+                # A setting that torch refuses to set is left.
                 with suppress(Exception):
                     setting.put(value)
             found = [*look(), *(name for name in changed if name in _STICKY)]

@@ -1,7 +1,7 @@
 """Functions and classes of torch, NumPy and Python that user code may replace, and global hooks.
 
-A model that puts a function of its own in the place of ``F.relu``, or registers a hook for all
-modules, changes every model that is trained in its process afterwards.
+A model that replaces ``F.relu``, or registers a hook for all modules, changes every model that is
+trained in its process afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SPACES = (
     *(torch, torch.Tensor, torch.autograd, torch.linalg, torch.fft, torch.special),
     *(torch.__future__, nn, nn.functional, nn.init, nn.modules.module, nn.utils.parametrize),
 )
-"""Modules and classes whose names are looked at; those in `_CLASSES_OF`, too."""
+"""Modules and classes to watch, with the classes of `_CLASSES_OF`."""
 
 _CLASSES_OF = (nn.modules, torch.optim, torch.optim.lr_scheduler)
 
@@ -50,26 +50,26 @@ _HOOKS: tuple[dict[Any, Any], ...] = tuple(
     for name, found in vars(space).items()
     if name.startswith("_global_") and isinstance(found, dict)
 )
-"""Hooks of all modules, and of all optimizers."""
+"""Hooks for all modules, and for all optimizers."""
 
 _GONE = object()
 
 
 class Patches:
-    """What stands in these places now; to take and to compare it lasts 0.4 ms (2-core Linux)."""
+    """A snapshot of these names; taking and comparing it takes 0.4 ms (2-core Linux)."""
 
     def __init__(self) -> None:
         self._before: list[dict[str, Any]] = [dict(vars(owner)) for owner in _OWNERS]
         self._hooks = [dict(hooks) for hooks in _HOOKS]
 
     def changed(self) -> list[str]:
-        """Name what was replaced or removed since; a name that came harms nobody."""
+        """Name what was replaced or removed since; additions are harmless."""
         hooked = any(map(operator.ne, _HOOKS, self._hooks))
         places = [f"{_label(owner)}.{name}" for owner, name, _ in self._replaced()]
         return [*places, *["global hooks"] * hooked]
 
     def undo(self) -> None:
-        """Put everything back that can be."""
+        """Restore everything that can be."""
         for owner, name, value in list(self._replaced()):
             with suppress(Exception):
                 setattr(owner, name, value)
@@ -81,7 +81,7 @@ class Patches:
     def _replaced(self) -> Iterator[tuple[Any, str, Any]]:
         for owner, before in zip(_OWNERS, self._before, strict=True):
             now = vars(owner)
-            # In C: the names keep their order, and new ones follow.
+            # A fast comparison: names keep their order, and new ones follow.
             if len(now) >= len(before) and all(map(operator.is_, now.values(), before.values())):
                 continue
             for name, value in before.items():
@@ -90,9 +90,9 @@ class Patches:
 
 
 def foreign() -> list[str]:
-    """Name the functions of torch that code of somebody else stands in for, and whose.
+    """Name the functions of torch that other modules replaced, and these modules.
 
-    A worker has them only where it imports the module that puts them there.
+    A worker has the replacements only if it imports the modules.
     """
     return [
         f"{_label(owner)}.{name} (by {module})"
@@ -106,20 +106,20 @@ def foreign() -> list[str]:
 _HOME = frozenset({"torch", "typing_extensions", "numpy", "", *sys.stdlib_module_names}) - {
     "__main__"
 }
-"""Whose functions torch itself has among its own."""
+"""Modules whose functions torch itself uses as its own."""
 
 
 def _module_of(value: Any) -> str:
-    """Where a Python function is written; decorators that copy a name do not change that."""
+    """Module in which a Python function is defined, whatever a decorator copied."""
     plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
     return str(plain.__globals__.get("__name__", "")) if inspect.isfunction(plain) else ""
 
 
 def _is_wrapped(found: Any, value: Any) -> bool:
-    """Whether torch itself wrapped what was there.
+    """Whether torch itself wrapped the value.
 
-    It does so with the ``step`` of an optimizer class at its first use, and with
-    ``torch.manual_seed`` and ``nn.Module.__init__`` when its compiler is imported or begins.
+    It wraps the ``step`` of an optimizer class at its first use, and ``torch.manual_seed`` and
+    ``nn.Module.__init__`` when its compiler is imported or starts.
     """
     module = _module_of(found)
     wraps = module.startswith("torch.") and getattr(found, "__wrapped__", None) is value

@@ -1,13 +1,14 @@
-"""Settings of torch that change numbers and hold for a whole process.
+"""Process-wide settings of torch that change numbers.
 
-The caller's settings hold for every job, in workers too, as they would in an ordinary script: they
-travel with the bundle, and those that differ from torch's defaults are recorded with the software.
+The caller's settings hold for every job, also in workers: they travel with the bundle, and those
+that differ from torch's defaults are recorded with the software.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,12 @@ import torch
 Value = str | bool | int | float | None
 
 UNREADABLE = "torch refuses to tell"
-"""In place of a value that torch raises for: with ``fp32_precision`` the older names do so."""
+"""Value of a setting that raises when read, as older names do beside ``fp32_precision``."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Something of the process that can be read and set; `usual` is its default in torch."""
+    """A setting of the process; `usual` is torch's default."""
 
     name: str
     read: Callable[[], Any]
@@ -29,28 +30,26 @@ class Setting:
     gpu: bool = False
 
     def value(self) -> Any:
-        """Return what it is now, or `UNREADABLE`."""
+        """Return the current value, or `UNREADABLE`."""
         try:
             return self.read()
-        except Exception:  # noqa: BLE001 - torch's, and it must not end the worker
+        except Exception:  # noqa: BLE001 - of torch, and must not end the worker
             return UNREADABLE
 
     def put(self, value: Any) -> None:
-        """Set it, unless it is that already or could not be read."""
+        """Set it, if it differs and was readable."""
         if value != UNREADABLE and self.value() != value:
             self.write(value)
 
 
 def _flag(owner: Any, label: str, usual: Value, *, gpu: bool = False) -> list[Setting]:
-    """An attribute of one of torch's backends; nothing where this version has none."""
+    """An attribute of one of torch's backends, if this version has it."""
     name = label.rpartition(".")[2]
     if not hasattr(owner, name):
         return []
 
-    def write(value: Any) -> None:
-        setattr(owner, name, value)
-
-    return [Setting(label, lambda: getattr(owner, name), write, usual, gpu)]
+    read, write = partial(getattr, owner, name), partial(setattr, owner, name)
+    return [Setting(label, read, write, usual, gpu)]
 
 
 _CELLS = (
@@ -64,24 +63,22 @@ _CELLS = (
     ("mkldnn", "conv", "none"),
     ("mkldnn", "rnn", "none"),
 )
-"""Where torch keeps ``fp32_precision``, and the defaults; what is general comes first, since the
-special ones follow it where they are left open."""
+"""Backend, operation and default of each ``fp32_precision``; general ones first, since special ones
+follow them by default."""
 
 
 def _cell(backend: str, operation: str, usual: str) -> Setting:
-    def write(value: str) -> None:
-        torch._C._set_fp32_precision_setter(backend, operation, value)
-
-    def read() -> str:
-        found = torch._C._get_fp32_precision_getter(backend, operation)
-        return str(found)
-
-    name = f"fp32_precision of {backend} {operation}"
-    return Setting(name, read, write, usual, backend == "cuda")
+    return Setting(
+        f"fp32_precision of {backend} {operation}",
+        lambda: str(torch._C._get_fp32_precision_getter(backend, operation)),
+        lambda value: torch._C._set_fp32_precision_setter(backend, operation, value),
+        usual,
+        backend == "cuda",
+    )
 
 
 def _float32_precision() -> list[Setting]:
-    """The older names first: setting them sets some of the newer ones."""
+    """Older names first: setting them sets some of the newer ones."""
     found = [
         Setting(
             "float32_matmul_precision",
@@ -94,11 +91,6 @@ def _float32_precision() -> list[Setting]:
     if hasattr(torch._C, "_get_fp32_precision_getter"):
         found += [_cell(*cell) for cell in _CELLS]
     return found
-
-
-def _fastpath() -> list[Setting]:
-    mha = torch.backends.mha
-    return [Setting("mha.fastpath", mha.get_fastpath_enabled, mha.set_fastpath_enabled, True)]
 
 
 def _attention() -> list[Setting]:
@@ -116,36 +108,31 @@ def _attention() -> list[Setting]:
     ]
 
 
-def _einsum() -> list[Setting]:
-    einsum = torch.backends.opt_einsum
-    if not einsum.is_available():
-        return []
-    return [
-        *_flag(einsum, "opt_einsum.enabled", True),
-        *_flag(einsum, "opt_einsum.strategy", "auto"),
-    ]
-
-
-def _matmul() -> list[Setting]:
-    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-    owner = torch.backends.cuda.matmul
-    return [item for name in names for item in _flag(owner, f"cuda.matmul.{name}", True, gpu=True)]
-
+_backends = torch.backends
+_matmul = _backends.cuda.matmul
+_einsum = _backends.opt_einsum if _backends.opt_einsum.is_available() else None
 
 SETTINGS: tuple[Setting, ...] = (
     *_float32_precision(),
-    *_matmul(),
-    *_flag(torch.backends.cudnn, "cudnn.enabled", True, gpu=True),
-    *_flag(torch.backends.cudnn, "cudnn.benchmark", False, gpu=True),
-    *_flag(torch.backends.cudnn, "cudnn.deterministic", False, gpu=True),
-    *_flag(torch.backends.mkldnn, "mkldnn.enabled", True),
-    *_flag(torch.backends.mkldnn, "mkldnn.deterministic", False),
-    *_einsum(),
-    *_fastpath(),
+    *_flag(_matmul, "cuda.matmul.allow_fp16_reduced_precision_reduction", True, gpu=True),
+    *_flag(_matmul, "cuda.matmul.allow_bf16_reduced_precision_reduction", True, gpu=True),
+    *_flag(_backends.cudnn, "cudnn.enabled", True, gpu=True),
+    *_flag(_backends.cudnn, "cudnn.benchmark", False, gpu=True),
+    *_flag(_backends.cudnn, "cudnn.deterministic", False, gpu=True),
+    *_flag(_backends.mkldnn, "mkldnn.enabled", True),
+    *_flag(_backends.mkldnn, "mkldnn.deterministic", False),
+    *_flag(_einsum, "opt_einsum.enabled", True),
+    *_flag(_einsum, "opt_einsum.strategy", "auto"),
+    Setting(
+        "mha.fastpath",
+        _backends.mha.get_fastpath_enabled,
+        _backends.mha.set_fastpath_enabled,
+        True,
+    ),
     *_attention(),
     *_flag(torch.utils.deterministic, "deterministic.fill_uninitialized_memory", True),
 )
-"""In the order in which they are to be set."""
+"""In the order in which to set them."""
 
 
 def current() -> dict[str, Any]:
@@ -154,20 +141,13 @@ def current() -> dict[str, Any]:
 
 
 def apply(values: Mapping[str, Any]) -> None:
-    """Give this process settings that `current` returned, perhaps in another one."""
+    """Apply settings that `current` returned, perhaps in another process."""
     for setting in SETTINGS:
         setting.put(values.get(setting.name, UNREADABLE))
 
 
 def unusual(values: Mapping[str, Any], *, gpu: bool) -> str:
-    """Name the settings that differ from torch's defaults; ``""`` where none does.
-
-    Parameters
-    ----------
-    values : Mapping
-        What `current` returned.
-    gpu : bool
-        Whether those of GPUs matter.
+    """Name the settings that differ from torch's defaults, with those of GPUs or without.
 
     Examples
     --------
@@ -179,7 +159,7 @@ def unusual(values: Mapping[str, Any], *, gpu: bool) -> str:
         for setting in SETTINGS
         if setting.usual is not None
         and (gpu or not setting.gpu)
-        # "ieee" is what is done where nothing is asked for.
+        # "none" means "ieee".
         and values[setting.name] not in (setting.usual, UNREADABLE)
         and not (values[setting.name] == "ieee" and setting.usual == "none")
     )

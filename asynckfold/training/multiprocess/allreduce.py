@@ -33,7 +33,7 @@ from functools import cached_property
 
 import torch
 
-from asynckfold.training import batches, training_run
+from asynckfold.training import batches, lr_schedules, training_run
 from asynckfold.training.losses import portions
 from asynckfold.training.multiprocess.base import MultiprocessTraining, average
 from asynckfold.training.process_group.shared_tensors import place, shared
@@ -105,8 +105,8 @@ class AllReduce(MultiprocessTraining):
         self.optimizer.step()
         weights = self._weights(self.batch)
         losses = [parts[rank].loss * weight for rank, weight in enumerate(weights)]
-        self.note_step(torch.tensor(sum(losses), dtype=torch.float64))
-        if self.steps_each_batch:
+        self.record_step(torch.tensor(sum(losses), dtype=torch.float64))
+        if lr_schedules.steps_each_batch(self.lr_schedule, self.params):
             self.lr_schedule.step()
 
     def _differentiated(self, batch: int) -> float:
@@ -117,7 +117,7 @@ class AllReduce(MultiprocessTraining):
         # The mean over samples that do not count is no number.
         if low == high or not weight:
             return 0.0
-        inputs, targets = self.data.train(self.order[low:high], self.seed, self.epoch)
+        inputs, targets = self.data.train(self.order[low:high], self.task.job.seed, self.epoch)
         return float(training_run.add_gradient(self, inputs, targets, weight))
 
     def _add_up(self, parts: dict[int, _Part]) -> None:

@@ -40,7 +40,8 @@ from torch import nn
 
 from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.result import Averaged, Epoch
-from asynckfold.training import batches, setup, training_run
+from asynckfold.training import batches, lr_schedules, setup, training_run
+from asynckfold.training.batches import Deal
 from asynckfold.training.fused_optimizers import follow_parameters, leave_open
 from asynckfold.training.multiprocess.base import (
     Stepping,
@@ -51,7 +52,6 @@ from asynckfold.training.multiprocess.base import (
     tensors_of,
     thawed,
 )
-from asynckfold.training.partitions import Deal
 from asynckfold.training.process_group.members import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import copy_each, place, shared
 from asynckfold.training.training_run import Report
@@ -105,11 +105,11 @@ class Averaging(Stepping):
         if self.deal is not None:
             self.bounds = self.deal.bounds
 
-    def put_in_order(self) -> None:
+    def order_samples(self) -> None:
         """Begin or continue an epoch, but for the generators."""
-        super().put_in_order()
+        super().order_samples()
         if self.deal is not None:
-            dealt = self.deal.order(self.order.numpy(), self.seed, self.epoch)
+            dealt = self.deal.order(self.order.numpy(), self.task.job.seed, self.epoch)
             self.order = torch.from_numpy(dealt)
 
     def samples_of(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,7 +118,7 @@ class Averaging(Stepping):
             return super().samples_of(batch)
         low, high = self.bounds[batch]
         number = self.epoch * max(self.deal.passes) + self.deal.numbers[batch]
-        return self.data.train(self.order[low:high], self.seed, number)
+        return self.data.train(self.order[low:high], self.task.job.seed, number)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -161,7 +161,7 @@ class Averaging(Stepping):
         place(tensors_of(self.model), copies)
         # For modules that do more than that, such as LSTM, whose weights are to lie side by side.
         self.model.to(self.device)
-        self.data = setup.moved(self.data, self.device)
+        self.data = setup.to_device(self.data, self.device)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
         # It was forked before any epoch began.
@@ -221,8 +221,8 @@ class Averaging(Stepping):
         average(self.clones, [count / sum(counts) for count in counts])
         self.rounds += 1
         for owner in owners:
-            self.note_step(torch.tensor(next(losses[owner]), dtype=torch.float64))
-            if self.steps_each_batch:
+            self.record_step(torch.tensor(next(losses[owner]), dtype=torch.float64))
+            if lr_schedules.steps_each_batch(self.lr_schedule, self.params):
                 self.lr_schedule.step()
 
     def _trained(self, first: int) -> list[float]:
@@ -264,9 +264,9 @@ class Averaging(Stepping):
         self.seen = [then + now for then, now in zip(self.seen, counts, strict=True)]
         return counts
 
-    def close_epoch(self, item: Epoch, started: float, report: Report) -> None:
+    def record_epoch(self, item: Epoch, started: float, report: Report) -> None:
         """After the last one, tell of rounds, time and samples."""
-        super().close_epoch(item, started, report)
+        super().record_epoch(item, started, report)
         if self.ended:
             seconds = sum(epoch.seconds for epoch in self.epochs)
             text = (
@@ -280,11 +280,11 @@ class Averaging(Stepping):
         """Return what has been done so far."""
         return Averaged(self.rounds, tuple(self.seen))
 
-    def tree(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return everything that a continuation needs: also what has been done so far."""
-        return {**super().tree(), "rounds": self.rounds, "seen": list(self.seen)}
+        return {**super().state_dict(), "rounds": self.rounds, "seen": list(self.seen)}
 
-    def take_up(self, tree: dict[str, Any]) -> None:
+    def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Put everything where a tree says it was."""
-        super().take_up(tree)
+        super().load_state_dict(tree)
         self.rounds, self.seen = tree["rounds"], list(tree["seen"])

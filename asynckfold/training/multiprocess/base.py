@@ -133,13 +133,13 @@ class MultiprocessTraining(Training):
         """In a member: begin or continue an epoch, with random numbers of its own."""
         if self.epoch != epoch:
             self.epoch = epoch
-            self.put_in_order()
+            self.order_samples()
             evaluation.set_mode(self.model, self.criterion, train=True)
-        seeding.seed_all(seeding.stream(self.seed, epoch + 1, self.rank, step))
+        seeding.seed_all(seeding.stream(self.task.job.seed, epoch + 1, self.rank, step))
 
-    def note_step(self, loss: torch.Tensor) -> None:
+    def record_step(self, loss: torch.Tensor) -> None:
         """One more batch is behind it; losses of others come as numbers of 64 bits."""
-        super().note_step(loss.double())
+        super().record_step(loss.double())
 
     def close(self) -> None:
         """End the other processes."""

@@ -193,9 +193,9 @@ class Downpour(Hogwild):
             return [pushes, staleness, most]
         return [pushes + held.pushes, staleness + held.staleness, max(most, held.max_staleness)]
 
-    def close_epoch(self, item: Epoch, started: float, report: Report) -> None:
+    def record_epoch(self, item: Epoch, started: float, report: Report) -> None:
         """After the last one, tell of pushes and their staleness."""
-        super().close_epoch(item, started, report)
+        super().record_epoch(item, started, report)
         pushes, staleness, most = self.pushed
         if self.ended and pushes:
             text = (
@@ -205,13 +205,13 @@ class Downpour(Hogwild):
             self.log.write(f"{text}\n")
             report(Noted(self.task.job.id, "parameter_server", text))
 
-    def tree(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return everything that a continuation needs: also how much was pushed."""
-        return {**super().tree(), "pushed": self.pushed}
+        return {**super().state_dict(), "pushed": self.pushed}
 
-    def take_up(self, tree: dict[str, Any]) -> None:
+    def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Put everything where a tree says it was."""
-        super().take_up(tree)
+        super().load_state_dict(tree)
         self.before = tree["pushed"]
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ import torch
 from asynckfold.jobs.result import Epoch
 from asynckfold.system import process
 from asynckfold.system.heartbeat import PAUSE_SECONDS
-from asynckfold.training import training_run
+from asynckfold.training import lr_schedules, training_run
 from asynckfold.training.losses import portions
 from asynckfold.training.multiprocess.base import Stepping, set_settings, settings_of
 from asynckfold.training.process_group.shared_tensors import share_model, shared
@@ -170,7 +170,10 @@ class Hogwild(Stepping):
 
     def keep_up(self) -> None:
         """Where the LR schedule steps with batches, one step for each batch of anybody."""
-        while self.steps_each_batch and self.stepped < self.epoch * self.batches + self.board.total:
+        while (
+            lr_schedules.steps_each_batch(self.lr_schedule, self.params)
+            and self.stepped < self.epoch * self.batches + self.board.total
+        ):
             self.lr_schedule.step()
             self.stepped += 1
 
@@ -182,7 +185,7 @@ class Hogwild(Stepping):
     def obey(self, order: _Order) -> int:
         """Do one's part of an epoch, or what is left of it; return the peak memory."""
         self.begin(order.epoch, int(self.board.done[self.rank]))
-        if not self.steps_each_batch:
+        if not lr_schedules.steps_each_batch(self.lr_schedule, self.params):
             set_settings(self.optimizer, order.settings)
         count = self.params.accumulate
         while not self.board.paused and (batches := self.board.next_of(self.rank, count)):
@@ -202,31 +205,34 @@ class Hogwild(Stepping):
             self.batch = self.board.total
             self.keep_up()
 
-    def tell(self, report: Report) -> None:
+    def report_progress(self, report: Report) -> None:
         """As in the plain trainer, where this process has trained on anything."""
         if self.losses:
-            super().tell(report)
+            super().report_progress(report)
             self.losses = []
 
-    def scored(self) -> Epoch:
+    def score(self) -> Epoch:
         """Return the losses of the epoch, of all processes, which stand still now."""
         self.quiesce()
         self.losses = list(self.board.losses.unbind())
-        return super().scored()
+        return super().score()
 
     def save(self, report: Report) -> None:
         """Write a checkpoint of what all have done; they stand still until the next step."""
         self.quiesce()
         super().save(report)
 
-    def tree(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return everything that a continuation needs: also how far each process is."""
         self.losses = []
-        return {**super().tree(), "board": [self.board.done.clone(), self.board.losses.clone()]}
+        return {
+            **super().state_dict(),
+            "board": [self.board.done.clone(), self.board.losses.clone()],
+        }
 
-    def take_up(self, tree: dict[str, Any]) -> None:
+    def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Put everything where a tree says it was."""
-        super().take_up(tree)
+        super().load_state_dict(tree)
         done, losses = tree["board"]
         self.board.done.copy_(done)
         self.board.losses.copy_(losses)

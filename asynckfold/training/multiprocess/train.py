@@ -11,7 +11,8 @@ from asynckfold.jobs.messages import Task
 from asynckfold.jobs.result import Result
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup
-from asynckfold.training.bundle import Bundle, JobLog
+from asynckfold.training.bundle import Bundle
+from asynckfold.training.job_log import JobLog
 from asynckfold.training.multiprocess.allreduce import AllReduce
 from asynckfold.training.multiprocess.averaging import Averaging
 from asynckfold.training.multiprocess.base import MultiprocessTraining
@@ -70,6 +71,6 @@ def train(
         training = make(**vars(plain), cores=tuple(cores), gpu=gpu)
         try:
             training.enlist_ahead()
-            return loop.trained(training, report, stop)
+            return loop.train_to_end(training, report, stop)
         finally:
             training.close()

@@ -1,7 +1,7 @@
-"""What an exception from a job says about its next attempt: nothing, or that one may succeed.
+"""Which exceptions of a job are retryable.
 
-Most of it is the user's own code, which would raise again. Want of memory, a GPU that answers no
-more and a dead DataLoader worker are not; torch tells the last two by words only.
+Most are errors of user code, which would raise again. Out of memory, a lost GPU and a dead
+DataLoader worker are retryable; torch identifies the last two only by their messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_MEMORY = (
     "Cannot allocate memory",
     "std::bad_alloc",
 )
-"""What torch's allocators on CPU and GPU, its libraries, and the kernel say."""
+"""Messages of torch's allocators, its libraries, and the kernel."""
 
 _LOST_DEVICE = ("CUDA error:", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED")
 """After any of these the process cannot use its GPU again (pytorch#17425)."""
@@ -29,24 +29,12 @@ _DEAD_CHILD = ("DataLoader worker (pid",)
 
 
 def outcome_of(error: BaseException, text: str) -> str:
-    """Return how an attempt ended whose code raised.
+    """Return the outcome of an attempt that raised, as in `asynckfold.scheduling.retries`.
 
-    Parameters
-    ----------
-    error : BaseException
-        What was raised.
-    text : str
-        Its message; asked for, since the user may have defined ``__str__``, which may raise.
-
-    Returns
-    -------
-    {"error", "oom", "device_lost", "died"}
-        As in `asynckfold.scheduling.retries`.
+    The message is passed in `text`, since a user's ``__str__`` may raise.
 
     Examples
     --------
-    >>> outcome_of(MemoryError(), "")
-    'oom'
     >>> outcome_of(RuntimeError(), "CUDA error: device-side assert triggered")
     'device_lost'
     >>> outcome_of(ValueError(), "CUDA out of memory")

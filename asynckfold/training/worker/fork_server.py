@@ -1,9 +1,9 @@
 """The clean process that workers are forked from.
 
-It imports torch once and then runs nothing, so that a fork is safe (no thread of OpenMP exists yet)
-and a further worker costs some 10 ms instead of the 1.5 s that importing torch takes. It is the
-parent of all workers: it alone can signal them without mistaking a reused process number, and when
-the process that started it goes away, in whatever way, it takes all of them along.
+It imports torch once and then runs nothing: no OpenMP thread exists, so forking is safe, and a
+worker starts in some 10 ms instead of the 1.5 s of importing torch. As the parent of all workers it
+alone can signal them without mistaking a reused pid. When the process that started it ends, in
+whatever way, it kills them all.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from typing import Any, TextIO
 
 from asynckfold.system import file_descriptors, process, terminal
 from asynckfold.system.heartbeat import Heartbeats
-from asynckfold.training.worker.parent_watch import lifeline
+from asynckfold.training.worker.parent_watch import exit_with_parent
 
 
 def serve(descriptor: int, heartbeats: int, preload: list[str], nice: int = 0) -> None:
     """Fork and reap workers as the control pipe says, until it closes.
 
-    Commands: ``("import", None, modules)``, and of the name that the other side chose
-    ``("fork", name)`` followed by a descriptor, ``("signal", name, number)``,
-    ``("pin", name, cores)``, ``("kill", name)``. Answers: ``("serving", None, None)`` once,
-    ``("unborn", name, errno)``, ``("killed", name, None)``, ``("exited", name, (status, peak))``,
-    the last in bytes of resident memory since its last task began.
+    Commands: ``("import", None, modules)``; ``("fork", name)``, with the worker's pipe as a
+    descriptor after it, under a name chosen by the engine; ``("signal", name, number)``, ``("pin",
+    name, cores)``, ``("kill", name)``. Answers: ``("serving", None, None)`` once, ``("unborn",
+    name, errno)``, ``("killed", name, None)``, ``("exited", name, (status, peak bytes since the
+    last task began))``.
 
     Parameters
     ----------
     descriptor : int
-        Of the control pipe.
+        The control pipe.
     heartbeats : int
-        Descriptor of the workers' signs of life.
+        Shared memory of the workers' heartbeats.
     preload : list of str
         Modules to import besides torch.
     nice : int
-        Least level of all workers and what they start.
+        Least niceness of all workers and their children.
     """
     if nice:
         process.renice(nice)
-    # The workers inherit it.
+    # Inherited by the workers.
     process.keep_freed_memory()
-    # Blocked signals are inherited too, and without SIGCHLD no end of a worker would be seen.
+    # An inherited mask might block SIGCHLD, which tells that a worker ended.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    # A terminal or a batch system may send these to every process; the sweep decides what follows.
+    # A terminal or a batch system sends these to every process; the sweep decides what follows.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     process.adopt_orphans()
-    with lifeline(descriptor):
-        # What is imported stays: looking for garbage in it took a tenth of the start.
+    with exit_with_parent(descriptor):
+        # Imports leave no garbage; collecting took a tenth of the start.
         gc.disable()
         _warm_up()
         for name in ["asynckfold.training.worker.main", *preload]:
@@ -65,16 +65,16 @@ def serve(descriptor: int, heartbeats: int, preload: list[str], nice: int = 0) -
     gc.freeze()
     gc.enable()
     _Server(Connection(descriptor), Heartbeats(heartbeats)).run()
-    # Frozen objects cannot be torn down in order, and there is nothing to save.
+    # Frozen objects cannot be finalised in order, and there is nothing to save.
     os._exit(0)
 
 
 def _warm_up() -> None:
-    """Import torch, and what the first optimizer of a process imports; compute nothing."""
+    """Import torch, and what a first optimizer imports; compute nothing."""
     import torch
 
-    from asynckfold.training.compiling import import_on_demand
     from asynckfold.training.isolation.denormals import flush
+    from asynckfold.training.worker.lazy_dynamo import import_on_demand
 
     flush()
     import_on_demand()
@@ -82,10 +82,10 @@ def _warm_up() -> None:
 
 
 END_SECONDS, LOOK_SECONDS = 1.0, 0.002
-"""How long the server waits for its workers to end that it killed, and between two looks."""
+"""How long to wait for killed workers to end, and how often to check."""
 
 GENERATIONS = 100
-"""How often it looks for what a worker has left: one that forks for ever is not waited for."""
+"""How often to look for children of workers: one that forks for ever is not waited for."""
 
 
 class _Server:
@@ -115,7 +115,7 @@ class _Server:
             self.end_all()
 
     def end_all(self) -> None:
-        """Kill the workers, and what of them is left once they are gone."""
+        """Kill the workers, then the children that they leave."""
         for pid in self.workers:
             _kill(pid)
         end = time.monotonic() + END_SECONDS
@@ -127,9 +127,9 @@ class _Server:
         self.end_orphans()
 
     def end_orphans(self) -> None:
-        """Kill the children that no worker has any more; they are in sessions of their own."""
+        """Kill orphans of workers, which are in sessions of their own."""
         for _ in range(GENERATIONS):
-            # Killed, each leaves its own children here.
+            # Killed, each leaves its own children to this process.
             orphans = process.children() - {*self.workers}
             alive = [pid for pid in orphans if not _reaped(pid)]
             if not alive:
@@ -141,7 +141,7 @@ class _Server:
             time.sleep(LOOK_SECONDS)
 
     def obey(self) -> bool:
-        """Carry out one command; False when the other side is gone."""
+        """Carry out one command; False if the other end is closed."""
         try:
             command, name, *arguments = self.control.recv()
         except (EOFError, OSError):
@@ -157,15 +157,15 @@ class _Server:
                 _kill(pid)
                 self.tell("killed", name)
             elif command == "pin":
-                # Where the kernel refuses, it runs on where it is: less well placed, no worse.
+                # If the kernel refuses, it keeps its cores, with the same result.
                 process.pin(pid, arguments[0])
             else:
                 os.kill(pid, arguments[0])
         return True
 
     def preload(self, names: list[str]) -> None:
-        """Import for all workers to come; what cannot be imported, they tell of."""
-        with lifeline(self.control.fileno()):
+        """Import modules for future workers, which report import errors."""
+        with exit_with_parent(self.control.fileno()):
             for name in names:
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
@@ -191,25 +191,25 @@ class _Server:
     def tell(
         self, what: str, name: int | None = None, detail: int | tuple[int, int] | None = None
     ) -> None:
-        """Answer; where nobody listens any more, the next command says so."""
+        """Answer; if the other end is closed, `obey` notices."""
         with contextlib.suppress(OSError):
             self.control.send((what, name, detail))
 
     def become_worker(self, name: int, pipe: int) -> None:
-        """In the child: forget the server, and never come back."""
+        """In the child: close what belongs to the server, serve, and exit."""
         status, own = 1, sys.stderr
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for descriptor in (self.wake_read, self.wake_write, self.control.fileno()):
                 os.close(descriptor)
-            own = _let_go_of_output()
+            own = _detach_output()
             from asynckfold.training.worker import main
 
             main.main(pipe, self.heartbeats[name])
             status = 0
         except SystemExit as request:
-            # User code called sys.exit: no answer was sent, so the sweep sees a death.
+            # User code called sys.exit: without an answer, the sweep sees a dead worker.
             status = request.code if isinstance(request.code, int) else 1
         except BaseException:  # noqa: BLE001
             with contextlib.suppress(OSError, ValueError):
@@ -229,17 +229,17 @@ class _Server:
                 found, status, peak = pid, 0, 0
             if found:
                 name = self.workers.pop(pid)
-                # What the worker started, such as DataLoader processes, goes with it.
+                # With its children, such as DataLoader workers.
                 _kill_group(pid)
                 self.tell("exited", name, (os.waitstatus_to_exitcode(status), peak))
         self.end_orphans()
 
 
-def _let_go_of_output() -> TextIO:
-    """Keep the caller's output from what a worker starts, which may outlive everybody.
+def _detach_output() -> TextIO:
+    """Point stdout and stderr to nowhere; return a stderr that forked processes do not inherit.
 
-    Whoever reads it to its end would wait for that. What user code prints goes to the log of its
-    job. Returned is a way to the standard error that is closed in what user code forks.
+    A child of a worker may outlive everything, and a reader of the caller's output would wait for
+    it. During a job, output goes to its log.
     """
     own = os.fdopen(os.dup(2), "w", buffering=1)
     os.register_at_fork(after_in_child=lambda: os.close(own.fileno()))
@@ -251,7 +251,7 @@ def _let_go_of_output() -> TextIO:
 
 
 def _reaped(pid: int) -> bool:
-    """Reap a child that has ended; whether it is gone."""
+    """Reap a child if it ended; return whether it is gone."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
@@ -259,12 +259,12 @@ def _reaped(pid: int) -> bool:
 
 
 def _kill_group(pid: int) -> None:
-    """Kill what a worker started: each worker leads a process group."""
+    """Kill the process group that a worker leads."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def _kill(pid: int) -> None:
-    """Kill a worker that is not reaped yet, and its group once it leads one."""
+    """Kill a worker that is not reaped yet, and its group."""
     _kill_group(pid)
     os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""A process that ends with the one that started it, also while it is busy importing.
+"""End a process with its parent, even while it is busy importing.
 
-Imported before torch, which takes seconds to import, and on a busy machine a minute: so long would
-an orphan stay that looks at its pipe only afterwards.
+Imported before torch: its import takes seconds, on a busy machine a minute, and an orphan that
+looks at its pipe only afterwards would stay that long.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 
 
 @contextmanager
-def lifeline(descriptor: int) -> Iterator[None]:
-    """Exit at once, within the context, when nobody holds the other end of this socket any more.
+def exit_with_parent(descriptor: int) -> Iterator[None]:
+    """Within the context, exit as soon as the other end of this socket is closed.
 
-    A thread waits for that, which is gone when the context is left: nothing that is forked
-    afterwards inherits it. (A signal for whatever arrives could interrupt its own handler, and a
-    flood of them nested until Python gave up.)
+    A thread waits for that, and ends with the context: processes forked later inherit nothing. (A
+    signal for incoming data could interrupt its own handler; a flood of them nested until Python
+    gave up.)
     """
     left, leave = os.pipe()
     poll = select.poll()
@@ -33,7 +33,7 @@ def lifeline(descriptor: int) -> Iterator[None]:
     thread = threading.Thread(target=watch, daemon=True)
     try:
         with suppress(RuntimeError):
-            # Where no thread can be started, whoever comes after looks at the socket itself.
+            # If no thread can be started, the server notices later, when it reads the socket.
             thread.start()
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Reading a range of a dataset, as a task of a worker process.
+"""Read a range of a dataset, as a task of a worker.
 
-It is the first to run the user's code, and the one to die of it: which sample it has in hand stands
-in memory that the caller looks at.
+Reading is the first to run user code, and may kill the worker: the current sample is kept in shared
+memory, where the caller can see it.
 """
 
 from __future__ import annotations
@@ -23,40 +23,37 @@ from asynckfold.data.shared_arrays import ArraySpec
 from asynckfold.system.heartbeat import Heartbeat
 
 STOP = -1
-"""Behind the places of all readers: the number, from 1, of the last sample that need be read."""
+"""Index behind the positions of all readers: the last sample, from 1, that need be read."""
 
 STEPS = -1
-"""The place of a reader that sends samples through the transforms."""
+"""Position of a reader that runs the transforms."""
 
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """What comes beside `Reads` by descriptor.
+    """Sent beside `Reads` as descriptors: the packed task, the readers' positions, arrays to write.
 
-    Parameters
-    ----------
-    specs : tuple of ArraySpec
-        Of the arrays that are written, the places of all readers first.
+    `specs` describes the arrays, the positions first.
     """
 
     specs: tuple[ArraySpec, ...]
 
     def open(self, fds: Sequence[int]) -> Inputs:
-        """Map the arrays, and keep the packed task until it is carried out."""
+        """Map the arrays, and keep the packed task open."""
         arrays = [spec.map_writable(fd) for spec, fd in zip(self.specs, fds[1:], strict=True)]
         return Inputs(os.dup(fds[0]), arrays[0], arrays[1:])
 
 
 @dataclass(eq=False)
 class Inputs:
-    """What a reader has: the packed task, everyone's places, the arrays that it writes."""
+    """What a reader has open: the packed task, all readers' positions, arrays to write."""
 
     task: int
     places: npt.NDArray[np.int64]
     arrays: list[npt.NDArray[Any]]
 
     def close(self) -> None:
-        """Let go of the packed task."""
+        """Close the packed task."""
         if self.task >= 0:
             os.close(self.task)
             self.task = -1
@@ -67,20 +64,9 @@ class Inputs:
 
 @dataclass(frozen=True, eq=False)
 class Reads:
-    """What a worker gets to read a range of samples; takes the place of a `Bundle`.
+    """A task to read the samples from `low` to `high`; takes the place of a `Bundle`.
 
-    Parameters
-    ----------
-    root : Path
-        The run's folder.
-    data : Files
-        Opened by the worker with the descriptors that travel beside it.
-    reader : int
-        Which of the readers it is.
-    low, high : int
-        The samples.
-    default_dtype : str
-        What ``torch.get_default_dtype`` was in the caller's process.
+    `reader` is the reader's index, `default_dtype` that of the caller's process.
     """
 
     root: Path
@@ -93,16 +79,16 @@ class Reads:
 
 @dataclass(frozen=True)
 class NotUnpacked:
-    """In place of an answer: the task could not be unpacked, and what was raised."""
+    """Answer if the task could not be unpacked, with the exception."""
 
     line: str
 
 
 def read_range(work: Reads, inputs: Inputs, heartbeat: Heartbeat) -> bytes:
-    """Carry out the task for a range; return its answer, packed.
+    """Carry out the task for a range; return its answer, pickled.
 
-    The samples are those that the caller's own process would read: with denormals, and with one
-    thread, so that the sum of a sample has the same last digits on every machine.
+    Settings are such that samples are the same as in the caller's process and on every machine:
+    with denormals, and with one thread, since sums depend on their order.
     """
     torch.set_num_threads(1)
     torch.set_flush_denormal(False)
@@ -118,7 +104,7 @@ def read_range(work: Reads, inputs: Inputs, heartbeat: Heartbeat) -> bytes:
         end = inputs.places[STOP]
         return not end or index < end
 
-    # Unpacking runs the user's code, which may raise anything.
+    # Unpacking runs user code, which may raise anything.
     try:
         with mmap.mmap(inputs.task, 0, access=mmap.ACCESS_READ) as packed:
             task = cloudpickle.loads(packed)
@@ -129,6 +115,6 @@ def read_range(work: Reads, inputs: Inputs, heartbeat: Heartbeat) -> bytes:
     at, end = getattr(found, "at", -1), inputs.places[STOP]
     if at >= 0 and (not end or at + 1 < end):
         inputs.places[STOP] = at + 1
-    # By value: the pipe would send tensors as files.
+    # cloudpickle sends tensors by value, the pipe would send them as files.
     packed_answer: bytes = cloudpickle.dumps(found)
     return packed_answer

@@ -1,17 +1,16 @@
-"""Threads of a job wait for one another busily only as long as its cores are its own.
+"""Adapt how threads wait for each other to whether other processes use the same cores.
 
-At the end of each parallel part of a step, libgomp's threads spin for some milliseconds, in wait
-for those that are not ready and for the next part. On idle cores nothing is faster. On cores that
-others use, too, a thread spins in the place of the one that it waits for: beside other work (load 5
-to 8 on 2 cores of an AMD EPYC, torch 2.15) a step of two threads took 140 to 430 ms for LeNet, and
-13 to 33 with little spinning; for a narrow VGG 480 to 1,000 ms, and 90 to 160. On the same machine
-at rest, little spinning costs: 7 ms in place of 3 for LeNet, 129 in place of 113 for a VGG11.
+After each parallel part of a step, libgomp's threads spin for some milliseconds. On idle cores that
+is fastest. On shared cores a spinning thread takes the place of the one that it waits for: at load
+5 to 8 on 2 cores (AMD EPYC, torch 2.15), a step of two threads took 140 to 430 ms for LeNet, and 13
+to 33 with little spinning; for a narrow VGG 480 to 1,000 ms, and 90 to 160. At rest, little
+spinning costs: 7 ms instead of 3 for LeNet, 129 instead of 113 for a VGG11.
 
-So a worker looks how long its threads wait for a core. Where they do, it tries how many batches a
-second it trains if they spin little, and keeps to what is faster, for some seconds. libgomp cannot
-be told once it runs, but spins little by itself where it has more threads than cores
-(``gomp_throttled_spin_count_var``, libgomp's config/linux/wait.h). So it gets more: a pool of
-threads that sleep. How one waits changes no bit.
+So a worker measures how long its threads wait for a core. If they do, it tries little spinning, and
+keeps the faster way for some seconds. libgomp takes no new settings once it runs, but spins little
+when it has more threads than cores (``gomp_throttled_spin_count_var``, libgomp's
+config/linux/wait.h): so it gets a further pool of sleeping threads. How threads wait changes no
+bit.
 
 ::
 
@@ -33,24 +32,24 @@ from pathlib import Path
 import torch
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-"""What libgomp takes for the number of cores: those of the process when torch was imported."""
+"""The number of cores that libgomp assumes: those of the process when torch was imported."""
 
 LOOK_SECONDS, LOOK_BATCHES = 0.25, 2
-"""Least length of a look."""
+"""Least length of a measurement."""
 
 CROWDED, CALM = 0.1, 0.05
-"""Seconds that threads waited for a core, in a second, all together: from the one on little
-spinning is tried, below the other they spin. Two threads on two cores wait 0.01 to 0.03 if nobody
-else computes, and about 0.5 beside one process that always does."""
+"""Seconds that all threads together wait for a core, per second: from the first on, little spinning
+is tried; below the second, threads spin. Two threads on two idle cores wait 0.01 to 0.03, beside
+one busy process about 0.5."""
 
 WHILE = 64
-"""Looks after which what was slower is tried again, since others come and go."""
+"""Measurements after which the slower way is tried again: other processes come and go."""
 
 
 def waited(proc: Path = Path("/proc")) -> float:
-    """Return the seconds that the threads of this process could have run, but had no core.
+    """Return the seconds that runnable threads of this process waited for a core.
 
-    The second number of ``schedstat``, see the kernel's sched-stats.rst; 0 where it is not counted.
+    The second number of ``schedstat`` (see the kernel's sched-stats.rst); 0 if it is not counted.
     """
     try:
         files = [task / "schedstat" for task in (proc / "self" / "task").iterdir()]
@@ -67,27 +66,28 @@ def _waited(file: Path) -> int:
 
 
 class Spinning:
-    """Watches a worker's threads where they wait for cores, and has them wait as is faster.
+    """Switches a worker's threads between spinning and little spinning.
 
     Parameters
     ----------
-    clock : callable
-        Seconds now.
-    waited : callable
-        Seconds that the threads waited for a core so far.
-    lend : callable
-        Gives libgomp so many threads that sleep; returns what takes them back, or None where that
-        cannot be.
+    clock, waited : callable
+        Seconds now, and the seconds that threads have waited for a core.
+    add_threads : callable
+        Starts sleeping threads in libgomp; returns a function that ends them, or None if it cannot.
     """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         waited: Callable[[], float] = waited,
-        lend: Callable[[int], Callable[[], None] | None] | None = None,
+        add_threads: Callable[[int], Callable[[], None] | None] | None = None,
     ) -> None:
-        self._clock, self._waited, self._lend = clock, waited, lend or lent
-        self._take_back: Callable[[], None] | None = None
+        self._clock, self._waited, self._add_threads = (
+            clock,
+            waited,
+            add_threads or add_sleeping_threads,
+        )
+        self._end_threads: Callable[[], None] | None = None
         self._refused = False
         self._to_beat: float | None = None
         self._looks_left = self._batches = 0
@@ -95,18 +95,18 @@ class Spinning:
 
     @property
     def little(self) -> bool:
-        """Whether they spin little now."""
-        return self._take_back is not None
+        """Whether threads spin little now."""
+        return self._end_threads is not None
 
     def look(self) -> None:
-        """Take note of a batch, and now and then see how the threads fare."""
+        """Count a batch; now and then measure, and decide."""
         self._batches += 1
         now = self._clock()
         passed = now - self._at
         if passed < LOOK_SECONDS or self._batches < LOOK_BATCHES:
             return
         waited = self._waited() if torch.get_num_threads() > 1 else self._before
-        # Threads that ended take their seconds with them.
+        # The seconds of threads that ended are missing from the sum.
         share, rate = max(0.0, waited - self._before) / passed, self._batches / passed
         self._at, self._before, self._batches = now, waited, 0
         if share < CALM:
@@ -120,7 +120,7 @@ class Spinning:
         self._looks_left -= 1
         if self._looks_left >= 0 or self._refused:
             return
-        self._take_back = self._lend(CORES)
+        self._end_threads = self._add_threads(CORES)
         self._refused, self._to_beat = not self.little, rate
 
     def _judge(self, rate: float) -> None:
@@ -133,21 +133,21 @@ class Spinning:
             self._spin()
 
     def _spin(self) -> None:
-        if self._take_back is not None:
-            self._take_back()
-            self._take_back = None
+        if self._end_threads is not None:
+            self._end_threads()
+            self._end_threads = None
 
     def end(self) -> None:
-        """Let them spin as they did."""
+        """Return to spinning."""
         self._spin()
         self._to_beat, self._looks_left = None, 0
 
 
-def lent(count: int) -> Callable[[], None] | None:
-    """Give libgomp so many threads more, which sleep; return what takes them back.
+def add_sleeping_threads(count: int) -> Callable[[], None] | None:
+    """Start `count` sleeping threads in libgomp; return a function that ends them.
 
-    None where torch computes with another library, or the system refuses the threads: libgomp ends
-    the process then, so Python tries it before.
+    None if torch uses another library, or the system refuses the threads: libgomp would abort, so
+    Python tries first.
     """
     library = _libgomp()
     if library is None or not _can_start(count):
@@ -155,7 +155,7 @@ def lent(count: int) -> Callable[[], None] | None:
     there, over = threading.Event(), threading.Event()
 
     def keep() -> None:
-        # A pool belongs to the thread that began a parallel part, and is gone with it.
+        # A pool belongs to the thread that started it, and ends with it.
         library.GOMP_parallel(
             ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p), None, count + 1, 0
         )
@@ -166,16 +166,16 @@ def lent(count: int) -> Callable[[], None] | None:
     keeper.start()
     there.wait()
 
-    def take_back() -> None:
+    def end_threads() -> None:
         over.set()
         keeper.join()
 
-    return take_back
+    return end_threads
 
 
 @cache
 def _libgomp() -> ctypes.CDLL | None:
-    """The library that torch's threads are of, where it is GNU's."""
+    """Return torch's OpenMP library, if it is GNU's."""
     try:
         if "libgomp" not in Path("/proc/self/maps").read_text():
             return None

@@ -23,7 +23,7 @@ from torch.nn import functional
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
-from asynckfold.training.dry_run import preflight
+from asynckfold.training.dry_run import candidate, preflight
 from asynckfold.training.fusion.rules import linear
 from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, samples, sgd
 
@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_breaks_a_rule_refuses_the_sweep(tmp_path: Path, name: str) -> None:
+def test_a_broken_rule_refuses_the_sweep(tmp_path: Path, name: str) -> None:
     parts, rule, received = REFUSED[name]
     (problem,) = check(tmp_path, **parts).problems
     assert problem[:2] == (rule, received)
@@ -175,7 +175,7 @@ def dbn(kind: type[DBN] = DBN) -> nn.Module:
     ],
     ids=["stage", "stage of a DBN's heir", "no kinds", "DBN", "no stage"],
 )
-def test_a_stage_that_may_differentiate_has_no_process_on_a_gpu(
+def test_pretraining_that_may_differentiate_is_refused_with_a_gpu_process(
     tmp_path: Path, model: Callable[[], nn.Module], by_kind: bool, refused: bool
 ) -> None:
     size = {"cpu": 10, "gpu": 20} if by_kind else 10
@@ -206,7 +206,7 @@ def raising(*arguments: Any) -> Any:
     ],
     ids=["constructor", "forward", "exit", "shapes"],
 )
-def test_what_raises_by_itself_fails_only_its_own_jobs(
+def test_user_code_that_raises_fails_only_its_own_jobs(
     tmp_path: Path, parts: dict[str, Any]
 ) -> None:
     facts = check(tmp_path, **parts)
@@ -271,7 +271,7 @@ class KeepingStep(optim.lr_scheduler.StepLR):
     ],
     ids=["model", "optimizer", "criterion", "LR schedule"],
 )
-def test_what_no_checkpoint_can_hold_is_refused_by_its_place(
+def test_state_that_no_checkpoint_can_hold_is_refused(
     tmp_path: Path, parts: dict[str, Any], place: str
 ) -> None:
     ((rule, received, remedy),) = check(tmp_path, **parts).problems
@@ -297,7 +297,7 @@ def test_numbers_fit_outputs_of_their_own_shape(tmp_path: Path) -> None:
         assert check(tmp_path, data=data, **parts).problems == ()
 
 
-def test_seconds_and_memory_are_told_for_each_model(tmp_path: Path) -> None:
+def test_facts_have_seconds_and_memory_of_each_model(tmp_path: Path) -> None:
     facts = check(
         tmp_path,
         models={"small": Plain, "large": lambda: nn.Sequential(Head(2000), nn.Linear(2000, 3))},
@@ -312,12 +312,12 @@ def test_seconds_and_memory_are_told_for_each_model(tmp_path: Path) -> None:
     assert facts.memory["small"] < facts.memory["large"] / 10
 
 
-@pytest.mark.parametrize(("least", "steps"), [(0, 1), (preflight.LONG_FLOPS, 2)])
+@pytest.mark.parametrize(("least", "steps"), [(0, 1), (candidate.LONG_FLOPS, 2)])
 def test_only_a_step_of_many_operations_is_timed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: float, steps: int
 ) -> None:
-    monkeypatch.setattr(preflight, "LONG_FLOPS", least)
-    monkeypatch.setattr(preflight, "LONG_SECONDS", 0.1)
+    monkeypatch.setattr(candidate, "LONG_FLOPS", least)
+    monkeypatch.setattr(candidate, "LONG_SECONDS", 0.1)
     taken = 0
 
     class WarmingUp(Plain):
@@ -335,7 +335,7 @@ def test_only_a_step_of_many_operations_is_timed_once(
 
 
 @pytest.mark.parametrize("threshold", [0, 1000])
-def test_models_with_odd_state_and_optimizers_are_welcome(tmp_path: Path, threshold: int) -> None:
+def test_models_with_odd_state_and_optimizers_are_accepted(tmp_path: Path, threshold: int) -> None:
     class Extra(Plain):
         def get_extra_state(self) -> Any:
             return {"threshold": threshold}
@@ -475,7 +475,7 @@ def test_facts_are_the_same_in_another_process(tmp_path: Path) -> None:
     assert "Addressed" in there
 
 
-def test_the_length_of_the_training_is_known_to_the_schedule(tmp_path: Path) -> None:
+def test_a_schedule_is_built_for_the_length_of_the_training(tmp_path: Path) -> None:
     facts = facts_of(
         tmp_path, lr_schedules={"cosine": "cosine"}, opt_fn=sgd, params=TrainerParams(7)
     )
@@ -506,9 +506,7 @@ FUSIBLE: dict[str, tuple[dict[str, Any], Any, str]] = {
 
 
 @pytest.mark.parametrize("name", FUSIBLE)
-def test_why_jobs_are_not_trained_as_one_is_known_before_they_start(
-    tmp_path: Path, name: str
-) -> None:
+def test_facts_say_why_a_model_is_not_fused(tmp_path: Path, name: str) -> None:
     parts, fuse, part = FUSIBLE[name]
     tiny = Tiny(tmp_path, **parts)
     facts = preflight.check(dataclasses.replace(tiny.bundle, fuse=fuse), tiny.batches)
@@ -520,7 +518,7 @@ def test_why_jobs_are_not_trained_as_one_is_known_before_they_start(
     refused = name in ("recurrent", "noisy", "optimizer")
     told = "".join(facts.fused.values())
     assert bool(told) == (not part)
-    own = "each job steps an optimizer of its own: Adafactor is not known"
+    own = "each job steps its own optimizer: Adafactor is not known"
     assert (own in told) == (name == "on views")
     (model,) = tiny.bundle.recipe.models
     received = [received for _, received, _ in facts.problems]
@@ -528,7 +526,7 @@ def test_why_jobs_are_not_trained_as_one_is_known_before_they_start(
 
 
 @pytest.mark.parametrize("what", ["inputs", "outputs"])
-def test_what_replicas_do_to_each_other_is_seen(
+def test_replicas_that_influence_each_other_are_not_fused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     affine = linear.affine

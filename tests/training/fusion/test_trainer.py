@@ -434,7 +434,7 @@ def test_samples_that_cannot_be_had_end_their_own_job_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, _ = grouped(tmp_path / "whole").group()
-    plain, together = fused.Replica.next_batch, Batches.train_together
+    plain, together = fused.Replica.samples_of, Batches.train_together
     gathered: list[int] = []
 
     def train_together(batches: Batches, *asked: Any) -> Any:
@@ -443,13 +443,13 @@ def test_samples_that_cannot_be_had_end_their_own_job_only(
         gathered.append(asked[-1])
         return together(batches, *asked)
 
-    def next_batch(row: fused.Replica) -> Any:
-        if row.row in (1, 4) and (row.epoch, row.batch) >= (0, 2):
+    def samples_of(row: fused.Replica, batch: int) -> Any:
+        if row.row in (1, 4) and (row.epoch, batch) >= (0, 2):
             raise OSError("no such image")
-        return plain(row)
+        return plain(row, batch)
 
     monkeypatch.setattr(Batches, "train_together", train_together)
-    monkeypatch.setattr(fused.Replica, "next_batch", next_batch)
+    monkeypatch.setattr(fused.Replica, "samples_of", samples_of)
     tiny = grouped(tmp_path / "tiny")
     results = tiny.execute(*tiny.jobs, trainer="fused")
     assert [item.status for item in results] == [DONE, FAILED, DONE, DONE, FAILED, DONE]
@@ -467,7 +467,7 @@ def test_want_of_memory_is_no_matter_of_one_job(
         raise MemoryError
 
     monkeypatch.setattr(Batches, "train_together", no_memory)
-    monkeypatch.setattr(fused.Replica, "next_batch", no_memory)
+    monkeypatch.setattr(fused.Replica, "samples_of", no_memory)
     tiny = grouped(tmp_path)
     found = tiny.execute(*tiny.jobs, trainer="fused")
     assert {item.outcome for item in found} == {"oom"}

@@ -25,7 +25,7 @@ def _as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_it_is_found_out_and_left_as_it_was(before: bool) -> None:
+def test_flushing_is_detected_and_restored(before: bool) -> None:
     torch.set_flush_denormal(before)
     assert flushed() is before
     assert flushing()
@@ -41,7 +41,7 @@ class Watching(Plain):
         return super().forward(inputs)
 
 
-def test_a_job_knows_none(tmp_path: Path) -> None:
+def test_jobs_have_no_denormals(tmp_path: Path) -> None:
     torch.set_flush_denormal(False)
     tiny = Tiny(tmp_path, {"watching": Watching})
     (result,) = tiny.execute(tiny.jobs[0])
@@ -50,9 +50,7 @@ def test_a_job_knows_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trainer", ["measure", "estimate"])
-def test_the_serial_baseline_knows_none_so_that_no_speedup_comes_from_it(
-    tmp_path: Path, trainer: str
-) -> None:
+def test_the_serial_baseline_has_no_denormals(tmp_path: Path, trainer: str) -> None:
     torch.set_flush_denormal(False)
     tiny = Tiny(tmp_path, {"watching": Watching})
     (found,) = tiny.execute(*tiny.jobs, trainer=trainer)
@@ -86,6 +84,6 @@ assert flushed(2 * SHARE)
 
 
 @pytest.mark.parametrize("code", [OLD_POOL, NEW_POOL], ids=["old pool", "new pool"])
-def test_threads_that_were_there_before_keep_to_what_they_were_started_with(code: str) -> None:
+def test_threads_started_earlier_keep_their_mode(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

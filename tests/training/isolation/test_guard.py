@@ -81,7 +81,7 @@ def put_back() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_setting_is_put_back(name: str, fails: bool) -> None:
+def test_a_setting_is_restored(name: str, fails: bool) -> None:
     change, read = CHANGES[name]
     before = read()
     with put_back():
@@ -96,7 +96,7 @@ def test_a_setting_is_put_back(name: str, fails: bool) -> None:
         assert read() == before
 
 
-def test_a_folder_that_is_gone_is_found_again(
+def test_a_renamed_working_folder_is_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -108,7 +108,7 @@ def test_a_folder_that_is_gone_is_found_again(
     assert Path.cwd() == tmp_path / "moved"
 
 
-def test_the_mode_of_a_default_device_does_not_stay(tiny: Tiny) -> None:
+def test_the_mode_of_a_default_device_is_removed(tiny: Tiny) -> None:
     """A device that is set back to the CPU by name would slow down every call of torch."""
     with isolated():
         torch.set_default_device("meta")

@@ -14,7 +14,7 @@ from torch import nn, optim
 
 from asynckfold.jobs.result import DIVERGED
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training import saving
+from asynckfold.training import checkpointing
 from asynckfold.training.multiprocess import hogwild
 from asynckfold.training.process_group.shared_tensors import (
     share_model,
@@ -66,8 +66,8 @@ def test_a_checkpoint_has_what_each_optimizer_keeps(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(hogwild.Hogwild, "optimizer_state", look)
             # Also after the first epoch: after the last, no step will want it.
-            patch.setattr(saving, "EPOCH_SECONDS", 0.0)
-            patch.setattr(saving, "SHARE", math.inf)
+            patch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
+            patch.setattr(checkpointing, "SHARE", math.inf)
             train(tiny)
         return seen[-1]
 

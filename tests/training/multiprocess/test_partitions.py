@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from asynckfold.data.batches import Batches
 from asynckfold.errors import InputError
@@ -21,7 +22,7 @@ from asynckfold.jobs.messages import Noted, RunEvent
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Averaged, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training.partitions import Deal, deal_of, dealt
+from asynckfold.training.batches import Deal, deal_of, dealt
 from tests.training.multiprocess.teams import attempt, noted, noting, params, train
 from tests.training.tiny import Noisy, Tiny, checkpoints
 
@@ -113,14 +114,19 @@ def test_a_rank_with_more_passes_is_dealt_what_others_have_besides() -> None:
     assert np.concatenate([order[14:22], order[22:]]).tolist() == [*equal[20:28], *equal[34:]]
 
 
+def deal_with(given: TrainerParams) -> Deal | None:
+    """Of 40 samples in batches of 4."""
+    plan = Plan((), given, 4, 1, 0, "cpu", ("accuracy",), "data", "folds")
+    return deal_of(plan, 40, nn.Identity())
+
+
 def test_without_these_words_nothing_is_dealt_and_equal_parts_have_no_rest() -> None:
-    assert deal_of(TrainerParams(trainer="averaging", processes=3), 40, cut) is None
-    given = TrainerParams(trainer="averaging", processes=3, epochs_per_round=1)
-    found = deal_of(given, 40, cut)
+    assert deal_with(TrainerParams(trainer="averaging", processes=3)) is None
+    found = deal_with(TrainerParams(trainer="averaging", processes=3, epochs_per_round=1))
     assert found is not None
     assert (found.sizes, found.starts) == ((13, 13, 14), (0, 13, 26))
     # Where an LR schedule sets samples aside, there may be fewer than a part was to have.
-    few = deal_of(TrainerParams(trainer="averaging", processes=2, partition_size=50), 40, cut)
+    few = deal_with(TrainerParams(trainer="averaging", processes=2, partition_size=50))
     assert few is not None
     assert few.sizes == (40, 40)
 
@@ -143,7 +149,7 @@ def test_the_last_process_has_what_the_kind_gpu_is_given(
     given: dict[str, Any], sizes: tuple[int, ...], passes: tuple[int, ...]
 ) -> None:
     words = by_kind(**given)
-    found = deal_of(words, 40, cut)
+    found = deal_with(words)
     assert found is not None
     assert (found.sizes, found.passes, words.on_gpu) == (sizes, passes, True)
     assert words.seen(40) == sum(map(mul, sizes, passes)) == found.bounds[-1][1]

@@ -19,9 +19,9 @@ from asynckfold.jobs.messages import Facts, Progress, Started, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.result import DONE, FAILED, Baseline
+from asynckfold.store import job_folder
 from asynckfold.system import file_descriptors
 from asynckfold.training import training_run
-from asynckfold.training.bundle import job_folder
 from asynckfold.training.worker import main
 from tests.training.tiny import Plain, Tiny, never
 
@@ -61,7 +61,7 @@ def leave() -> BaseException:
         (lambda: Unspeakable(), "Unspeakable: <exception str() failed>"),
     ],
 )
-def test_what_user_code_raises_is_the_result_of_its_job(
+def test_an_exception_of_user_code_is_the_result_of_its_job(
     tmp_path: Path, error: Callable[[], BaseException], line: str
 ) -> None:
     tiny = Tiny(tmp_path, {"failing": raising(error), "good": Plain})
@@ -75,7 +75,7 @@ def test_what_user_code_raises_is_the_result_of_its_job(
 
 
 @pytest.mark.parametrize("place", ["constructor", "optimizer", "schedule", "criterion", "backward"])
-def test_wherever_it_is_raised(tmp_path: Path, place: str) -> None:
+def test_exceptions_are_results_wherever_they_are_raised(tmp_path: Path, place: str) -> None:
     def fail(*arguments: Any) -> Any:
         raise LookupError(place)
 
@@ -106,7 +106,7 @@ def test_wherever_it_is_raised(tmp_path: Path, place: str) -> None:
 
 
 @pytest.mark.parametrize(("call", "where"), [(7, "batch 2 of 4"), (10, "end of the epoch")])
-def test_it_is_told_in_which_epoch_and_batch(tmp_path: Path, call: int, where: str) -> None:
+def test_an_error_names_epoch_and_batch(tmp_path: Path, call: int, where: str) -> None:
     calls = 0
 
     class Later(Plain):
@@ -134,7 +134,7 @@ def test_a_huge_message_is_cut_in_its_middle(tmp_path: Path) -> None:
     assert len(tiny.log()) < 70_000
 
 
-def test_an_interrupt_is_nobodys_result(tmp_path: Path) -> None:
+def test_an_interrupt_is_not_a_result(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, {"failing": raising(KeyboardInterrupt)})
     # Tests in the background of a shell ignore it, as workers do.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -145,7 +145,9 @@ def test_an_interrupt_is_nobodys_result(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_full_disk_is_nobodys_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_a_failure_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(path: Path, data: bytes, root: Path) -> None:
         raise StorageError(28, "full")
 
@@ -155,7 +157,7 @@ def test_a_full_disk_is_nobodys_failure(tmp_path: Path, monkeypatch: pytest.Monk
         tiny.execute(tiny.jobs[0])
 
 
-def test_the_trainer_decides_what_is_answered(tiny: Tiny) -> None:
+def test_the_trainer_decides_the_type_of_the_answer(tiny: Tiny) -> None:
     assert isinstance(tiny.execute(trainer="preflight")[0], Facts)
     assert tiny.execute(trainer="measure")[0].kind == "measured"
     (estimate,) = tiny.execute(trainer="estimate")
@@ -248,13 +250,13 @@ def test_prints_of_a_dry_run_go_nowhere(
     assert not job_folder(tiny.root, tiny.jobs[0]).exists()
 
 
-def test_news_and_storage_errors_go_up_the_pipe(
+def test_events_and_storage_errors_go_up_the_pipe(
     tiny: Tiny, served: main._Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_run, "EVENT_SECONDS", 0.0)
     served.run(*placed(tiny))
     sent = served.pipe.sent  # type: ignore[attr-defined]
-    assert {kind for kind, _ in sent} == {"news"}
+    assert {kind for kind, _ in sent} == {"event"}
     assert isinstance(sent[0][1], Started)
     assert isinstance(sent[1][1], Progress)
     folder = job_folder(tiny.root, tiny.jobs[0])
@@ -265,7 +267,7 @@ def test_news_and_storage_errors_go_up_the_pipe(
     assert "log.txt" in text
 
 
-def test_a_bundle_that_could_not_be_unpacked_is_told_for_each_task(tiny: Tiny) -> None:
+def test_every_task_reports_a_bundle_that_could_not_be_unpacked(tiny: Tiny) -> None:
     found = main._Worker(Pipe(), never)  # type: ignore[arg-type]
     found.broken = "Traceback\n  ...\nModuleNotFoundError: No module named 'mine'\n"
     assert found.run(*placed(tiny)) == (
@@ -275,7 +277,7 @@ def test_a_bundle_that_could_not_be_unpacked_is_told_for_each_task(tiny: Tiny) -
     )
 
 
-def test_want_of_memory_while_it_is_unpacked_is_no_fault_of_the_user(
+def test_out_of_memory_while_unpacking_is_retryable(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(packed: Any) -> Any:
@@ -293,7 +295,7 @@ def test_want_of_memory_while_it_is_unpacked_is_no_fault_of_the_user(
     assert found.run(*placed(tiny)) == ("lost", "MemoryError: no room", "oom")
 
 
-def test_workers_that_unpack_a_bundle_at_once_do_not_move_each_others_place_in_it(
+def test_workers_unpack_a_bundle_at_the_same_time(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All workers are sent the same open file, with one position for all of them."""

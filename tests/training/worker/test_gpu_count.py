@@ -36,7 +36,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.skipif(torch.cuda.is_initialized(), reason="torch remembers it once CUDA is in use")
-def test_the_count_is_remembered_and_forgotten(loads: list[Any]) -> None:
+def test_the_gpu_count_is_cached_within_the_context(loads: list[Any]) -> None:
     before = torch.cuda.device_count()
     assert loads
     with counted_once():
@@ -57,7 +57,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters())
 
 
-def test_more_steps_of_a_job_ask_no_more_often(tmp_path: Path, loads: list[Any]) -> None:
+def test_more_steps_do_not_count_gpus_again(tmp_path: Path, loads: list[Any]) -> None:
     inputs = np.zeros((30, 4), np.float32)
     targets = np.arange(30) % 3
 

@@ -12,7 +12,7 @@ import pytest
 
 from asynckfold.errors import StorageError
 from asynckfold.store import RunStore, job_folder
-from asynckfold.training.bundle import LOG_BYTES, JobLog
+from asynckfold.training.job_log import LOG_BYTES, JobLog
 from tests.durability.work import FOLDS, PLAN, TARGETS
 
 HOME = Path(__file__).parents[3]
@@ -40,7 +40,7 @@ def test_a_log_keeps_its_begin_and_its_end(begun: Path) -> None:
     assert LOG_BYTES // 2 < len(data) <= LOG_BYTES
 
 
-def test_a_descriptor_given_away_is_looked_after(begun: Path) -> None:
+def test_a_log_written_through_its_descriptor_is_kept_short(begun: Path) -> None:
     with JobLog(begun, JOB) as found:
         with found.kept_short():
             for number in range(64):
@@ -56,7 +56,7 @@ def test_a_log_that_a_crash_left_too_long_is_shortened_by_the_next_attempt(begun
     assert path.read_bytes().endswith(b"last words")
 
 
-def test_a_log_that_somebody_else_shortens_is_left_to_him(begun: Path) -> None:
+def test_a_log_that_another_process_shortens_is_left_to_it(begun: Path) -> None:
     with JobLog(begun, JOB) as one, JobLog(begun, JOB) as other:
         os.write(one.fileno(), bytes(LOG_BYTES + 1))
         fcntl.flock(one.fileno(), fcntl.LOCK_EX)
@@ -67,7 +67,7 @@ def test_a_log_that_somebody_else_shortens_is_left_to_him(begun: Path) -> None:
         assert one.path.stat().st_size < LOG_BYTES
 
 
-def test_a_full_disk_is_told_by_the_log(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_reports_a_full_disk(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def full(file: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")

@@ -14,10 +14,10 @@ HOME = Path(__file__).parents[3]
 
 BUSY = """
 import sys
-from asynckfold.training.worker.parent_watch import lifeline
+from asynckfold.training.worker.parent_watch import exit_with_parent
 
 sys.setrecursionlimit(200)  # no handlers must nest, however much arrives
-with lifeline(int(sys.argv[1])):
+with exit_with_parent(int(sys.argv[1])):
     print("busy", flush=True)
     for _ in range(20_000 if sys.argv[2] == "short" else 10**9):
         sum(range(5_000))
@@ -40,7 +40,7 @@ def start(there: socket.socket, how: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.timeout(120)
-def test_what_arrives_again_and_again_interrupts_nothing() -> None:
+def test_repeated_data_on_the_socket_interrupts_nothing() -> None:
     here, there = socket.socketpair()
     with here, there:
         here.setblocking(False)
@@ -54,7 +54,7 @@ def test_what_arrives_again_and_again_interrupts_nothing() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_it_ends_at_once_with_the_other_side() -> None:
+def test_a_process_exits_when_the_other_end_closes() -> None:
     here, there = socket.socketpair()
     with here, there:
         process = start(there, "long")

@@ -78,7 +78,7 @@ def test_threads_that_wait_for_cores_spin_little_until_they_do_not() -> None:
 
 
 @pytest.mark.parametrize(("spinning_s", "little_s"), [(0.1, 0.5), (0.5, 0.1), (0.001, 0.003)])
-def test_they_wait_as_is_faster(spinning_s: float, little_s: float) -> None:
+def test_the_faster_way_to_wait_is_kept(spinning_s: float, little_s: float) -> None:
     machine = Machine()
     watch = machine.watch()
     spent = {True: 0.0, False: 0.0}
@@ -89,7 +89,7 @@ def test_they_wait_as_is_faster(spinning_s: float, little_s: float) -> None:
     assert spent[little_s < spinning_s] > 0.8 * sum(spent.values())
 
 
-def test_what_was_slower_is_tried_again() -> None:
+def test_the_slower_way_is_tried_again() -> None:
     machine = Machine()
     watch = machine.watch()
     for _ in range(2 + 2 * WHILE):
@@ -100,7 +100,7 @@ def test_what_was_slower_is_tried_again() -> None:
     assert watch.little
 
 
-def test_the_end_of_a_job_takes_back_what_was_lent() -> None:
+def test_the_end_of_a_job_ends_the_sleeping_threads() -> None:
     machine = Machine()
     watch = machine.watch()
     machine.train(watch, 1)
@@ -109,14 +109,14 @@ def test_the_end_of_a_job_takes_back_what_was_lent() -> None:
     assert machine.lent == [CORES, -CORES]
 
 
-def test_one_thread_waits_for_no_other() -> None:
+def test_one_thread_never_spins_little() -> None:
     torch.set_num_threads(1)
     machine = Machine()
     machine.train(machine.watch(), 1)
     assert not machine.lent
 
 
-def test_what_was_refused_is_not_asked_for_again() -> None:
+def test_refused_threads_are_not_requested_again() -> None:
     machine = Machine(refuses=True)
     watch = machine.watch()
     machine.train(watch, 1)
@@ -126,7 +126,7 @@ def test_what_was_refused_is_not_asked_for_again() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0.001, 3)), max_size=30))
-def test_it_never_lends_twice_and_leaves_nothing_lent(course: list[tuple[float, float]]) -> None:
+def test_threads_are_added_once_and_all_ended(course: list[tuple[float, float]]) -> None:
     machine = Machine()
     watch = machine.watch()
     for share, batch_s in course:
@@ -136,7 +136,7 @@ def test_it_never_lends_twice_and_leaves_nothing_lent(course: list[tuple[float, 
     assert sum(machine.lent) == 0
 
 
-def test_threads_that_ended_are_no_gain() -> None:
+def test_threads_that_ended_do_not_count_as_less_waiting() -> None:
     machine = Machine()
     watch = machine.watch()
     machine.waited = -5.0
@@ -158,7 +158,7 @@ def test_seconds_without_a_core_are_summed_over_threads(tmp_path: Path) -> None:
 ON_ONE_CORE = """
 import json, os, sys, time
 import torch
-from asynckfold.training.worker.spinning import lent
+from asynckfold.training.worker.spinning import add_sleeping_threads
 
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 torch.set_num_threads(2)
@@ -192,10 +192,10 @@ count = int(sys.argv[1])
 told = {"before": threads(), "spinning": [], "little": [], "gradients": []}
 for _ in range(3):
     steps("spinning")
-    take_back = lent(count)
+    end_threads = add_sleeping_threads(count)
     told["during"] = settled(told["before"] + count + 1)
     steps("little")
-    take_back()
+    end_threads()
     told["after"] = settled(told["before"])
 print(json.dumps(told))
 """

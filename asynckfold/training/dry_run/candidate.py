@@ -1,0 +1,337 @@
+"""The dry run of one candidate: model, optimizer, LR schedule, and one batch."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from asynckfold.data.batches import Batches
+from asynckfold.errors import InputError
+from asynckfold.jobs.objective import Look
+from asynckfold.planning import fusion_groups, memory_format
+from asynckfold.training import lr_schedules, pretraining, seeding, setup
+from asynckfold.training.bundle import Bundle
+from asynckfold.training.compiling import compile_whole
+from asynckfold.training.dry_run import loss_trial, schedule_fit
+from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
+from asynckfold.training.dry_run.checks import (
+    Refused,
+    check_broadcast,
+    check_gradient,
+    check_log_probabilities,
+    check_loss,
+    check_lr_schedule,
+    check_new,
+    check_optimizer,
+    check_outputs,
+    first_line,
+)
+from asynckfold.training.dry_run.fingerprints import tensors_of
+from asynckfold.training.dry_run.looks import look_at
+from asynckfold.training.flops import FlopCounter
+from asynckfold.training.fused_optimizers import with_fused_kernel
+from asynckfold.training.fusion import (
+    arms_of,
+    backward,
+    check_equivalence,
+    fuse,
+    fuse_criterion,
+    parts_of,
+)
+from asynckfold.training.fusion.optimizers import why_not_on_views, why_not_stackable
+from asynckfold.training.fusion.tracing import copied
+from asynckfold.training.precision import outputs_of
+from asynckfold.training.preprocessing import fit_transform
+
+REPLICA_BATCH = 8
+"""Samples for comparing fused replicas with plain models, and memory formats with each other: these
+check formulas, and must not run out of memory."""
+
+SAME = 1e-2
+"""Largest difference of outputs in two memory formats, relative to their size. A model that reads
+memory in the wrong order is far beyond it; bfloat16 rounds to a few thousandths."""
+
+LONG_FLOPS, LONG_SECONDS = 5e9, 0.1
+"""A step of more operations and seconds is timed once: the warm-up is a small part of it. Seconds
+alone do not tell: beside other processes, the first step of a small model takes as long."""
+
+AGAIN_SECONDS = 0.1
+"""How long to repeat a step that several processes are to share: their seconds must be exact enough
+to tell whether it is too short for that. Counted in first steps; later ones are much faster."""
+
+
+class Candidate:
+    """The live objects of one model and LR schedule on fold 0, before and after a step."""
+
+    def __init__(self, bundle: Bundle, data: Batches, name: str, schedule: str) -> None:
+        recipe, plan = bundle.recipe, bundle.plan
+        self.bundle, self.name, self.schedule = bundle, name, schedule
+        self.counter, self.fused = FlopCounter(), ""
+        self.outputs: torch.Tensor | None = None
+        seeding.seed_all(bundle.folds[0].index)
+        self.model = recipe.models[name]()
+        if not isinstance(self.model, nn.Module):
+            raise Refused(
+                f"model {name} must be a torch.nn.Module",
+                f"{type(self.model).__name__}",
+                "Return the module from the factory.",
+            )
+        self.optimizer = with_fused_kernel(recipe.opt_fn, self.model)
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise Refused(
+                "opt_fn must return a torch.optim.Optimizer",
+                f"{self.optimizer!r:.80}",
+                "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)",
+            )
+        self.unscheduled = schedule_fit.unscheduled(self.optimizer)
+        self.lr_schedule = lr_schedules.make(
+            recipe.lr_schedules[schedule], self.optimizer, plan.params.epochs
+        )
+        check_lr_schedule(schedule, self.lr_schedule)
+        fold = bundle.folds[0]
+        self.rows = fold.train
+        self.told: list[str] = []
+        rows = torch.from_numpy(fold.train[: max(2, plan.batch_size)])
+        try:
+            self.seen = fit_transform(data, recipe.preprocess, fold.train, self.told.append)
+        except InputError as error:
+            raise Refused.first_of(error) from error
+        except Exception as error:
+            raise Refused(
+                "preprocess must work on the training part of each fold",
+                f"{type(error).__name__} on fold 0: {first_line(error)}",
+                "It gets an array of numbers, one row for each sample, without column names.",
+            ) from error
+        self.inputs, self.targets = self.seen.train(rows, 0, 0)
+
+    def schedule_fit(self) -> schedule_fit.Fit:
+        """Judge the LR schedule by the number of steps in the candidate's jobs."""
+        plan, spec = self.bundle.plan, self.bundle.recipe.lr_schedules[self.schedule]
+        sizes = [len(fold.train) for fold in self.bundle.folds]
+        least, most = (
+            setup.steps_of(plan, count, self.model) for count in (min(sizes), max(sizes))
+        )
+        batches = setup.steps_of(plan, max(sizes), self.model, "batch")
+        steps = schedule_fit.Steps(least, most, plan.params.lr_step, batches)
+
+        def make(optimizer: torch.optim.Optimizer) -> Any:
+            # As `setup` does for each job.
+            return lr_schedules.make(spec, optimizer, most)
+
+        made = make(schedule_fit.unscheduled(self.unscheduled))
+        if lr_schedules.needs_metric(made):
+            return schedule_fit.fit_of(self.schedule, made, steps, ())
+        found = schedule_fit.rates_of(make, self.unscheduled, most)
+        return schedule_fit.fit_of(self.schedule, made, steps, *found)
+
+    def check_model(self) -> None:
+        """Refuse an optimizer of another model, and a factory that returns one model twice."""
+        with seeding.preserved():
+            again = self.bundle.recipe.models[self.name]()
+        check_optimizer(self.name, self.model, self.optimizer)
+        check_new(self.name, self.model, again)
+
+    def check_learning(self) -> None:
+        """Refuse a step that cannot teach anything."""
+        check_gradient(self.name, self.model, self.optimizer)
+        assert self.outputs is not None
+        check_log_probabilities(self.name, self.bundle.recipe.criterion, self.outputs)
+
+    def step_seconds(self, looks: dict[str, Look]) -> float:
+        """Return the seconds of the fastest of some steps; add the outputs to `looks`.
+
+        The first step warms up, and its operations are counted.
+        """
+        with self.counter:
+            first = self._step(looks)
+        if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS:
+            return first
+        several = self.bundle.plan.params.processes > 1
+        again = max(1, int(AGAIN_SECONDS / first)) if several else 1
+        return min(first, *(self._step() for _ in range(again)))
+
+    def _step(self, looks: dict[str, Look] | None = None) -> float:
+        started = time.perf_counter()
+        criterion = copy.deepcopy(self.bundle.recipe.criterion)
+        outputs = self._outputs(self.model.train())
+        if looks is not None and isinstance(outputs, torch.Tensor):
+            looks[self.name] = look_at(outputs)
+        check_outputs(self.name, outputs, self.targets, self.bundle)
+        # Of the first step: the number of steps depends on their seconds.
+        self.outputs = outputs.detach() if self.outputs is None else self.outputs
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            loss = criterion(outputs, self.targets)
+        check_broadcast(self.name, outputs, self.targets, [str(item.message) for item in warned])
+        check_loss(self.name, loss)
+        loss.backward()
+        if not isinstance(self.optimizer, torch.optim.LBFGS):
+            self.optimizer.step()
+        return time.perf_counter() - started
+
+    def check_criterion(self) -> None:
+        """Refuse a criterion that compares outputs with the targets of other samples."""
+        criterion, outputs = self.bundle.recipe.criterion, self.outputs
+        assert outputs is not None
+        with seeding.preserved():
+            mixed = loss_trial.mixes_samples(criterion, outputs, self.targets)
+        if mixed:
+            (first, second), count = map(tuple, mixed), len(self.targets)
+            raise Refused(
+                "the criterion must compare each output with the target of its own sample",
+                f"model {self.name}: outputs {tuple(outputs.shape)} and targets "
+                f"{tuple(self.targets.shape)}, of which it broadcasts {first} and {second} to "
+                f"all {count} × {count} pairs of a batch",
+                "Give both the same shape, as by outputs.squeeze(1) in forward; for all pairs "
+                "on purpose, the same number of dimensions, as outputs[:, None] and "
+                "targets[None, :].",
+            )
+
+    def criterion_sums(self) -> bool:
+        """Whether the criterion sums over the samples of a batch."""
+        assert self.outputs is not None
+        with seeding.preserved():
+            # The plan records the answer: it must be the same in the next session.
+            seeding.seed_all(self.bundle.folds[0].index)
+            return loss_trial.adds_up(self.bundle.recipe.criterion, self.outputs, self.targets)
+
+    def memory(self) -> int:
+        """Estimate bytes: parameters and gradients, optimizer state, some activations."""
+        weights: int = sum(tensor.nbytes for tensor in tensors_of(self.model).values())
+        state: int = sum(
+            value.nbytes
+            for entry in self.optimizer.state.values()
+            for value in entry.values()
+            if isinstance(value, torch.Tensor)
+        )
+        return 2 * weights + state + 64 * int(self.inputs.nbytes)
+
+    def notes(self) -> Iterator[str]:
+        """Yield what preprocessing loses, and what scores depend on besides the samples."""
+        yield from filter(None, self.told)
+        precision = self.bundle.plan.params.precision
+        found = evaluation_depends_on(self.model, self.inputs[:REPLICA_BATCH], precision)
+        if found:
+            yield f"model {self.name}: {found}"
+
+    def why_not_channels_last(self) -> str:
+        """Return why the model is not trained channels last; empty if it is."""
+        plan = self.bundle.plan
+        reason = memory_format.why_not_paying(plan, self.counter.convolutions)
+        if reason:
+            return reason
+        # User code may raise, as `view` does for non-contiguous tensors: that is the reason.
+        try:
+            reason = self._difference_channels_last()
+        except Exception as error:  # noqa: BLE001
+            reason = f"{type(error).__name__} was raised: {first_line(error)}"
+        if reason and plan.params.memory_format == "channels_last":
+            raise Refused(
+                "memory_format='channels_last' needs models with the same outputs in both formats",
+                f"model {self.name}: {reason}",
+                "Leave memory_format out, or use flatten in place of view.",
+            )
+        return reason
+
+    def _difference_channels_last(self) -> str:
+        """Compare a step in both formats: a model may read its tensors' memory directly."""
+        found = []
+        for layout in (torch.contiguous_format, torch.channels_last):
+            model = copied(self.model).to(memory_format=layout).train()
+            with seeding.preserved():
+                outputs = self._outputs(model, REPLICA_BATCH)
+                criterion = copy.deepcopy(self.bundle.recipe.criterion)
+                criterion(outputs, self.targets[:REPLICA_BATCH]).backward()
+            found.append(outputs.detach())
+        apart, size = float((found[0] - found[1]).abs().max()), float(found[0].abs().max())
+        return "" if apart <= SAME * size else f"its outputs differ by {apart:.1e} of {size:.1e}"
+
+    def check_compiled(self) -> None:
+        """Refuse a model that runs, but not compiled."""
+        compile_whole(self.model)
+        try:
+            self._step()
+            with torch.no_grad():
+                self._outputs(self.model.eval())
+        except Exception as error:
+            raise Refused(
+                "compile=True needs models that torch.compile compiles as one graph",
+                f"model {self.name}: {type(error).__name__}: {first_line(error)}",
+                "Leave compile out, or change the model.",
+            ) from error
+        finally:
+            torch.compiler.reset()
+
+    def _outputs(self, model: nn.Module, most: int | None = None) -> Any:
+        return outputs_of(model, self.inputs[:most], self.bundle.plan.params.precision)
+
+    def why_not_fusible(self) -> str:
+        """Return why jobs of the model are not fused; empty if they are."""
+        bundle, recipe = self.bundle, self.bundle.recipe
+        if pretraining.has_pretraining(self.model):
+            return "it has pretraining, which each job runs separately"
+        reason = fusion_groups.why_not_paying(
+            bundle.fuse, bundle.plan, bundle.folds, self.name, self.counter.flops
+        )
+        if reason:
+            return reason
+        # An exception of user code in two replicas is the reason.
+        try:
+            models = [recipe.models[self.name]() for _ in range(2)]
+            opt_fn = partial(with_fused_kernel, recipe.opt_fn)
+            precision, steps = bundle.plan.params.precision, self._steps()
+            found = check_equivalence(models, recipe.criterion, steps, opt_fn, precision)
+            if found.fused is None:
+                return str(found.refusal)
+            if found.fused.why_vmap:
+                return f"it has no batched form: {found.fused.why_vmap}"
+            self.fused = str(found)
+            optimizers = [opt_fn(model) for model in found.fused.models]
+            own = why_not_stackable(found.fused, optimizers, range(2))
+            if own is None:
+                return ""
+            self.fused += f"; each job steps its own optimizer: {own}"
+            views = self._why_not_on_views(models, opt_fn, steps[-1])
+            return f"{own}, and {views}" if views else ""
+        except Exception as error:  # noqa: BLE001
+            return f"{type(error).__name__} was raised: {error}"
+
+    def _why_not_on_views(
+        self,
+        models: Sequence[nn.Module],
+        opt_fn: Callable[[nn.Module], torch.optim.Optimizer],
+        batches: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    ) -> str | None:
+        """Return why separate optimizers cannot step views of the stacked parameters, or None."""
+        plain, (inputs, targets) = [copied(model) for model in models], batches[0]
+        fused = fuse(models, [inputs])
+        arms, _ = arms_of(fused, [opt_fn(model) for model in models], [range(2)])
+        criterion = self.bundle.recipe.criterion
+        together = fuse_criterion(criterion, len(plain), copied(plain[0])(inputs), targets)
+        backward(fused, together, parts_of(batches), self.bundle.plan.params.precision)
+        return why_not_on_views(fused, arms, plain, [opt_fn(model) for model in plain])
+
+    def _steps(self) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Return the batches of two steps of two replicas.
+
+        Replicas with unequal batches, as in the first step, are computed one by one, which hides
+        what they do to each other; the second step and the evaluation compute them together. If
+        possible no two batches share a sample, so that a replica that sees another's samples is
+        noticed.
+        """
+        most = min(REPLICA_BATCH, len(self.inputs))
+        rows = torch.from_numpy(self.rows)
+        return [
+            [
+                self.seen.train(rows.roll(-(2 * step + row) * most)[:size], row, step)
+                for row, size in enumerate(sizes)
+            ]
+            for step, sizes in enumerate([(most, most - 1), (most, most)])
+        ]

@@ -1,0 +1,270 @@
+"""Rules that a candidate must keep; breaking one refuses the sweep before it starts."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from asynckfold.errors import InputError
+from asynckfold.jobs.criteria import Criterion, criterion_of
+from asynckfold.jobs.objective import BINARY
+from asynckfold.training import checkpoint, pretraining
+from asynckfold.training.bundle import Bundle
+from asynckfold.training.parameter_server.flat_parameters import Layout
+
+_STATISTICS = "running_"
+"""Prefix of the buffers that torch's normalising layers update in a forward pass."""
+
+
+class Refused(Exception):  # noqa: N818
+    """A rule is broken; the arguments are (rule, received, remedy)."""
+
+    @classmethod
+    def first_of(cls, error: InputError) -> Refused:
+        """Return the first problem of an `InputError`."""
+        problem = error.problems[0]
+        return cls(problem.rule, problem.received, problem.remedy)
+
+
+class TooFewOutputs(Exception):  # noqa: N818
+    """The model has too few outputs for the class indices, which can be renumbered."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a message, cut to 200 characters."""
+    return next(iter(str(error).strip().splitlines()), "")[:200]
+
+
+# Model, optimizer and LR schedule as they are made
+
+
+def check_optimizer(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that holds none of the model's parameters."""
+    own = {id(item) for item in model.parameters()}
+    if own and not own & set(map(id, _optimized(optimizer))):
+        raise Refused(
+            "opt_fn must optimise the model that it gets",
+            f"{type(optimizer).__name__}, which holds no parameter of model {name}",
+            "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)",
+        )
+
+
+def check_new(name: str, model: nn.Module, again: Any) -> None:
+    """Refuse a factory whose models share parameters or running statistics.
+
+    A worker's second job would continue from what the first one learned, on other folds.
+    """
+    if not isinstance(again, nn.Module):
+        return
+    known = {id(item) for item in chain(model.parameters(), model.buffers())}
+    shared = [
+        path for path, item in again.named_parameters() if id(item) in known and item.requires_grad
+    ] + [
+        path
+        for path, item in again.named_buffers()
+        if id(item) in known and path.rpartition(".")[2].startswith(_STATISTICS)
+    ]
+    if shared:
+        more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+        raise Refused(
+            f"each call of the factory of model {name} must make a new model",
+            f"two models that share {shared[0]}{more}",
+            "Build it in the factory, or return copy.deepcopy(...) of a prototype: folds would "
+            "learn from each other.",
+        )
+
+
+def check_lr_schedule(name: str, schedule: Any) -> None:
+    """Refuse an object without ``step`` and ``state_dict``."""
+    if not callable(getattr(schedule, "step", None)) or not hasattr(schedule, "state_dict"):
+        raise Refused(
+            f"LR schedule {name} must have step() and state_dict()",
+            f"{schedule!r:.80}",
+            "Return a torch.optim.lr_scheduler object from the function optimizer → schedule.",
+        )
+
+
+def check_storable(what: str, owner: Any) -> None:
+    """Refuse a state that no checkpoint can hold."""
+    if not hasattr(owner, "state_dict"):
+        return
+    try:
+        checkpoint.check_storable({what: owner.state_dict()})
+    except TypeError as error:
+        raise Refused(
+            "checkpoints must be able to hold the whole state of a job",
+            str(error),
+            f"Leave that out of state_dict() of the {what}, or keep it as tensors or numbers.",
+        ) from error
+
+
+# Outputs and loss of a step
+
+
+def check_outputs(name: str, outputs: Any, targets: torch.Tensor, bundle: Bundle) -> None:
+    """Refuse outputs that do not fit the targets."""
+    if not isinstance(outputs, torch.Tensor):
+        raise Refused(
+            f"model {name} must return one tensor",
+            type(outputs).__name__,
+            "Return the outputs only, not a tuple or dict.",
+        )
+    if len(outputs) != len(targets):
+        raise Refused(
+            f"model {name} must return one row for each sample",
+            f"shape {tuple(outputs.shape)} for {len(targets)} samples",
+            "Keep the first dimension of the input.",
+        )
+    classes, criterion = len(bundle.plan.classes), criterion_of(bundle.recipe.criterion)
+    if not classes or (bundle.plan.objective and bundle.plan.objective.kind == BINARY):
+        return
+    needed = bundle.highest + 1 if bundle.highest >= 0 else classes
+    columns = outputs.shape[1] if outputs.ndim == 2 else int(outputs.ndim == 1)
+    # With a criterion of the user's own, one output may stand for two classes.
+    found = 2 if criterion is None and columns == 1 else columns
+    if outputs.ndim == 2 or found == 2:
+        if found < needed and bundle.may_be_numbered:
+            raise TooFewOutputs
+        if found >= needed:
+            _check_weight(name, bundle.recipe.criterion, criterion, found)
+            return
+    raise Refused(
+        f"model {name} must return (samples, classes) scores for the {needed} classes",
+        f"shape {tuple(outputs.shape)}",
+        f"Give its last layer {needed} outputs.",
+    )
+
+
+def _check_weight(name: str, criterion: Any, known: Criterion | None, columns: int) -> None:
+    weight = getattr(criterion, "weight", None)
+    if known and isinstance(weight, torch.Tensor) and weight.numel() != columns:
+        raise Refused(
+            f"weight of {known.name} must hold a number for each output of model {name}",
+            f"{weight.numel()} for {columns} outputs",
+            "Pass a weight for each class, by its index.",
+        )
+
+
+def check_broadcast(
+    name: str, outputs: torch.Tensor, targets: torch.Tensor, warned: list[str]
+) -> None:
+    """Refuse a loss for which torch warns that it broadcasts outputs against targets."""
+    if any(text.startswith("Using a target size") for text in warned):
+        raise Refused(
+            f"model {name} must return outputs of the shape of the targets",
+            f"outputs {tuple(outputs.shape)}, targets {tuple(targets.shape)}",
+            "Squeeze the outputs in forward, or pass targets of shape (samples, 1).",
+        )
+
+
+def check_loss(name: str, loss: Any) -> None:
+    """Refuse a loss that is not one number with a gradient."""
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise Refused(
+            f"the criterion must give model {name} one number with a gradient",
+            f"a tensor of shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
+            if isinstance(loss, torch.Tensor)
+            else repr(loss)[:80],
+            "Let it return the mean over the samples (reduction='mean'); the model needs "
+            "parameters that are not frozen.",
+        )
+
+
+def check_gradient(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a backward pass that reached no optimised parameter."""
+    own = {id(item) for item in model.parameters()}
+    held = [item for item in _optimized(optimizer) if id(item) in own]
+    if held and all(item.grad is None for item in held):
+        raise Refused(
+            f"the loss of model {name} must have a gradient for the optimised parameters",
+            f"none for the {len(held)} parameters that {type(optimizer).__name__} holds",
+            "Look for detach(), no_grad() or a frozen part between them and the loss.",
+        )
+
+
+def check_log_probabilities(name: str, criterion: Any, outputs: torch.Tensor) -> None:
+    """Refuse outputs above 0 for `NLLLoss`."""
+    if type(criterion) is nn.NLLLoss and float(outputs.max()) > 0:
+        raise Refused(
+            f"model {name} must return logarithms of probabilities for NLLLoss",
+            f"outputs up to {float(outputs.max()):.3g}, where none can exceed 0",
+            "End it with log_softmax(1), or use CrossEntropyLoss.",
+        )
+
+
+# What the trainer asks for
+
+
+def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that several processes cannot use."""
+    params, kind = bundle.plan.params, type(optimizer).__name__
+    if params.processes == 1:
+        return
+    tensors_only = "shared_state=True" if params.shared_state else ""
+    tensors_only = "trainer='averaging'" if params.trainer == "averaging" else tensors_only
+    # In allreduce one optimizer steps for all processes.
+    for values in [] if params.trainer == "allreduce" else optimizer.state.values():
+        for name, value in values.items():
+            received = f"{kind}, whose {name} is a {type(value).__name__}"
+            if not isinstance(value, (torch.Tensor, int, float, bool, type(None))):
+                raise Refused(
+                    "several processes need an optimizer that keeps tensors and numbers",
+                    received,
+                    "Use another, such as SGD or Adam, or processes=1.",
+                )
+            if tensors_only and not isinstance(value, torch.Tensor):
+                raise Refused(
+                    f"{tensors_only} needs an optimizer that keeps tensors only",
+                    received,
+                    f"Use another, such as SGD or Adam, or leave {tensors_only} out.",
+                )
+    sparse = any(item.grad is not None and item.grad.is_sparse for item in _optimized(optimizer))
+    if params.trainer == "allreduce" and sparse:
+        raise Refused(
+            "gradients that are averaged over processes must be dense",
+            "sparse ones, as of an Embedding with sparse=True",
+            "Pass sparse=False, or trainer='hogwild'.",
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise Refused(
+            "several processes need an optimizer with one gradient a step",
+            "LBFGS, which computes several",
+            "Use another, such as SGD or Adam, or processes=1.",
+        )
+
+
+def check_servable(bundle: Bundle, model: nn.Module) -> None:
+    """Refuse a model whose parameters a parameter server cannot hold."""
+    if bundle.plan.params.trainer == "parameter_server":
+        try:
+            Layout.of(model)
+        except InputError as error:
+            raise Refused.first_of(error) from error
+
+
+def check_pretraining(bundle: Bundle, name: str, model: nn.Module) -> None:
+    """Refuse pretraining that may call backward() in a job with a process on a GPU."""
+    if bundle.plan.params.on_gpu and pretraining.may_differentiate(model):
+        raise Refused(
+            "a process of the kind 'gpu' needs a model without pretrain(), or a DBN's own",
+            f"model {name}, a {type(model).__name__} whose pretrain() may call backward()",
+            "Leave the kind 'gpu' out, or the model.",
+        )
+
+
+def check_fusible(bundle: Bundle, name: str, reason: str) -> None:
+    """Refuse a model that cannot be fused where fusion is required."""
+    several = sum(job.model == name for job in bundle.plan.jobs) > 1
+    if reason and several and bundle.fuse not in ("auto", False):
+        raise Refused(
+            f"fuse={bundle.fuse} needs models that can be fused",
+            f"model {name}: {reason}",
+            "Pass fuse='auto' or fuse=False, or leave the model out.",
+        )
+
+
+def _optimized(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [item for group in optimizer.param_groups for item in group["params"]]

@@ -1,0 +1,136 @@
+"""``log.txt`` of a job: log lines, what user code prints, the stack of a crash."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from asynckfold.errors import StorageError
+from asynckfold.jobs.plan import Job
+from asynckfold.store import job_folder
+from asynckfold.system.files import make_folders, open_plain, storage_error
+
+LOG_BYTES = 10 << 20
+"""Size limit of a log."""
+
+_HEAD, _TAIL, _CHUNK = LOG_BYTES // 2, LOG_BYTES // 4, 1 << 20
+_LEFT_OUT = b"\n... the middle of this log was left out: it is kept to 10 MiB ...\n"
+
+WATCH_SECONDS = 0.05
+"""Interval between two checks of the size; in between a log may exceed `LOG_BYTES`."""
+
+
+def log_path(root: Path, job: Job) -> Path:
+    """Return the path of a job's log."""
+    return job_folder(root, job) / "log.txt"
+
+
+class JobLog:
+    """A job's ``log.txt``, open for appending and unbuffered.
+
+    User code prints directly to its descriptor: no reader can block it, and the last words of a
+    crashing process are kept. Beyond `LOG_BYTES` the first half and the newest quarter remain.
+
+    A disk error raises `StorageError`: it stops the run, which can be resumed, and does not fail
+    the job.
+    """
+
+    def __init__(self, root: Path, job: Job) -> None:
+        self.path = log_path(root, job)
+        with _storage_errors(self.path):
+            self._file = self._open(root)
+            self.shorten()
+
+    def _open(self, root: Path) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        try:
+            return open_plain(self.path, flags, root)
+        except FileNotFoundError:
+            # The folder was made with the plan, and removed since.
+            make_folders(root, self.path.parent)
+            return open_plain(self.path, flags, root)
+
+    def write(self, text: str) -> None:
+        """Append text; escape what cannot be encoded."""
+        data = text.encode("utf-8", "backslashreplace")
+        with _storage_errors(self.path):
+            for start in range(0, len(data), _CHUNK):
+                _append(self._file, data[start : start + _CHUNK])
+                self.shorten()
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._file
+
+    def shorten(self) -> None:
+        """Cut the middle out of a log that is too long; lines written meanwhile may be lost."""
+        if os.fstat(self._file).st_size <= LOG_BYTES:
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return  # another process is shortening it
+        try:
+            size = os.fstat(self._file).st_size
+            newest = os.pread(self._file, _TAIL, size - _TAIL)
+            os.ftruncate(self._file, _HEAD)
+            _append(self._file, _LEFT_OUT + newest)
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    @contextmanager
+    def kept_short(self) -> Iterator[None]:
+        """Enforce the size limit from a thread: user code writes to the descriptor directly."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(WATCH_SECONDS):
+                # The next `write` reports a disk error.
+                with suppress(OSError):
+                    self.shorten()
+
+        watcher = threading.Thread(target=watch, name="asynckfold-log", daemon=True)
+        # If no thread can be started, the log is shortened once, at the end.
+        with suppress(RuntimeError):
+            watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            if watcher.ident is not None:
+                watcher.join()
+            with _storage_errors(self.path):
+                self.shorten()
+
+    def __enter__(self) -> JobLog:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self._file)
+
+
+class NoLog(JobLog):
+    """A log that discards everything."""
+
+    def __init__(self) -> None:
+        self.path = Path(os.devnull)
+        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+
+
+def _append(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+@contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(error, path) from error

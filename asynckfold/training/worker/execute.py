@@ -1,0 +1,270 @@
+"""Carry out a placement, in a worker or in the process of the serial engine.
+
+::
+
+    execute ── isolate, apply settings ─┬─ preflight, measure, estimate, probe
+                                        └─ plain, fused, several processes ── one attempt:
+                                           user code raises → failed Result, or RetryableFailure
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from asynckfold.data.batches import Batches
+from asynckfold.errors import StorageError, WorkerDiedError
+from asynckfold.jobs.messages import JobEnded, Left, RetryableFailure, RunEvent, Task
+from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.result import FAILED, Result
+from asynckfold.system import process
+from asynckfold.system.heartbeat import Heartbeat
+from asynckfold.training import loop, probe, serial_baseline
+from asynckfold.training.bundle import Bundle
+from asynckfold.training.dry_run import preflight
+from asynckfold.training.fusion import trainer
+from asynckfold.training.isolation import denormals, torch_settings
+from asynckfold.training.isolation.guard import LIMITS, WITHOUT_NUMBERS, isolated, leave_contexts
+from asynckfold.training.job_log import JobLog
+from asynckfold.training.multiprocess import train
+from asynckfold.training.process_group.gpu_handoff import spared
+from asynckfold.training.training_run import Report
+from asynckfold.training.worker.failure_kinds import outcome_of
+from asynckfold.training.worker.gpu_count import counted_once
+
+Stop = Callable[[], bool]
+
+LINE_LIMIT = 440
+"""Longest one-line error, without the position."""
+
+TEXT_LIMIT = 65536
+"""Longest traceback; a message may hold a whole array."""
+
+FEW_FILES = 32
+"""Files that a process may keep open after a job: libraries keep some."""
+
+
+def execute(
+    bundle: Bundle,
+    data: Batches,
+    placement: Placement,
+    tasks: Sequence[Task],
+    report: Report,
+    stop: Stop,
+    heartbeat: Heartbeat | None = None,
+) -> list[Any]:
+    """Carry out a placement in this process.
+
+    Returns, by trainer: for each task a `Result`, a `RetryableFailure`, or None if `stop` asked to
+    leave; the `Facts` of a preflight (of all models, or those of the placement's jobs); the
+    `Baseline` of a serial loop; the `Timing` of a probe.
+
+    Raises
+    ------
+    StorageError
+        A disk error.
+    WorkerDiedError
+        The GPU is lost to this process.
+    """
+    with isolated() as traces:
+        leave_contexts()
+        torch_settings.apply(bundle.numerics)
+        found = _execute(bundle, data, placement, tasks, report, stop, heartbeat or Heartbeat())
+    if traces.left:
+        job = placement.jobs[0] if placement.jobs else None
+        names = tuple(dict.fromkeys(traces.left))
+        report(Left(job, names, numbers=not WITHOUT_NUMBERS.issuperset(names)))
+    return found
+
+
+def _execute(
+    bundle: Bundle,
+    data: Batches,
+    placement: Placement,
+    tasks: Sequence[Task],
+    report: Report,
+    stop: Stop,
+    heartbeat: Heartbeat,
+) -> list[Any]:
+    on_several = placement.trainer in train.TRAINERS
+    # With several processes, GPUs are hidden from all but one: their count changes.
+    with nullcontext() if on_several else counted_once():
+        denormals.flush()
+        torch.set_num_threads(1 if on_several else placement.threads)
+        torch.set_default_dtype(getattr(torch, bundle.default_dtype))
+        torch.set_deterministic_debug_mode(bundle.deterministic)
+        if placement.trainer == "preflight":
+            models = {job.model for job in bundle.plan.jobs if job.id in placement.jobs}
+            return [preflight.check(bundle, data, heartbeat, models)]
+        if placement.trainer == "measure":
+            return [serial_baseline.measure(bundle, data, stop)]
+        if placement.trainer == "estimate":
+            return [serial_baseline.estimate(bundle, data, stop)]
+        if on_several:
+            (task,), cores = tasks, placement.cores
+            with spared(placement.gpu) as gpu:
+                return _attempt(
+                    bundle,
+                    tasks,
+                    lambda: [train.train(bundle, task, data, cores, report, stop, heartbeat, gpu)],
+                )
+        with _device(placement.gpu) as device:
+            if placement.trainer == "probe":
+                jobs = [job for job in bundle.plan.jobs if job.id in placement.jobs]
+                with isolated(patches=True):
+                    return [probe.measure(bundle, jobs, data, device, report, stop, heartbeat)]
+            if placement.trainer == "fused":
+                return _train_group(bundle, data, tasks, device, report, stop, heartbeat)
+
+            def work(task: Task) -> list[Any]:
+                return [loop.train(bundle, task, data, device, report, stop, heartbeat)]
+
+            return [_attempt(bundle, [task], partial(work, task))[0] for task in tasks]
+
+
+def in_turn(
+    placement: Placement,
+    tasks: Sequence[Task],
+    work: Callable[[Sequence[Task]], list[Any]],
+    report: Report,
+    stop: Stop,
+) -> list[Any]:
+    """Run the jobs of a row one by one, and report each result when the next job begins.
+
+    The tasks of any other placement are one piece of work. Returns what `work` returned, with None
+    for results that were reported already and for jobs that `stop` left out.
+    """
+    results: list[Any] = []
+    for part in [[task] for task in tasks] if placement.is_job_batch else [tasks]:
+        if results and isinstance(found := results[-1], Result):
+            report(JobEnded(replace(found, pid=os.getpid(), peak_memory=process.peak_memory())))
+            results[-1] = None
+        results += [None] if results and stop() else work(part)
+    return results
+
+
+@contextmanager
+def _device(gpu: int | None) -> Iterator[torch.device]:
+    """Make a GPU the current device: its generator is the one in checkpoints."""
+    if gpu is None:
+        yield torch.device("cpu")
+        return
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    with torch.cuda.device(gpu):
+        try:
+            yield torch.device("cuda", gpu)
+        finally:
+            # Other processes cannot use what this one caches.
+            torch.cuda.empty_cache()
+
+
+def _train_group(
+    bundle: Bundle,
+    data: Batches,
+    tasks: Sequence[Task],
+    device: torch.device,
+    report: Report,
+    stop: Stop,
+    heartbeat: Heartbeat,
+) -> list[Any]:
+    """Train a fusion group; an exception of the group spares jobs that ended before it."""
+    ended: dict[str, Result] = {}
+
+    def tell(event: RunEvent) -> None:
+        if isinstance(event, JobEnded):
+            ended[event.result.job_id] = event.result
+        report(event)
+
+    def fail(task: Task, error: BaseException) -> Result | RetryableFailure:
+        return failure(bundle, task, error)
+
+    def work() -> list[Any]:
+        return list(trainer.train(bundle, tasks, data, device, tell, stop, heartbeat, fail))
+
+    found = _attempt(bundle, tasks, work)
+    return [ended.get(task.job.id, item) for task, item in zip(tasks, found, strict=True)]
+
+
+def _attempt(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[Any]]) -> list[Any]:
+    """Turn exceptions of user code into results: the only place that does."""
+    started, files, traces = time.monotonic(), process.open_files(), None
+    try:
+        with isolated(patches=True) as traces:
+            return work()
+    except StorageError as error:
+        refuse_own_fault(error, files, traces is not None and LIMITS in traces.changed)
+        raise
+    except WorkerDiedError:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and not _ignores_interrupts():
+            raise
+        seconds = (time.monotonic() - started) / len(tasks)
+        return [failure(bundle, task, error, seconds) for task in tasks]
+
+
+def refuse_own_fault(error: StorageError, files_before: int, limited: bool) -> None:
+    """Raise `WorkerDiedError` if the process, not the disk, is at fault: its files or limits."""
+    leaked = process.open_files() - files_before
+    said = os.strerror(error.errno or errno.EIO)
+    if limited:
+        cause = f"it lowered its own resource limits ({said})"
+    elif error.errno == errno.EMFILE and leaked > FEW_FILES:
+        cause = f"it left {leaked} files open ({said})"
+    else:
+        return
+    raise WorkerDiedError(os.getpid(), cause) from error
+
+
+def _ignores_interrupts() -> bool:
+    """Whether this is a worker, where only user code raises KeyboardInterrupt."""
+    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def failure(
+    bundle: Bundle, task: Task, error: BaseException, seconds: float = 0.0
+) -> Result | RetryableFailure:
+    """Return the result of a job that raised, and write the traceback to its log.
+
+    `seconds` since the job's start are its training time if it raised before the training.
+
+    Raises
+    ------
+    WorkerDiedError
+        The GPU is lost to this process.
+    """
+    # Not str(error): a user's __str__ may raise.
+    told = traceback.TracebackException.from_exception(error)
+    text = _writable("".join(told.format()))
+    with JobLog(bundle.root, task.job) as log:
+        log.write(text)
+    line = " ".join(_writable(f"{type(error).__name__}: {told}").split())[:LINE_LIMIT]
+    place = loop.position_of(error)
+    line += f" ({place})" if place else ""
+    outcome = outcome_of(error, str(told))
+    if outcome == "device_lost":
+        raise WorkerDiedError(os.getpid(), line, outcome) from error
+    trained = loop.seconds_of(error, seconds)
+    result = Result(
+        task.job.id, task.attempt, FAILED, fit_seconds=trained, error=line, traceback=text
+    )
+    return result if outcome == "error" else RetryableFailure(outcome, result)
+
+
+def _writable(text: str) -> str:
+    """Return text that fits any file or database: middle cut out, odd characters escaped."""
+    if len(text) > TEXT_LIMIT:
+        left_out = len(text) - TEXT_LIMIT
+        begin, end = text[: TEXT_LIMIT // 2], text[-TEXT_LIMIT // 2 :]
+        text = f"{begin}\n… {left_out} characters left out …\n{end}"
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
