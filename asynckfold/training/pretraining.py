@@ -9,7 +9,7 @@ numbers by name: they are in the job's log and checkpoints, and in its result's 
 job that is killed meanwhile begins the stage again; after it a checkpoint is written.
 
 A stage that differentiates has no place in a job with a process on a GPU, which is forked after it
-(`spared`): the dry run refuses any but that of a `DBN`, which does without.
+(`hide_gpus`): the dry run refuses any but that of a `DBN`, which does without.
 
 A stage whose ``pretrain`` has a parameter ``summing``, too, may do in parts what it does: where a
 job has several processes, it gets there what divides the work among them (`asynckfold.training.

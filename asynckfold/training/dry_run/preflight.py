@@ -40,18 +40,18 @@ from asynckfold.training.dry_run.looks import look_at
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion import (
-    arms_of,
     backward,
     check_equivalence,
     fuse,
     fuse_criterion,
+    fuse_optimizers,
     parts_of,
 )
 from asynckfold.training.fusion.optimizers import why_not_on_views, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.losses import SUMS
-from asynckfold.training.parameter_server.flat_parameters import Layout
+from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fitted
 
@@ -440,11 +440,15 @@ class _DryRun:
         """Return why optimizers of their own do not step them as one, or None where they do."""
         plain, (inputs, targets) = [copied(model) for model in models], batches[0]
         fused = fuse(models, [inputs])
-        arms, _ = arms_of(fused, [opt_fn(model) for model in models], [range(2)])
+        replica_optimizers, _ = fuse_optimizers(
+            fused, [opt_fn(model) for model in models], [range(2)]
+        )
         criterion = self.bundle.recipe.criterion
         together = fuse_criterion(criterion, len(plain), copied(plain[0])(inputs), targets)
         backward(fused, together, parts_of(batches), self.bundle.plan.params.precision)
-        return why_not_on_views(fused, arms, plain, [opt_fn(model) for model in plain])
+        return why_not_on_views(
+            fused, replica_optimizers, plain, [opt_fn(model) for model in plain]
+        )
 
     def _steps(self) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
         """Two steps of two replicas: with batches that differ by one sample, then together.
@@ -551,7 +555,7 @@ def _check_servable(bundle: Bundle, model: nn.Module) -> None:
     """Refuse a model whose parameters a parameter server cannot hold."""
     if bundle.plan.params.trainer == "parameter_server":
         try:
-            Layout.of(model)
+            ParameterLayout.of(model)
         except InputError as error:
             problem = error.problems[0]
             raise _Refused((problem.rule, problem.received, problem.remedy)) from error

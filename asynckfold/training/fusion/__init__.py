@@ -4,7 +4,7 @@
 
     models ── trace ── a batched graph by rules, or vmap ── FusedModule      fuse
     criterion ─────────────────────────────────────────────── Criterion      fuse_criterion
-    optimizers ── one for each LR schedule, on slices ───────── arms         arms_of
+    optimizers ── one for each LR schedule, on slices ───────── arms         fuse_optimizers
     a step:  backward(parts) ── clip_gradients ── arm.step()
 
 >>> import torch
@@ -14,7 +14,7 @@
 >>> batches = [(torch.ones(5, 3), torch.zeros(5, dtype=torch.long)) for _ in models]
 >>> fused = fuse(models, [batches[0][0]])
 >>> criterion = fuse_criterion(nn.CrossEntropyLoss(), 4, torch.zeros(5, 2), batches[0][1])
->>> arms, reason = arms_of(fused, optimizers, [range(0, 2), range(2, 4)])
+>>> arms, reason = fuse_optimizers(fused, optimizers, [range(0, 2), range(2, 4)])
 >>> losses = backward(fused, criterion, parts_of(batches))
 >>> for arm in arms:
 ...     arm.step()
@@ -28,7 +28,7 @@ from asynckfold.training.fusion.backward import (
     Criterion,
     FusedCriterion,
     Part,
-    RowCriterion,
+    SeparateCriterion,
     backward,
     clip_gradients,
     fuse_criterion,
@@ -41,21 +41,26 @@ from asynckfold.training.fusion.equivalence import (
 )
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule, fuse, why_not_fusible
-from asynckfold.training.fusion.optimizers import Arm, OwnArm, StackedArm, arms_of
+from asynckfold.training.fusion.optimizers import (
+    ReplicaOptimizer,
+    SeparateOptimizer,
+    StackedOptimizer,
+    fuse_optimizers,
+)
 
 __all__ = [
-    "Arm",
+    "ReplicaOptimizer",
     "Criterion",
     "Differences",
     "Equivalence",
     "FusedCriterion",
     "FusedModule",
     "NotFusible",
-    "OwnArm",
+    "SeparateOptimizer",
     "Part",
-    "RowCriterion",
-    "StackedArm",
-    "arms_of",
+    "SeparateCriterion",
+    "StackedOptimizer",
+    "fuse_optimizers",
     "backward",
     "check_equivalence",
     "clip_gradients",

@@ -39,7 +39,7 @@ class Criterion(Protocol):
         """Set the mode."""
 
 
-class RowCriterion:
+class SeparateCriterion:
     """Any criteria, computed one replica after another."""
 
     def __init__(self, criteria: Sequence[Callable[..., Any]]) -> None:
@@ -52,9 +52,9 @@ class RowCriterion:
         ]
         return torch.stack([loss.reshape(()) for loss in losses])
 
-    def rows(self, rows: range) -> RowCriterion:
+    def rows(self, rows: range) -> SeparateCriterion:
         """Return that of consecutive replicas."""
-        return RowCriterion(self.criteria[rows.start : rows.stop])
+        return SeparateCriterion(self.criteria[rows.start : rows.stop])
 
     def train(self, mode: bool = True) -> None:
         """Set the mode of those that have one."""
@@ -112,7 +112,7 @@ def fuse_criterion(
     try:
         return FusedCriterion(fuse(modules, [outputs.detach().requires_grad_(), targets]))
     except NotFusible:
-        return RowCriterion(copies)
+        return SeparateCriterion(copies)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ SHARED_STATE = frozenset({"step", "mu_product"})
 """What these keep once for a whole tensor: counts of steps, which are the same within an arm."""
 
 
-class Arm(Protocol):
+class ReplicaOptimizer(Protocol):
     """Replicas that step together."""
 
     rows: range
@@ -61,7 +61,7 @@ class Arm(Protocol):
         """Take one step with the gradients of the fused parameters.
 
         ``closure(row)`` computes one plain model's loss and gradients anew, for optimizers such as
-        LBFGS that ask for it; only an `OwnArm` can use it.
+        LBFGS that ask for it; only an `SeparateOptimizer` can use it.
         """
 
     def state_dict_of(self, row: int) -> dict[str, Any]:
@@ -71,9 +71,9 @@ class Arm(Protocol):
         """Load one plain ``state_dict`` for each of the rows."""
 
 
-def arms_of(
+def fuse_optimizers(
     fused: FusedModule, optimizers: Sequence[Optimizer], ranges: Iterable[range]
-) -> tuple[list[Arm], str | None]:
+) -> tuple[list[ReplicaOptimizer], str | None]:
     """Return the arms of a fused module.
 
     Parameters
@@ -87,7 +87,7 @@ def arms_of(
 
     Returns
     -------
-    arms : list of Arm
+    arms : list of ReplicaOptimizer
         One for each range; one for each replica when they cannot be stacked.
     reason : str or None
         Why not.
@@ -105,8 +105,10 @@ def arms_of(
         )
     reasons = (why_not_stackable(fused, optimizers, rows) for rows in ranges)
     if (reason := next(filter(None, reasons), None)) is not None:
-        return [OwnArm(fused, row, optimizers[row]) for row in range(fused.width)], reason
-    return [StackedArm(fused, optimizers, rows) for rows in ranges], None
+        return [
+            SeparateOptimizer(fused, row, optimizers[row]) for row in range(fused.width)
+        ], reason
+    return [StackedOptimizer(fused, optimizers, rows) for rows in ranges], None
 
 
 def why_not_stackable(
@@ -131,7 +133,7 @@ def why_not_stackable(
 
 def why_not_on_views(
     fused: FusedModule,
-    arms: Sequence[Arm],
+    arms: Sequence[ReplicaOptimizer],
     plain: Sequence[nn.Module],
     optimizers: Sequence[Optimizer],
 ) -> str | None:
@@ -141,7 +143,7 @@ def why_not_on_views(
     ----------
     fused : FusedModule
         The replicas, with gradients; they are stepped.
-    arms : sequence of Arm
+    arms : sequence of ReplicaOptimizer
         One for each replica.
     plain : sequence of nn.Module
         The same models by themselves; they are given these gradients, and stepped.
@@ -177,7 +179,7 @@ def _settings(
     ]
 
 
-class StackedArm:
+class StackedOptimizer:
     """One element-wise optimizer for consecutive replicas.
 
     Parameters
@@ -268,7 +270,7 @@ class StackedArm:
             )
 
 
-class OwnArm:
+class SeparateOptimizer:
     """A replica's own optimizer of any kind, on its plain model's views of the stack.
 
     Parameters

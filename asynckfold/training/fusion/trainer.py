@@ -65,7 +65,7 @@ from asynckfold.training.fusion.backward import (
     parts_of,
 )
 from asynckfold.training.fusion.module import FusedModule, fuse
-from asynckfold.training.fusion.optimizers import Arm, arms_of
+from asynckfold.training.fusion.optimizers import ReplicaOptimizer, fuse_optimizers
 from asynckfold.training.preprocessing import fitted
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Report, Training
@@ -86,7 +86,7 @@ class Replica(Training):
     """A row of a group: a training whose optimizer and generator are parts of the group's."""
 
     row: int = 0
-    arm: Arm = field(kw_only=True)
+    arm: ReplicaOptimizer = field(kw_only=True)
     generator: torch.Generator = field(kw_only=True)
     loaded: dict[str, Any] | None = None
     saved: tuple[int, int] | None = None
@@ -148,7 +148,7 @@ class Group:
         All models.
     criterion : Criterion
         All losses.
-    arms : sequence of Arm
+    arms : sequence of ReplicaOptimizer
         All optimizers.
     rows : sequence of Replica
         All jobs of the group.
@@ -164,7 +164,7 @@ class Group:
         self,
         fused: FusedModule,
         criterion: Criterion,
-        arms: Sequence[Arm],
+        arms: Sequence[ReplicaOptimizer],
         rows: Sequence[Replica],
         wanted: Sequence[str],
         heartbeat: Heartbeat,
@@ -271,7 +271,7 @@ class Group:
                 found[place] = tuple(item.index_select(0, taken) for item in there)
         return found
 
-    def _rows_of(self, arm: Arm) -> Sequence[Replica]:
+    def _rows_of(self, arm: ReplicaOptimizer) -> Sequence[Replica]:
         return self.rows[arm.rows.start : arm.rows.stop]
 
     @contextmanager
@@ -514,7 +514,7 @@ def build(
     example = copy.deepcopy(models[0])
     fused = fuse(models, [inputs])
     losses = fuse_criterion(criterion, len(jobs), example(inputs), targets)
-    arms, _ = arms_of(fused, optimizers, _ranges(jobs, divided))
+    arms, _ = fuse_optimizers(fused, optimizers, _ranges(jobs, divided))
     rows = []
     for arm in arms:
         lead = arm.rows.start

@@ -12,7 +12,7 @@ samples for the whole epoch instead (`partitions`): parts may overlap, and a rou
 passes over them, by which the epoch is through, too.
 
 The last process may compute on a GPU, with a part of another size and more passes over it. It is
-forked before the first step (`spared`) and has a copy of its clone there, which it fetches
+forked before the first step (`hide_gpus`) and has a copy of its clone there, which it fetches
 before a round or an evaluation and hands back after a round; what its optimizer keeps, it tells
 when a checkpoint is written. Nobody else knows where it computes.
 

@@ -7,7 +7,7 @@
 
 Rank 0 alone steps the LR schedule and writes checkpoints, while the others wait for an order; the
 batches of an evaluation are divided among all. They are forked after the first batch: by then the
-optimizer has what it keeps. Only one that computes on a GPU is forked before it, see `spared`.
+optimizer has what it keeps. Only one that computes on a GPU is forked before it, see `hide_gpus`.
 """
 
 from __future__ import annotations

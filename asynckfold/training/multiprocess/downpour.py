@@ -47,14 +47,14 @@ from asynckfold.jobs.result import Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.multiprocess.hogwild import Hogwild
 from asynckfold.training.parameter_server import wire
-from asynckfold.training.parameter_server.flat_parameters import Layout, as_bytes
+from asynckfold.training.parameter_server.flat_parameters import ParameterLayout, as_bytes
 from asynckfold.training.parameter_server.server import Held
 from asynckfold.training.process_group.members import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import place
 from asynckfold.training.training_run import Report
 
 
-class Replica:
+class ReplicaClient:
     """The parameters of one process, and what of their movement the server does not know yet.
 
     Parameters
@@ -69,7 +69,7 @@ class Replica:
 
     def __init__(self, model: nn.Module, line: socket.socket, params: TrainerParams) -> None:
         self._model, self._line, self._params = model, line, params
-        self._layout = Layout.of(model)
+        self._layout = ParameterLayout.of(model)
         self._known, self._moved = self._layout.empty(), self._layout.empty()
         self._steps = self._unpushed = 0
         self._note()
@@ -131,7 +131,7 @@ class Downpour(Hogwild):
     lines: list[tuple[socket.socket, socket.socket]] = field(default_factory=list)
     held: Held | None = None
     threads: list[threading.Thread] = field(default_factory=list)
-    replica: Replica = field(init=False)
+    replica: ReplicaClient = field(init=False)
     before: Sequence[int] = (0, 0, 0)
 
     def share(self) -> None:
@@ -158,8 +158,8 @@ class Downpour(Hogwild):
             self.replica = self._replica()
         return process_group
 
-    def _replica(self) -> Replica:
-        return Replica(self.model, self.lines[self.rank][1], self.params)
+    def _replica(self) -> ReplicaClient:
+        return ReplicaClient(self.model, self.lines[self.rank][1], self.params)
 
     def obey(self, order: Any) -> int:
         """Do one's part of an epoch with the newest parameters, and leave nothing unpushed."""

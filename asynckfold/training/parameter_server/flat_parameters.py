@@ -24,7 +24,7 @@ def as_bytes(values: Floats) -> memoryview:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParameterLayout:
     """The parameters of a model as one vector: in their order, one behind the other.
 
     Parameters
@@ -39,7 +39,7 @@ class Layout:
     dtype: str
 
     @classmethod
-    def of(cls, model: nn.Module) -> Layout:
+    def of(cls, model: nn.Module) -> ParameterLayout:
         """Return that of a model.
 
         Raises
@@ -63,7 +63,7 @@ class Layout:
 
         Examples
         --------
-        >>> layout = Layout((("weight", (2, 3)), ("bias", (1,))), "float32")
+        >>> layout = ParameterLayout((("weight", (2, 3)), ("bias", (1,))), "float32")
         >>> layout.part(0, 2), layout.part(1, 2)
         (slice(0, 3, None), slice(3, 7, None))
         """
@@ -79,15 +79,15 @@ class Layout:
         pieces = zip(torch.split(vector, sizes), self.shapes, strict=True)
         return [piece.view(shape) for piece, (_, shape) in pieces]
 
-    def difference(self, other: Layout) -> str:
+    def difference(self, other: ParameterLayout) -> str:
         """Return where another first differs; empty where it does not.
 
         Examples
         --------
-        >>> layout = Layout((("weight", (2, 3)), ("bias", (2,))), "float32")
-        >>> layout.difference(Layout((("weight", (2, 4)),), "float32"))
+        >>> layout = ParameterLayout((("weight", (2, 3)), ("bias", (2,))), "float32")
+        >>> layout.difference(ParameterLayout((("weight", (2, 4)),), "float32"))
         'weight of shape (2, 4) instead of weight of shape (2, 3)'
-        >>> layout.difference(Layout(layout.shapes[:1], "float32"))
+        >>> layout.difference(ParameterLayout(layout.shapes[:1], "float32"))
         '1 parameters instead of 2'
         """
         for (name, shape), (theirs, their_shape) in zip(self.shapes, other.shapes, strict=False):
@@ -103,7 +103,7 @@ class Layout:
         return {"shapes": self.shapes, "dtype": f"{np.dtype(self.dtype).newbyteorder('=').str}"}
 
     @classmethod
-    def from_json(cls, found: Any) -> Layout:
+    def from_json(cls, found: Any) -> ParameterLayout:
         """Return what `to_json` described.
 
         Raises

@@ -24,7 +24,7 @@ from asynckfold.training.parameter_server.checks import (
     parts_problems,
     timeout_problems,
 )
-from asynckfold.training.parameter_server.flat_parameters import Layout, as_bytes
+from asynckfold.training.parameter_server.flat_parameters import ParameterLayout, as_bytes
 
 
 class Hogwild(torch.optim.Optimizer):
@@ -102,7 +102,7 @@ class Hogwild(torch.optim.Optimizer):
         self.model = model
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self._calls = self._steps = self._unpushed = 0
-        self._layout = Layout.of(model)
+        self._layout = ParameterLayout.of(model)
         self._vector = self._layout.empty()
         given = wire.default_address() if address is None else address
         self._addresses = [given] if isinstance(given, str) else list(given)

@@ -20,7 +20,7 @@ from asynckfold.training.parameter_server.checks import (
     shard_problems,
     timeout_problems,
 )
-from asynckfold.training.parameter_server.flat_parameters import Floats, Layout, as_bytes
+from asynckfold.training.parameter_server.flat_parameters import Floats, ParameterLayout, as_bytes
 
 ACCEPT_SECONDS = 0.1
 """Between two looks of a server at whether all replicas have left."""
@@ -75,7 +75,7 @@ class Held:
     def __init__(
         self, model: nn.Module, shard: tuple[int, int] = (0, 1), staleness_aware: bool = False
     ) -> None:
-        self.layout = Layout.of(model)
+        self.layout = ParameterLayout.of(model)
         self._model, self._shard, self._aware = model, shard, staleness_aware
         self._part = self.layout.part(*shard)
         self._lock = threading.Lock()
@@ -201,7 +201,7 @@ class Server:
         staleness_aware: bool = False,
         timeout_s: float = 60.0,
     ) -> None:
-        total = Layout.of(model).total
+        total = ParameterLayout.of(model).total
         refuse([*shard_problems(shard, total), *timeout_problems(timeout_s)])
         self.model, self.shard, self.staleness_aware = model, shard, staleness_aware
         self.timeout_s = timeout_s
@@ -307,7 +307,7 @@ class Server:
         """Give a replica the parameters, unless it has another model, and wait until it begins."""
         line.settimeout(self.timeout_s)
         header, _ = wire.receive(line)
-        difference = self._held.layout.difference(Layout.from_json(header.get("model")))
+        difference = self._held.layout.difference(ParameterLayout.from_json(header.get("model")))
         if difference:
             wire.send(line, {"kind": "refused", "difference": difference})
             raise wire.FrameError(f"another model, {difference}")

@@ -40,7 +40,7 @@ class GpuToTake(Protocol):
 
 
 @dataclass(frozen=True)
-class SparedGpu:
+class HiddenGpu:
     """A GPU by torch's index, and what the environment was when it had that index."""
 
     index: int
@@ -61,19 +61,19 @@ class SparedGpu:
 
 
 @contextmanager
-def spared(gpu: int | None) -> Iterator[SparedGpu | None]:
+def hide_gpus(gpu: int | None) -> Iterator[HiddenGpu | None]:
     """Show this process no GPU, and leave that of an index to one that is forked meanwhile.
 
     Examples
     --------
-    >>> with spared(0) as gpu:
+    >>> with hide_gpus(0) as gpu:
     ...     gpu.index, os.environ["CUDA_VISIBLE_DEVICES"]
     (0, '')
     """
     before = {name: os.environ.get(name) for name in _HIDDEN}
     _set(_HIDDEN)
     try:
-        yield None if gpu is None else SparedGpu(gpu, before)
+        yield None if gpu is None else HiddenGpu(gpu, before)
     finally:
         _set(before)
 

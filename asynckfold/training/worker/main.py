@@ -55,7 +55,7 @@ from asynckfold.training.isolation.guard import (
     limits,
 )
 from asynckfold.training.multiprocess import train
-from asynckfold.training.process_group.gpu_handoff import SparedGpu, spared
+from asynckfold.training.process_group.gpu_handoff import HiddenGpu, hide_gpus
 from asynckfold.training.worker.failure_kinds import outcome_of
 from asynckfold.training.worker.gpu_count import counted_once
 from asynckfold.training.worker.reads import Reads, read_range
@@ -136,7 +136,7 @@ def _execute(
         if placement.trainer == "estimate":
             return [serial_baseline.estimate(bundle, data, stop)]
         if on_several:
-            with spared(placement.gpu) as gpu:
+            with hide_gpus(placement.gpu) as gpu:
                 task, cores = tasks[0], placement.cores
                 return [_train_on_several(bundle, data, task, cores, gpu, report, stop, heartbeat)]
         with _device(placement.gpu) as device:
@@ -223,7 +223,7 @@ def _train_on_several(
     data: Batches,
     task: Task,
     cores: Sequence[int],
-    gpu: SparedGpu | None,
+    gpu: HiddenGpu | None,
     report: Report,
     stop: Stop,
     heartbeat: Heartbeat,

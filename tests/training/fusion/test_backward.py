@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from asynckfold.training.fusion import (
     FusedCriterion,
-    RowCriterion,
+    SeparateCriterion,
     backward,
     fuse,
     fuse_criterion,
@@ -95,7 +95,7 @@ CRITERIA: dict[str, Case] = {
     "function": (focal, SCORES, LABELS, FusedCriterion),
     "module of the user's": (Penalised(), SCORES, LABELS, FusedCriterion),
     "indexing": (by_hand, SCORES, LABELS, FusedCriterion),
-    "choosing": (choosing, SCORES, LABELS, RowCriterion),
+    "choosing": (choosing, SCORES, LABELS, SeparateCriterion),
     "margins": (nn.MultiMarginLoss(), SCORES, LABELS, FusedCriterion),
 }
 

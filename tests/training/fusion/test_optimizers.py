@@ -13,15 +13,15 @@ from torch.optim import lr_scheduler
 from torch.utils import _pytree as pytree
 
 from asynckfold.training.fusion import (
-    Arm,
     FusedModule,
-    OwnArm,
-    StackedArm,
-    arms_of,
+    ReplicaOptimizer,
+    SeparateOptimizer,
+    StackedOptimizer,
     backward,
     clip_gradients,
     fuse,
     fuse_criterion,
+    fuse_optimizers,
     parts_of,
 )
 from tests.training.fusion.zoo import ZOO
@@ -104,7 +104,7 @@ class Race:
         self.fused: FusedModule = fuse(models, [inputs], plain_order=plain_order)
         outputs = torch.zeros(len(targets), self.animal.classes).double()
         self.criterion = fuse_criterion(nn.CrossEntropyLoss(), REPLICAS, outputs, targets)
-        self.arms, self.reason = arms_of(self.fused, optimizers, ranges)
+        self.arms, self.reason = fuse_optimizers(self.fused, optimizers, ranges)
 
     def batch(self, row: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         # The replicas' batches differ in size at every second step.
@@ -127,7 +127,7 @@ class Race:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             self.optimizers[row].step()
 
-    def arm(self, row: int) -> Arm:
+    def arm(self, row: int) -> ReplicaOptimizer:
         return next(arm for arm in self.arms if row in arm.rows)
 
     def check(self) -> None:
@@ -157,7 +157,7 @@ def assert_close(mine: dict, theirs: dict) -> None:
 def test_stacked_optimizers_are_the_plain_ones(name: str, kind: str) -> None:
     race = Race(name, STACKED[kind], [range(0, 1), range(1, 4)])
     assert race.reason is None
-    assert [type(arm) for arm in race.arms] == [StackedArm, StackedArm]
+    assert [type(arm) for arm in race.arms] == [StackedOptimizer, StackedOptimizer]
     for number in range(4):
         race.step(number)
     race.check()
@@ -170,7 +170,7 @@ def test_other_optimizers_step_their_own_rows(name: str, kind: str) -> None:
     race = Race(name, opt_fn, [range(4)])
     assert race.reason is not None
     assert part in race.reason
-    assert [type(arm) for arm in race.arms] == [OwnArm] * REPLICAS
+    assert [type(arm) for arm in race.arms] == [SeparateOptimizer] * REPLICAS
     for number in range(3):
         race.step(number)
     race.check()
@@ -332,7 +332,7 @@ def test_frozen_parameters_stay() -> None:
     optimizers = [optim.SGD(model.parameters(), lr=0.1) for model in models]
     fused = fuse(models, [animal.inputs(4)])
     before = [fused.state_dict_of(row) for row in range(2)]
-    arms, reason = arms_of(fused, optimizers, [range(2)])
+    arms, reason = fuse_optimizers(fused, optimizers, [range(2)])
     assert reason is None
     batches = [animal.batch(4, row) for row in range(2)]
     criterion = fuse_criterion(nn.CrossEntropyLoss(), 2, torch.zeros(4, 3), batches[0][1])

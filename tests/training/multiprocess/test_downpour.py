@@ -20,7 +20,7 @@ from asynckfold.jobs.reproducibility import claim
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.dry_run import preflight
-from asynckfold.training.multiprocess.downpour import Replica
+from asynckfold.training.multiprocess.downpour import ReplicaClient
 from asynckfold.training.parameter_server.server import Held
 from tests.training.multiprocess.teams import (
     OPTIMIZERS,
@@ -68,12 +68,12 @@ def served(model: nn.Module, replicas: int, **given: Any) -> Iterator[tuple[Held
             pair[0].close()
 
 
-def replica(line: socket.socket, model: One, n_push: int = 1, n_pull: int = 1) -> Replica:
+def replica(line: socket.socket, model: One, n_push: int = 1, n_pull: int = 1) -> ReplicaClient:
     given = params("parameter_server", n_push=n_push, n_pull=n_pull)
-    return Replica(model, line, given)
+    return ReplicaClient(model, line, given)
 
 
-def stepped(model: One, ours: Replica, count: int = 1) -> float:
+def stepped(model: One, ours: ReplicaClient, count: int = 1) -> float:
     for _ in range(count):
         model.step()
         ours.stepped()

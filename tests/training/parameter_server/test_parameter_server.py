@@ -20,7 +20,7 @@ from torch import nn
 
 from asynckfold import Hogwild, InputError, PeerLostError, Server
 from asynckfold.training.parameter_server import Served, wire
-from asynckfold.training.parameter_server.flat_parameters import Layout
+from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
 from tests.leftovers import gone
 from tests.nursery import Nursery, Started
 
@@ -219,7 +219,7 @@ def test_several_servers_hold_what_one_would() -> None:
             step(other, divided, inputs)
         alone.close()
         divided.close()
-    layout = Layout.of(whole)
+    layout = ParameterLayout.of(whole)
     for number, part in enumerate(parts):
         place = layout.part(number, 3)
         assert torch.equal(flat(part)[place], flat(whole)[place])
@@ -357,7 +357,7 @@ def test_a_replica_that_talks_nonsense_harms_nobody(name: str) -> None:
     with serving(served, replicas=2) as (addresses, done):
         ours = hogwild(replica, addresses)
         with wire.connect(addresses[0], 5) as line:
-            wire.send(line, {"model": Layout.of(served).to_json()})
+            wire.send(line, {"model": ParameterLayout.of(served).to_json()})
             _, size = wire.receive(line)
             wire.fill(line, memoryview(bytearray(size)), size)
             wire.send(line, {"kind": "begin"})

@@ -20,7 +20,7 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import pretraining
 from asynckfold.training.multiprocess import train
 from asynckfold.training.multiprocess.base import frozen, thawed
-from asynckfold.training.process_group.gpu_handoff import GpuToTake, SparedGpu, spared
+from asynckfold.training.process_group.gpu_handoff import GpuToTake, HiddenGpu, hide_gpus
 from tests.leftovers import descendants
 from tests.training.multiprocess.teams import OPTIMIZERS, noted, noting
 from tests.training.tiny import (
@@ -282,16 +282,16 @@ def test_a_gpu_is_hidden_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(torch.cuda, "init", lambda: calls.append(see()))
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    with spared(1) as gpu:
+    with hide_gpus(1) as gpu:
         assert see() == ("", "1")
         assert not torch.cuda.is_available()
-        assert isinstance(gpu, SparedGpu)
+        assert isinstance(gpu, HiddenGpu)
         assert gpu.take() == torch.device("cuda", 1)
     assert calls == [("3,5", None), 1]
-    with pytest.raises(ZeroDivisionError), spared(0):
+    with pytest.raises(ZeroDivisionError), hide_gpus(0):
         raise ZeroDivisionError
     assert see() == ("3,5", None)
-    with spared(None) as nothing:
+    with hide_gpus(None) as nothing:
         assert (nothing, see()) == (None, ("", "1"))
 
 
@@ -307,7 +307,7 @@ def test_gpus_of_amd_are_hidden_by_the_variables_that_count_there(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    with spared(0) as gpu:
+    with hide_gpus(0) as gpu:
         assert gpu is not None
         # What torch makes of the variables; AMD's runtime takes an empty one for none.
         assert torch.cuda._parse_visible_devices() == []
