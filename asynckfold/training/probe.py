@@ -28,6 +28,7 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import batches, setup, training_run
 from asynckfold.training.bundle import Bundle, NoLog
 from asynckfold.training.fusion import trainer
+from asynckfold.training.fusion.group import FusionGroup
 
 PROBE_SECONDS = 0.25
 """How long steps are timed."""
@@ -127,15 +128,15 @@ def _seconds_together(
         return _seconds(_fused_steps(group), device, PROBE_SECONDS) / len(jobs)
 
 
-def _fused_steps(group: trainer.Group) -> Iterator[Callable[[], object]]:
+def _fused_steps(group: FusionGroup) -> Iterator[Callable[[], object]]:
     """Steps over the batches of the first epoch, again and again."""
     while True:
         group.begin_epoch()
         while group.batch < group.batches:
             yield group.step
         group.batch = 0
-        for row in group.rows:
-            row.stand_at(0, 0)
+        for replica in group.replicas:
+            replica.stand_at(0, 0)
 
 
 def _steps(training: training_run.Training) -> Iterator[Callable[[], object]]:

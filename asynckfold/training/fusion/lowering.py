@@ -1,9 +1,8 @@
 """From the graph of one model to the graph of R replicas.
 
-Each node is handed to the rule of its function, which emits the batched form. In-place operations
-become ordinary ones, after which the name stands for the new value; that is the same as long as
-nobody looks at the old memory through another view, which is checked. Only what is written into a
-buffer is really written.
+The rule of each function emits its batched form. In-place operations become ordinary ones, after
+which the name stands for the new value; that is the same as long as no other view reads the old
+memory, which is checked. Only writes into buffers stay writes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from asynckfold.training.fusion.stacked_parameters import Slot
 from asynckfold.training.fusion.tracing import Trace
 
 Emitted = tuple[Layout, Any]
-"""What a rule returns: the layout of its result, and the node."""
+"""(layout of the result, its node)."""
 
 Rule = Callable[..., Emitted]
 """(lowering, arguments of the plain call with `Value` for each traced value) → `Emitted`."""
@@ -32,20 +31,20 @@ Rule = Callable[..., Emitted]
 
 @dataclass(frozen=True)
 class Rules:
-    """What is known of functions, methods of tensors, and modules.
+    """The rules of functions, methods of tensors, and modules.
 
     Parameters
     ----------
     functions : dict of function to Rule
         For ``torch.*``, ``torch.nn.functional.*`` and operators.
     methods : dict of str to Rule
-        For methods of tensors; ``name_`` is covered by ``name``.
+        For methods of tensors; ``name`` covers ``name_``.
     leaves : dict of type to Rule
-        For modules that cannot be looked into; such a rule gets the path and the module first.
-    aliases : frozenset
-        Names of functions and methods whose result may be a view of their first argument.
+        For modules that are not traced into; these rules get the path and the module first.
+    aliases : frozenset of str
+        Functions and methods whose result may be a view of their first argument.
     random : frozenset of str
-        Names of functions and methods that draw random numbers, and have no rule.
+        Functions and methods that draw random numbers and have no rule.
     """
 
     functions: dict[Callable[..., Any], Rule]
@@ -66,29 +65,17 @@ IN_PLACE_OPERATORS: dict[Any, Callable[..., Any]] = {
 
 @dataclass(eq=False)
 class _Cell:
-    """What a name of the plain model stands for now, and the names that see the same memory."""
+    """The present value of a name of the plain model, and the names that share its memory."""
 
     value: Value
     family: list[fx.Node] = field(default_factory=list)
 
 
 class Lowering:
-    """One graph being written.
+    """The batched graph of `width` replicas in progress.
 
-    Parameters
-    ----------
-    traced : Trace
-        With examples.
-    rules : Rules
-        The tables.
-    width : int
-        Number of replicas.
-    slots : dict of str to Slot
-        Every parameter and buffer by name.
-    aliases : dict of str to str
-        Further names of parameters and buffers that are tied.
-    constants : dict of str to (Layout, Tensor)
-        The trace's constants, stacked where the replicas differ.
+    ``slots`` are all parameters and buffers by name, ``aliases`` further names of tied ones;
+    ``constants`` are the trace's, stacked where the replicas differ.
     """
 
     def __init__(
@@ -115,7 +102,7 @@ class Lowering:
     # What rules call
 
     def emit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Add a call to the graph; shared values among the arguments stand for their nodes."""
+        """Add a call to the graph; arguments may be nodes, shared values or plain objects."""
         args, kwargs = self._nodes(args), self._nodes(kwargs)
         return self.graph.call_function(function, args, kwargs)
 
@@ -132,7 +119,7 @@ class Lowering:
         return self._convert(value, Layout.STACKED, layouts.spread, self.width)
 
     def aligned(self, value: Value, rank: int) -> Any:
-        """Return the node of a value that broadcasts against stacked ones of a given plain rank."""
+        """Return a node that broadcasts against stacked values of this plain rank."""
         if value.layout is Layout.SHARED:
             return value.node
         node = self.stacked(value)
@@ -148,7 +135,7 @@ class Lowering:
         return self._convert(stacked, Layout.CHANNELS, layouts.fold, key=value)
 
     def parameter(self, name: str) -> Value:
-        """Return a parameter or buffer by name, in the plain order of its dimensions."""
+        """Return a parameter or buffer by name, in plain order."""
         name = self.aliases.get(name, name)
         if name not in self.attributes:
             slot, node = self.slots[name], self.storage[name]
@@ -161,7 +148,7 @@ class Lowering:
     # The walk
 
     def run(self, improve: Callable[[fx.Graph], None]) -> fx.GraphModule:
-        """Lower every node; return the module of the batched graph, after it was improved.
+        """Lower every node; return the module of the batched graph, after `improve`.
 
         Raises
         ------
@@ -175,14 +162,14 @@ class Lowering:
                 layer = node.meta.get("layer", "the model")
                 raise NotFusible(f"{layer}: {error}") from error
             except TypeError as error:
-                # A rule's signature is what it covers.
+                # The signature of a rule limits what it covers.
                 layer = node.meta.get("layer", "the model")
                 raise NotFusible(
                     f"{layer}: {_name(node)} is called in a way that has no batched form: {error}"
                 ) from error
         for node in reversed(self.graph.nodes):
             if node.op == "call_method" and node.target == "permute" and not node.users:
-                self.graph.erase_node(node)  # a weight that is used only in the stack's order
+                self.graph.erase_node(node)  # the weight is used only in the stack's order
         improve(self.graph)
         return fx.GraphModule(self.root, self.graph)
 
@@ -231,7 +218,7 @@ class Lowering:
             cell.family.append(node)
 
     def _normalised(self, node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], bool]:
-        """Return (target, args, kwargs, in place), the target without its underscore."""
+        """Return (target without its underscore, args, kwargs, in place)."""
         target, args, kwargs = node.target, tuple(node.args), dict(node.kwargs)
         if node.op == "call_function" and target in IN_PLACE_OPERATORS:
             per_replica = isinstance(node.args[0], fx.Node) and self.cells[node.args[0]]
@@ -265,7 +252,7 @@ class Lowering:
         return emitted
 
     def _as_it_is(self, node: fx.Node) -> Emitted:
-        """What no replica takes part in is computed once."""
+        """Compute what all replicas share once."""
         name = _name(node)
         if name in self.rules.random or name.rstrip("_") in self.rules.random:
             raise NotFusible(f"{name} draws random numbers that all replicas would share")

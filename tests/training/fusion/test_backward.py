@@ -112,7 +112,7 @@ def test_every_criterion_gives_the_plain_losses_and_gradients(name: str) -> None
     expected.sum().backward()
     torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-12, atol=1e-12)
     assert type(together) is kind
-    part = together.rows(range(1, 3))(outputs[1:], targets[1:])
+    part = together.part(range(1, 3))(outputs[1:], targets[1:])
     torch.testing.assert_close(part, expected[1:].detach(), rtol=1e-12, atol=1e-12)
 
 
@@ -134,16 +134,16 @@ def test_parts_hold_every_batch_once_and_in_order(sizes: list[int]) -> None:
         for row, size in enumerate(sizes)
     ]
     parts = parts_of(batches)
-    rows = [row for part in parts for row in part.rows]
+    rows = [row for part in parts for row in part.replicas]
     assert rows == [row for row, size in enumerate(sizes) if size]
     for part in parts:
-        for place, row in enumerate(part.rows):
+        for place, row in enumerate(part.replicas):
             batch = batches[row]
             assert batch is not None
             assert torch.equal(part.inputs[place], batch[0])
             assert torch.equal(part.targets[place], batch[1])
     for one, following in pairwise(parts):
-        touching = one.rows.stop == following.rows.start
+        touching = one.replicas.stop == following.replicas.start
         assert not (touching and one.inputs.shape[1:] == following.inputs.shape[1:])
 
 
@@ -168,9 +168,9 @@ def test_ragged_batches_give_exactly_the_plain_losses(sizes: list[int]) -> None:
         torch.testing.assert_close(found, expected_gradients, rtol=1e-12, atol=1e-12)
 
 
-def test_rows_must_be_consecutive() -> None:
+def test_the_replicas_of_a_part_must_be_consecutive() -> None:
     fused = fuse([nn.Linear(2, 2) for _ in range(3)], [torch.zeros(2, 2)])
-    assert fused.rows(range(3)) is fused
+    assert fused.part(range(3)) is fused
     for rows in (range(0, 3, 2), range(2, 2), range(1, 4)):
-        with pytest.raises(ValueError, match="rows must be consecutive ones of 3"):
-            fused.rows(rows)
+        with pytest.raises(ValueError, match="replicas must be consecutive ones of 3"):
+            fused.part(rows)

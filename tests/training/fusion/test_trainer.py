@@ -32,6 +32,7 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint, training_run
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import trainer as fused
+from asynckfold.training.fusion.group import Replica
 from tests.training.tiny import (
     CLASSES,
     CPU,
@@ -434,7 +435,7 @@ def test_samples_that_cannot_be_had_end_their_own_job_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, _ = grouped(tmp_path / "whole").group()
-    plain, together = fused.Replica.next_batch, Batches.train_together
+    plain, together = Replica.next_batch, Batches.train_together
     gathered: list[int] = []
 
     def train_together(batches: Batches, *asked: Any) -> Any:
@@ -443,13 +444,13 @@ def test_samples_that_cannot_be_had_end_their_own_job_only(
         gathered.append(asked[-1])
         return together(batches, *asked)
 
-    def next_batch(row: fused.Replica) -> Any:
-        if row.row in (1, 4) and (row.epoch, row.batch) >= (0, 2):
+    def next_batch(replica: Replica) -> Any:
+        if replica.index in (1, 4) and (replica.epoch, replica.batch) >= (0, 2):
             raise OSError("no such image")
-        return plain(row)
+        return plain(replica)
 
     monkeypatch.setattr(Batches, "train_together", train_together)
-    monkeypatch.setattr(fused.Replica, "next_batch", next_batch)
+    monkeypatch.setattr(Replica, "next_batch", next_batch)
     tiny = grouped(tmp_path / "tiny")
     results = tiny.execute(*tiny.jobs, trainer="fused")
     assert [item.status for item in results] == [DONE, FAILED, DONE, DONE, FAILED, DONE]
@@ -467,7 +468,7 @@ def test_want_of_memory_is_no_matter_of_one_job(
         raise MemoryError
 
     monkeypatch.setattr(Batches, "train_together", no_memory)
-    monkeypatch.setattr(fused.Replica, "next_batch", no_memory)
+    monkeypatch.setattr(Replica, "next_batch", no_memory)
     tiny = grouped(tmp_path)
     found = tiny.execute(*tiny.jobs, trainer="fused")
     assert {item.outcome for item in found} == {"oom"}
