@@ -31,11 +31,11 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 from rich.table import Table
 from rich.text import Text
@@ -72,9 +72,6 @@ from asynckfold.store.layout import path_problems
 from asynckfold.system import terminal
 from asynckfold.system.files import reading_error, write_whole
 from asynckfold.system.signals import ENDINGS, Interruption, listening
-
-if TYPE_CHECKING:
-    from asynckfold.cli.bench import BenchTable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -325,8 +322,12 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
 
 def bench(parsed: argparse.Namespace, out: Output) -> int:
     """Measure, and print the table."""
+    from asynckfold.cli.bench import measure
+
     refuse(_bench_problems(parsed))
-    table = _bench_table(parsed, out.error)
+    data = Path(parsed.data) if parsed.data else None
+    given = {"data": data, "with_peers": parsed.peers, "tell": out.error}
+    table = measure(parsed.subject, quick=parsed.quick, **given)
     out.data(table.to_json())
     shown = Table(*table.columns, title=table.title, box=None, pad_edge=False)
     for row in table.cells():
@@ -354,36 +355,6 @@ def _bench_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
         if given and parsed.subject not in subjects[flag]:
             only = ", ".join(subjects[flag])
             yield Problem(f"{flag} applies to {only} only", f"bench {parsed.subject}", "Drop it.")
-
-
-def _bench_table(parsed: argparse.Namespace, tell: Callable[[str], None]) -> BenchTable:
-    from asynckfold.cli import bench
-
-    subject, quick = parsed.subject, parsed.quick
-    if subject == "place":
-        return bench.place_table((100, 1_000, 10_000)) if quick else bench.place_table()
-    if subject == "formats":
-        return bench.format_table(seconds=1.0) if quick else bench.format_table()
-    if subject == "crowd":
-        return bench.crowd_table(seconds=0.5, turns=1) if quick else bench.crowd_table()
-    if subject == "fusion":
-        return bench.fusion_table(seconds=1.0) if quick else bench.fusion_table()
-    if subject == "packing":
-        works: Mapping[str, Any] = {"works": bench.QUICK_PACKING, "turns": 1} if quick else {}
-        return bench.packing_table(**works, tell=tell)
-    data = Path(parsed.data) if parsed.data else None
-    if subject == "trainers":
-        once: Mapping[str, Any] = {"turns": 1} if quick else {}
-        return bench.trainers_table(data=data, tell=tell, **once)
-    if subject == "nodes":
-        few: Mapping[str, Any] = {"works": bench.QUICK_NODES, "turns": 1} if quick else {}
-        return bench.nodes_table(data=data, tell=tell, **few)
-    if subject == "speed":
-        some: dict[str, Any] = {"works": bench.QUICK, "turns": 1} if quick else {}
-        return bench.speed_table(data=data, with_peers=parsed.peers, tell=tell, **some)
-    if subject == "use":
-        return bench.use_table(turns=1) if quick else bench.use_table()
-    return bench.checkpoint_table(epoch_seconds=0.5) if quick else bench.checkpoint_table()
 
 
 def simulate(parsed: argparse.Namespace, out: Output) -> int:

@@ -1,4 +1,4 @@
-"""What a decision costs: the time of `place` as the number of pending jobs grows."""
+"""The cost of a decision: the time of `place` by the number of pending jobs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
-from asynckfold.cli.bench.table import BenchTable, machine_facts
+from asynckfold.cli.bench.table import BenchTable
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import Reservations, place
 from asynckfold.scheduling.random_sweep import draw_scenario
 
 PENDING = (100, 1_000, 10_000, 100_000)
+QUICK = {"pending": PENDING[:3]}
 
 CORES, GPUS = 64, 4
 
@@ -21,15 +22,15 @@ TARGET_MS = 1.0
 """Milliseconds that a decision may take with 10,000 pending jobs."""
 
 
-def place_table(pending: Sequence[int] = PENDING, repeats: int = 200) -> BenchTable:
+def table(pending: Sequence[int] = PENDING, repeats: int = 200) -> BenchTable:
     """Time `place` with what is kept between calls, and with a plain list.
 
     Parameters
     ----------
     pending : sequence of int
-        Numbers of pending jobs: those of a random scenario, GPU jobs among them.
+        Numbers of pending jobs, drawn from a random scenario with GPU jobs.
     repeats : int
-        Calls of which the median is told; of those with a plain list a tenth.
+        Calls per median; a tenth of them with a plain list.
     """
     return BenchTable(
         "What a decision costs",
@@ -45,12 +46,11 @@ def place_table(pending: Sequence[int] = PENDING, repeats: int = 200) -> BenchTa
         ),
         tuple(_row(count, repeats) for count in pending),
         (
-            f"{CORES} cores and {GPUS} GPUs; medians. A decision is one job placed.",
+            f"{CORES} cores and {GPUS} GPUs; medians. A decision places one job.",
             "Busy: a job has just ended and its cores are free. Empty: nothing runs.",
-            "Add and remove: of one job, in a Backlog. Plain list: the empty machine, and the "
-            "Backlog is made in the call.",
+            "Add and remove: of one job, in a Backlog. Plain list: the empty machine; the call "
+            "builds the Backlog.",
         ),
-        machine_facts(),
     )
 
 
@@ -80,7 +80,7 @@ def _row(count: int, repeats: int) -> tuple[float, ...]:
 def _busy(
     backlog: Backlog, requests: Mapping[str, Request], load: Load, repeats: int
 ) -> Iterator[tuple[float, int]]:
-    """Seconds and placements of each call on a busy machine: whoever ends is pending once more."""
+    """Yield seconds and placements of each call on a busy machine; ended jobs are pending again."""
     reservations, running = Reservations(), deque[Placement]()
     for call in range(repeats + 1):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A table of measurements, with what is needed to read it: the machine, the command, the notes."""
+"""A table of measurements with the machine, the command and notes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class BenchTable:
-    """What one benchmark found.
+    """The result of one benchmark.
 
     Parameters
     ----------
     title : str
         What was measured.
     columns : tuple of str
-        Names of the columns, units included.
+        Column names with units.
     rows : tuple of tuple
-        Numbers and text, one entry a column.
+        Numbers and text, one entry per column.
     notes : tuple of str
-        Sentences below the table: how it was measured, what was expected.
+        How it was measured, and what was expected.
     machine : Mapping
         Processor, cores and versions.
     """
@@ -38,7 +38,7 @@ class BenchTable:
         return [[shown(value) for value in row] for row in self.rows]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table as one object, one mapping a row."""
+        """Return the table as one object, with a mapping per row."""
         return {
             "title": self.title,
             "rows": [dict(zip(self.columns, row, strict=True)) for row in self.rows],
@@ -91,7 +91,7 @@ def shown(value: Any) -> str:
 
 
 def in_words(columns: Sequence[str], row: Sequence[Any]) -> str:
-    """Return a row in one line: its first cell, then each column with its value.
+    """Return a row as one line: its first cell, then each column with its value.
 
     Examples
     --------
@@ -103,11 +103,11 @@ def in_words(columns: Sequence[str], row: Sequence[Any]) -> str:
 
 
 def silent(line: str) -> None:
-    """Tell nobody how far a benchmark is."""
+    """Discard progress."""
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return what a reader needs to know of the machine: processor, cores, versions."""
+    """Return processor, cores and versions."""
     from asynckfold.system.machine import Machine
 
     cpu = Machine("cpu").describe()["cpu"]
