@@ -120,7 +120,7 @@ def test_the_verb_finds_each_subject(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def given(**settings: object) -> BenchTable:
-        return BenchTable("Table", ("given",), ((sorted(settings),),))
+        return BenchTable("Table", "given", ((sorted(settings),),))
 
     known = {"nodes": ["data", "tell"], "packing": ["tell"], "trainers": ["data", "tell"]}
     known["speed"] = ["data", "tell", "with_peers"]
@@ -139,7 +139,7 @@ def test_the_verb_finds_each_subject(
 def test_the_verb_prints_and_saves_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = BenchTable("Checkpoints", ("model", "ms"), (("mlp", 1.2345),), ("A note.",))
+    table = BenchTable("Checkpoints", "model | ms", (("mlp", 1.2345),), ("A note.",))
     monkeypatch.setattr(checkpoints, "table", lambda **settings: table)
     page = tmp_path / "table.md"
     assert main(["bench", "checkpoints", "--save", str(page)]) == 0

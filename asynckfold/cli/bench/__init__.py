@@ -8,6 +8,8 @@ A speed is the ratio of two things timed in one run, turn by turn, as the median
 nothing here asserts a speed.
 """
 
+from __future__ import annotations
+
 import importlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any

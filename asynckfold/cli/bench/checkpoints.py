@@ -41,18 +41,9 @@ WORKS = (
 def table(
     works: Sequence[Work] = WORKS, epoch_seconds: float = EPOCH_SECONDS, epochs: int = 3
 ) -> BenchTable:
-    """Train each work with a checkpoint after each epoch; report the time of the checkpoints.
+    """Train each work for epochs of about `epoch_seconds`, with a checkpoint after each.
 
-    It is the part of a job's time outside its epochs.
-
-    Parameters
-    ----------
-    works : sequence of Work
-        Trained by Adam, whose state makes a checkpoint three times the model.
-    epoch_seconds : float
-        Length of an epoch, which sets the number of samples.
-    epochs : int
-        Epochs, and so checkpoints, of a job.
+    The cost of checkpoints is the part of a job's time outside its epochs.
     """
     rows = []
     for work in works:
@@ -62,14 +53,7 @@ def table(
         rows.append((work.name, *_costs(_train(work, samples, epochs))))
     return BenchTable(
         "What checkpoints cost",
-        (
-            "model",
-            "checkpoint MB",
-            "epoch s",
-            "checkpoint ms",
-            "share of the run %",
-            "target %",
-        ),
+        "model | checkpoint MB | epoch s | checkpoint ms | share of the run % | target %",
         tuple(rows),
         (
             f"{epochs} epochs of about {epoch_seconds:g} s, one checkpoint each, "

@@ -31,17 +31,7 @@ Timed = tuple[float, float]
 
 
 def table(cases: Sequence[Case] = CASES, seconds: float = 3.0, turns: int = 5) -> BenchTable:
-    """Time training steps on all cores beside processes that always compute.
-
-    Parameters
-    ----------
-    cases : sequence of Case
-        Models, trained by fused Adam on random samples.
-    seconds : float
-        Length of one way in a turn, one step at least.
-    turns : int
-        Turns per row.
-    """
+    """Time training steps on all cores, beside processes that always compute."""
     cores = len(allowed_cores())
     with as_in_worker(cores):
         rows = tuple(
@@ -51,18 +41,8 @@ def table(cases: Sequence[Case] = CASES, seconds: float = 3.0, turns: int = 5) -
         )
     return BenchTable(
         "Threads that wait for one another on crowded cores",
-        (
-            "model",
-            "threads",
-            "others",
-            "spinning ms",
-            "little ms",
-            "spinning / little",
-            "of the turns, from",
-            "to",
-            "waits spinning",
-            "waits little",
-        ),
+        "model | threads | others | spinning ms | little ms | spinning / little | "
+        "of the turns, from | to | waits spinning | waits little",
         rows,
         (
             "A step in float32 with Adam, batches of 32; others are processes that always compute. "

@@ -47,18 +47,8 @@ def table(cases: Sequence[Case] = CASES, seconds: float = 10.0) -> BenchTable:
         rows = tuple(_row(case, seconds) for case in cases)
     return BenchTable(
         "What channels last brings",
-        (
-            "model",
-            "products per output",
-            "narrow %",
-            "contiguous ms",
-            "channels last ms",
-            "contiguous / channels last",
-            "of the turns, from",
-            "to",
-            "turns",
-            "rule",
-        ),
+        "model | products per output | narrow % | contiguous ms | channels last ms | "
+        "contiguous / channels last | of the turns, from | to | turns | rule",
         rows,
         (
             f"1 thread, float32, Adam, batches of {BATCH} unless noted; medians of the thread's "

@@ -59,22 +59,15 @@ QUICK = {"seconds": 1.0}
 def table(
     cases: Sequence[Case] = CASES, widths: Sequence[int] = WIDTHS, seconds: float = 6.0
 ) -> BenchTable:
-    """Time steps of R plain jobs against one step of their group, in turns.
+    """Time steps of R plain jobs against one step of their group, `seconds` per row.
 
-    Parameters
-    ----------
-    cases : sequence of Case
-        Models, trained by Adam on random samples.
-    widths : sequence of int
-        Numbers of jobs, multiples of the number of folds.
-    seconds : float
-        Length of a row.
+    ``widths`` are multiples of the number of folds.
     """
     with as_in_worker(1):
         rows = tuple(_row(case, width, seconds) for case in cases for width in widths)
     return BenchTable(
         "What fusing brings",
-        ("model", "MFLOP a step", "jobs", "plain ms", "fused ms", "plain / fused", "turns"),
+        "model | MFLOP a step | jobs | plain ms | fused ms | plain / fused | turns",
         rows,
         (
             "1 thread, float32, Adam, batches of 32 unless noted; medians of the thread's own time "

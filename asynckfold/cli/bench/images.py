@@ -16,15 +16,8 @@ from asynckfold.errors import InputError
 def images_of(name: str, data: Path, samples: int) -> tuple[Any, Any] | None:
     """Return random images as uint8 and their classes, or None where there are none.
 
-    Parameters
-    ----------
-    name : {"mnist", "cifar10"}
-        Data set.
-    data : Path
-        Folder in torchvision's layout; CIFAR-10 may also be images, one folder per class, in its
-        folder ``train``.
-    samples : int
-        Number of images.
+    ``data`` has torchvision's layout; CIFAR-10 (``name`` "cifar10") may also be images, one folder
+    per class, in its folder ``train``.
     """
     try:
         source = load_source(name, data_root=data)

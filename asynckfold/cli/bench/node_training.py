@@ -41,7 +41,7 @@ from asynckfold.cli.bench.trainers import Outcome, Work, trained_on
 from asynckfold.models import DBN
 from asynckfold.system import process
 from asynckfold.training.parameter_server import Hogwild, Server
-from asynckfold.training.process_group.members import ProcessGroup
+from asynckfold.training.process_group.ranks import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import share_model, shared
 
 EXCHANGE_STEPS = 16
@@ -66,19 +66,7 @@ def beginning(work: Work, inputs: torch.Tensor) -> nn.Module:
 
 
 class NodeTraining:
-    """One training on a cluster, by processes forked from this one.
-
-    Parameters
-    ----------
-    work : Work
-        Epochs, and the accuracy to reach.
-    begun : nn.Module
-        The initial model.
-    samples : (Tensor, Tensor)
-        Inputs and classes; the last ones are held out.
-    cluster : Cluster
-        Nodes and tasks.
-    """
+    """One training on a cluster, by processes forked from this one."""
 
     def __init__(
         self, work: Work, begun: nn.Module, samples: tuple[Any, Any], cluster: Cluster

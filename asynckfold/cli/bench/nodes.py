@@ -28,18 +28,9 @@ from asynckfold.cli.bench.table import BenchTable, in_words, silent
 from asynckfold.cli.bench.trainers import HELD_OUT, Outcome, Work, dbn, median_time, trained_on
 from asynckfold.models import MLP
 
-COLUMNS = (
-    "table",
-    "model",
-    "nodes",
-    "tasks a node",
-    "seconds",
-    "speedup",
-    "samples/s",
-    "seconds to goal",
-    "speedup to goal",
-    "accuracy",
-    "origin",
+HEADER = (
+    "table | model | nodes | tasks a node | seconds | speedup | samples/s | seconds to goal | "
+    "speedup to goal | accuracy | origin"
 )
 
 WORKS = (
@@ -71,16 +62,7 @@ def table(
 ) -> BenchTable:
     """Train each model on every division of the cores into nodes and tasks, in turns.
 
-    Parameters
-    ----------
-    works : sequence of Work
-        Trained by Adam at 1e-3; each task has batches of 32.
-    turns : int
-        Turns per median.
-    data : Path, optional
-        Folder of MNIST; scikit-learn's digits, enlarged to its shape, without it.
-    tell : callable
-        Receives the rows of each model when they are done.
+    Settings are those of `trainers.table`.
     """
     rows: list[tuple[object, ...]] = []
     laws: list[str] = []
@@ -99,10 +81,10 @@ def table(
                     points |= {item: Point(law.seconds(series.count(item))) for item in series.more}
                 for row in _rows(series, work, trained_on(len(samples[0])), points, measured[ONE]):
                     rows.append(row)
-                    tell(in_words(COLUMNS, row))
+                    tell(in_words(HEADER, row))
     return BenchTable(
         "One model on nodes of several tasks",
-        COLUMNS,
+        HEADER,
         tuple(rows),
         (
             f"{origin}; all train the same samples for the same epochs, Adam 1e-3, batches of "

@@ -69,19 +69,10 @@ WORKS = (
 
 QUICK = {"works": tuple(replace(work, samples=work.samples // 4) for work in WORKS), "turns": 1}
 
-COLUMNS = (
-    "work",
-    "loader s",
-    "serial s, 1 thread",
-    "serial s, all threads",
-    "at once s",
-    "asynckfold s",
-    "asynckfold s, first call",
-    "against loader",
-    "against best serial",
-    "accuracy: loader",
-    "accuracy: serial",
-    "accuracy: asynckfold",
+HEADER = (
+    "work | loader s | serial s, 1 thread | serial s, all threads | at once s | asynckfold s | "
+    "asynckfold s, first call | against loader | against best serial | accuracy: loader | "
+    "accuracy: serial | accuracy: asynckfold"
 )
 
 AT_ONCE_LIMIT = 3.0
@@ -92,17 +83,7 @@ ten times as long, and have lost by then."""
 def table(
     works: Sequence[Work] = WORKS, turns: int = 3, *, tell: Callable[[str], None] = silent
 ) -> BenchTable:
-    """Time each work in each way, turn by turn; return medians and ratios of medians.
-
-    Parameters
-    ----------
-    works : sequence of Work
-        What to train.
-    turns : int
-        Turns, in each of which the ways are timed one after another; all at once is timed once.
-    tell : callable
-        Receives each row when it is done.
-    """
+    """Time each work in each way, turn by turn; `tell` receives each row when it is done."""
     rows: list[tuple[object, ...]] = []
     for work in works:
         ways = _ways(work)
@@ -129,10 +110,10 @@ def table(
                 accuracies["asynckfold"],
             )
         )
-        tell(in_words(COLUMNS, rows[-1]))
+        tell(in_words(HEADER, rows[-1]))
     return BenchTable(
         "One sweep of 5 folds in four ways",
-        COLUMNS,
+        HEADER,
         tuple(rows),
         (
             f"Medians of {turns} turns, each way once a turn, except at once, which is timed once "

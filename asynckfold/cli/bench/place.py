@@ -25,25 +25,12 @@ TARGET_MS = 1.0
 def table(pending: Sequence[int] = PENDING, repeats: int = 200) -> BenchTable:
     """Time `place` with what is kept between calls, and with a plain list.
 
-    Parameters
-    ----------
-    pending : sequence of int
-        Numbers of pending jobs, drawn from a random scenario with GPU jobs.
-    repeats : int
-        Calls per median; a tenth of them with a plain list.
+    Medians are over `repeats` calls, a tenth of them with a plain list.
     """
     return BenchTable(
         "What a decision costs",
-        (
-            "pending jobs",
-            "busy: decision ms",
-            "empty: call ms",
-            "empty: decisions",
-            "empty: decision ms",
-            "add and remove µs",
-            "plain list: call ms",
-            "target: decision ms",
-        ),
+        "pending jobs | busy: decision ms | empty: call ms | empty: decisions | "
+        "empty: decision ms | add and remove µs | plain list: call ms | target: decision ms",
         tuple(_row(count, repeats) for count in pending),
         (
             f"{CORES} cores and {GPUS} GPUs; medians. A decision places one job.",

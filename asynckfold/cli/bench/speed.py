@@ -63,18 +63,9 @@ DISTURBED = (
     "threads, which wait for each other while one of them has no core."
 )
 
-COLUMNS = (
-    "work",
-    "jobs",
-    "way",
-    "seconds",
-    "spread %",
-    "against loader",
-    "against best serial",
-    "against best peer",
-    "accuracy",
-    "GFLOP/s",
-    "of the peak %",
+HEADER = (
+    "work | jobs | way | seconds | spread % | against loader | against best serial | "
+    "against best peer | accuracy | GFLOP/s | of the peak %"
 )
 
 
@@ -133,24 +124,8 @@ def table(
 ) -> BenchTable:
     """Time each work in each way, turn by turn; return medians, spreads and accuracies.
 
-    Parameters
-    ----------
-    works : sequence of Work
-        What to train.
-    turns : int
-        Turns, in each of which the ways are timed one after another; a cold way is timed once.
-    data : Path, optional
-        Folder of MNIST and CIFAR-10, see `images_of`; missing data are replaced by generated
-        samples of the same shapes.
-    with_peers : bool
-        Add skorch and Ray, where they are installed.
-    tell : callable
-        Receives the rows of each work when they are done.
-
-    Raises
-    ------
-    InputError
-        The folder does not exist.
+    Samples are those of `images_of` in the folder `data`, generated ones of the same shapes where
+    it has none. ``tell`` receives the rows of each work when they are done.
     """
     if data is not None and not data.is_dir():
         problem = Problem(
@@ -170,10 +145,10 @@ def table(
             found = _timed(ways, turns)
             rows += _rows(work.name, exercise, found, _flops(exercise, inputs), peak)
             for row in rows[-len(found) :]:
-                tell(in_words(COLUMNS, row))
+                tell(in_words(HEADER, row))
     return BenchTable(
         "The same work in several ways",
-        COLUMNS,
+        HEADER,
         tuple(rows),
         (
             f"Medians of {turns} turns, each way once a turn, a cold one once; spread: from the "
@@ -266,7 +241,7 @@ def _rows(
     others = [seconds[peer] for peer in peers.PEERS if peer in seconds]
     for way, turns in found.items():
         if not turns:
-            yield name, len(exercise.jobs), way, "not installed", *(None,) * (len(COLUMNS) - 4)
+            yield name, len(exercise.jobs), way, "not installed", *(None,) * 7
             continue
         own = seconds[way]
         all_seconds = [item.seconds for item in turns]

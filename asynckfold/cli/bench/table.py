@@ -11,27 +11,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class BenchTable:
-    """The result of one benchmark.
-
-    Parameters
-    ----------
-    title : str
-        What was measured.
-    columns : tuple of str
-        Column names with units.
-    rows : tuple of tuple
-        Numbers and text, one entry per column.
-    notes : tuple of str
-        How it was measured, and what was expected.
-    machine : Mapping
-        Processor, cores and versions.
-    """
+    """The result of one benchmark; `header` has the columns, with units, separated by " | "."""
 
     title: str
-    columns: tuple[str, ...]
+    header: str
     rows: tuple[tuple[Any, ...], ...]
     notes: tuple[str, ...] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(self.header.split(" | "))
 
     def cells(self) -> list[list[str]]:
         """Return the rows as text."""
@@ -51,7 +42,7 @@ class BenchTable:
 
         Examples
         --------
-        >>> print(BenchTable("Pi", ("name", "value"), (("pi", 3.14159),)).to_markdown("bench pi"))
+        >>> print(BenchTable("Pi", "name | value", (("pi", 3.14159),)).to_markdown("bench pi"))
         # Pi
         <BLANKLINE>
         Made by `bench pi`.
@@ -90,16 +81,16 @@ def shown(value: Any) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def in_words(columns: Sequence[str], row: Sequence[Any]) -> str:
+def in_words(header: str, row: Sequence[Any]) -> str:
     """Return a row as one line: its first cell, then each column with its value.
 
     Examples
     --------
-    >>> in_words(("work", "loader s", "peer s"), ("MLP", 2.5, None))
+    >>> in_words("work | loader s | peer s", ("MLP", 2.5, None))
     'MLP: loader s 2.5, peer s –'
     """
-    cells = (f"{name} {shown(value)}" for name, value in zip(columns[1:], row[1:], strict=True))
-    return f"{row[0]}: {', '.join(cells)}"
+    cells = zip(header.split(" | ")[1:], row[1:], strict=True)
+    return f"{row[0]}: {', '.join(f'{name} {shown(value)}' for name, value in cells)}"
 
 
 def silent(line: str) -> None:

@@ -18,18 +18,9 @@ from asynckfold.cli.bench.loops import BATCH, adam, cores, scratch_folder, sweep
 from asynckfold.cli.bench.table import BenchTable, in_words, silent
 from asynckfold.models import DBN, MLP, LeNet5, Pretraining
 
-COLUMNS = (
-    "model",
-    "trainer",
-    "processes",
-    "samples/s",
-    "speed against one",
-    "from",
-    "to",
-    "target",
-    "seconds to it",
-    "time against one",
-    "accuracy",
+HEADER = (
+    "model | trainer | processes | samples/s | speed against one | from | to | target | "
+    "seconds to it | time against one | accuracy"
 )
 
 HELD_OUT = 0.2
@@ -131,16 +122,8 @@ def table(
 ) -> BenchTable:
     """Train each model in each way, in turns.
 
-    Parameters
-    ----------
-    works : sequence of Work
-        Trained by Adam at 1e-3, in batches of 32.
-    turns : int
-        Turns per median.
-    data : Path, optional
-        Folder of MNIST; scikit-learn's digits, enlarged to its shape, without it.
-    tell : callable
-        Receives the rows of each model when they are done.
+    Samples are MNIST in the folder `data`; scikit-learn's digits, enlarged to its shape, without
+    it. ``tell`` receives the rows of each model when they are done.
     """
     rows: list[tuple[object, ...]] = []
     origin = ""
@@ -152,10 +135,10 @@ def table(
                 outcomes.append(_trained(work, samples, way))
         rows += _rows(work, found)
         for row in rows[-len(found) :]:
-            tell(in_words(COLUMNS, row))
+            tell(in_words(HEADER, row))
     return BenchTable(
         "What more cores for one model bring",
-        COLUMNS,
+        HEADER,
         tuple(rows),
         (
             "Each job pretrains a DBN before its epochs, which is in no number here.",

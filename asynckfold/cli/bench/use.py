@@ -52,16 +52,8 @@ def table(cases: Sequence[Case] = CASES, turns: int = 3) -> BenchTable:
         rows.append((case.name, *(median(column) for column in columns)))
     return BenchTable(
         "How much of the cores a sweep uses",
-        (
-            "sweep",
-            "jobs",
-            "cores",
-            "seconds",
-            "use %",
-            "training %",
-            "overhead ms a job",
-            "wall ms a job beside its training",
-        ),
+        "sweep | jobs | cores | seconds | use % | training % | overhead ms a job | "
+        "wall ms a job beside its training",
         tuple(rows),
         (
             f"Medians of {turns} turns, one after another, from the start of the first job to the "

@@ -16,19 +16,8 @@ from asynckfold.training.fusion.lowering import Lowering
 from asynckfold.training.fusion.peephole import exchange
 from asynckfold.training.fusion.rules import RULES
 from asynckfold.training.fusion.rules.convolution import CONVOLUTIONS
-from asynckfold.training.fusion.stacked_parameters import (
-    Slot,
-    Stack,
-    aliases_of,
-    slots_of,
-)
-from asynckfold.training.fusion.tracing import (
-    Trace,
-    copied,
-    first_sentence,
-    trace,
-    with_examples,
-)
+from asynckfold.training.fusion.stacked_parameters import Slot, Stack, aliases_of, slots_of
+from asynckfold.training.fusion.tracing import Trace, copied, first_sentence, trace, with_examples
 
 Forward = Callable[[Stack, Sequence[torch.Generator], Sequence[Any]], Any]
 """(tensors, generators, stacked inputs) → stacked outputs."""

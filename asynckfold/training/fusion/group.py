@@ -35,14 +35,7 @@ from asynckfold.jobs.messages import (
 from asynckfold.jobs.result import Result
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import (
-    checkpoint,
-    checkpointing,
-    loop,
-    lr_schedules,
-    seeding,
-    training_run,
-)
+from asynckfold.training import checkpoint, checkpointing, loop, lr_schedules, seeding, training_run
 from asynckfold.training.fusion.backward import Criterion, backward, clip_gradients
 from asynckfold.training.fusion.group_batches import GroupBatches
 from asynckfold.training.fusion.module import FusedModule

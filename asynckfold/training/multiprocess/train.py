@@ -1,4 +1,4 @@
-"""The trainers of several processes, by their names in a plan."""
+"""Train one job on several processes, by the trainer that its plan names."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from asynckfold.jobs.result import Result
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup
 from asynckfold.training.bundle import Bundle, JobLog
-from asynckfold.training.multiprocess.allreduce import AllReduce
-from asynckfold.training.multiprocess.averaging import Averaging
+from asynckfold.training.multiprocess.allreduce import AllReduceTraining
+from asynckfold.training.multiprocess.averaging import AveragingTraining
 from asynckfold.training.multiprocess.base import MultiprocessTraining
-from asynckfold.training.multiprocess.downpour import Downpour
-from asynckfold.training.multiprocess.hogwild import Hogwild
+from asynckfold.training.multiprocess.downpour import DownpourTraining
+from asynckfold.training.multiprocess.hogwild import HogwildTraining
 from asynckfold.training.process_group.gpu_handoff import GpuToTake
 from asynckfold.training.training_run import Report
 
 TRAINERS: dict[str, type[MultiprocessTraining]] = {
-    "hogwild": Hogwild,
-    "allreduce": AllReduce,
-    "averaging": Averaging,
-    "parameter_server": Downpour,
+    "hogwild": HogwildTraining,
+    "allreduce": AllReduceTraining,
+    "averaging": AveragingTraining,
+    "parameter_server": DownpourTraining,
 }
 
 
@@ -38,29 +38,29 @@ def train(
     heartbeat: Heartbeat | None = None,
     gpu: GpuToTake | None = None,
 ) -> Result | None:
-    """Train one job on as many processes as its plan says, and score its held-out fold.
+    """Train one job on the processes of its plan, and score its held-out fold.
 
     Parameters
     ----------
     bundle, task, report, stop, heartbeat
-        As in `loop.train`; the plan names the trainer.
+        As in `loop.train`.
     data : Batches
-        The samples, held in memory.
+        The samples, in memory.
     cores : sequence of int
         One for each process; empty for no pinning.
     gpu : GpuToTake, optional
-        What the last process computes on. This one must not have differentiated anything yet, nor
-        may the model's pretraining, which comes before the last is forked.
+        The last rank's. Neither this process nor the model's pretraining may have run a backward
+        pass before.
 
     Returns
     -------
     Result or None
-        None when it was asked to stop.
+        None when `stop` ended it.
 
     Raises
     ------
     WorkerDiedError
-        One of the other processes ended.
+        Another rank ended.
     """
     heartbeat = heartbeat or Heartbeat()
     heartbeat.aside()
@@ -69,7 +69,7 @@ def train(
         make = TRAINERS[bundle.plan.params.trainer]
         training = make(**vars(plain), cores=tuple(cores), gpu=gpu)
         try:
-            training.enlist_ahead()
+            training.fork_ahead()
             return loop.trained(training, report, stop)
         finally:
             training.close()

@@ -21,7 +21,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.multiprocess.downpour import ReplicaClient
-from asynckfold.training.parameter_server.server import Held
+from asynckfold.training.parameter_server.server import ServedParameters
 from tests.training.multiprocess.teams import (
     OPTIMIZERS,
     attempt,
@@ -45,9 +45,11 @@ class One(nn.Module):
 
 
 @contextmanager
-def served(model: nn.Module, replicas: int, **given: Any) -> Iterator[tuple[Held, list[Any]]]:
+def served(
+    model: nn.Module, replicas: int, **given: Any
+) -> Iterator[tuple[ServedParameters, list[Any]]]:
     """A server in threads, and the lines to it."""
-    held = Held(model, **given)
+    held = ServedParameters(model, **given)
     pairs = [socket.socketpair() for _ in range(replicas)]
 
     def serve(line: socket.socket) -> None:
@@ -173,8 +175,8 @@ def test_it_tells_pushes_and_staleness_of_all_attempts(tmp_path: Path) -> None:
         assert (attempts > 1) == (stops > 0)
         return tiny.log()
 
-    assert "15 pushes; between" in told("whole", 0)
-    assert "15 pushes; between" in told("parts", 2)
+    assert "15 pushes, with" in told("whole", 0)
+    assert "15 pushes, with" in told("parts", 2)
     tiny = Tiny(tmp_path / "event", params=params("parameter_server", epochs=1))
     (remark,) = [item for item in attempt(tiny)[1] if isinstance(item, Noted)]
     assert remark.kind == "parameter_server"

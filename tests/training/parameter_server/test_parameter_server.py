@@ -311,7 +311,7 @@ def test_they_meet_where_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nobody_comes() -> None:
     server = Server(net(), address=ANY, timeout_s=0.2)
-    with pytest.raises(PeerLostError, match=f"no replica came to {server.address} within 0.2"):
+    with pytest.raises(PeerLostError, match=f"no replica joined {server.address} within 0.2"):
         server.serve()
 
 
@@ -324,7 +324,9 @@ def test_who_is_missing_is_not_waited_for_without_end() -> None:
 def test_nothing_answers_and_something_else_does() -> None:
     with wire.listen(ANY) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(PeerLostError, match=rf"at {address} ended or answers no more \(timed"):
+        with pytest.raises(
+            PeerLostError, match=rf"at {address} has ended or does not answer \(timed"
+        ):
             hogwild(net(), address, timeout_s=0.3)
         with ThreadPoolExecutor() as pool:
             pool.submit(_speak_http, silent)
@@ -527,4 +529,4 @@ def test_a_server_that_stands_still_is_left_after_the_timeout(
     group.server.send_signal(signal.SIGSTOP)
     (replica,) = group.replicas
     assert replica.wait(30) == 1
-    assert "answers no more (timed out): the model was saved in" in replica.printed()
+    assert "does not answer (timed out): the model was saved in" in replica.printed()

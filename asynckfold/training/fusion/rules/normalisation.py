@@ -129,11 +129,7 @@ def group_norm(
 
 
 def _group_norm(
-    x: torch.Tensor,
-    groups: int,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
+    x: torch.Tensor, groups: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
     return F.group_norm(x, groups, _flat(weight), _flat(bias), eps)
 
