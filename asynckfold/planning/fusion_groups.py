@@ -1,14 +1,14 @@
-"""Which jobs are trained as one: a pure rule over operations, number of jobs and allotted cores.
+"""Fusion groups: a pure rule over operations, number of jobs and allotted cores.
 
-How many jobs are trained as one touches their bits, so the same sweep must get the same groups on
-an idle and on a busy machine: a timing has a say only where it is far from the rule, and is then
-remembered for this machine (`why_not_here`). The groups are written in the plan.
+The width of a group touches the bits of its jobs, so the same sweep must get the same groups on an
+idle and on a busy machine: a timing counts only where it is far from the rule, and is then stored
+for this machine (`why_not_here`). The groups are written in the plan.
 
 ::
 
     fuse=False, a GPU ──────────────────────────────► no groups
     the run has a plan, or plan_from another ───────► its groups
-    else, for each model:  fusible?  pays?  ────────► equal groups, one for each core or more
+    else, for each model:  fusible?  pays?  ────────► equal groups, one per core or more
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.planning.thread_search import OVERTURN, rule_cost
 
 MOST_FLOPS = 3e8
-"""Operations of a training step above which fusing is not sure to pay.
+"""Operations of a training step above which fusion may not pay.
 
 From `asynckfold bench fusion` (1 core of an AMD EPYC, 2 cores shared with others; torch 2.15;
-batches of 32 unless said): seconds of plain steps / seconds of a fused step, of 5 and of 10 jobs.
+batches of 32 unless noted): seconds of plain steps / seconds of a fused step, of 5 and of 10 jobs.
 
 =========================  =====  =====  =====
 model                      MFLOP      5     10
@@ -41,55 +41,54 @@ LeNet5, batch 128            290   1.58   1.61
 VGG11, quarter width        1869   1.41   1.10
 =========================  =====  =====  =====
 
-Up to 290 MFLOP each was 1.3 times faster at least, in each of two runs on a machine that others
-used; VGG11 came out between 1.10 and 1.41. LeNet CIFAR, at 0.94 before, is bound by its
-convolutions, of which the fused ones are not faster than the plain ones: 3 to 16 channels fill no
-vector."""
+Up to 290 MFLOP all were at least 1.3 times faster, in two runs on a busy machine; VGG11 varied
+between 1.10 and 1.41. LeNet CIFAR, at 0.94 before, is bound by its convolutions, and fused ones are
+not faster than plain ones: 3 to 16 channels fill no vector."""
 
 MOST_JOBS = 10
-"""Jobs of a group at most: ten were little faster a job than five, and lose more together."""
+"""Largest group: ten jobs were little faster per job than five, and lose more when they fail."""
 
 LEAST_JOBS = 3
-"""Where no group would have so many, too little is gained, and "auto" fuses none.
+"""Smallest group that "auto" forms; less gains too little.
 
-Measured like the table above, on a busier machine: 2 jobs 1.27 to 1.59 times faster, 3 jobs 1.38 to
-2.04 times, over the models up to LeNet5."""
+Measured as above, on a busier machine, over the models up to LeNet5: 2 jobs were 1.27 to 1.59 times
+faster, 3 jobs 1.38 to 2.04 times."""
 
 LEAST_SECONDS = 1.0
-"""Seconds of a model's jobs, one after another by the rule of `decide`, below which tracing eats up
-what is gained, see `LEAST_STEPS`."""
+"""Modelled seconds of a model's jobs, one after another, below which tracing costs more than fusion
+gains; see `LEAST_STEPS`."""
 
 LEAST_STEPS = 250
-"""Steps of a model besides, whose seconds its check in both precisions takes a part of.
+"""Steps of a model to add to `LEAST_SECONDS`, for the equivalence check in both precisions.
 
-A whole call over five folds with two warm workers, alone and as one (2 cores of a Xeon, others
-computing a little; torch 2.15, medians of three): of an MLP 64-128-10 whose jobs take 1.6 s by the
-rule 1.43 and 1.08 s; MLP 784-128-10, 1.3 s: 1.17 and 0.87; LeNet CIFAR, 2.1 s: 2.41 and 2.20;
-LeNet5, 4.1 s: 3.28 and 3.18."""
+A whole call over five folds with two warm workers, plain and fused (2 cores of a Xeon under light
+load; torch 2.15, medians of three): MLP 64-128-10, whose jobs take 1.6 s by the rule, 1.43 and
+1.08 s; MLP 784-128-10, 1.3 s: 1.17 and 0.87; LeNet CIFAR, 2.1 s: 2.41 and 2.20; LeNet5, 4.1 s: 3.28
+and 3.18."""
 
 GAINS = ((1.3e6, 2.73), (1.31e7, 1.86), (7.3e7, 1.5), (2.9e8, 1.5), (1.87e9, 1.25))
-"""Operations of a step, and how many times faster five jobs are as one, from the table above: of
-models of nearly as many operations the geometric mean."""
+"""(operations of a step, speedup of five fused jobs) from the table above; models with similar
+operations are combined by their geometric mean."""
 
 GAINING_JOBS = 5
-"""Jobs as one beyond which more of them gain little more."""
+"""Width of a group beyond which the gain grows little."""
 
 Fuse = bool | int | str
-"""``"auto"``, True for every model that can be, False, or how many jobs are trained as one."""
+"""``"auto"``, True for every fusible model, False, or the number of jobs of a group."""
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which jobs are trained as one.
+    """The fusion groups of a plan.
 
     Parameters
     ----------
     groups : tuple of tuple of str
-        Job ids; a job in none is trained by itself.
+        Job ids; a job in no group is trained separately.
     why : Mapping of str to str
         A sentence by model.
     widths : Mapping of str to int
-        How many jobs the largest group of a model has, of those models that have any.
+        Size of the largest group of each model that has one.
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
@@ -98,16 +97,16 @@ class Grouping:
 
 
 def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, flops: int) -> str:
-    """Return why the jobs of a model are not to be fused, by what a dry run knows; empty if to be.
+    """Return why the jobs of a model are not worth fusing; empty if they are.
 
     Parameters
     ----------
     fuse : "auto", bool or int
-        What was asked for.
+        The setting.
     plan : Plan
-        With the model's jobs; its groups and threads do not matter.
+        Has the model's jobs; its groups and threads do not matter.
     folds : sequence of Fold
-        Whom the jobs hold out.
+        The folds of the plan.
     model : str
         Name of the model.
     flops : int
@@ -138,19 +137,19 @@ def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, fl
 
 
 def gain(flops: float, jobs: int, measured: float = 0.0) -> float:
-    """Return how many times faster steps of jobs as one are than one after another, for a forecast.
+    """Return the speedup of fused training steps, for a forecast; no bit depends on it.
 
-    Evaluation and checkpoints are no part of it: each job of a group does its own. Between the
-    measured points of `GAINS` by the logarithms of operations and of jobs: no bit depends on it.
+    Evaluation and checkpoints gain nothing: each job of a group does its own. Interpolates `GAINS`
+    by the logarithms of operations and jobs.
 
     Parameters
     ----------
     flops : float
         Operations of a training step.
     jobs : int
-        Trained as one.
+        Width of the group.
     measured : float
-        The gain of five jobs here, by a probe; 0 where there was none.
+        The gain of five jobs on this machine, by a probe; 0 without one.
 
     Examples
     --------
@@ -163,7 +162,7 @@ def gain(flops: float, jobs: int, measured: float = 0.0) -> float:
 
 
 def gain_of_many(found: float, jobs: int) -> float:
-    """Return the gain of five jobs or more, of which `found` is that of so many: 2 or more.
+    """Return the gain of five jobs from the gain `found` of two jobs or more.
 
     >>> round(gain_of_many(gain(1.31e7, 2), 2), 2)
     1.86
@@ -187,7 +186,7 @@ def _gain_of_many(flops: float) -> float:
 
 
 def measured_here(gain: float) -> str:
-    """Return in words what a probe measured of jobs as one; a gain below 1 is a loss.
+    """Describe a measured gain of fusion; below 1 it is a loss.
 
     >>> measured_here(1.9)
     'measured here: steps of jobs as one are 1.90 times faster than one after another'
@@ -206,9 +205,9 @@ def measured_here(gain: float) -> str:
 
 
 def why_not_here(measured: float) -> str:
-    """Return why jobs are not fused, by what a probe measured; empty where it does not say so.
+    """Return why a measured gain forbids fusion; empty if it does not.
 
-    As for threads, a timing overturns the rule by the margin `decide.OVERTURN` only.
+    As for threads, a timing overrules the rule only by the margin `OVERTURN`.
 
     >>> why_not_here(0.9)
     ''
@@ -228,26 +227,26 @@ def grouped(
     found: Mapping[str, str] | None = None,
     most: Mapping[str, int] | None = None,
 ) -> Grouping:
-    """Divide the jobs of each model that is to be fused into groups.
+    """Divide the jobs of each model that pays into groups.
 
     Parameters
     ----------
     plan : Plan
-        With its threads.
+        Has its threads.
     fuse : "auto", bool or int
-        What was asked for.
+        The setting.
     why_not : Mapping of str to str
-        By model why it is not to be fused; empty where it is.
+        Reason against fusion by model; empty where there is none.
     cores : int
         Allotted cores.
     before : Plan, optional
-        Of this run or of another, whose groups are kept.
+        Plan of this run or another whose groups are kept.
     failing : collection of str
-        Candidates whose dry run failed: their jobs would end those that they are trained with.
+        Candidates whose dry run failed: their jobs would end the others of a group.
     found : Mapping of str to str, optional
-        What is known of fused models, to be told with the groups.
+        Notes on fused models, added to their sentences.
     most : Mapping of str to int, optional
-        By model how many jobs fit into the memory at once.
+        Number of jobs that fit into memory at once, by model.
 
     Examples
     --------
@@ -303,7 +302,7 @@ def _per_core(plan: Plan, model: str) -> float:
 def _divided(
     names: Sequence[str], fuse: Fuse, places: float, fitting: int
 ) -> list[tuple[str, ...]]:
-    """Equal groups of neighbours, so that jobs of one LR schedule stay together."""
+    """Return equal groups in order, so that jobs of one LR schedule stay together."""
     if isinstance(fuse, int) and not isinstance(fuse, bool):
         count = math.ceil(len(names) / fuse)
     else:
@@ -325,7 +324,7 @@ def _told(groups: Sequence[tuple[str, ...]], jobs: int, reason: str, *, taken_ov
 
 
 def problems(fuse: object) -> Iterator[tuple[str, str, str]]:
-    """Yield what is wrong with a setting of ``fuse``: rule, received, remedy."""
+    """Yield problems of a setting of ``fuse``: rule, received, remedy."""
     number = isinstance(fuse, int) and not isinstance(fuse, bool)
     if (number and fuse < 2) or not (number or isinstance(fuse, bool) or fuse == "auto"):  # type: ignore[operator]
         yield (

@@ -33,16 +33,9 @@ _SETTINGS = {
 
 
 def measure(subject: str, *, quick: bool = False, **settings: Any) -> BenchTable:
-    """Run one benchmark.
+    """Run one benchmark, in seconds and roughly with `quick`.
 
-    Parameters
-    ----------
-    subject : str
-        What to measure: the name of a module of this package.
-    quick : bool
-        Take seconds instead of minutes, for rough numbers.
-    **settings
-        ``data``, ``with_peers`` and ``tell``; each subject takes those that it knows.
+    Each subject takes those of the settings ``data``, ``with_peers`` and ``tell`` that it knows.
     """
     from asynckfold.cli.bench.table import machine_facts
 

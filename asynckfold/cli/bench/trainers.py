@@ -31,20 +31,9 @@ QUICK = {"turns": 1}
 
 @dataclass(frozen=True)
 class Work:
-    """A model, what it learns, and the accuracy to reach.
+    """A model, the size in pixels of its images, and the accuracy to reach (``target``).
 
-    Parameters
-    ----------
-    name, model
-        Name, and a function that makes a new one.
-    size : int
-        Pixels to which images are resized.
-    epochs : int
-        Passes over the samples.
-    target : float
-        Accuracy to which the time is measured.
-    samples : int
-        Samples to use, at most.
+    At most ``samples`` are used.
     """
 
     name: str

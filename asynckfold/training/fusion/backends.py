@@ -35,13 +35,7 @@ class Programs(Protocol):
 
 
 class Batched:
-    """The traced graph, with each function replaced by its batched counterpart.
-
-    Raises
-    ------
-    NotFusible
-        Names the layer and the reason.
-    """
+    """The traced graph, with each function replaced by its batched counterpart."""
 
     def __init__(self, models: Sequence[nn.Module], inputs: Sequence[Any]) -> None:
         first = models[0]

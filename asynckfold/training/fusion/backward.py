@@ -90,14 +90,7 @@ def fuse_criterion(
 ) -> Criterion:
     """Make copies of a criterion compute together, or one after another where they cannot.
 
-    Parameters
-    ----------
-    criterion : callable
-        Module or function (outputs, targets) → loss; it is copied.
-    width : int
-        Number of replicas.
-    outputs, targets : Tensor
-        (B, ...): examples of one replica.
+    Outputs and targets (B, ...) are examples of one replica.
     """
     copies = [copy.deepcopy(criterion) for _ in range(width)]
     modules = [item if isinstance(item, nn.Module) else _AsModule(item) for item in copies]
@@ -152,23 +145,9 @@ def _alike(one: Batch | None, other: Batch | None) -> bool:
 def backward(
     fused: FusedModule, criterion: Criterion, parts: Sequence[Part], precision: str = "fp32"
 ) -> torch.Tensor:
-    """Compute losses, and gradients into the fused parameters.
+    """Compute losses (R,), and gradients into the fused parameters, whose old ones are dropped.
 
-    Parameters
-    ----------
-    fused : FusedModule
-        Earlier gradients of its parameters are dropped.
-    criterion : Criterion
-        Of the same replicas.
-    parts : sequence of Part
-        Some or all replicas, none twice.
-    precision : {"fp32", "bf16"}
-        What the models compute in.
-
-    Returns
-    -------
-    Tensor
-        (R,) losses, detached; NaN for replicas in no part.
+    The parts hold some or all replicas, none twice; the loss of replicas in no part is NaN.
     """
     fused.zero_grad()
     if len(parts) == 1 and parts[0].replicas == range(fused.width):
@@ -207,15 +186,7 @@ def _copy_gradients(view: FusedModule, fused: FusedModule, replicas: range) -> N
 
 
 def clip_gradients(fused: FusedModule, max_norm: float) -> torch.Tensor:
-    """Clip each replica's gradients as `torch.nn.utils.clip_grad_norm_`; return norms (R,) before.
-
-    Parameters
-    ----------
-    fused : FusedModule
-        Has the gradients.
-    max_norm : float
-        Largest norm of a replica's gradients afterwards.
-    """
+    """Clip each replica's gradients as `torch.nn.utils.clip_grad_norm_`; return norms (R,)."""
     gradients = [p.grad for p in fused.parameters().values() if p.grad is not None]
     norms = torch.stack([gradient.reshape(fused.width, -1).norm(dim=1) for gradient in gradients])
     totals: torch.Tensor = norms.norm(dim=0)

@@ -24,15 +24,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 def check(models: Sequence[nn.Module], inputs: Sequence[Any]) -> list[str]:
     """Refuse models that are not replicas, or whose forward does more than compute.
 
-    Returns
-    -------
-    list of str
-        The user's own autograd functions that the forward calls.
-
-    Raises
-    ------
-    NotFusible
-        Names the layer and the reason.
+    Returns the names of the user's own autograd functions that the forward calls.
     """
     for problem in chain(_differences(models), _obstacles(models[0])):
         raise NotFusible(problem)

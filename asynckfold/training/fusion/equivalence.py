@@ -127,20 +127,15 @@ def check_equivalence(
     Parameters
     ----------
     models : sequence of nn.Module
-        The replicas; they are copied and stay as they are.
+        The replicas; they are copied.
     criterion : callable
-        (outputs, targets) → loss.
+        (outputs, targets) → loss; it is copied for each replica.
     steps : sequence of sequence of (inputs, targets)
-        For each step each replica's batch; their sizes may differ.
+        For each step the batch of each replica; sizes may differ.
     opt_fn : callable
         model → optimizer, which steps the plain models.
     precision : {"fp32", "bf16"}
         What the models will compute in; float64 and float32 are always compared.
-
-    Returns
-    -------
-    Equivalence
-        Its refusal says why they cannot be fused, or how far they deviate.
     """
     found: dict[str, Any] = {}
     for test in _TESTS if precision == "bf16" else _TESTS[:2]:

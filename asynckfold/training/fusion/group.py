@@ -110,18 +110,8 @@ class Replica(Training):
 class FusionGroup:
     """All jobs of a group in progress: the `Course` that the training loop drives.
 
-    Parameters
-    ----------
-    fused, criterion, optimizers
-        The models, losses and optimizers of all replicas.
-    replicas : sequence of Replica
-        All jobs of the group.
-    wanted : collection of str
-        Ids of the jobs that have no result yet.
-    heartbeat : Heartbeat
-        Beats once a fused step.
-    fail : callable
-        Makes the result of a job whose own code raised.
+    ``wanted`` are the ids of jobs without a result; `fail` makes the result of a job whose own code
+    raised.
     """
 
     def __init__(

@@ -31,20 +31,11 @@ Rule = Callable[..., Emitted]
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of functions, methods of tensors, and modules.
+    """The rules of functions, methods of tensors (``name`` covers ``name_``), and leaf modules.
 
-    Parameters
-    ----------
-    functions : dict of function to Rule
-        For ``torch.*``, ``torch.nn.functional.*`` and operators.
-    methods : dict of str to Rule
-        For methods of tensors; ``name`` covers ``name_``.
-    leaves : dict of type to Rule
-        For modules that are not traced into; these rules get the path and the module first.
-    aliases : frozenset of str
-        Functions and methods whose result may be a view of their first argument.
-    random : frozenset of str
-        Functions and methods that draw random numbers and have no rule.
+    Modules with a rule are not traced into; the rule gets their path and the module first.
+    ``aliases`` are functions and methods whose result may be a view of their first argument,
+    ``random`` those that draw random numbers and have no rule.
     """
 
     functions: dict[Callable[..., Any], Rule]
@@ -110,6 +101,18 @@ class Lowering:
         """Add a call of a tensor's method to the graph."""
         return self.graph.call_method(name, self._nodes(args), self._nodes(kwargs))
 
+    def on_stacked(
+        self, function: Callable[..., Any], input: Value, *args: Any, **kwargs: Any
+    ) -> Emitted:
+        """Add a call whose input and result are (R, ...)."""
+        return Layout.STACKED, self.emit(function, self.stacked(input), *args, **kwargs)
+
+    def on_channels(
+        self, function: Callable[..., Any], input: Value, *args: Any, **kwargs: Any
+    ) -> Emitted:
+        """Add a call whose input and result are (B, R·C, ...)."""
+        return Layout.CHANNELS, self.emit(function, self.channels(input), *args, **kwargs)
+
     def stacked(self, value: Value) -> Any:
         """Return the node of a value in the layout (R, ...)."""
         if value.layout is Layout.STACKED:
@@ -148,13 +151,7 @@ class Lowering:
     # The walk
 
     def run(self, improve: Callable[[fx.Graph], None]) -> fx.GraphModule:
-        """Lower every node; return the module of the batched graph, after `improve`.
-
-        Raises
-        ------
-        NotFusible
-            Names the layer, and the function that has no rule.
-        """
+        """Lower every node; return the module of the batched graph, after `improve`."""
         for node in self.traced.graph.nodes:
             try:
                 self._lower(node)

@@ -20,22 +20,9 @@ class FusedModule:
 
     The parameters and buffers of the models are views of the stack, so that each model can be
     evaluated, saved, loaded or stepped by an optimizer of its own at any time. Gradients are in
-    the stack's parameters.
-
-    Parameters
-    ----------
-    models : sequence of nn.Module
-        The replicas.
-    programs : Programs
-        Their forwards.
-    stack : Stack
-        Their tensors.
-    generators : sequence of torch.Generator
-        What the dropout of each replica draws from.
-    first : int
-        Number of the first replica, among all that were fused.
-    why_vmap : str
-        Why there is no batched graph; empty when there is one.
+    the stack's parameters. ``generators`` are what the dropout of each replica draws from, `first`
+    is the number of the first replica among all that were fused, and `why_vmap` says why there is
+    no batched graph.
     """
 
     def __init__(
@@ -59,18 +46,7 @@ class FusedModule:
         return len(self.models)
 
     def __call__(self, *inputs: Any) -> Any:
-        """Compute all replicas.
-
-        Parameters
-        ----------
-        *inputs : Tensor
-            (R, B, ...): what the forward of each replica takes.
-
-        Returns
-        -------
-        Tensor, or the structure of tensors that the model returns
-            (R, B, ...).
-        """
+        """Compute all replicas: inputs and outputs are (R, B, ...)."""
         training = self.models[0].training
         if training not in self._forwards:
             replicas = range(self._first, self._first + self.width)
@@ -84,15 +60,7 @@ class FusedModule:
         return self
 
     def part(self, replicas: range) -> FusedModule:
-        """Return consecutive replicas as a module of their own, over the same memory.
-
-        Its parameters are leaves of their own, and so are its gradients.
-
-        Raises
-        ------
-        ValueError
-            They are not consecutive replicas of this module.
-        """
+        """Return consecutive replicas as a module over the same memory, with leaves of its own."""
         if replicas == range(self.width):
             return self
         if replicas.step != 1 or not 0 <= replicas.start < replicas.stop <= self.width:
@@ -131,7 +99,7 @@ class FusedModule:
 
 
 def fuse(models: Sequence[nn.Module], example_inputs: Sequence[torch.Tensor]) -> FusedModule:
-    """Make replicas of one model compute together.
+    """Make replicas of one model compute together; raise `NotFusible` with a reason.
 
     Parameters
     ----------
@@ -140,16 +108,6 @@ def fuse(models: Sequence[nn.Module], example_inputs: Sequence[torch.Tensor]) ->
         and buffers, which become views of the stack.
     example_inputs : sequence of Tensor
         What the forward of one replica takes for one batch, two samples or more.
-
-    Returns
-    -------
-    FusedModule
-        In the mode of the first model.
-
-    Raises
-    ------
-    NotFusible
-        Gives the reason in one sentence.
 
     Examples
     --------

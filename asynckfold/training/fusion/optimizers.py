@@ -67,7 +67,7 @@ class ReplicaOptimizer(Protocol):
 def fuse_optimizers(
     fused: FusedModule, optimizers: Sequence[Optimizer], ranges: Iterable[range]
 ) -> tuple[list[ReplicaOptimizer], str | None]:
-    """Return the optimizers of a fused module.
+    """Return the optimizers of a fused module, and why they could not be stacked, if so.
 
     Parameters
     ----------
@@ -76,19 +76,8 @@ def fuse_optimizers(
     optimizers : sequence of Optimizer
         What ``opt_fn`` returned for each plain model, without an LR schedule yet.
     ranges : iterable of range
-        Replicas with the same LR schedule and number of steps; together all of them, in order.
-
-    Returns
-    -------
-    optimizers : list of ReplicaOptimizer
-        One per range; one per replica where they cannot be stacked.
-    reason : str or None
-        Why they cannot.
-
-    Raises
-    ------
-    ValueError
-        The ranges do not divide the replicas.
+        Replicas with the same LR schedule and number of steps; together all of them, in order. Each
+        gets an optimizer, or each of its replicas where they cannot be stacked.
     """
     ranges = list(ranges)
     if [replica for part in ranges for replica in part] != list(range(fused.width)):
@@ -130,16 +119,7 @@ def why_not_on_views(
 ) -> str | None:
     """Return why separate optimizers do not step replicas as plain models, or None if they do.
 
-    Parameters
-    ----------
-    fused : FusedModule
-        The replicas, with gradients; they are stepped.
-    steppers : sequence of ReplicaOptimizer
-        One for each replica.
-    plain : sequence of nn.Module
-        The same plain models; they get the same gradients, and are stepped.
-    optimizers : sequence of Optimizer
-        Those of the plain models.
+    Both the replicas, which have gradients, and the `plain` models are stepped.
     """
     for replica, (model, optimizer) in enumerate(zip(plain, optimizers, strict=True)):
         gradients = fused.gradients_of(replica)
@@ -221,13 +201,7 @@ class StackedOptimizer:
         return {"state": state, "param_groups": copy.deepcopy(found["param_groups"])}
 
     def load(self, states: Sequence[dict[str, Any]]) -> None:
-        """Load one plain ``state_dict`` for each replica.
-
-        Raises
-        ------
-        ValueError
-            The replicas differ in step count or learning rate, which are kept once.
-        """
+        """Load one plain ``state_dict`` for each replica, at the same step and learning rate."""
         first = states[0]
         self._check([state["param_groups"] for state in states])
         merged: dict[int, dict[str, Any]] = {}

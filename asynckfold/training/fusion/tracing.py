@@ -138,13 +138,7 @@ def _slow_attention() -> Iterator[None]:
 def trace(
     model: nn.Module, inputs: Sequence[Any], *, training: bool, leaf_types: frozenset[type]
 ) -> Trace:
-    """Trace a copy of the model in one mode, without tracing into modules of `leaf_types`.
-
-    Raises
-    ------
-    NotFusible
-        The forward cannot be traced, for instance where its control flow depends on values.
-    """
+    """Trace a copy of the model in one mode, without tracing into modules of `leaf_types`."""
     root = copied(model).train(training)
     known = dict(root.named_parameters()) | dict(root.named_buffers())
     random = torch.get_rng_state()

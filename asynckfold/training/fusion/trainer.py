@@ -50,33 +50,18 @@ def train(
     heartbeat: Heartbeat | None = None,
     fail: Fail = reraise,
 ) -> list[Result | None]:
-    """Train the jobs of one group of the plan as one module.
+    """Train the unfinished jobs (`tasks`) of one group of the plan as one module.
 
-    Parameters
-    ----------
-    bundle : Bundle
-        The sweep, whose plan has the group.
-    tasks : sequence of Task
-        The jobs of the group that have no result yet.
-    data : Batches
-        The samples, already on `device`.
-    device : torch.device
-        Where to train.
-    report : callable
-        Receives progress, epochs, checkpoints, and results of jobs that diverge or raise.
-    stop : callable
-        Called after every batch; when it returns true, all jobs are saved and left.
-    heartbeat : Heartbeat, optional
-        Beats after every step.
-    fail : callable
-        Makes the result of a job whose own code raised: its LR schedule, the transforms of its
-        samples, the loss of its evaluation.
+    ``stop`` is called after every batch; when it returns true, all jobs are saved and left. `fail`
+    makes the result of a job whose own code raised: its LR schedule, the transforms of its samples,
+    the loss of its evaluation.
 
     Returns
     -------
     list of Result or None
         One for each task; None where `stop` ended it, a failure where the job's share of the
-        seconds exceeds its timeout.
+        seconds exceeds its timeout. Results of jobs that diverge or raise also go to `report` at
+        once.
 
     Raises
     ------

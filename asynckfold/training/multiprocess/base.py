@@ -243,14 +243,8 @@ def tensors_of(model: nn.Module) -> list[torch.Tensor]:
 def average(copies: Sequence[Sequence[torch.Tensor]], shares: Sequence[float]) -> None:
     """Set each rank's copy of some tensors to the mean of all, summed in the order of the ranks.
 
-    Integers, such as counts, become those of the first rank.
-
-    Parameters
-    ----------
-    copies : sequence of sequences of Tensor
-        By rank: tensors of the same shapes.
-    shares : sequence of float
-        Weight of each rank; they sum to 1. A rank of weight 0 is left out of the sum.
+    Integers, such as counts, become those of the first rank. ``shares`` are the weights of the
+    ranks, and sum to 1; a rank of weight 0 is left out of the sum.
 
     Examples
     --------

@@ -42,20 +42,13 @@ def train(
 
     Parameters
     ----------
-    bundle, task, report, stop, heartbeat
-        As in `loop.train`.
-    data : Batches
-        The samples, in memory.
+    bundle, task, data, report, stop, heartbeat
+        As in `loop.train`, with the samples in memory; None is returned when `stop` ended it.
     cores : sequence of int
         One for each process; empty for no pinning.
     gpu : GpuToTake, optional
         The last rank's. Neither this process nor the model's pretraining may have run a backward
         pass before.
-
-    Returns
-    -------
-    Result or None
-        None when `stop` ended it.
 
     Raises
     ------

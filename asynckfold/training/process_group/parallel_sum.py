@@ -29,12 +29,8 @@ Part = Callable[[Any, int, int], Sequence[torch.Tensor]]
 class Summing:
     """Forks processes that compute parts of a sum while a context lasts.
 
-    Parameters
-    ----------
-    processes : int
-        Number of processes, including this one, which has rank 0.
-    cores : sequence of int
-        One for each; empty for no pinning.
+    ``processes`` includes this one, which has rank 0; `cores` has a core for each, or is empty for
+    no pinning.
     """
 
     processes: int
@@ -54,13 +50,6 @@ class Summing:
             Moved into shared memory: all ranks see changes made here with the next order.
         like : sequence of Tensor
             Tensors of the shapes that `part` returns for any order and rank.
-
-        Raises
-        ------
-        WorkerDiedError
-            A process has ended.
-        Exception
-            What `part` raised in any process.
         """
         place(seen, shared(seen))
         slots = [shared(like) for _ in range(1, self.processes)]

@@ -50,14 +50,8 @@ class _RemoteTraceback(Exception):  # noqa: N818
 class ProcessGroup:
     """Processes of ranks 1 and above that carry out orders; their worker has rank 0.
 
-    Parameters
-    ----------
-    count : int
-        Number of processes to fork, besides the worker.
-    work : callable
-        What they do; it sees what this process held at the fork, and what is shared.
-    cores : sequence of int
-        Of all ranks; empty for no pinning.
+    ``count`` ranks are forked at once. ``work`` sees what this process held at the fork, and what
+    is shared; `cores` has a core for each rank, or is empty for no pinning.
     """
 
     def __init__(self, count: int, work: Work, cores: Sequence[int] = ()) -> None:
@@ -104,13 +98,7 @@ class ProcessGroup:
         return _Rank(number, pid, mine)
 
     def order(self, what: Any) -> None:
-        """Send every rank an order.
-
-        Raises
-        ------
-        WorkerDiedError
-            A rank has ended.
-        """
+        """Send every rank an order; raise `WorkerDiedError` if one has ended."""
         for rank in self._ranks:
             rank.busy = True
             try:
@@ -121,12 +109,7 @@ class ProcessGroup:
     def receive(self, timeout_s: float = 0.0) -> None:
         """Wait up to `timeout_s` for the first answer; take all that have come.
 
-        Raises
-        ------
-        WorkerDiedError
-            A rank has ended.
-        Exception
-            What a rank raised.
+        Raises what a rank raised, or `WorkerDiedError` if one has ended.
         """
         found = wait([rank.pipe for rank in self._ranks], timeout_s)
         for rank in [rank for rank in self._ranks if rank.pipe in found]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from asynckfold.training.fusion.layouts import Layout, NotFusible, Value
+from asynckfold.training.fusion.layouts import NotFusible, Value
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
 
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -51,7 +51,7 @@ def _emit(
     if input.rank != spatial + 2:
         raise NotFusible(f"a convolution of an input without a batch dimension ({input.rank}-D)")
     kernel, shift = _flat(low, weight), None if bias is None else _flat(low, bias)
-    return Layout.CHANNELS, low.emit(function, low.channels(input), kernel, shift, *settings)
+    return low.on_channels(function, input, kernel, shift, *settings)
 
 
 def convolve_images(

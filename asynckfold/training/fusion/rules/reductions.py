@@ -25,9 +25,7 @@ def _over(function: Callable[..., Any]) -> Rule:
         if input.rank == 0:
             return Layout.STACKED, low.stacked(input)
         dims = axes(dim, input.rank)
-        return Layout.STACKED, low.emit(
-            function, low.stacked(input), dims, keepdim=keepdim, **kwargs
-        )
+        return low.on_stacked(function, input, dims, keepdim=keepdim, **kwargs)
 
     return reduction
 
@@ -80,7 +78,7 @@ def _along(function: Callable[..., Any], default: int | None = None) -> Rule:
         if dim is None:
             raise NotFusible("a function along a dimension that is not given")
         kwargs.pop("_stacklevel", None)
-        return Layout.STACKED, low.emit(function, low.stacked(input), axis(dim), *args, **kwargs)
+        return low.on_stacked(function, input, axis(dim), *args, **kwargs)
 
     return along
 
@@ -110,9 +108,7 @@ def vector_norm(
     low: Lowering, x: Value, ord: Any = 2, dim: Dims = None, keepdim: bool = False
 ) -> Emitted:
     """``torch.linalg.vector_norm``."""
-    return Layout.STACKED, low.emit(
-        torch.linalg.vector_norm, low.stacked(x), ord, axes(dim, x.rank), keepdim
-    )
+    return low.on_stacked(torch.linalg.vector_norm, x, ord, axes(dim, x.rank), keepdim)
 
 
 _BOTH: dict[str, Rule] = {
