@@ -189,11 +189,11 @@ def measured_here(gain: float) -> str:
     """Describe a measured gain of fusion; below 1 it is a loss.
 
     >>> measured_here(1.9)
-    'measured here: steps of jobs as one are 1.90 times faster than one after another'
+    'measured here: fused steps are 1.90 times faster than separate ones'
     >>> measured_here(0.8)
-    'measured here: steps of jobs as one take 1.25 times as long as one after another'
+    'measured here: fused steps take 1.25 times as long as separate ones'
     >>> measured_here(0.996)
-    'measured here: steps of jobs as one take as long as one after another'
+    'measured here: fused steps take as long as separate ones'
     """
     if "1.00" in (f"{gain:.2f}", f"{1 / gain:.2f}"):
         found = "take as long as"
@@ -201,7 +201,7 @@ def measured_here(gain: float) -> str:
         found = f"are {gain:.2f} times faster than"
     else:
         found = f"take {1 / gain:.2f} times as long as"
-    return f"measured here: steps of jobs as one {found} one after another"
+    return f"measured here: fused steps {found} separate ones"
 
 
 def why_not_here(measured: float) -> str:
@@ -212,7 +212,7 @@ def why_not_here(measured: float) -> str:
     >>> why_not_here(0.9)
     ''
     >>> why_not_here(0.5)
-    'measured here: steps of jobs as one take 2.00 times as long as one after another'
+    'measured here: fused steps take 2.00 times as long as separate ones'
     """
     return measured_here(measured) if 0 < measured <= 1 / OVERTURN else ""
 
@@ -328,7 +328,7 @@ def problems(fuse: object) -> Iterator[tuple[str, str, str]]:
     number = isinstance(fuse, int) and not isinstance(fuse, bool)
     if (number and fuse < 2) or not (number or isinstance(fuse, bool) or fuse == "auto"):  # type: ignore[operator]
         yield (
-            "fuse must be 'auto', True, False, or how many jobs are trained as one, 2 or more",
+            "fuse must be 'auto', True, False, or the number of jobs of a group, 2 or more",
             repr(fuse),
             "Leave fuse out for its default.",
         )

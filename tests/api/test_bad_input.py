@@ -208,7 +208,7 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "one job trained as one": (
         {"fuse": 1},
-        ["fuse must be 'auto', True, False, or how many jobs", "received 1", "its default"],
+        ["fuse must be 'auto', True, False, or the number of jobs", "received 1", "its default"],
     ),
     "unknown trainer": (
         {"trainer": "hogwlid"},
