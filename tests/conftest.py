@@ -31,7 +31,7 @@ from tests import accounts, leftovers, size, stacks
 from tests.nursery import Nursery, fresh_server, nursery
 
 # Asserts for several files of tests: they shall tell as much as those in the tests.
-pytest.register_assert_rewrite("tests.training.multiprocess.teams")
+pytest.register_assert_rewrite("tests.training.multiprocess.attempts")
 
 os.environ[leftovers.MARK] = "1"
 os.environ["PYTHONFAULTHANDLER"] = "1"

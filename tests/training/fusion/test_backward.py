@@ -106,7 +106,9 @@ def test_every_criterion_gives_the_plain_losses_and_gradients(name: str) -> None
     together = fuse_criterion(criterion, ROWS, outputs[0], targets[0])
     mine, theirs = (outputs.clone().requires_grad_() for _ in range(2))
     losses = together(mine, targets)
-    expected = torch.stack([criterion(theirs[row], targets[row]) for row in range(ROWS)])
+    expected = torch.stack(
+        [criterion(theirs[replica], targets[replica]) for replica in range(ROWS)]
+    )
     torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-12)
     losses.sum().backward()
     expected.sum().backward()
@@ -122,7 +124,8 @@ def test_each_replica_has_a_criterion_of_its_own() -> None:
     for scale, criterion in enumerate(together.criteria, 1):
         criterion.load_state_dict({"weight": WEIGHTS**scale})
     expected = [
-        F.cross_entropy(SCORES[row], LABELS[row], WEIGHTS ** (row + 1)) for row in range(ROWS)
+        F.cross_entropy(SCORES[replica], LABELS[replica], WEIGHTS ** (replica + 1))
+        for replica in range(ROWS)
     ]
     torch.testing.assert_close(together(SCORES, LABELS), torch.stack(expected))
 
@@ -130,15 +133,15 @@ def test_each_replica_has_a_criterion_of_its_own() -> None:
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6))
 def test_parts_hold_every_batch_once_and_in_order(sizes: list[int]) -> None:
     batches = [
-        (torch.full((size, 2), float(row)), torch.full((size,), row)) if size else None
-        for row, size in enumerate(sizes)
+        (torch.full((size, 2), float(replica)), torch.full((size,), replica)) if size else None
+        for replica, size in enumerate(sizes)
     ]
     parts = parts_of(batches)
-    rows = [row for part in parts for row in part.replicas]
-    assert rows == [row for row, size in enumerate(sizes) if size]
+    rows = [replica for part in parts for replica in part.replicas]
+    assert rows == [replica for replica, size in enumerate(sizes) if size]
     for part in parts:
-        for place, row in enumerate(part.replicas):
-            batch = batches[row]
+        for place, replica in enumerate(part.replicas):
+            batch = batches[replica]
             assert batch is not None
             assert torch.equal(part.inputs[place], batch[0])
             assert torch.equal(part.targets[place], batch[1])
@@ -163,8 +166,8 @@ def test_ragged_batches_give_exactly_the_plain_losses(sizes: list[int]) -> None:
     criterion = fuse_criterion(nn.CrossEntropyLoss(), 3, torch.zeros(2, 2).double(), batches[0][1])
     losses = backward(fused, criterion, parts_of(batches))
     torch.testing.assert_close(losses, torch.stack(expected), rtol=1e-12, atol=1e-12)
-    for row, expected_gradients in enumerate(gradients):
-        found = list(fused.gradients_of(row).values())
+    for replica, expected_gradients in enumerate(gradients):
+        found = list(fused.gradients_of(replica).values())
         torch.testing.assert_close(found, expected_gradients, rtol=1e-12, atol=1e-12)
 
 

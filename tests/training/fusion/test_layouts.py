@@ -40,8 +40,8 @@ def test_aligned_values_broadcast_as_the_plain_ones(rank: int, more: int) -> Non
     rows = torch.randn(2, *(2, 3, 4)[3 - rank :])
     other = torch.randn(2, *(1,) * more, *(2, 3, 4)[3 - rank :])
     aligned = layouts.align(rows, rank + more) + other
-    for row in range(2):
-        assert torch.equal(aligned[row], rows[row] + other[row])
+    for replica in range(2):
+        assert torch.equal(aligned[replica], rows[replica] + other[replica])
 
 
 def test_gradients_need_no_copy_for_their_weights() -> None:
@@ -92,7 +92,7 @@ class Scaled(nn.Module):
 def test_tensors_that_differ_between_replicas_stay_their_own() -> None:
     models = [Scaled(torch.rand(2), torch.tanh) for _ in range(3)]
     x = torch.randn(3, 5, 4)
-    expected = torch.stack([model(x[row]) for row, model in enumerate(models)])
+    expected = torch.stack([model(x[replica]) for replica, model in enumerate(models)])
     fused = fuse(models, [x[0]])
     assert not fused.why_vmap
     torch.testing.assert_close(fused(x), expected)

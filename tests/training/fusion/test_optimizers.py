@@ -104,34 +104,37 @@ class Race:
         self.criterion = fuse_criterion(nn.CrossEntropyLoss(), REPLICAS, outputs, targets)
         self.stepping, self.reason = fuse_optimizers(self.fused, optimizers, ranges)
 
-    def batch(self, row: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, replica: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         # The replicas' batches differ in size at every second step.
-        inputs, targets = self.animal.batch(5 + (step % 2) * (row > 1), 100 * step + row)
+        inputs, targets = self.animal.batch(5 + (step % 2) * (replica > 1), 100 * step + replica)
         return inputs if self.animal.vocabulary else inputs.double(), targets
 
     def step(self, number: int, clip: float | None = None) -> None:
-        batches = [self.batch(row, number) for row in range(REPLICAS)]
+        batches = [self.batch(replica, number) for replica in range(REPLICAS)]
         states = [generator.get_state() for generator in self.fused.generators]
         backward(self.fused, self.criterion, parts_of(batches))
         if clip is not None:
             clip_gradients(self.fused, clip)
         for optimizer in self.stepping:
             optimizer.step()
-        for row, model in enumerate(self.plain):
-            torch.set_rng_state(states[row])
-            self.optimizers[row].zero_grad()
-            nn.functional.cross_entropy(model(batches[row][0]), batches[row][1]).backward()
+        for replica, model in enumerate(self.plain):
+            torch.set_rng_state(states[replica])
+            self.optimizers[replica].zero_grad()
+            nn.functional.cross_entropy(model(batches[replica][0]), batches[replica][1]).backward()
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
-            self.optimizers[row].step()
+            self.optimizers[replica].step()
 
-    def optimizer(self, row: int) -> ReplicaOptimizer:
-        return next(optimizer for optimizer in self.stepping if row in optimizer.replicas)
+    def optimizer(self, replica: int) -> ReplicaOptimizer:
+        return next(optimizer for optimizer in self.stepping if replica in optimizer.replicas)
 
     def check(self) -> None:
-        for row, model in enumerate(self.plain):
-            assert_close(state_of(self.fused, row), model.state_dict())
-            mine, theirs = self.optimizer(row).state_dict_of(row), self.optimizers[row].state_dict()
+        for replica, model in enumerate(self.plain):
+            assert_close(state_of(self.fused, replica), model.state_dict())
+            mine, theirs = (
+                self.optimizer(replica).state_dict_of(replica),
+                self.optimizers[replica].state_dict(),
+            )
             assert mine["param_groups"] == theirs["param_groups"]
             assert mine["state"].keys() == theirs["state"].keys()
             for index, entries in theirs["state"].items():
@@ -185,7 +188,7 @@ def test_each_stacked_optimizer_has_an_lr_schedule_of_its_own(kind: str) -> None
     fused = [
         rule(optimizer.optimizer) for rule, optimizer in zip(rules, race.stepping, strict=True)
     ]
-    plain = [rules[row // 2](optimizer) for row, optimizer in enumerate(race.optimizers)]
+    plain = [rules[replica // 2](optimizer) for replica, optimizer in enumerate(race.optimizers)]
     for number in range(4):
         race.step(number)
         for schedule in (*fused, *plain):
@@ -204,11 +207,11 @@ def test_gradients_are_clipped_for_each_replica() -> None:
 
 def test_clipping_returns_the_norms_before() -> None:
     race = Race("lists", STACKED["SGD"], [range(4)])
-    batches = [race.batch(row, 0) for row in range(REPLICAS)]
+    batches = [race.batch(replica, 0) for replica in range(REPLICAS)]
     backward(race.fused, race.criterion, parts_of(batches))
     expected = [
-        torch.stack([g.norm() for g in race.fused.gradients_of(row).values()]).norm()
-        for row in range(REPLICAS)
+        torch.stack([g.norm() for g in race.fused.gradients_of(replica).values()]).norm()
+        for replica in range(REPLICAS)
     ]
     smallest = float(min(expected))
     torch.testing.assert_close(clip_gradients(race.fused, smallest), torch.stack(expected))
@@ -221,16 +224,16 @@ def test_a_plain_checkpoint_continues_fused_and_a_fused_one_plain(kind: str) -> 
     race = Race("branching", STACKED[kind], [range(0, 2), range(2, 4)])
     for number in range(2):
         race.step(number)
-    weights = [state_of(race.fused, row) for row in range(REPLICAS)]
-    states = [race.optimizer(row).state_dict_of(row) for row in range(REPLICAS)]
+    weights = [state_of(race.fused, replica) for replica in range(REPLICAS)]
+    states = [race.optimizer(replica).state_dict_of(replica) for replica in range(REPLICAS)]
 
     again = Race("branching", STACKED[kind], [range(4)])
-    for row, (weight, state) in enumerate(zip(weights, states, strict=True)):
-        again.plain[row].load_state_dict(weight)
-        again.optimizers[row].load_state_dict(copy.deepcopy(state))
-        again.fused.models[row].load_state_dict(weight)
+    for replica, (weight, state) in enumerate(zip(weights, states, strict=True)):
+        again.plain[replica].load_state_dict(weight)
+        again.optimizers[replica].load_state_dict(copy.deepcopy(state))
+        again.fused.models[replica].load_state_dict(weight)
     for optimizer in again.stepping:
-        optimizer.load([states[row] for row in optimizer.replicas])
+        optimizer.load([states[replica] for replica in optimizer.replicas])
     again.check()
     for number in range(2, 4):
         again.step(number)
@@ -259,7 +262,7 @@ def test_replicas_with_different_settings_are_not_stacked() -> None:
     race = Race(
         "lists",
         lambda m: optim.SGD(m.parameters(), lr=next(alone)),
-        [range(row, row + 1) for row in range(4)],
+        [range(replica, replica + 1) for replica in range(4)],
     )
     assert race.reason is None
     race.step(0)
@@ -293,14 +296,14 @@ def test_ranges_must_divide_the_replicas(ranges: list[range]) -> None:
 def test_an_optimizer_that_does_not_step_leaves_its_replicas() -> None:
     race = Race("grouped", STACKED["Adam"], [range(0, 2), range(2, 4)])
     race.step(0)
-    before = [state_of(race.fused, row) for row in range(REPLICAS)]
-    batches = [race.batch(row, 1) if row > 1 else None for row in range(REPLICAS)]
+    before = [state_of(race.fused, replica) for replica in range(REPLICAS)]
+    batches = [race.batch(replica, 1) if replica > 1 else None for replica in range(REPLICAS)]
     backward(race.fused, race.criterion, parts_of(batches))
     race.stepping[1].step()
-    for row in range(REPLICAS):
-        after = state_of(race.fused, row)
-        same = all(torch.equal(after[key], before[row][key]) for key in after)
-        assert same == (row < 2)
+    for replica in range(REPLICAS):
+        after = state_of(race.fused, replica)
+        same = all(torch.equal(after[key], before[replica][key]) for key in after)
+        assert same == (replica < 2)
 
 
 def test_frozen_parameters_stay() -> None:
@@ -308,13 +311,13 @@ def test_frozen_parameters_stay() -> None:
     models = [animal.make().train() for _ in range(2)]
     optimizers = [optim.SGD(model.parameters(), lr=0.1) for model in models]
     fused = fuse(models, [animal.inputs(4)])
-    before = [state_of(fused, row) for row in range(2)]
+    before = [state_of(fused, replica) for replica in range(2)]
     stepping, reason = fuse_optimizers(fused, optimizers, [range(2)])
     assert reason is None
-    batches = [animal.batch(4, row) for row in range(2)]
+    batches = [animal.batch(4, replica) for replica in range(2)]
     criterion = fuse_criterion(nn.CrossEntropyLoss(), 2, torch.zeros(4, 3), batches[0][1])
     backward(fused, criterion, parts_of(batches))
     stepping[0].step()
-    for row in range(2):
-        for key, value in state_of(fused, row).items():
-            assert torch.equal(value, before[row][key]) == key.startswith("features")
+    for replica in range(2):
+        for key, value in state_of(fused, replica).items():
+            assert torch.equal(value, before[replica][key]) == key.startswith("features")

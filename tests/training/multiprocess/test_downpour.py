@@ -22,7 +22,7 @@ from asynckfold.training import checkpoint
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.multiprocess.downpour import ReplicaClient
 from asynckfold.training.parameter_server.server import ServedParameters
-from tests.training.multiprocess.teams import (
+from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     attempt,
     params,
@@ -142,8 +142,8 @@ def test_one_replica_takes_the_steps_of_the_plain_trainer_to_rounding(tmp_path: 
 
     def weights(name: str, given: TrainerParams) -> dict[str, Any]:
         tiny = Tiny(tmp_path / name, opt_fn=opt_fn, params=given, batch_size=20)
-        news = (attempt(tiny) if given.processes > 1 else tiny.attempt())[1]
-        ref = checkpoints(news)[0]
+        events = (attempt(tiny) if given.processes > 1 else tiny.attempt())[1]
+        ref = checkpoints(events)[0]
         found: dict[str, Any] = checkpoint.load(tiny.root / ref.file, ref.sha256, tiny.root)
         return found["model"]
 

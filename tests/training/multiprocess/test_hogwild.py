@@ -21,8 +21,8 @@ from asynckfold.training.process_group.shared_tensors import (
     share_state,
     shared,
 )
-from tests.training.multiprocess import teams
-from tests.training.multiprocess.teams import (
+from tests.training.multiprocess import attempts
+from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     Fragile,
     attempt,
@@ -34,7 +34,7 @@ from tests.training.multiprocess.teams import (
 )
 from tests.training.tiny import FEATURES, Tiny
 
-params = partial(teams.params, "hogwild")
+params = partial(attempts.params, "hogwild")
 
 
 @pytest.mark.parametrize("shared_state", [False, True])

@@ -22,7 +22,7 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Averaged, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.partitions import Deal, deal_of, dealt
-from tests.training.multiprocess.teams import attempt, noted, noting, params, train
+from tests.training.multiprocess.attempts import attempt, noted, noting, params, train
 from tests.training.tiny import Noisy, Tiny, checkpoints
 
 
@@ -157,8 +157,8 @@ def parted(root: Path, processes: int = 2, **given: Any) -> Tiny:
     return Tiny(root, params=TrainerParams(**found), batch_size=5)
 
 
-def told(news: list[RunEvent]) -> str:
-    (remark,) = [item for item in news if isinstance(item, Noted)]
+def told(events: list[RunEvent]) -> str:
+    (remark,) = [item for item in events if isinstance(item, Noted)]
     return remark.text
 
 
@@ -167,7 +167,7 @@ def test_parts_overlap_and_every_sample_is_in_one(tmp_path: Path) -> None:
     # 40 samples to train on.
     tiny = parted(tmp_path / "run", partition_size=30, steps_per_round=2)
     tiny.models = {"m": noting(path)}
-    _, news = attempt(tiny)
+    _, events = attempt(tiny)
     lines = noted(path)
     seen = Counter(number for _, numbers in lines for number in numbers)
     assert set(seen) == {int(number) for number in tiny.bundle.folds[0].train}
@@ -175,8 +175,8 @@ def test_parts_overlap_and_every_sample_is_in_one(tmp_path: Path) -> None:
     assert max(seen.values()) <= 4
     assert len({pid for pid, _ in lines}) == 2
     # 6 batches each an epoch; of the first epoch the very first is trained on alone.
-    assert "6 rounds in" in told(news)
-    assert "samples × epochs of each process: 60, 60" in told(news)
+    assert "6 rounds in" in told(events)
+    assert "samples × epochs of each process: 60, 60" in told(events)
 
 
 def test_small_parts_leave_samples_for_other_epochs(tmp_path: Path) -> None:
@@ -192,11 +192,11 @@ def test_a_round_may_be_some_passes_over_a_part(tmp_path: Path) -> None:
     path = tmp_path / "noted"
     tiny = parted(tmp_path / "run", epochs_per_round=3)
     tiny.models = {"m": noting(path)}
-    result, news = attempt(tiny)
+    result, events = attempt(tiny)
     seen = Counter(number for _, numbers in noted(path) for number in numbers)
     assert seen == Counter({int(number): 2 * 3 for number in tiny.bundle.folds[0].train})
-    assert "2 rounds in" in told(news)
-    assert "samples × epochs of each process: 120, 120" in told(news)
+    assert "2 rounds in" in told(events)
+    assert "samples × epochs of each process: 120, 120" in told(events)
     assert result is not None
     assert result.averaged == Averaged(2, (120, 120))
     assert [item.number for item in result.epochs] == [1, 2]
@@ -223,10 +223,10 @@ def test_again_or_stopped_after_every_round_the_bits_are_the_same(
     stopped, refs = tiny("stopped"), []
     result: Result | None = None
     for number in range(1, 100):
-        result, news = attempt(stopped, number, refs, lambda: True)
+        result, events = attempt(stopped, number, refs, lambda: True)
         if result is not None:
             break
-        refs = checkpoints(news)
+        refs = checkpoints(events)
     assert number > 2
     assert result is not None
     once, twice = train(tiny("once")), train(tiny("twice"))

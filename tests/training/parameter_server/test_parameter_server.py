@@ -405,7 +405,9 @@ def test_a_server_that_is_closed_ends_its_replica_with_a_checkpoint(tmp_path: Pa
         ours = hogwild(replica, server.address, checkpoint=path)
         step(replica, ours, batches(1)[0])
         server.close()
-        with pytest.raises(PeerLostError, match=rf"{server.address} ended .*saved in {path}\. "):
+        with pytest.raises(
+            PeerLostError, match=rf"{server.address} has ended .*saved in {path}\. "
+        ):
             train_on(replica, ours)
         assert len(done.result().lost) == 1
     other = net(9)
