@@ -125,17 +125,13 @@ class Vmapped:
     def __init__(self, models: Sequence[nn.Module], inputs: Sequence[Any]) -> None:
         self._template = _WithBuffers(models[0])
         self.slots: Mapping[str, Slot] = slots_of(models[0], {})
-        for training in (True, False):
-            self._try(models, inputs, training)
-
-    def _try(self, models: Sequence[nn.Module], inputs: Sequence[Any], training: bool) -> None:
-        copies = [copied(model).train(training) for model in (models[0], models[-1])]
-        stack = Stack.of(copies, self.slots)
         doubled = [torch.stack([item, item]) for item in inputs]
-        try:
-            _run(_WithBuffers(copies[0]), stack, doubled)
-        except Exception as error:
-            raise NotFusible(f"vmap cannot run it: {first_sentence(error)}") from error
+        for training in (True, False):
+            copies = [copied(model).train(training) for model in (models[0], models[-1])]
+            try:
+                _run(_WithBuffers(copies[0]), Stack.of(copies, self.slots), doubled)
+            except Exception as error:
+                raise NotFusible(f"vmap cannot run it: {first_sentence(error)}") from error
 
     def forward(self, training: bool, replicas: range) -> Forward:
         """Return the forward of any replicas."""

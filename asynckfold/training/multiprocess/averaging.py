@@ -46,12 +46,11 @@ from asynckfold.training.multiprocess.base import (
     frozen,
     set_settings,
     settings_of,
-    tensors_of,
     thawed,
 )
 from asynckfold.training.partitions import Deal
 from asynckfold.training.process_group.ranks import ProcessGroup
-from asynckfold.training.process_group.shared_tensors import copy_each, place, shared
+from asynckfold.training.process_group.shared_tensors import copy_each, place, shared, tensors_of
 from asynckfold.training.training_run import Report
 
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch.utils import _pytree as pytree
 
 from asynckfold.jobs.folds import Indices
 from asynckfold.system import process
@@ -32,7 +32,8 @@ from asynckfold.training.process_group.shared_tensors import share_state
 from asynckfold.training.training_run import Training
 
 
-class _Frozen(NamedTuple):
+@dataclass(frozen=True)
+class _Frozen:
     """A tensor as bytes."""
 
     bytes_: npt.NDArray[np.uint8]
@@ -200,25 +201,21 @@ def frozen(tree: Any) -> Any:
     >>> thawed(frozen({"step": torch.tensor(2.0), "groups": [("x", torch.tensor(1))]}))
     {'step': tensor(2.), 'groups': [('x', tensor(1))]}
     """
-    if isinstance(tree, dict):
-        return {key: frozen(value) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(map(frozen, tree))
-    if not isinstance(tree, torch.Tensor):
-        return tree
-    plain = tree.detach().cpu().contiguous()
-    return _Frozen(plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape)
+
+    def packed(tensor: torch.Tensor) -> _Frozen:
+        plain = tensor.detach().cpu().contiguous()
+        return _Frozen(plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape)
+
+    return pytree.tree_map_only(torch.Tensor, packed, tree)
 
 
 def thawed(tree: Any) -> Any:
     """Undo `frozen`; tensors are on the CPU."""
-    if isinstance(tree, dict):
-        return {key: thawed(value) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(map(thawed, tree))
-    if not isinstance(tree, _Frozen):
-        return tree
-    return torch.from_numpy(tree.bytes_).view(tree.dtype).view(tree.shape)
+
+    def tensor(item: _Frozen) -> torch.Tensor:
+        return torch.from_numpy(item.bytes_).view(item.dtype).view(item.shape)
+
+    return pytree.tree_map_only(_Frozen, tensor, tree)
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -233,11 +230,6 @@ def set_settings(optimizer: torch.optim.Optimizer, settings: Sequence[dict[str, 
     """Restore what `settings_of` returned."""
     for group, values in zip(optimizer.param_groups, settings, strict=True):
         group.update(values)
-
-
-def tensors_of(model: nn.Module) -> list[torch.Tensor]:
-    """Return parameters and buffers, each once."""
-    return list(dict.fromkeys([*model.parameters(), *model.buffers()]))
 
 
 def average(copies: Sequence[Sequence[torch.Tensor]], shares: Sequence[float]) -> None:

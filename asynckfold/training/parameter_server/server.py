@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +20,7 @@ from asynckfold.training.parameter_server.checks import (
     timeout_problems,
 )
 from asynckfold.training.parameter_server.flat_parameters import Floats, ParameterLayout, as_bytes
+from asynckfold.training.process_group.shared_tensors import copy_each
 
 ACCEPT_SECONDS = 0.1
 """Polling interval of a server that waits for replicas to leave."""
@@ -71,23 +71,18 @@ class ServedParameters:
 
     def take_up(self) -> None:
         """Copy the parameters of the model."""
-        with torch.no_grad():
-            vector = self.layout.empty()
-            self._copy(self._model.parameters(), self.layout.views(vector))
-            self._values: Floats = vector.numpy()[self._part].copy()
+        self._values: Floats = self._vector().numpy()[self._part].copy()
+
+    def _vector(self) -> torch.Tensor:
+        vector = self.layout.empty()
+        copy_each(self.layout.views(vector), self._model.parameters())
+        return vector
 
     def give_back(self) -> None:
         """Copy the served part back to the model."""
-        with torch.no_grad():
-            vector = self.layout.empty()
-            self._copy(self._model.parameters(), self.layout.views(vector))
-            vector.numpy()[self._part] = self._values
-            self._copy(self.layout.views(vector), self._model.parameters())
-
-    @staticmethod
-    def _copy(values: Iterable[torch.Tensor], to: Iterable[torch.Tensor]) -> None:
-        for value, place in zip(values, to, strict=True):
-            place.copy_(value)
+        vector = self._vector()
+        vector.numpy()[self._part] = self._values
+        copy_each(self._model.parameters(), self.layout.views(vector))
 
     def give(self, line: socket.socket, room: Floats | None = None) -> int:
         """Send the parameters, through the buffer `room`; return how many pushes are in them."""

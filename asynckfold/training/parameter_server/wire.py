@@ -54,15 +54,8 @@ def parse(address: str) -> tuple[str, int]:
     """
     host, _, port = str(address).rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise InputError(
-            [
-                Problem(
-                    "an address must be host:port, with a port from 0 to 65535",
-                    repr(address),
-                    "Write for instance '127.0.0.1:29500'.",
-                )
-            ]
-        )
+        rule = "an address must be host:port, with a port from 0 to 65535"
+        raise InputError([Problem(rule, repr(address), "Write for instance '127.0.0.1:29500'.")])
     return host.strip("[]"), int(port)
 
 
@@ -73,15 +66,12 @@ def listen(address: str) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise InputError(
-            [
-                Problem(
-                    "a server needs an address of this machine with a free port",
-                    f"{address} ({error.strerror or error})",
-                    "Pass another port, or port 0 for any that is free.",
-                )
-            ]
-        ) from error
+        problem = Problem(
+            "a server needs an address of this machine with a free port",
+            f"{address} ({error.strerror or error})",
+            "Pass another port, or port 0 for any that is free.",
+        )
+        raise InputError([problem]) from error
 
 
 def connect(address: str, timeout_s: float) -> socket.socket:

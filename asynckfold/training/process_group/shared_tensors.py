@@ -45,9 +45,14 @@ def _placed(tensor: torch.Tensor, memory: mmap.mmap, offset: int) -> torch.Tenso
     return made
 
 
+def tensors_of(model: nn.Module) -> list[torch.Tensor]:
+    """Return parameters and buffers, tied ones once."""
+    return list(dict.fromkeys([*model.parameters(), *model.buffers()]))
+
+
 def share_model(model: nn.Module) -> None:
     """Move parameters and buffers into shared memory; the objects and their ties stay."""
-    found = list(dict.fromkeys([*model.parameters(), *model.buffers()]))
+    found = tensors_of(model)
     place(found, shared(found))
 
 

@@ -65,11 +65,6 @@ def _prelu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 0, x, slope * x)
 
 
-def maximum(function: Callable[..., Any], low: Lowering, input: Value, other: Any) -> Emitted:
-    """``torch.max`` of two tensors."""
-    return of_function(function)(low, input, other)
-
-
 def assigned(low: Lowering, input: Value, value: Any) -> Emitted:
     """What ``copy_`` and ``fill_`` leave."""
     return of_function(_assigned)(low, input, value)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from asynckfold.training.fusion.layouts import Layout, NotFusible, Value, axes, axis
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
-from asynckfold.training.fusion.rules.elementwise import maximum
+from asynckfold.training.fusion.rules.elementwise import of_function
 
 Dims = int | Sequence[int] | None
 
@@ -60,7 +60,7 @@ def _extreme(name: str) -> Rule:
 
     def extreme(low: Lowering, input: Value, dim: Any = None, keepdim: bool = False) -> Emitted:
         if isinstance(dim, Value):
-            return maximum(both, low, input, dim)
+            return of_function(both)(low, input, dim)
         if dim is None:
             return of_all(low, input)
         node = low.emit(getattr(torch, name), low.stacked(input), axis(dim), keepdim)

@@ -59,12 +59,9 @@ def _reshape(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
 
 
 def view_as(low: Lowering, input: Value, other: Value) -> Emitted:
-    """The shape of another."""
-    return low.on_stacked(_view_as, input, low.stacked(other))
-
-
-def _view_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return x.reshape(x.shape[0], *other.shape[1:])
+    """Take the shape of another value."""
+    shape = low.emit(plain_shape, low.stacked(other))
+    return low.on_stacked(_reshape, input, shape)
 
 
 def flatten(low: Lowering, input: Value, start_dim: int = 0, end_dim: int = -1) -> Emitted:
@@ -154,14 +151,11 @@ def _setitem(x: torch.Tensor, indices: tuple[Any, ...], value: Any) -> torch.Ten
     return changed
 
 
-def cat(low: Lowering, tensors: Sequence[Value], dim: int = 0) -> Emitted:
-    """Join along a plain dimension."""
-    return Layout.STACKED, low.emit(torch.cat, [low.stacked(t) for t in tensors], axis(dim))
+def _joining(function: Callable[..., Any]) -> Rule:
+    def join(low: Lowering, tensors: Sequence[Value], dim: int = 0) -> Emitted:
+        return Layout.STACKED, low.emit(function, [low.stacked(t) for t in tensors], axis(dim))
 
-
-def stack(low: Lowering, tensors: Sequence[Value], dim: int = 0) -> Emitted:
-    """Join along a new plain dimension."""
-    return Layout.STACKED, low.emit(torch.stack, [low.stacked(t) for t in tensors], axis(dim))
+    return join
 
 
 def _with_dim(function: Callable[..., Any], default: int | None = None) -> Rule:
@@ -195,11 +189,6 @@ def split(low: Lowering, tensor: Value, split_size_or_sections: Any, dim: int = 
     """Cut into pieces of given sizes."""
     sizes = split_size_or_sections
     return low.on_stacked(torch.split, tensor, sizes, axis(dim))
-
-
-def method_split(low: Lowering, input: Value, split_size: Any, dim: int = 0) -> Emitted:
-    """``x.split``, whose second argument has another name."""
-    return split(low, input, split_size, dim)
 
 
 def movedim(low: Lowering, input: Value, source: Any, destination: Any) -> Emitted:
@@ -264,9 +253,9 @@ _BOTH: dict[str, Rule] = {
 
 FUNCTIONS: dict[Any, Rule] = {
     **{getattr(torch, name): rule for name, rule in _BOTH.items()},
-    torch.cat: cat,
-    torch.concat: cat,
-    torch.stack: stack,
+    torch.cat: _joining(torch.cat),
+    torch.concat: _joining(torch.cat),
+    torch.stack: _joining(torch.stack),
     torch.split: split,
     F.one_hot: one_hot,
     builtins.getattr: attribute,
@@ -282,7 +271,7 @@ METHODS: dict[str, Rule] = {
     "expand": expand,
     "expand_as": expand_as,
     "repeat": repeat,
-    "split": method_split,
+    "split": lambda low, input, split_size, dim=0: split(low, input, split_size, dim),
     "size": size,
     "dim": lambda low, input: (Layout.SHARED, low.emit(_rank, low.stacked(input))),
     "new_zeros": new("new_zeros"),
