@@ -89,16 +89,16 @@ def table(
         (
             f"{origin}; all train the same samples for the same epochs, Adam 1e-3, batches of "
             f"{BATCH} of each task. The pretraining of a DBN was done once before, and is not "
-            "timed: all go on from the same weights.",
+            "timed: all continue from the same weights.",
             "A task is a process with a core of its own, a node a group of them on this machine: "
             "within a node one model in shared memory (Hogwild), between nodes a parameter server "
             f"through the loopback, every {EXCHANGE_STEPS} batches. Real nodes have a network in "
             "between.",
-            f"Medians of {turns} turns, one after another, from the moment at which all tasks are "
-            "ready until the last one is through. Speedups are against one task without a server. "
+            f"Medians of {turns} turns, one after another, from when all tasks are ready "
+            "until the last one has finished. Speedups are against one task without a server. "
             f"Goal: an accuracy above {' or '.join(sorted({f'{w.target:.0%}' for w in works}))} on "
             f"the {HELD_OUT:.0%} of the samples that are held out; the model of the first node is "
-            "copied meanwhile, and judged afterwards.",
+            "copied during training, and scored afterwards.",
             "Tables share their measurements. –: not reached in most turns, or not modelled.",
             _model_note(laws, max(len(series.found) for series in tables)),
         ),

@@ -76,8 +76,8 @@ HEADER = (
 )
 
 AT_ONCE_LIMIT = 3.0
-"""All folds at once are stopped after so many times the seconds of the loader: they took more than
-ten times as long, and have lost by then."""
+"""All folds at once stop after this multiple of the loader's seconds: they took more than ten times
+as long, and have lost by then."""
 
 
 def table(

@@ -98,7 +98,7 @@ def why_not_stackable(
     first = optimizers[replicas.start]
     kind = type(first).__name__
     if type(first) not in ELEMENTWISE:
-        return f"{kind} is not known to step each element by itself"
+        return f"{kind} is not known to step each element separately"
     if any(value for name, value in vars(first).items() if name.endswith("_hooks")):
         return f"{kind} has hooks"
     if any(group.get("differentiable") for group in first.param_groups):

@@ -234,9 +234,9 @@ class AveragingTraining(SteppingTraining):
 
     def _beat_for_others(self) -> None:
         """Beat for the progress of other ranks, which may have more to do than rank 0."""
-        heard = int(self.steps.sum())
-        if heard != self.reported_steps:
-            self.reported_steps = heard
+        steps = int(self.steps.sum())
+        if steps != self.reported_steps:
+            self.reported_steps = steps
             self.heartbeat.beat()
 
     def _part(self, first: int, rank: int) -> list[int]:

@@ -238,15 +238,15 @@ class Server:
         )
 
     def _accept(self, replicas: int, threads: list[threading.Thread]) -> None:
-        somebody = time.monotonic()
+        last_seen = time.monotonic()
         while True:
             with self._lock:
                 present, came = len(self._lines), self._came
             if came >= replicas and not present:
                 return
             if present:
-                somebody = time.monotonic()
-            elif time.monotonic() - somebody > self.timeout_s:
+                last_seen = time.monotonic()
+            elif time.monotonic() - last_seen > self.timeout_s:
                 if came:
                     return
                 raise PeerLostError(

@@ -86,7 +86,7 @@ def connect(address: str, timeout_s: float) -> socket.socket:
                 line.settimeout(timeout_s)
                 return prepared(line)
             line.close()
-            error = OSError("nobody listens")
+            error = OSError("no listener")
         except OSError as caught:
             error = caught
         if time.monotonic() + RETRY_SECONDS >= deadline:

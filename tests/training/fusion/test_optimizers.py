@@ -83,7 +83,7 @@ STACKED: dict[str, OptFn] = {
 
 OWN: dict[str, tuple[OptFn, str]] = {
     "Adafactor": (over_all(optim.Adafactor, lr=1e-2), "Adafactor is not known"),
-    "Muon": (muon, "is not known to step each element by itself"),
+    "Muon": (muon, "is not known to step each element separately"),
     "a class of the user's": (over_all(Custom, lr=0.1, momentum=0.9), "Custom is not known"),
 }
 

@@ -1,4 +1,4 @@
-"""What works along dimensions: sums and their like, softmax, cumulative sums. STACKED."""
+"""Functions along dimensions: sums, extremes, softmax, cumulative sums. STACKED."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _over(function: Callable[..., Any]) -> Rule:
 
 
 def _spread(function: Callable[..., Any]) -> Rule:
-    """Return the rule of ``var`` and ``std``, in their form of today."""
+    """Return the rule of ``var`` and ``std``."""
 
     def reduction(
         low: Lowering,

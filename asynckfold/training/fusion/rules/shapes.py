@@ -1,4 +1,4 @@
-"""What moves elements without computing: STACKED, with every dimension shifted by one."""
+"""Functions that only move elements: STACKED, with every dimension shifted by one."""
 
 from __future__ import annotations
 

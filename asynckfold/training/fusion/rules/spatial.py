@@ -1,4 +1,4 @@
-"""What works on each channel by itself: pooling, resizing, padding. CHANNELS in, CHANNELS out."""
+"""Pooling, resizing and padding, which treat channels separately: CHANNELS in, CHANNELS out."""
 
 from __future__ import annotations
 
