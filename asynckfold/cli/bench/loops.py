@@ -233,14 +233,14 @@ class Exercise:
         return Outcome(time.perf_counter() - started, float(np.mean(found)))
 
     def serial_ways(
-        self, dataset: Dataset[Any], inputs: torch.Tensor, targets: torch.Tensor
+        self, dataset: Dataset[Any], inputs: torch.Tensor, targets: torch.Tensor, cores: int
     ) -> dict[str, Callable[[], Outcome]]:
         """Return the serial ways by name: users' loops over a data set, and over its arrays."""
         loader, memory = from_loader(dataset), from_memory(inputs, targets)
         return {
-            "loader": lambda: self.one_by_one(loader, cores()),
+            "loader": lambda: self.one_by_one(loader, cores),
             "serial, 1 thread": lambda: self.one_by_one(memory, 1, fast_adam),
-            "serial, all threads": lambda: self.one_by_one(memory, cores(), fast_adam),
+            "serial, all threads": lambda: self.one_by_one(memory, cores, fast_adam),
         }
 
     def asynckfold(self, dataset: Any, **settings: Any) -> Outcome:

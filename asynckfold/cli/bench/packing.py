@@ -143,7 +143,7 @@ def _sweep(work: Work, targets: torch.Tensor) -> Exercise:
 def _ways(work: Work) -> dict[str, Callable[[], Outcome]]:
     samples = _samples(work)
     sweep = _sweep(work, samples[1])
-    serial = sweep.serial_ways(TensorDataset(*samples), *samples)
+    serial = sweep.serial_ways(TensorDataset(*samples), *samples, cores())
     return {**serial, "asynckfold": lambda: sweep.asynckfold(samples)}
 
 

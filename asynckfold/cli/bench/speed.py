@@ -189,7 +189,7 @@ def _ways(
     targets: torch.Tensor,
     others: bool,
 ) -> dict[str, Way]:
-    serial = exercise.serial_ways(dataset, inputs, targets)
+    serial = exercise.serial_ways(dataset, inputs, targets, cores())
     ways = {name: Way(call) for name, call in serial.items()}
     for peer in peers.PEERS if others else ():
         call = partial(peers.run, peer, exercise, inputs, targets)

@@ -272,17 +272,14 @@ class Lowering:
                 raise NotFusible(f"{_name(node)} writes into memory that another view reads later")
         old = cell.value
         if old.name:
-            self._write(old, value)
+            if self.slots[old.name].is_parameter:
+                raise NotFusible(f"parameter {old.name} is written in the forward")
+            self.emit_method("copy_", self.storage[old.name], self.stacked(value))
             cell.value = Value(old.node, old.layout, old.example, old.name)
         else:
             cell.value = Value(value.node, value.layout, old.example)
         cell.family.append(node)
         self.cells[node] = cell
-
-    def _write(self, target: Value, value: Value) -> None:
-        if self.slots[target.name].is_parameter:
-            raise NotFusible(f"parameter {target.name} is written in the forward")
-        self.emit_method("copy_", self.storage[target.name], self.stacked(value))
 
     # Bookkeeping
 
