@@ -31,7 +31,7 @@ from tests import accounts, leftovers, size, stacks
 from tests.nursery import Nursery, fresh_server, nursery
 
 # Asserts for several files of tests: they shall tell as much as those in the tests.
-pytest.register_assert_rewrite("tests.training.multiprocess.teams")
+pytest.register_assert_rewrite("tests.training.multiprocess.attempts")
 
 os.environ[leftovers.MARK] = "1"
 os.environ["PYTHONFAULTHANDLER"] = "1"
@@ -182,8 +182,8 @@ def hasty_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def fake_gpus_stay_in_their_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that takes a fake for the GPU does so in the process that makes it: here, too."""
-    if (spared := sys.modules.get("asynckfold.training.process_group.gpu_handoff")) is not None:
-        monkeypatch.setattr(spared.SparedGpu, "take", spared.SparedGpu.take)
+    if (handoff := sys.modules.get("asynckfold.training.process_group.gpu_handoff")) is not None:
+        monkeypatch.setattr(handoff.HiddenGpu, "take", handoff.HiddenGpu.take)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from asynckfold.training.process_group.gpu_handoff import SparedGpu
+from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 from tests.system.test_gpus import FakeNvml
 from tests.toy import Tiny
 
@@ -21,7 +21,7 @@ def load_nvml() -> tuple[Any, str]:
     return FakeNvml((8 * GIB, 8 * GIB, 0)), ""
 
 
-def take(gpu: SparedGpu) -> torch.device:
+def take(gpu: HiddenGpu) -> torch.device:
     """Say so in the log of the job."""
     print(f"GPU {gpu.index} taken by {os.getpid()}, a child of {os.getppid()}", flush=True)
     return torch.device("cpu")
@@ -32,4 +32,4 @@ class OnFakeGpu(Tiny):
 
     def __init__(self) -> None:
         super().__init__()
-        SparedGpu.take = take  # type: ignore[method-assign]
+        HiddenGpu.take = take  # type: ignore[method-assign]

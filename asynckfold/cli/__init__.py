@@ -9,11 +9,11 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from asynckfold.api.arguments import Settings
 from asynckfold.cli import status as states
@@ -41,7 +41,6 @@ from asynckfold.system.files import reading_error, write_whole
 from asynckfold.system.signals import ENDINGS, Interruption, listening
 
 if TYPE_CHECKING:
-    from asynckfold.cli.bench import BenchTable
     from asynckfold.results.compare import Comparison
 
 
@@ -302,8 +301,12 @@ def bench(parsed: argparse.Namespace, out: Output) -> int:
     """Measure, and print the table."""
     from rich.table import Table
 
+    from asynckfold.cli.bench import measure
+
     refuse(_bench_problems(parsed))
-    table = _bench_table(parsed, out.error)
+    data = Path(parsed.data) if parsed.data else None
+    given = {"data": data, "with_peers": parsed.peers, "tell": out.error}
+    table = measure(parsed.subject, quick=parsed.quick, **given)
     out.data(table.to_json())
     shown = Table(*table.columns, title=table.title, box=None, pad_edge=False)
     for row in table.cells():
@@ -331,30 +334,6 @@ def _bench_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
         if wanted and parsed.subject not in subjects[flag]:
             only = ", ".join(subjects[flag])
             yield Problem(f"{flag} applies to {only} only", f"bench {parsed.subject}", "Drop it.")
-
-
-def _bench_table(parsed: argparse.Namespace, tell: Callable[[str], None]) -> BenchTable:
-    from asynckfold.cli import bench
-
-    subject, data = parsed.subject, Path(parsed.data) if parsed.data else None
-    # What makes the table, and what makes it quick: rough, in seconds.
-    tables: Mapping[str, tuple[Callable[..., BenchTable], Mapping[str, Any]]] = {
-        "checkpoints": (bench.checkpoint_table, {"epoch_seconds": 0.5}),
-        "crowd": (bench.crowd_table, {"seconds": 0.5, "turns": 1}),
-        "formats": (bench.format_table, {"seconds": 1.0}),
-        "fusion": (bench.fusion_table, {"seconds": 1.0}),
-        "nodes": (bench.nodes_table, {"works": bench.QUICK_NODES, "turns": 1}),
-        "packing": (bench.packing_table, {"works": bench.QUICK_PACKING, "turns": 1}),
-        "place": (bench.place_table, {"pending": (100, 1_000, 10_000)}),
-        "speed": (bench.speed_table, {"works": bench.QUICK, "turns": 1}),
-        "trainers": (bench.trainers_table, {"turns": 1}),
-        "use": (bench.use_table, {"turns": 1}),
-    }
-    table, words = tables[subject]
-    more = {"nodes": {"data": data}, "trainers": {"data": data}, "packing": {}}
-    more["speed"] = {"data": data, "with_peers": parsed.peers}
-    told = {"tell": tell, **more[subject]} if subject in more else {}
-    return table(**told, **(words if parsed.quick else {}))
 
 
 def simulate(parsed: argparse.Namespace, out: Output) -> int:

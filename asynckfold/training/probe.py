@@ -27,6 +27,7 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import batches, setup, training_run
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import trainer
+from asynckfold.training.fusion.group import FusionGroup
 from asynckfold.training.job_log import NoLog
 
 PROBE_SECONDS = 0.25
@@ -107,14 +108,14 @@ def _seconds_together(
         return _seconds(_fused_steps(group), device, PROBE_SECONDS) / len(jobs)
 
 
-def _fused_steps(group: trainer.Group) -> Iterator[Callable[[], object]]:
+def _fused_steps(group: FusionGroup) -> Iterator[Callable[[], object]]:
     """Repeat the steps of the first epoch."""
     while True:
         group.begin_epoch()
         while group.batch < group.batches:
             yield group.step
         group.batch = 0
-        for row in group.rows:
+        for row in group.replicas:
             row.stand_at(0, 0)
 
 

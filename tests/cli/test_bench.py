@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from dataclasses import replace
@@ -11,10 +12,24 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from asynckfold.cli import bench, main
-from asynckfold.cli.bench import formats, loops, packing, peers, speed, trainers, use
+from asynckfold.cli import main
+from asynckfold.cli.bench import (
+    checkpoints,
+    crowd,
+    formats,
+    fusion,
+    images,
+    loops,
+    packing,
+    peers,
+    place,
+    speed,
+    trainers,
+    use,
+)
 from asynckfold.cli.bench.checkpoints import Work
-from asynckfold.cli.bench.fusion import Case
+from asynckfold.cli.bench.table import BenchTable
+from asynckfold.cli.parser import SUBJECTS
 
 
 def test_checkpoints_are_timed_in_real_runs(
@@ -22,7 +37,7 @@ def test_checkpoints_are_timed_in_real_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     work = Work("linear", lambda: nn.Linear(8, 10), (8,), 64)
-    table = bench.checkpoint_table([work], epoch_seconds=0.05, epochs=2)
+    table = checkpoints.table([work], epoch_seconds=0.05, epochs=2)
     (row,) = table.to_json()["rows"]
     parameters = 8 * 10 + 10
     assert row["model"] == "linear"
@@ -31,12 +46,11 @@ def test_checkpoints_are_timed_in_real_runs(
     assert 3 * 4 * parameters < row["checkpoint MB"] * 1e6 < 3 * 4 * parameters + 1_000_000
     assert row["checkpoint ms"] > 0
     assert 0 < row["share of the run %"] < 100
-    assert table.machine["cores"] >= 1
     assert not list(tmp_path.iterdir())
 
 
 def test_decisions_are_timed_on_a_busy_and_on_an_empty_machine() -> None:
-    table = bench.place_table((5, 200), repeats=3)
+    table = place.table((5, 200), repeats=3)
     few, many = table.to_json()["rows"]
     assert (few["pending jobs"], many["pending jobs"]) == (5, 200)
     assert 1 <= few["empty: decisions"] <= 5 < many["empty: decisions"] <= 64
@@ -55,7 +69,7 @@ def test_a_sweep_is_timed_in_each_way_and_all_learn_alike(
     work = packing.Work("MLP", loops.digits_mlp, (64,), 200, 5)
     assert packing._at_once(work, 1, limit=0.0) is None
     monkeypatch.setattr(packing, "AT_ONCE_LIMIT", 1e6)
-    table = bench.packing_table([work], turns=1)
+    table = packing.table([work], turns=1)
     (row,) = table.to_json()["rows"]
     timed = [name for name in row if name.endswith(" s") or " s, " in name]
     assert len(timed) == 6
@@ -73,7 +87,7 @@ def test_the_use_of_the_cores_is_that_of_real_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    table = bench.use_table([use.Case("few", (8, 16), 2, 60, 2)], turns=1)
+    table = use.table([use.Case("few", (8, 16), 2, 60, 2)], turns=1)
     (row,) = table.to_json()["rows"]
     assert row["jobs"] == 4
     assert 0 < row["training %"] < row["use %"] <= 100
@@ -90,7 +104,7 @@ def test_trainers_are_timed_on_the_same_samples(
     monkeypatch.setattr(trainers, "ways", lambda: compared)
     work = trainers.Work("MLP", loops.digits_mlp, 8, epochs=3, target=0.5, samples=400)
     hard = replace(work, name="hard", epochs=1, target=1.1)
-    rows = bench.trainers_table([work, hard], turns=1).to_json()["rows"]
+    rows = trainers.table([work, hard], turns=1).to_json()["rows"]
     assert [(row["trainer"], row["processes"]) for row in rows] == [
         ("plain", 1),
         ("averaging", 2),
@@ -105,27 +119,28 @@ def test_trainers_are_timed_on_the_same_samples(
 def test_the_verb_finds_each_subject(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        bench, "place_table", lambda *counts: bench.BenchTable("Place", ("n",), ((len(counts),),))
-    )
-    for name in ("nodes", "packing", "trainers", "use"):
-        monkeypatch.setattr(
-            bench,
-            f"{name}_table",
-            lambda *works, turns=0, **others: bench.BenchTable("Table", ("n",), ((turns,),)),
-        )
-    for subject in ("place", "nodes", "packing", "trainers", "use"):
+    def given(**settings: object) -> BenchTable:
+        return BenchTable("Table", "given", ((sorted(settings),),))
+
+    known = {"nodes": ["data", "tell"], "packing": ["tell"], "trainers": ["data", "tell"]}
+    known["speed"] = ["data", "tell", "with_peers"]
+    for subject in SUBJECTS:
+        module = importlib.import_module(f"asynckfold.cli.bench.{subject}")
+        monkeypatch.setattr(module, "table", given)
         assert main(["bench", subject, "--json"]) == 0
         assert main(["bench", subject, "--quick", "--json"]) == 0
         told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert [item["rows"] for item in told] == [[{"n": 0}], [{"n": 1}]]
+        plain = known.get(subject, [])
+        quick = sorted([*plain, *module.QUICK])
+        assert [item["rows"] for item in told] == [[{"given": plain}], [{"given": quick}]]
+        assert all(item["machine"]["cores"] >= 1 for item in told)
 
 
 def test_the_verb_prints_and_saves_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = bench.BenchTable("Checkpoints", ("model", "ms"), (("mlp", 1.2345),), ("A note.",))
-    monkeypatch.setattr(bench, "checkpoint_table", lambda **settings: table)
+    table = BenchTable("Checkpoints", "model | ms", (("mlp", 1.2345),), ("A note.",))
+    monkeypatch.setattr(checkpoints, "table", lambda **settings: table)
     page = tmp_path / "table.md"
     assert main(["bench", "checkpoints", "--save", str(page)]) == 0
     printed = capsys.readouterr().out
@@ -145,7 +160,7 @@ def test_the_same_work_is_done_in_several_ways_and_all_learn_alike(
     monkeypatch.setattr(peers, "installed", lambda peer: False)
     monkeypatch.setattr(speed, "cores", lambda: 1)
     work = speed.Work("MLP", loops.digits_mlp, "digits", 200, 10, counts=(2,))
-    table = bench.speed_table([work], turns=2, with_peers=True)
+    table = speed.table([work], turns=2, with_peers=True)
     rows = table.to_json()["rows"]
     assert [row["jobs"] for row in rows] == [10] * 9
     ways = [row["way"] for row in rows[:9]]
@@ -166,16 +181,16 @@ def test_the_same_work_is_done_in_several_ways_and_all_learn_alike(
 
 
 def test_images_are_what_a_folder_holds_or_generated(tmp_path: Path) -> None:
-    assert speed.images_of("mnist", tmp_path, 4) is None
-    assert speed.images_of("cifar10", tmp_path, 4) is None
+    assert images.images_of("mnist", tmp_path, 4) is None
+    assert images.images_of("cifar10", tmp_path, 4) is None
     for name, grey in (("cat", 10), ("dog", 200)):
         folder = tmp_path / "train" / name
         folder.mkdir(parents=True)
         for number in range(3):
             Image.new("RGB", (32, 32), (grey,) * 3).save(folder / f"{number}.png")
-    images, targets = speed.images_of("cifar10", tmp_path, 4)
-    assert images.shape == (4, 32, 32, 3)
-    assert [int(image[0, 0, 0]) for image in images] == [(10, 200)[target] for target in targets]
+    found, targets = images.images_of("cifar10", tmp_path, 4)
+    assert found.shape == (4, 32, 32, 3)
+    assert [int(image[0, 0, 0]) for image in found] == [(10, 200)[target] for target in targets]
     work = speed.Work("LeNet5", nn.Identity, "mnist", 4, size=32)
     dataset, origin = speed._dataset(work, tmp_path)
     assert dataset[0][0].shape == (1, 32, 32)
@@ -201,8 +216,8 @@ def test_an_unknown_subject_is_refused_with_the_known_ones(
 
 
 def test_steps_are_timed_plain_and_fused() -> None:
-    case = Case("linear", lambda: nn.Linear(8, 10), (8,))
-    table = bench.fusion_table([case], (5, 10), seconds=0.0)
+    case = loops.Case("linear", lambda: nn.Linear(8, 10), (8,))
+    table = fusion.table([case], (5, 10), seconds=0.0)
     one, two = table.to_json()["rows"]
     assert (one["jobs"], two["jobs"]) == (5, 10)
     assert one["MFLOP a step"] == pytest.approx(2 * 2 * 32 * 8 * 10 / 1e6)
@@ -213,7 +228,7 @@ def test_steps_are_timed_plain_and_fused() -> None:
 
 def test_steps_are_timed_beside_others_however_threads_wait() -> None:
     before = len(os.sched_getaffinity(0))
-    table = bench.crowd_table([formats.Case("VGG", loops.small_vgg, batch_size=2)], 0.0, turns=2)
+    table = crowd.table([loops.Case("VGG", loops.small_vgg, batch_size=2)], 0.0, turns=2)
     assert [row[2] for row in table.rows] == sorted({0, 1, before, 3 * before})
     for _, count, _, spinning, little, ratio, low, high, *waits in table.rows:
         assert count == before
@@ -224,7 +239,7 @@ def test_steps_are_timed_beside_others_however_threads_wait() -> None:
 
 
 def test_steps_are_timed_in_both_memory_formats() -> None:
-    table = bench.format_table([formats.Case("VGG", loops.small_vgg, batch_size=2)], 0.0)
+    table = formats.table([loops.Case("VGG", loops.small_vgg, batch_size=2)], 0.0)
     ((name, products, narrow, *seconds, turns, rule),) = table.rows
     assert (name, narrow, rule) == ("VGG", 0.0, "channels last")
     assert products == pytest.approx(261, abs=1)

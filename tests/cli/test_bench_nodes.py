@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from asynckfold.cli import bench
-from asynckfold.cli.bench import loops, nodes
-from asynckfold.cli.bench.nodes import Cluster, Link, Training
+from asynckfold.cli.bench import loops, node_training, nodes, scaling
+from asynckfold.cli.bench.node_training import Link, NodeTraining
+from asynckfold.cli.bench.scaling import Cluster
 from asynckfold.cli.bench.trainers import Outcome, Work
 from asynckfold.errors import WorkerDiedError
 from asynckfold.models import DBN, Pretraining
@@ -33,8 +33,8 @@ def samples(count: int = 50) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, (inputs[:, 0] > 0).long()
 
 
-def trained(cluster: Cluster, begun: nn.Module, work: Work = WORK) -> Training:
-    return Training(work, begun, samples(), cluster)
+def trained(cluster: Cluster, begun: nn.Module, work: Work = WORK) -> NodeTraining:
+    return NodeTraining(work, begun, samples(), cluster)
 
 
 @given(st.integers(1, 5), st.integers(1, 4))
@@ -117,7 +117,7 @@ def test_a_node_takes_up_how_far_the_others_have_moved(served: Server) -> None:
 def test_several_nodes_of_several_tasks_learn() -> None:
     torch.manual_seed(0)
     work = Work("line", loops.digits_mlp, 8, epochs=60, target=0.7)
-    training = Training(work, loops.digits_mlp(), samples(500), Cluster(2, 2))
+    training = NodeTraining(work, loops.digits_mlp(), samples(500), Cluster(2, 2))
     outcome = training.run()
     assert outcome.accuracy > 0.8
     assert outcome.seconds is not None
@@ -160,7 +160,7 @@ def test_a_dbn_begins_with_pretrained_layers_and_the_caller_keeps_its_own() -> N
         made.append(DBN(64, (8,), 2, pretraining=Pretraining(epochs=1)))
         return made[-1]
 
-    begun = nodes.beginning(Work("DBN", net, 8), samples()[0])
+    begun = node_training.beginning(Work("DBN", net, 8), samples()[0])
     torch.manual_seed(0)
     fresh = net()
     assert not torch.equal(begun[1].weight, fresh[1].weight)  # type: ignore[index]
@@ -176,7 +176,7 @@ def test_the_table_holds_what_was_measured_and_extrapolates_nothing_from_two_cou
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nodes, "cores", lambda: 2)
     told: list[str] = []
-    table = bench.nodes_table([WORK], turns=1, tell=told.append)
+    table = nodes.table([WORK], turns=1, tell=told.append)
     rows = table.to_json()["rows"]
     assert [(row["table"], row["nodes"], row["tasks a node"]) for row in rows] == [
         ("workers of 1 node", 1, 1),
@@ -199,15 +199,15 @@ def law(count: int) -> float:
 
 
 def test_rows_beyond_the_cores_are_marked_as_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Told(Training):
+    class Told(NodeTraining):
         """Takes what the law says, and learns nothing."""
 
         def run(self) -> Outcome:
             return Outcome(self.count * self.work.epochs / law(self.cluster.workers), None, 0.1)
 
-    monkeypatch.setattr(nodes, "Training", Told)
+    monkeypatch.setattr(nodes, "NodeTraining", Told)
     monkeypatch.setattr(nodes, "cores", lambda: 4)
-    table = bench.nodes_table([WORK], turns=1)
+    table = nodes.table([WORK], turns=1)
     rows = [row for row in table.to_json()["rows"] if row["table"] == "nodes with 1 task each"]
     assert [row["nodes"] for row in rows] == [1, 2, 3, 4, 8, 16]
     assert [row["origin"] for row in rows] == ["measured"] * 4 + ["model, not measured"] * 2
@@ -225,7 +225,7 @@ def test_rows_beyond_the_cores_are_marked_as_a_model(monkeypatch: pytest.MonkeyP
 @given(st.lists(st.floats(0.5, 2.0), min_size=5, max_size=5))
 def test_no_fitted_term_is_negative_and_its_error_is_told(noise: list[float]) -> None:
     measured = {n: law(n) * factor for n, factor in zip((1, 2, 4, 8, 16), noise, strict=True)}
-    found = nodes.scaling(measured)
+    found = scaling.scaling(measured)
     assert found is not None
     assert min(found.computation, found.communication, found.rest) >= 0
     worst = max(abs(found.seconds(n) / seconds - 1) for n, seconds in measured.items())

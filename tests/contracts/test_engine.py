@@ -40,16 +40,16 @@ def pool() -> Iterator[WorkerPool]:
 def make(request: pytest.FixtureRequest, root: Path, pool: WorkerPool) -> Make:
     @contextmanager
     def engine(**changes: Any) -> Iterator[tuple[Engine, Any, queue.SimpleQueue[Any]]]:
-        news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         with toy_bundle(root, **changes) as (bundle, data):
             handle = data.handle()
             made: Engine
             if request.param == "serial":
-                made = SerialEngine(bundle, handle.open(handle.fds), look, news.put)
+                made = SerialEngine(bundle, handle.open(handle.fds), look, events.put)
             else:
-                made = ProcessEngine(bundle, handle.fds, look, news.put, pool)
+                made = ProcessEngine(bundle, handle.fds, look, events.put, pool)
             try:
-                yield made, bundle, news
+                yield made, bundle, events
             finally:
                 made.close()
 
@@ -60,17 +60,17 @@ def place(bundle: Any, index: int = 0) -> Placement:
     return Placement((bundle.plan.jobs[index].id,), (min(os.sched_getaffinity(0)),))
 
 
-def heard(news: queue.SimpleQueue[Any]) -> list[Any]:
+def heard(events: queue.SimpleQueue[Any]) -> list[Any]:
     found = []
-    while not news.empty():
-        found.append(news.get())
+    while not events.empty():
+        found.append(events.get())
     return found
 
 
 def test_a_job_ends_with_a_result_and_its_news_come_first(make: Make) -> None:
-    with make() as (engine, bundle, news):
+    with make() as (engine, bundle, events):
         answer = engine.submit(place(bundle), [task(bundle.plan.jobs[0])]).result(60)
-        told = heard(news)
+        told = heard(events)
     (result,) = answer.results
     assert isinstance(result, Result)
     assert result.status == DONE
@@ -86,8 +86,8 @@ def test_both_engines_give_the_same_bits(root: Path, pool: WorkerPool) -> None:
     with toy_bundle(root) as (bundle, data):
         handle = data.handle()
         for engine in (
-            SerialEngine(bundle, handle.open(handle.fds), look, lambda news: None),
-            ProcessEngine(bundle, handle.fds, look, lambda news: None, pool),
+            SerialEngine(bundle, handle.open(handle.fds), look, lambda events: None),
+            ProcessEngine(bundle, handle.fds, look, lambda events: None, pool),
         ):
             futures = [
                 engine.submit(place(bundle, index), [task(job)])

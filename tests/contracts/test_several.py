@@ -16,7 +16,7 @@ from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.trainer_params import SEVERAL, TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.multiprocess.train import TRAINERS
-from tests.training.multiprocess.teams import (
+from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     Fragile,
     attempt,
@@ -113,14 +113,14 @@ def test_an_evaluation_is_divided_and_is_that_of_the_model_that_is_kept(
         params=params(trainer, processes, eval_batch_size=size),
         batch_size=5,
     )
-    result, news = attempt(tiny)
+    result, events = attempt(tiny)
     assert result is not None
     valid = tiny.bundle.folds[0].valid
     lines = noted(path)
     found = Counter(number for _, numbers in lines for number in numbers)
     assert found == Counter({int(number): 3 for number in valid})
     assert len({pid for pid, _ in lines}) == min(processes, -(-len(valid) // size))
-    kept = checkpoints(news)[0]
+    kept = checkpoints(events)[0]
     model = Noisy().eval()
     model.load_state_dict(checkpoint.load(tiny.root / kept.file, kept.sha256, tiny.root)["model"])
     parts = torch.from_numpy(tiny.data[0][valid]).split(size)

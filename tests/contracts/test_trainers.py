@@ -181,8 +181,8 @@ def test_a_continued_run_keeps_its_groups(tmp_path: Path, fuse: Any) -> None:
         first, later = told
         # With the largest difference that was seen.
         assert re.match(
-            rf"net: fused: {re.escape(widths)} of 8 jobs; at most \d\.\de-\d+ in float64 and "
-            r"\d\.\de-\d+ in float32 from each by itself$",
+            rf"net: fused: {re.escape(widths)} of 8 jobs; largest deviation from "
+            r"separate training: \d\.\de-\d+ in float64 and \d\.\de-\d+ in float32$",
             first,
         )
         assert later == f"net: fused: {widths} of 8 jobs, as before"

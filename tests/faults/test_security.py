@@ -38,7 +38,7 @@ ALLOWED = {
     ): "the parameter server that the user starts; no pickle",
     ("training/parameter_server/server.py", "network"): "the same",
     (
-        "training/process_group/members.py",
+        "training/process_group/ranks.py",
         "unpickling",
     ): "what a forked process of the job raised, through its pipe",
     ("training/worker/lazy_dynamo.py", "import by name"): "torch's compiler, on first use",

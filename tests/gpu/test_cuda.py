@@ -89,7 +89,7 @@ def test_after_a_fork_it_is_taken_where_the_parent_was_shown_none() -> None:
     """As a worker does: it differentiates on a CPU, after it has forked who takes the GPU."""
     script = """
 import os, torch
-from asynckfold.training.process_group.gpu_handoff import spared
+from asynckfold.training.process_group.gpu_handoff import hide_gpus
 
 def train(device):
     layer = torch.nn.Linear(3, 2).to(device)
@@ -98,7 +98,7 @@ def train(device):
     optimizer.step()
     return next(layer.parameters()).device.type
 
-with spared(0) as gpu:
+with hide_gpus(0) as gpu:
     child = os.fork()
     if child == 0:
         os._exit(0 if train(gpu.take()) == "cuda" else 1)

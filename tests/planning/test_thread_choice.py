@@ -206,10 +206,10 @@ def test_a_group_that_raises_in_a_probe_is_left_to_the_rule() -> None:
 @pytest.mark.parametrize(
     ("seconds", "fused", "told"),
     [
-        (0.008, True, "are 2.50 times faster than one after another"),
-        (0.020, True, "take as long as one after another"),
-        (0.025, True, "take 1.25 times as long as one after another"),
-        (0.027, False, "take 1.35 times as long as one after another"),
+        (0.008, True, "are 2.50 times faster than separate ones"),
+        (0.020, True, "take as long as separate ones"),
+        (0.025, True, "take 1.25 times as long as separate ones"),
+        (0.027, False, "take 1.35 times as long as separate ones"),
     ],
 )
 def test_a_probe_overturns_fusing_by_a_large_margin_only(

@@ -24,7 +24,7 @@ from asynckfold.models.rbm import alone
 from asynckfold.results.report.page import _records
 from asynckfold.training import checkpoint
 from asynckfold.training.pretraining import has_pretraining
-from tests.training.multiprocess.teams import train
+from tests.training.multiprocess.attempts import train
 from tests.training.tiny import Plain, Tiny, always, checkpoints, samples, sgd
 
 SEEN: list[list[int]] = []

@@ -25,7 +25,7 @@ from asynckfold.training import checkpoint, setup
 from asynckfold.training.fusion import trainer as fused
 from asynckfold.training.stopwatch import Stopwatch
 from tests.training.fusion.test_trainer import Grouped, digests, grouped, refs_of
-from tests.training.multiprocess.teams import (
+from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     attempt,
     each_sample,

@@ -22,7 +22,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import batches, losses, seeding, serial_baseline
 from asynckfold.training.dry_run import loss_trial, preflight
 from tests.training.fusion.test_trainer import Grouped
-from tests.training.multiprocess import teams
+from tests.training.multiprocess import attempts
 from tests.training.tiny import CLASSES, FEATURES, Plain, Tiny, never, samples
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -501,10 +501,10 @@ def test_trainers_of_several_processes_record_the_same_loss(
             criterion=criterion,
             opt_fn=frozen,
             batch_size=12,
-            params=teams.params(trainer, epochs=2),
+            params=attempts.params(trainer, epochs=2),
         )
     )
-    assert recorded(teams.train(tiny)) == [
+    assert recorded(attempts.train(tiny)) == [
         pytest.approx(pair, rel=1e-5) for pair in by_hand(tiny, summed, counts)
     ]
 
@@ -518,10 +518,10 @@ def test_gradients_of_parts_add_up_to_that_of_the_batch(tmp_path: Path, kind: st
             criterion=criterion,
             opt_fn=small,
             batch_size=12,
-            params=teams.params("allreduce", epochs=2),
+            params=attempts.params("allreduce", epochs=2),
         )
     )
-    assert recorded(teams.train(tiny)) == [
+    assert recorded(attempts.train(tiny)) == [
         pytest.approx(pair, rel=1e-5) for pair in by_hand(tiny, summed, counts)
     ]
 

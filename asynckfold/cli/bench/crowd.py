@@ -1,4 +1,4 @@
-"""What it brings that the threads of a job spin little where others use its cores."""
+"""The gain of short spinning: steps of several threads on cores that others use too."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from statistics import median
 
 import torch
 
-from asynckfold.cli.bench.formats import Case, step_of
-from asynckfold.cli.bench.loops import small_vgg, threads
-from asynckfold.cli.bench.table import BenchTable, machine_facts
+from asynckfold.cli.bench.loops import Case, as_in_worker, small_vgg, step_of
+from asynckfold.cli.bench.table import BenchTable
 from asynckfold.models import VGG, LeNet, LeNet5
-from asynckfold.system import process
 from asynckfold.system.limits import allowed_cores
-from asynckfold.training import seeding
 from asynckfold.training.worker.spinning import CORES, add_sleeping_threads, waited
 
 CASES = (
@@ -27,24 +24,16 @@ CASES = (
     Case("VGG11, quarter width", small_vgg),
     Case("VGG11", VGG),
 )
+QUICK = {"seconds": 0.5, "turns": 1}
+
+Timed = tuple[float, float]
+"""Seconds of a step, and seconds that its threads waited per second."""
 
 
-def crowd_table(cases: Sequence[Case] = CASES, seconds: float = 3.0, turns: int = 5) -> BenchTable:
-    """Time training steps on all cores, beside processes that always compute.
-
-    Parameters
-    ----------
-    cases : sequence of Case
-        What to train, with torch's fused Adam, on random samples.
-    seconds : float
-        How long each way is timed in each turn, at least one step.
-    turns : int
-        How often.
-    """
-    # As in a worker.
-    process.keep_freed_memory()
+def table(cases: Sequence[Case] = CASES, seconds: float = 3.0, turns: int = 5) -> BenchTable:
+    """Time training steps on all cores, beside processes that always compute."""
     cores = len(allowed_cores())
-    with seeding.preserved(), threads(cores):
+    with as_in_worker(cores):
         rows = tuple(
             row
             for others in dict.fromkeys((0, 1, cores, 3 * cores))
@@ -52,27 +41,16 @@ def crowd_table(cases: Sequence[Case] = CASES, seconds: float = 3.0, turns: int 
         )
     return BenchTable(
         "Threads that wait for one another on crowded cores",
-        (
-            "model",
-            "threads",
-            "others",
-            "spinning ms",
-            "little ms",
-            "spinning / little",
-            "of the turns, from",
-            "to",
-            "waits spinning",
-            "waits little",
-        ),
+        "model | threads | others | spinning ms | little ms | spinning / little | "
+        "of the turns, from | to | waits spinning | waits little",
         rows,
         (
             "A step in float32 with Adam, batches of 32; others are processes that always compute. "
-            "Spinning is what libgomp does by itself, little what a worker has it do where its "
-            "threads wait for cores. Both in each turn; medians, and the least and the greatest "
-            "ratio. Waits are the seconds in a second that all its threads could have run, but "
-            "had no core: from 0.1 on a worker tries little, and keeps to what is faster.",
+            "Spinning is libgomp's default; little is what a worker sets where its threads wait "
+            "for cores. Both in each turn; medians, and the least and the greatest ratio. Waits "
+            "are seconds per second in which all threads could have run, but had no core: from "
+            "0.1 on, a worker tries little, and keeps the faster of the two.",
         ),
-        machine_facts(),
     )
 
 
@@ -81,23 +59,20 @@ def _rows(
 ) -> Iterator[tuple[object, ...]]:
     with _busy(others):
         for case in cases:
-            inputs = torch.randn(case.batch_size, *case.shape)
-            step = step_of(case, inputs, torch.arange(case.batch_size) % 10, last=False)
+            step = step_of(case)
             step()
             found = [_turn(step, seconds, turn % 2 == 1) for turn in range(turns)]
             ratios = sorted(spinning[0] / little[0] for spinning, little in found)
-            spinning, little = zip(*found, strict=True)
-            times = [1e3 * median(took for took, _ in way) for way in (spinning, little)]
-            waits = [median(wait for _, wait in way) for way in (spinning, little)]
+            ways = [list(zip(*way, strict=True)) for way in zip(*found, strict=True)]
             yield (
                 case.name,
                 torch.get_num_threads(),
                 others,
-                *times,
+                *(1e3 * median(seconds) for seconds, _ in ways),
                 median(ratios),
                 ratios[0],
                 ratios[-1],
-                *waits,
+                *(median(waits) for _, waits in ways),
             )
 
 
@@ -112,10 +87,6 @@ def _busy(count: int) -> Iterator[None]:
             other.wait()
 
 
-Timed = tuple[float, float]
-"""Seconds of a step, and what its threads waited in a second."""
-
-
 def _turn(step: Callable[[], None], seconds: float, little_first: bool) -> tuple[Timed, Timed]:
     ways = {True: partial(_little, step, seconds), False: partial(_timed, step, seconds)}
     found = {little: ways[little]() for little in (little_first, not little_first)}
@@ -123,12 +94,12 @@ def _turn(step: Callable[[], None], seconds: float, little_first: bool) -> tuple
 
 
 def _little(step: Callable[[], None], seconds: float) -> Timed:
-    end_threads = add_sleeping_threads(CORES)
+    take_back = add_sleeping_threads(CORES)
     try:
         return _timed(step, seconds)
     finally:
-        if end_threads is not None:
-            end_threads()
+        if take_back is not None:
+            take_back()
 
 
 def _timed(step: Callable[[], None], seconds: float) -> Timed:

@@ -1,8 +1,8 @@
-"""One exercise for one model, and the loops that a user writes for it: asynckfold's measure.
+"""What the benchmarks share: models, timing, one sweep by asynckfold, and the loops users write.
 
-All train the same samples in batches of the same size for the same epochs, on the same folds under
-the same LR schedules, and evaluate the held-out fold after each epoch. Loops write nothing down;
-asynckfold keeps its promises: checkpoints and results on the disk.
+All loops train the same samples in equal batches for the same epochs, on the same folds under the
+same LR schedules, and evaluate the held-out fold after each epoch. Loops write nothing to disk;
+asynckfold keeps its promises: checkpoints and results.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,11 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from asynckfold.api.kfold import AsyncKFold
 from asynckfold.jobs.folds import Fold, Indices
 from asynckfold.models import MLP, VGG
-from asynckfold.training import lr_schedules
+from asynckfold.results.cv_results import CVResults
+from asynckfold.system import process
+from asynckfold.training import lr_schedules, seeding
+
+T = TypeVar("T")
 
 BATCH = 32
 EVALUATION_BATCH = 256
@@ -32,7 +36,7 @@ FOLDS = 5
 
 
 def small_vgg() -> nn.Module:
-    """VGG11 of a quarter of the width."""
+    """VGG11, a quarter wide."""
     return VGG(width=0.25)
 
 
@@ -42,12 +46,12 @@ def digits_mlp() -> nn.Module:
 
 
 def adam(model: nn.Module) -> optim.Optimizer:
-    """Return the optimizer of all ways, as users write it."""
+    """Return Adam as users write it."""
     return optim.Adam(model.parameters(), 1e-3)
 
 
 def fast_adam(model: nn.Module) -> optim.Optimizer:
-    """Return the same with torch's faster kernel, as who wants speed writes it."""
+    """Return Adam with torch's fused kernel."""
     return optim.Adam(model.parameters(), 1e-3, fused=True)
 
 
@@ -57,8 +61,53 @@ Batches = Callable[[Indices, int, bool], Iterable[tuple[torch.Tensor, torch.Tens
 """(sample numbers, batch size, whether to shuffle) → batches of inputs and targets."""
 
 
+@dataclass(frozen=True)
+class Case:
+    """A model, the shape of its samples, and the batch size of a step."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    shape: tuple[int, ...] = (3, 32, 32)
+    batch_size: int = BATCH
+
+
+def step_of(case: Case, *, channels_last: bool = False) -> Callable[[], None]:
+    """Return a training step on random samples."""
+    torch.manual_seed(0)
+    inputs = torch.randn(case.batch_size, *case.shape)
+    targets = torch.arange(case.batch_size) % 10
+    model = case.model()
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    optimizer = fast_adam(model)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+def thread_seconds(work: Callable[[], object]) -> float:
+    """Return the time of this thread: other processes do not count."""
+    started = time.thread_time()
+    work()
+    return time.thread_time() - started
+
+
+def turns_for(seconds: float, turn: Callable[[int], T]) -> list[T]:
+    """Call with 0, 1, … for some seconds, 4 times or more; drop the first tenth, which warms up."""
+    found: list[T] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(found) < 4:
+        found.append(turn(len(found)))
+    return found[max(1, len(found) // 10) :]
+
+
 def from_memory(inputs: torch.Tensor, targets: torch.Tensor) -> Batches:
-    """Return what cuts batches out of whole arrays."""
+    """Cut batches out of whole arrays."""
 
     def batches(
         rows: Indices, size: int, shuffle: bool
@@ -72,7 +121,7 @@ def from_memory(inputs: torch.Tensor, targets: torch.Tensor) -> Batches:
 
 
 def from_loader(dataset: Dataset[Any]) -> Batches:
-    """Return what users write: a DataLoader, sample by sample."""
+    """Load sample by sample through a DataLoader, as users do."""
 
     def batches(
         rows: Indices, size: int, shuffle: bool
@@ -89,7 +138,7 @@ def cores() -> int:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Compute with so many threads of torch meanwhile."""
+    """Set torch's threads for a block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -98,9 +147,41 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def as_in_worker(count: int) -> Iterator[None]:
+    """Compute as a worker with `count` threads does; the generators stay as they are."""
+    process.keep_freed_memory()
+    with seeding.preserved(), threads(count):
+        yield
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield a folder that is deleted afterwards."""
+    # Beside the caller's files: the temporary folder of the system may be in memory.
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="asynckfold-bench-") as folder:
+        yield Path(folder)
+
+
+def sweep(
+    folder: Path,
+    folds: Any,
+    dataset: Any,
+    models: Mapping[str, Callable[[], nn.Module]],
+    schedules: Any,
+    opt_fn: OptFn,
+    params: Mapping[str, Any],
+    **settings: Any,
+) -> CVResults:
+    """Train all jobs by asynckfold, silently and without a baseline."""
+    run, criterion = folder / "run", nn.CrossEntropyLoss()
+    kfold = AsyncKFold(folds, dataset, run, criterion, BATCH, baseline=None, verbose=0, **settings)
+    return kfold(models, schedules, opt_fn, params)
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """How long one way took, and the mean accuracy over jobs."""
+    """Seconds of one way, and the mean accuracy over jobs."""
 
     seconds: float
     accuracy: float
@@ -108,19 +189,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Exercise:
-    """Folds × LR schedules of one model.
-
-    Parameters
-    ----------
-    model : callable
-        Makes a new one.
-    folds : sequence of Fold
-        Who is held out when.
-    epochs : int
-        Passes over a training fold.
-    schedules : tuple of str
-        Names of built-in LR schedules.
-    """
+    """Folds × built-in LR schedules of one model; `model` makes a new one."""
 
     model: Callable[[], nn.Module]
     folds: Sequence[Fold]
@@ -129,15 +198,11 @@ class Exercise:
 
     @property
     def jobs(self) -> list[tuple[str, Fold]]:
-        """What is trained: LR schedule and fold of each."""
+        """LR schedule and fold of each job."""
         return [(schedule, fold) for schedule in self.schedules for fold in self.folds]
 
     def train(
-        self,
-        fold: Fold,
-        batches: Batches,
-        schedule: str = "constant",
-        opt_fn: OptFn = adam,
+        self, fold: Fold, batches: Batches, schedule: str = "constant", opt_fn: OptFn = adam
     ) -> float:
         """Train one job; return its accuracy after the last epoch."""
         torch.manual_seed(fold.index)
@@ -167,39 +232,24 @@ class Exercise:
             found = [self.train(fold, batches, schedule, opt_fn) for schedule, fold in self.jobs]
         return Outcome(time.perf_counter() - started, float(np.mean(found)))
 
+    def serial_ways(
+        self, dataset: Dataset[Any], inputs: torch.Tensor, targets: torch.Tensor, cores: int
+    ) -> dict[str, Callable[[], Outcome]]:
+        """Return the serial ways by name: users' loops over a data set, and over its arrays."""
+        loader, memory = from_loader(dataset), from_memory(inputs, targets)
+        return {
+            "loader": lambda: self.one_by_one(loader, cores),
+            "serial, 1 thread": lambda: self.one_by_one(memory, 1, fast_adam),
+            "serial, all threads": lambda: self.one_by_one(memory, cores, fast_adam),
+        }
+
     def asynckfold(self, dataset: Any, **settings: Any) -> Outcome:
         """Train all jobs by asynckfold; the whole call, from its arguments to its results."""
         started = time.perf_counter()
-        # Beside the caller's files: a system's temporary folder may lie in memory.
-        with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="asynckfold-bench-") as folder:
-            kfold = AsyncKFold(
-                [(fold.train, fold.valid) for fold in self.folds],
-                dataset,
-                Path(folder) / "run",
-                nn.CrossEntropyLoss(),
-                BATCH,
-                baseline=None,
-                verbose=0,
-                **settings,
-            )
-            results = kfold(
-                {"model": self.model}, list(self.schedules), adam, {"epochs": self.epochs}
-            )
+        folds = [(fold.train, fold.valid) for fold in self.folds]
+        models, schedules = {"model": self.model}, list(self.schedules)
+        with scratch_folder() as folder:
+            params = {"epochs": self.epochs}
+            results = sweep(folder, folds, dataset, models, schedules, adam, params, **settings)
             seconds = time.perf_counter() - started
         return Outcome(seconds, float(np.mean(results.cv_results_["mean_test_accuracy"])))
-
-
-def noisy_patterns(shape: tuple[int, ...], samples: int) -> tuple[Any, Any]:
-    """Return samples of ten classes: patterns below so much noise that something is to be learned.
-
-    Returns
-    -------
-    inputs : ndarray of float64, shape (samples, *shape)
-        About normal, with a deviation of 3.
-    targets : ndarray of int64, shape (samples,)
-        Class indices.
-    """
-    random = np.random.default_rng(0)
-    patterns = random.normal(size=(10, *shape))
-    targets = random.integers(0, 10, samples)
-    return patterns[targets] + random.normal(scale=3.0, size=(samples, *shape)), targets

@@ -7,7 +7,7 @@
     at once    a process a job, all started together, torch's default threads   the ancestor's way
     asynckfold the call of `AsyncKFold`, from its arguments to its results
 
-See `loops` for what they have in common.
+See `loops` for what they share.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from asynckfold.cli.bench.images import noisy_patterns
 from asynckfold.cli.bench.loops import (
     BATCH,
     FOLDS,
@@ -34,13 +35,10 @@ from asynckfold.cli.bench.loops import (
     Outcome,
     cores,
     digits_mlp,
-    fast_adam,
-    from_loader,
     from_memory,
-    noisy_patterns,
     small_vgg,
 )
-from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, silent
+from asynckfold.cli.bench.table import BenchTable, in_words, silent
 from asynckfold.jobs.folds import make_folds
 from asynckfold.models import MLP, LeNet, LeNet5, MobileNet
 
@@ -51,19 +49,7 @@ def _small_mobilenet() -> nn.Module:
 
 @dataclass(frozen=True)
 class Work:
-    """A sweep of one model over five folds.
-
-    Parameters
-    ----------
-    name : str
-        Of model and samples.
-    model : callable
-        Makes a new model; of a module, so that another process can import it.
-    shape : tuple of int
-        Of one sample.
-    samples, epochs : int
-        How much of them.
-    """
+    """A sweep of one model over five folds; `model` is a function that other processes import."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -81,47 +67,27 @@ WORKS = (
     Work("MobileNet, half wide, CIFAR-10", _small_mobilenet, (3, 32, 32), 500, 2),
 )
 
-QUICK = tuple(replace(work, samples=work.samples // 4) for work in WORKS)
+QUICK = {"works": tuple(replace(work, samples=work.samples // 4) for work in WORKS), "turns": 1}
 
-COLUMNS = (
-    "work",
-    "loader s",
-    "serial s, 1 thread",
-    "serial s, all threads",
-    "at once s",
-    "asynckfold s",
-    "asynckfold s, first call",
-    "against loader",
-    "against best serial",
-    "accuracy: loader",
-    "accuracy: serial",
-    "accuracy: asynckfold",
+HEADER = (
+    "work | loader s | serial s, 1 thread | serial s, all threads | at once s | asynckfold s | "
+    "asynckfold s, first call | against loader | against best serial | accuracy: loader | "
+    "accuracy: serial | accuracy: asynckfold"
 )
 
 AT_ONCE_LIMIT = 3.0
-"""All folds at once are stopped after so many times the seconds of the loader: they were seen to
-take more than ten times as long, and that they lose is known by then."""
+"""All folds at once stop after this multiple of the loader's seconds: they took more than ten times
+as long, and have lost by then."""
 
 
-def packing_table(
+def table(
     works: Sequence[Work] = WORKS, turns: int = 3, *, tell: Callable[[str], None] = silent
 ) -> BenchTable:
-    """Time each work in each way, turn by turn; return medians and ratios of medians.
-
-    Parameters
-    ----------
-    works : sequence of Work
-        What to train.
-    turns : int
-        How often each way is timed, the ways one after another in each turn; all at once only
-        once, at the end.
-    tell : callable
-        Is told each row as soon as it is there.
-    """
+    """Time each work in each way, turn by turn; `tell` receives each row when it is done."""
     rows: list[tuple[object, ...]] = []
     for work in works:
         ways = _ways(work)
-        # Workers start once in the life of a process; what that costs is told apart.
+        # Workers start once in the life of a process; a column of its own has that cost.
         cold = ways["asynckfold"]().seconds
         turned = [{name: way() for name, way in ways.items()} for _ in range(turns)]
         seconds = {name: median(turn[name].seconds for turn in turned) for name in ways}
@@ -144,13 +110,13 @@ def packing_table(
                 accuracies["asynckfold"],
             )
         )
-        tell(in_words(COLUMNS, rows[-1]))
+        tell(in_words(HEADER, rows[-1]))
     return BenchTable(
         "One sweep of 5 folds in four ways",
-        COLUMNS,
+        HEADER,
         tuple(rows),
         (
-            f"Medians of {turns} turns, each way once a turn, but for at once, which is timed once "
+            f"Medians of {turns} turns, each way once a turn, except at once, which is timed once "
             f"and stopped after {AT_ONCE_LIMIT:g} times the seconds of the loader. Batches of "
             f"{BATCH}, Adam at 0.001, evaluation after each epoch.",
             "loader: one job after another from a DataLoader with torch's default threads. "
@@ -158,10 +124,9 @@ def packing_table(
             "one process a fold, timed from when all have imported torch. asynckfold: the whole "
             "call, in a process that has workers already; the first call of a process starts them "
             "and probes.",
-            "Samples are drawn from ten noisy patterns of the named data's shape, so accuracies "
-            "say only that all ways learn alike.",
+            "Samples are drawn from ten noisy patterns of the named data's shape: accuracies only "
+            "show that all ways learn alike.",
         ),
-        machine_facts(),
     )
 
 
@@ -176,20 +141,14 @@ def _sweep(work: Work, targets: torch.Tensor) -> Exercise:
 
 
 def _ways(work: Work) -> dict[str, Callable[[], Outcome]]:
-    """Return what to call and time, by name."""
     samples = _samples(work)
     sweep = _sweep(work, samples[1])
-    memory, loader = from_memory(*samples), from_loader(TensorDataset(*samples))
-    return {
-        "loader": lambda: sweep.one_by_one(loader, cores()),
-        "serial, 1 thread": lambda: sweep.one_by_one(memory, 1, fast_adam),
-        "serial, all threads": lambda: sweep.one_by_one(memory, cores(), fast_adam),
-        "asynckfold": lambda: sweep.asynckfold(samples),
-    }
+    serial = sweep.serial_ways(TensorDataset(*samples), *samples, cores())
+    return {**serial, "asynckfold": lambda: sweep.asynckfold(samples)}
 
 
 def _at_once(work: Work, threads: int, limit: float) -> Outcome | None:
-    """Train each fold in a process of its own, all at the same time; None where that takes long."""
+    """Train all folds at once, each in a process of its own; None after `limit` seconds."""
     with ExitStack() as stack:
         processes = [stack.enter_context(_started(work, fold, threads)) for fold in range(FOLDS)]
         for process in processes:
@@ -210,7 +169,7 @@ def _at_once(work: Work, threads: int, limit: float) -> Outcome | None:
 
 
 def _started(work: Work, fold: int, threads: int) -> Any:
-    """Start a process that trains one fold as soon as it is told to."""
+    """Start a process that trains one fold on command."""
     maker = work.model
     lines = (
         f"from {__name__} import Work, alone",
@@ -225,7 +184,7 @@ def _started(work: Work, fold: int, threads: int) -> Any:
 
 
 def alone(work: Work, fold: int, threads: int) -> None:
-    """Train one fold, in a process of its own: ready, wait, train, tell the accuracy."""
+    """In a process of its own: report ready, wait, train one fold, report the accuracy."""
     torch.set_num_threads(threads)
     samples = _samples(work)
     sweep = _sweep(work, samples[1])

@@ -1,6 +1,6 @@
-"""The same work by other tools, each at its best: samples in memory, a worker a core, one thread.
+"""The same work by other tools, each at its best: samples in memory, one-thread workers per core.
 
-Neither is needed by asynckfold; ``pip install 'asynckfold[bench]'`` brings both.
+``pip install 'asynckfold[bench]'`` installs both.
 """
 
 from __future__ import annotations
@@ -33,22 +33,12 @@ def installed(peer: str) -> bool:
 
 
 def run(peer: str, exercise: Exercise, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
-    """Train all jobs by a peer; its workers stay for the next call.
-
-    Parameters
-    ----------
-    peer : {"skorch", "ray"}
-        Which one.
-    exercise : Exercise
-        What to train.
-    inputs, targets : Tensor
-        All samples.
-    """
+    """Train all jobs by a peer; its workers stay for the next call."""
     return {"skorch": _skorch, "ray": _ray}[peer](exercise, inputs, targets)
 
 
 def _skorch(exercise: Exercise, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
-    """scikit-learn's grid search over skorch's nets; it evaluates after the last epoch only."""
+    """Run scikit-learn's grid search over skorch's nets; it evaluates after the last epoch only."""
     from sklearn.model_selection import GridSearchCV
     from skorch import NeuralNetClassifier
     from skorch.callbacks import Callback
@@ -95,7 +85,7 @@ def _skorch(exercise: Exercise, inputs: torch.Tensor, targets: torch.Tensor) -> 
 
 
 def _ray(exercise: Exercise, inputs: torch.Tensor, targets: torch.Tensor) -> Outcome:
-    """A task for each job, over arrays in Ray's shared memory."""
+    """Run a task per job, over arrays in Ray's shared memory."""
     import ray
 
     if not ray.is_initialized():

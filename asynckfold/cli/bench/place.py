@@ -1,4 +1,4 @@
-"""What a decision costs: the time of `place` as the number of pending jobs grows."""
+"""The cost of a decision: the time of `place` by the number of pending jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
-from asynckfold.cli.bench.table import BenchTable, machine_facts
+from asynckfold.cli.bench.table import BenchTable
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
@@ -15,6 +15,7 @@ from asynckfold.scheduling.random_sweep import draw_scenario
 from asynckfold.scheduling.reservations import Reservations
 
 PENDING = (100, 1_000, 10_000, 100_000)
+QUICK = {"pending": PENDING[:3]}
 
 CORES, GPUS = 64, 4
 
@@ -22,36 +23,22 @@ TARGET_MS = 1.0
 """Milliseconds that a decision may take with 10,000 pending jobs."""
 
 
-def place_table(pending: Sequence[int] = PENDING, repeats: int = 200) -> BenchTable:
+def table(pending: Sequence[int] = PENDING, repeats: int = 200) -> BenchTable:
     """Time `place` with what is kept between calls, and with a plain list.
 
-    Parameters
-    ----------
-    pending : sequence of int
-        Numbers of pending jobs: those of a random scenario, GPU jobs among them.
-    repeats : int
-        Calls of which the median is told; of those with a plain list a tenth.
+    Medians are over `repeats` calls, a tenth of them with a plain list.
     """
     return BenchTable(
         "What a decision costs",
-        (
-            "pending jobs",
-            "busy: decision ms",
-            "empty: call ms",
-            "empty: decisions",
-            "empty: decision ms",
-            "add and remove µs",
-            "plain list: call ms",
-            "target: decision ms",
-        ),
+        "pending jobs | busy: decision ms | empty: call ms | empty: decisions | "
+        "empty: decision ms | add and remove µs | plain list: call ms | target: decision ms",
         tuple(_row(count, repeats) for count in pending),
         (
-            f"{CORES} cores and {GPUS} GPUs; medians. A decision is one job placed.",
+            f"{CORES} cores and {GPUS} GPUs; medians. A decision places one job.",
             "Busy: a job has just ended and its cores are free. Empty: nothing runs.",
-            "Add and remove: of one job, in a Backlog. Plain list: the empty machine, and the "
-            "Backlog is made in the call.",
+            "Add and remove: of one job, in a Backlog. Plain list: the empty machine; the call "
+            "builds the Backlog.",
         ),
-        machine_facts(),
     )
 
 
@@ -81,7 +68,7 @@ def _row(count: int, repeats: int) -> tuple[float, ...]:
 def _busy(
     backlog: Backlog, requests: Mapping[str, Request], load: Load, repeats: int
 ) -> Iterator[tuple[float, int]]:
-    """Seconds and placements of each call on a busy machine: whoever ends is pending once more."""
+    """Yield seconds and placements of each call on a busy machine; ended jobs are pending again."""
     reservations, running = Reservations(), deque[Placement]()
     for call in range(repeats + 1):
         started = time.perf_counter()

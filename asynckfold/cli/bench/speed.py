@@ -4,22 +4,22 @@
 
     loader              one job after another, the user's data set through a DataLoader
     serial              one after another, batches of arrays in memory, one thread or all
-    skorch, ray         a job a core, arrays in memory, workers there already
-    asynckfold          the whole call over the user's data set, workers there already; also
+    skorch, ray         one job per core, arrays in memory, workers started before
+    asynckfold          the whole call over the user's data set, workers started before; also
                         unfused, and over arrays in memory
     asynckfold, cold    the first call of a process: workers start, every model is probed
 
-Each work is done twice: 5 folds, and 5 folds × 4 LR schedules; in a quick table the former only.
+Each work runs twice: 5 folds, and 5 folds × 4 LR schedules; with --quick only the former.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +30,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from asynckfold.cli.bench import peers
+from asynckfold.cli.bench.images import chosen, digits, images_of, noisy_patterns
 from asynckfold.cli.bench.loops import (
     BATCH,
     FOLDS,
@@ -37,15 +38,11 @@ from asynckfold.cli.bench.loops import (
     Outcome,
     cores,
     digits_mlp,
-    fast_adam,
-    from_loader,
-    from_memory,
-    noisy_patterns,
+    scratch_folder,
     small_vgg,
     threads,
 )
-from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, silent
-from asynckfold.data.sources import load_source
+from asynckfold.cli.bench.table import BenchTable, in_words, silent
 from asynckfold.data.sources.datasets import ImageArrays
 from asynckfold.engines import warm_pool
 from asynckfold.errors import InputError, Problem
@@ -56,49 +53,28 @@ from asynckfold.training.flops import FlopCounter
 SCHEDULES = ("constant", "cosine", "exponential", "step")
 
 MATRIX = 2048
-"""Rows and columns of the matrices whose product tells what the machine can do."""
+"""Rows and columns of the matrices whose product measures the peak of the machine."""
 
 BUSY = 0.25
-"""Load average / cores above which somebody else computes."""
+"""Load average / cores above which other processes are computing."""
 
 DISTURBED = (
-    " Others were computing: no ratio here is to be trusted, least of all those with all threads, "
-    "whose threads wait for each other while one of them has no core."
+    " Other processes were computing: no ratio here is reliable, least of all those with all "
+    "threads, which wait for each other while one of them has no core."
 )
 
-COLUMNS = (
-    "work",
-    "jobs",
-    "way",
-    "seconds",
-    "spread %",
-    "against loader",
-    "against best serial",
-    "against best peer",
-    "accuracy",
-    "GFLOP/s",
-    "of the peak %",
+HEADER = (
+    "work | jobs | way | seconds | spread % | against loader | against best serial | "
+    "against best peer | accuracy | GFLOP/s | of the peak %"
 )
 
 
 @dataclass(frozen=True)
 class Work:
-    """A model and what it learns.
+    """A model and the data that it learns: "digits", "mnist" or "cifar10".
 
-    Parameters
-    ----------
-    name : str
-        Of model and samples.
-    model : callable
-        Makes a new one.
-    data : {"digits", "mnist", "cifar10"}
-        What it learns.
-    samples, epochs : int
-        How much of it.
-    size : int
-        Pixels to which images are resized; 0 leaves them as they are.
-    counts : sequence of int
-        Numbers of LR schedules, each an exercise of its own.
+    Images are resized to ``size`` pixels, unless it is 0; each of ``counts`` is a number of LR
+    schedules, and an exercise of its own.
     """
 
     name: str
@@ -127,18 +103,18 @@ WORKS = (
 )
 """The last four take seconds for a few steps."""
 
-QUICK = tuple(work.quick() for work in WORKS[:4])
+QUICK = {"works": tuple(work.quick() for work in WORKS[:4]), "turns": 1}
 
 
 @dataclass(frozen=True)
 class Way:
-    """What is timed, and in how many turns."""
+    """A call to time, once if `cold`; None where its library is not installed."""
 
     call: Callable[[], Outcome] | None
     cold: bool = False
 
 
-def speed_table(
+def table(
     works: Sequence[Work] = WORKS,
     turns: int = 3,
     *,
@@ -148,24 +124,8 @@ def speed_table(
 ) -> BenchTable:
     """Time each work in each way, turn by turn; return medians, spreads and accuracies.
 
-    Parameters
-    ----------
-    works : sequence of Work
-        What to train.
-    turns : int
-        How often each way is timed, the ways one after another in each turn; a cold one once.
-    data : Path, optional
-        Folder of MNIST and CIFAR-10, see `images_of`; generated samples of the same shapes stand
-        for what is not there.
-    with_peers : bool
-        Also by skorch and Ray, where they are installed.
-    tell : callable
-        Is told the rows of a work as soon as they are there.
-
-    Raises
-    ------
-    InputError
-        There is no such folder.
+    Samples are those of `images_of` in the folder `data`, generated ones of the same shapes where
+    it has none. ``tell`` receives the rows of each work when they are done.
     """
     if data is not None and not data.is_dir():
         problem = Problem(
@@ -185,10 +145,10 @@ def speed_table(
             found = _timed(ways, turns)
             rows += _rows(work.name, exercise, found, _flops(exercise, inputs), peak)
             for row in rows[-len(found) :]:
-                tell(in_words(COLUMNS, row))
+                tell(in_words(HEADER, row))
     return BenchTable(
         "The same work in several ways",
-        COLUMNS,
+        HEADER,
         tuple(rows),
         (
             f"Medians of {turns} turns, each way once a turn, a cold one once; spread: from the "
@@ -197,23 +157,21 @@ def speed_table(
             f"the LR schedules {', '.join(SCHEDULES)}.",
             "loader: one job after another, torchvision's way: PIL images through transforms, "
             "sample by sample, in a DataLoader; all threads. serial: the same loop over arrays in "
-            "memory, which it gets for nothing, and with torch's fused Adam, which asynckfold "
-            "takes by itself. asynckfold: the whole call over loader's data "
-            "set, with its checkpoints; it trains jobs as one where its rule says that this is "
-            "faster, unfused: with fuse=False. arrays: it gets for nothing what serial and peers "
-            "get. cold: workers are started and models probed.",
-            "GFLOP/s: products of matrices and convolutions only; the peak is that of a product of "
+            "memory, whose loading is not timed, with torch's fused Adam, which is asynckfold's "
+            "default. asynckfold: the whole call over loader's data set, with its checkpoints; it "
+            "fuses jobs where its rule expects a gain; unfused: fuse=False. arrays: loading is "
+            "not timed, as for serial and peers. cold: workers start and models are probed.",
+            "GFLOP/s: matrix products and convolutions only; the peak is the product of "
             f"two {MATRIX} × {MATRIX} matrices with all threads: {peak / 1e9:.0f} GFLOP/s.",
             f"Load average before the start: {load:.2g}."
             + (DISTURBED if load > BUSY * cores() else ""),
             *(f"{name}: {origin}." for name, origin in origins.items()),
         ),
-        machine_facts(),
     )
 
 
 def matmul_peak(count: int, seconds: float = 0.5) -> float:
-    """Return the operations a second of a large float32 product, by the fastest of several."""
+    """Return operations per second of a large float32 product, the fastest of several."""
     factors = torch.rand(2, MATRIX, MATRIX)
     best, until = float("inf"), time.perf_counter() + seconds
     with threads(count):
@@ -231,36 +189,26 @@ def _ways(
     targets: torch.Tensor,
     others: bool,
 ) -> dict[str, Way]:
-    loader, memory = from_loader(dataset), from_memory(inputs, targets)
-    ways = {
-        "loader": Way(lambda: exercise.one_by_one(loader, cores())),
-        "serial, 1 thread": Way(lambda: exercise.one_by_one(memory, 1, fast_adam)),
-        "serial, all threads": Way(lambda: exercise.one_by_one(memory, cores(), fast_adam)),
-    }
+    serial = exercise.serial_ways(dataset, inputs, targets, cores())
+    ways = {name: Way(call) for name, call in serial.items()}
     for peer in peers.PEERS if others else ():
-        call = _of_peer(peer, exercise, inputs, targets) if peers.installed(peer) else None
-        ways[peer] = Way(call)
+        call = partial(peers.run, peer, exercise, inputs, targets)
+        ways[peer] = Way(call if peers.installed(peer) else None)
     ways["asynckfold, unfused"] = Way(lambda: exercise.asynckfold(dataset, fuse=False))
     ways["asynckfold, arrays"] = Way(lambda: exercise.asynckfold((inputs, targets)))
     ways["asynckfold"] = Way(lambda: exercise.asynckfold(dataset))
     return ways | {"asynckfold, cold": replace(ways["asynckfold"], cold=True)}
 
 
-def _of_peer(
-    peer: str, exercise: Exercise, inputs: torch.Tensor, targets: torch.Tensor
-) -> Callable[[], Outcome]:
-    return lambda: peers.run(peer, exercise, inputs, targets)
-
-
 def _timed(ways: Mapping[str, Way], turns: int) -> dict[str, list[Outcome]]:
-    """Return the outcomes: one a turn, one of a cold way, none of what is not installed."""
+    """Return outcomes: one per turn, one of a cold way, none of a peer that is not installed."""
     found: dict[str, list[Outcome]] = {name: [] for name in ways}
     for name, way in ways.items():
         if way.cold and way.call is not None:
             with _first_call():
                 found[name].append(way.call())
     for name, way in ways.items():
-        # What is timed from here on has its workers.
+        # Peers start their workers before they are timed.
         if name in peers.PEERS and way.call is not None:
             way.call()
     for _ in range(turns):
@@ -272,11 +220,11 @@ def _timed(ways: Mapping[str, Way], turns: int) -> dict[str, list[Outcome]]:
 
 @contextmanager
 def _first_call() -> Iterator[None]:
-    """As in a process that has no workers, on a machine that knows no costs."""
+    """Run as the first call of a process, on a machine without measured costs."""
     warm_pool.close_warm()
     before = os.environ.get("XDG_CACHE_HOME")
-    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="asynckfold-bench-") as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
+    with scratch_folder() as folder:
+        os.environ["XDG_CACHE_HOME"] = str(folder)
         try:
             yield
         finally:
@@ -293,7 +241,7 @@ def _rows(
     others = [seconds[peer] for peer in peers.PEERS if peer in seconds]
     for way, turns in found.items():
         if not turns:
-            yield name, len(exercise.jobs), way, "not installed", *(None,) * (len(COLUMNS) - 4)
+            yield name, len(exercise.jobs), way, "not installed", *(None,) * 7
             continue
         own = seconds[way]
         all_seconds = [item.seconds for item in turns]
@@ -313,7 +261,7 @@ def _rows(
 
 
 def _flops(exercise: Exercise, inputs: torch.Tensor) -> float:
-    """Operations of the whole exercise: those of a step and of an evaluation, by sample."""
+    """Return the operations of the whole exercise, from those of a step and an evaluation."""
     model, batch = exercise.model(), inputs[:BATCH]
     with FlopCounter() as training:
         model(batch).sum().backward()
@@ -327,13 +275,12 @@ def _flops(exercise: Exercise, inputs: torch.Tensor) -> float:
 
 
 def _dataset(work: Work, data: Path | None) -> tuple[Dataset[Any], str]:
-    """Return the data set as a user has it, and where its samples come from."""
+    """Return the data set as a user has it, and the origin of its samples."""
     if work.data == "digits":
-        digits: Any = load_source("digits").dataset
-        images, targets = digits.data, digits.targets
-        chosen = _chosen(len(targets), work.samples)
-        rows = images[chosen].reshape(len(chosen), -1).astype(np.float32) / 255
-        return TensorDataset(torch.from_numpy(rows), torch.from_numpy(targets[chosen])), "real"
+        images, targets = digits()
+        order = chosen(len(targets), work.samples)
+        rows = images[order].reshape(len(order), -1).astype(np.float32) / 255
+        return TensorDataset(torch.from_numpy(rows), torch.from_numpy(targets[order])), "real"
     found = None if data is None else images_of(work.data, data, work.samples)
     if found is None:
         origin = "generated, noisy patterns of the same shape"
@@ -343,42 +290,13 @@ def _dataset(work: Work, data: Path | None) -> tuple[Dataset[Any], str]:
     return ImageArrays(*found, _transform(work)), origin
 
 
-def images_of(name: str, data: Path, samples: int) -> tuple[Any, Any] | None:
-    """Return images as uint8 and their classes, chosen at random; None where there are none.
-
-    Parameters
-    ----------
-    name : {"mnist", "cifar10"}
-        What is wanted.
-    data : Path
-        As torchvision keeps its files there; CIFAR-10 may also be images, one folder per class, in
-        its folder ``train``.
-    samples : int
-        How many.
-    """
-    try:
-        source = load_source(name, data_root=data)
-    except InputError:
-        if name != "cifar10" or not (data / "train").is_dir():
-            return None
-        source = load_source(f"folder:{data / 'train'}")
-    dataset: Any = source.dataset
-    pairs = [dataset[index] for index in _chosen(len(dataset), samples)]
-    images = np.stack([np.asarray(image) for image, _ in pairs])
-    return images, np.array([target for _, target in pairs], np.int64)
-
-
-def _chosen(count: int, samples: int) -> Any:
-    return np.random.default_rng(0).permutation(count)[:samples]
-
-
 def _generated(shape: tuple[int, ...], samples: int) -> tuple[Any, Any]:
     values, targets = noisy_patterns(shape, samples)
     return np.clip(128 + 30 * values, 0, 255).astype(np.uint8), targets
 
 
 def _transform(work: Work) -> Callable[[Any], Any]:
-    """Return what stands in the tutorials: (resized,) as a tensor, normalised."""
+    """Return the transform of the tutorials: (resize,) to tensor, normalise."""
     from torchvision import transforms
 
     resized = [transforms.Resize((work.size, work.size))] if work.size else []

@@ -1,4 +1,4 @@
-"""A table of measurements, with what is needed to read it: the machine, the command, the notes."""
+"""A table of measurements with the machine, the command and notes."""
 
 from __future__ import annotations
 
@@ -11,34 +11,25 @@ from typing import Any
 
 @dataclass(frozen=True)
 class BenchTable:
-    """What one benchmark found.
-
-    Parameters
-    ----------
-    title : str
-        What was measured.
-    columns : tuple of str
-        Names of the columns, units included.
-    rows : tuple of tuple
-        Numbers and text, one entry a column.
-    notes : tuple of str
-        Sentences below the table: how it was measured, what was expected.
-    machine : Mapping
-        Processor, cores and versions.
-    """
+    """The result of one benchmark; `header` has the columns, with units, separated by " | "."""
 
     title: str
-    columns: tuple[str, ...]
+    header: str
     rows: tuple[tuple[Any, ...], ...]
     notes: tuple[str, ...] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(self.header.split(" | "))
 
     def cells(self) -> list[list[str]]:
         """Return the rows as text."""
         return [[shown(value) for value in row] for row in self.rows]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table as one object, one mapping a row."""
+        """Return the table as one object, with a mapping per row."""
         return {
             "title": self.title,
             "rows": [dict(zip(self.columns, row, strict=True)) for row in self.rows],
@@ -51,7 +42,7 @@ class BenchTable:
 
         Examples
         --------
-        >>> print(BenchTable("Pi", ("name", "value"), (("pi", 3.14159),)).to_markdown("bench pi"))
+        >>> print(BenchTable("Pi", "name | value", (("pi", 3.14159),)).to_markdown("bench pi"))
         # Pi
         <BLANKLINE>
         Made by `bench pi`.
@@ -90,24 +81,24 @@ def shown(value: Any) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def in_words(columns: Sequence[str], row: Sequence[Any]) -> str:
-    """Return a row in one line: its first cell, then each column with its value.
+def in_words(header: str, row: Sequence[Any]) -> str:
+    """Return a row as one line: its first cell, then each column with its value.
 
     Examples
     --------
-    >>> in_words(("work", "loader s", "peer s"), ("MLP", 2.5, None))
+    >>> in_words("work | loader s | peer s", ("MLP", 2.5, None))
     'MLP: loader s 2.5, peer s –'
     """
-    cells = (f"{name} {shown(value)}" for name, value in zip(columns[1:], row[1:], strict=True))
-    return f"{row[0]}: {', '.join(cells)}"
+    cells = zip(header.split(" | ")[1:], row[1:], strict=True)
+    return f"{row[0]}: {', '.join(f'{name} {shown(value)}' for name, value in cells)}"
 
 
 def silent(line: str) -> None:
-    """Tell nobody how far a benchmark is."""
+    """Discard progress."""
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return what a reader needs to know of the machine: processor, cores, versions."""
+    """Return processor, cores and versions."""
     from asynckfold.system.machine import Machine
 
     cpu = Machine("cpu").describe()["cpu"]

@@ -1,8 +1,7 @@
-"""What more cores for one model bring: each trainer on one and on all cores, turn by turn."""
+"""The gain of more cores for one model: each trainer on one and on all cores, turn by turn."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,53 +11,29 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
-from asynckfold.api.kfold import AsyncKFold
-from asynckfold.cli.bench.loops import BATCH, adam, cores
-from asynckfold.cli.bench.speed import images_of
-from asynckfold.cli.bench.table import BenchTable, in_words, machine_facts, silent
-from asynckfold.data.sources import load_source
-from asynckfold.jobs.trainer_params import Trainer
+from asynckfold.cli.bench.images import normalised_images
+from asynckfold.cli.bench.loops import BATCH, adam, cores, scratch_folder, sweep
+from asynckfold.cli.bench.table import BenchTable, in_words, silent
 from asynckfold.models import DBN, MLP, LeNet5, Pretraining
 
-COLUMNS = (
-    "model",
-    "trainer",
-    "processes",
-    "samples/s",
-    "speed against one",
-    "from",
-    "to",
-    "target",
-    "seconds to it",
-    "time against one",
-    "accuracy",
+HEADER = (
+    "model | trainer | processes | samples/s | speed against one | from | to | target | "
+    "seconds to it | time against one | accuracy"
 )
 
 HELD_OUT = 0.2
 """Share of the samples on which accuracy is measured after each epoch."""
 
+QUICK = {"turns": 1}
+
 
 @dataclass(frozen=True)
 class Work:
-    """A model, what it learns, and when it has learned it.
+    """A model, the size in pixels of its images, and the accuracy to reach (``target``).
 
-    Parameters
-    ----------
-    name : str
-        Of the model.
-    model : callable
-        Makes a new one.
-    size : int
-        Pixels to which images are resized.
-    epochs : int
-        Passes over the samples.
-    target : float
-        The accuracy to which the time is told.
-    samples : int
-        How many, of those that there are.
+    At most ``samples`` are used.
     """
 
     name: str
@@ -70,25 +45,24 @@ class Work:
 
 
 dbn = partial(DBN, pretraining=Pretraining(epochs=2))
-"""The deep belief network 784-500-500-10, of which each layer is pretrained for two epochs."""
+"""The deep belief network 784-500-500-10; each layer is pretrained for two epochs."""
 
 WORKS = (
     Work("MLP 784-128-10", MLP, 28, epochs=12, target=0.93),
     Work("LeNet5", LeNet5, 32),
     Work("DBN 784-500-500-10", dbn, 28, target=0.94),
 )
-"""With targets that each reaches on so few samples of MNIST, too."""
+"""With targets that each reaches on so few samples of MNIST."""
 
 
 @dataclass(frozen=True)
 class Way:
     """A trainer; `accumulate` is hogwild's, `threads` are those of each process.
 
-    Several `jobs` are trained at once, each by itself: what the cores give to those that share
-    nothing.
+    Several independent `jobs` at once show the throughput of the cores without sharing.
     """
 
-    trainer: Trainer
+    trainer: str
     processes: int = 1
     accumulate: int = 1
     threads: int = 1
@@ -96,17 +70,18 @@ class Way:
 
     @property
     def name(self) -> str:
-        """As it stands in the table."""
-        said: str = self.trainer
-        if self.accumulate > 1:
-            said += f", accumulate={self.accumulate}"
-        said += f", {self.jobs} jobs at once" if self.jobs > 1 else ""
-        return said + (f", {self.threads} threads" if self.threads > 1 else "")
+        """Name in the table."""
+        parts = {
+            f"accumulate={self.accumulate}": self.accumulate,
+            f"{self.jobs} jobs at once": self.jobs,
+            f"{self.threads} threads": self.threads,
+        }
+        return ", ".join([self.trainer, *(text for text, count in parts.items() if count > 1)])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Samples a second, seconds to the target (None where it was not reached), accuracy at last."""
+    """Samples per second, seconds to the target (None if not reached), final accuracy."""
 
     speed: float
     seconds: float | None
@@ -114,7 +89,7 @@ class Outcome:
 
 
 def ways() -> list[Way]:
-    """Return what is compared: the plain trainer first."""
+    """Return what to compare: the plain trainer first."""
     count = cores()
     return [
         Way("plain"),
@@ -127,7 +102,7 @@ def ways() -> list[Way]:
     ]
 
 
-def trainers_table(
+def table(
     works: Sequence[Work] = WORKS,
     turns: int = 5,
     *,
@@ -136,86 +111,60 @@ def trainers_table(
 ) -> BenchTable:
     """Train each model in each way, in turns.
 
-    Parameters
-    ----------
-    works : sequence of Work
-        What is trained: with Adam at 1e-3, in batches of 32.
-    turns : int
-        How often; medians are told.
-    data : Path, optional
-        Folder of MNIST; scikit-learn's digits, enlarged to its shape, without it.
-    tell : callable
-        Is told the rows of a model as soon as they are there.
+    Samples are MNIST in the folder `data`; scikit-learn's digits, enlarged to its shape, without
+    it. ``tell`` receives the rows of each model when they are done.
     """
     rows: list[tuple[object, ...]] = []
     origin = ""
     for work in works:
-        samples, origin = prepared(work, data)
+        samples, origin = normalised_images(work.size, work.samples, data)
         found: dict[Way, list[Outcome]] = {way: [] for way in ways()}
         for _ in range(turns):
             for way, outcomes in found.items():
                 outcomes.append(_trained(work, samples, way))
         rows += _rows(work, found)
         for row in rows[-len(found) :]:
-            tell(in_words(COLUMNS, row))
+            tell(in_words(HEADER, row))
     return BenchTable(
         "What more cores for one model bring",
-        COLUMNS,
+        HEADER,
         tuple(rows),
         (
-            "A DBN is pretrained by each job before its epochs, in no number here.",
+            "Each job pretrains a DBN before its epochs, which is in no number here.",
             f"{origin}; all ways train the same samples for the same epochs, Adam 1e-3, batches of "
             f"{BATCH} (a process's own; of allreduce, all processes' together).",
-            f"Medians of {turns} turns; of the speed against one, the plain trainer on one core in "
-            "the same turn, also the least and the greatest.",
+            f"Medians of {turns} turns; speed against one: against the plain trainer on one core "
+            "in the same turn, with the least and the greatest.",
             f"Seconds are those of the epochs, with an evaluation on {HELD_OUT:.0%} of the samples "
             "after each, without the start of the workers.",
             "plain, … jobs at once: independent jobs, each on a core of its own, and their samples "
-            "together: what these cores give to processes that share nothing.",
+            "together: the throughput of these cores for processes that share nothing.",
             "–: the target was not reached in most turns. The accuracies of hogwild and "
             "parameter_server differ from run to run; the others give the same bits each time.",
         ),
-        machine_facts(),
     )
-
-
-def prepared(work: Work, data: Path | None) -> tuple[tuple[Any, Any], str]:
-    """Return images (n, 1, size, size) of mean 0 and deviation 1 and their classes; whence."""
-    found = None if data is None else images_of("mnist", data, work.samples)
-    if found is None:
-        digits: Any = load_source("digits").dataset
-        images, targets, origin = digits.data, digits.targets, "Digits of scikit-learn, enlarged"
-    else:
-        (images, targets), origin = found, "MNIST"
-    chosen = np.random.default_rng(0).permutation(len(images))[: work.samples]
-    pixels = torch.as_tensor(np.asarray(images)[chosen]).float()
-    pixels = pixels.reshape(len(chosen), 1, *pixels.shape[-2:])
-    large = nn.functional.interpolate(pixels, (work.size, work.size), mode="bilinear")
-    return ((large - large.mean()) / large.std(), torch.as_tensor(targets)[chosen].long()), origin
 
 
 def _trained(work: Work, samples: tuple[Any, Any], way: Way) -> Outcome:
     count = len(samples[0])
     fold = np.arange(trained_on(count)), np.arange(trained_on(count), count)
-    # Beside the caller's files: a system's temporary folder may lie in memory.
-    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="asynckfold-bench-") as folder:
-        kfold = AsyncKFold(
+    rules = {f"rate {number}": "constant" for number in range(way.jobs)}
+    params = {"epochs": work.epochs, "accumulate": way.accumulate}
+    with scratch_folder() as folder:
+        found = sweep(
+            folder,
             [fold],
             samples,
-            Path(folder) / "run",
-            nn.CrossEntropyLoss(),
-            BATCH,
-            baseline=None,
+            {"model": work.model},
+            rules,
+            adam,
+            params,
             trainer=way.trainer,
             processes=way.processes,
             threads_per_job=way.threads,
             fuse=False,
             devices="cpu",
-            verbose=0,
         )
-        rules = {f"rate {number}": "constant" for number in range(way.jobs)}
-        params = {"epochs": work.epochs, "accumulate": way.accumulate}
-        found = kfold({"model": work.model}, rules, adam, params)
         results = [found.results[job.id] for job in found.plan.jobs]
     times = [list(accumulate(epoch.seconds for epoch in result.epochs)) for result in results]
     reached = [
@@ -233,7 +182,7 @@ def _trained(work: Work, samples: tuple[Any, Any], way: Way) -> Outcome:
 
 
 def trained_on(count: int) -> int:
-    """Return how many of so many samples, the first ones, are trained on."""
+    """Return the number of training samples, the first ones, among `count`."""
     return count - round(count * HELD_OUT)
 
 
@@ -241,7 +190,7 @@ def _rows(work: Work, found: Mapping[Way, Sequence[Outcome]]) -> list[tuple[obje
     rows: list[tuple[object, ...]] = []
     first = next(iter(found.values()))
     for way, outcomes in found.items():
-        # Of the same turn: the speed of a machine changes from minute to minute.
+        # Within one turn: the speed of a machine changes from minute to minute.
         pairs = list(zip(first, outcomes, strict=True))
         speeds = [own.speed / one.speed for one, own in pairs]
         times = [
@@ -266,6 +215,6 @@ def _rows(work: Work, found: Mapping[Way, Sequence[Outcome]]) -> list[tuple[obje
 
 
 def median_time(values: Sequence[float | None]) -> float | None:
-    """The median, None counted as later than everything."""
+    """The median, with None later than everything."""
     found = median(float("inf") if value is None else value for value in values)
     return None if found == float("inf") else found

@@ -38,11 +38,11 @@ from asynckfold.training.dry_run.looks import look_at
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion import (
-    arms_of,
     backward,
     check_equivalence,
     fuse,
     fuse_criterion,
+    fuse_optimizers,
     parts_of,
 )
 from asynckfold.training.fusion.optimizers import why_not_on_views, why_not_stackable
@@ -312,7 +312,7 @@ class Candidate:
         """Return why separate optimizers cannot step views of the stacked parameters, or None."""
         plain, (inputs, targets) = [copied(model) for model in models], batches[0]
         fused = fuse(models, [inputs])
-        arms, _ = arms_of(fused, [opt_fn(model) for model in models], [range(2)])
+        arms, _ = fuse_optimizers(fused, [opt_fn(model) for model in models], [range(2)])
         criterion = self.bundle.recipe.criterion
         together = fuse_criterion(criterion, len(plain), copied(plain[0])(inputs), targets)
         backward(fused, together, parts_of(batches), self.bundle.plan.params.precision)

@@ -13,7 +13,7 @@ from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.objective import BINARY
 from asynckfold.training import checkpoint, pretraining
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.parameter_server.flat_parameters import Layout
+from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
 
 _STATISTICS = "running_"
 """Prefix of the buffers that torch's normalising layers update in a forward pass."""
@@ -240,7 +240,7 @@ def check_servable(bundle: Bundle, model: nn.Module) -> None:
     """Refuse a model whose parameters a parameter server cannot hold."""
     if bundle.plan.params.trainer == "parameter_server":
         try:
-            Layout.of(model)
+            ParameterLayout.of(model)
         except InputError as error:
             raise Refused.first_of(error) from error
 

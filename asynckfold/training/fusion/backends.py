@@ -1,4 +1,4 @@
-"""The two ways to compute R replicas at once: a batched graph, and `torch.func.vmap`."""
+"""Two ways to compute R replicas at once: a batched graph, and `torch.func.vmap`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,8 @@ from asynckfold.training.fusion.lowering import Lowering
 from asynckfold.training.fusion.peephole import exchange
 from asynckfold.training.fusion.rules import RULES
 from asynckfold.training.fusion.rules.convolution import CONVOLUTIONS
-from asynckfold.training.fusion.stacked_parameters import (
-    Slot,
-    Stack,
-    aliases_of,
-    slots_of,
-)
-from asynckfold.training.fusion.tracing import (
-    Trace,
-    copied,
-    first_sentence,
-    trace,
-    with_examples,
-)
+from asynckfold.training.fusion.stacked_parameters import Slot, Stack, aliases_of, slots_of
+from asynckfold.training.fusion.tracing import Trace, copied, first_sentence, trace, with_examples
 
 Forward = Callable[[Stack, Sequence[torch.Generator], Sequence[Any]], Any]
 """(tensors, generators, stacked inputs) → stacked outputs."""
@@ -39,33 +28,16 @@ class Programs(Protocol):
 
     @property
     def slots(self) -> Mapping[str, Slot]:
-        """How the tensors want to be stacked."""
+        """How the tensors are stacked."""
 
-    def forward(self, training: bool, rows: range) -> Forward:
-        """Return the forward in one mode of some of the replicas."""
+    def forward(self, training: bool, replicas: range) -> Forward:
+        """Return the forward of some replicas in one mode."""
 
 
 class Batched:
-    """Each function replaced by its batched counterpart.
+    """The traced graph, with each function replaced by its batched counterpart."""
 
-    Parameters
-    ----------
-    models : sequence of nn.Module
-        The replicas.
-    inputs : sequence
-        Of one replica.
-    plain_order : bool
-        Keep parameters as the plain model does.
-
-    Raises
-    ------
-    NotFusible
-        Names the layer and the reason.
-    """
-
-    def __init__(
-        self, models: Sequence[nn.Module], inputs: Sequence[Any], plain_order: bool
-    ) -> None:
+    def __init__(self, models: Sequence[nn.Module], inputs: Sequence[Any]) -> None:
         first = models[0]
         self._traces: dict[bool, Trace] = {}
         self._constants: dict[bool, dict[str, list[torch.Tensor]]] = {}
@@ -81,17 +53,15 @@ class Batched:
             self._constants[training] = {
                 name: [one.constants[name] for one in traces] for name in traces[0].constants
             }
-        self.slots: Mapping[str, Slot] = slots_of(
-            first, {} if plain_order else _orders(self._traces[True])
-        )
+        self.slots: Mapping[str, Slot] = slots_of(first, _orders(self._traces[True]))
         self._aliases = aliases_of(first)
         self._lowered: dict[tuple[bool, int, int], nn.Module] = {}
         for training in (True, False):
             self._module(training, range(len(models)))
 
-    def forward(self, training: bool, rows: range) -> Forward:
+    def forward(self, training: bool, replicas: range) -> Forward:
         """Return the forward of the batched graph."""
-        compute = self._module(training, rows).forward
+        compute = self._module(training, replicas).forward
 
         def forward(
             stack: Stack, generators: Sequence[torch.Generator], inputs: Sequence[Any]
@@ -100,21 +70,17 @@ class Batched:
 
         return forward
 
-    def text(self, training: bool, rows: range) -> str:
-        """Return the batched graph as Python, for people."""
-        return str(self._module(training, rows).code)
-
-    def _module(self, training: bool, rows: range) -> nn.Module:
+    def _module(self, training: bool, replicas: range) -> nn.Module:
         constants = {
-            name: _joined(tensors[rows.start : rows.stop], tensors)
+            name: _joined(tensors[replicas.start : replicas.stop], tensors)
             for name, tensors in self._constants[training].items()
         }
-        key = (training, len(rows), rows.start if constants else 0)
+        key = (training, len(replicas), replicas.start if constants else 0)
         if key not in self._lowered:
             lowering = Lowering(
                 self._traces[training],
                 RULES,
-                len(rows),
+                len(replicas),
                 dict(self.slots),
                 self._aliases,
                 constants,
@@ -123,19 +89,17 @@ class Batched:
         return self._lowered[key]
 
 
-def _joined(rows: list[torch.Tensor], of_all: list[torch.Tensor]) -> tuple[Layout, torch.Tensor]:
-    """Return a constant as one that all share, or as a stack of different ones."""
+def _joined(some: list[torch.Tensor], of_all: list[torch.Tensor]) -> tuple[Layout, torch.Tensor]:
+    """Return a constant of some replicas: shared where all have the same, else stacked."""
     first = of_all[0]
     if all(other.shape == first.shape and torch.equal(other, first) for other in of_all[1:]):
         return Layout.SHARED, first
-    return Layout.STACKED, torch.stack(rows)
+    return Layout.STACKED, torch.stack(some)
 
 
 def _orders(traced: Trace) -> dict[str, tuple[int, ...]]:
-    """Return how the weights of linear layers and convolutions want to be kept.
-
-    (in, out) and (out, spatial, in), which is channels last; a weight that is used in other ways,
-    too, stays as it is.
+    """Return the memory order of weights: (in, out) of linear layers, (out, spatial, in) of
+    convolutions, which is channels last; a weight with further uses keeps its order.
     """
     uses: dict[str, set[Any]] = {}
     ranks: dict[str, int] = {}
@@ -156,31 +120,21 @@ def _orders(traced: Trace) -> dict[str, tuple[int, ...]]:
 
 
 class Vmapped:
-    """The whole model under `torch.func.vmap`, for what cannot be traced.
-
-    Raises
-    ------
-    NotFusible
-        vmap cannot do it either.
-    """
+    """The whole model under `torch.func.vmap`, for models that cannot be traced."""
 
     def __init__(self, models: Sequence[nn.Module], inputs: Sequence[Any]) -> None:
         self._template = _WithBuffers(models[0])
         self.slots: Mapping[str, Slot] = slots_of(models[0], {})
-        for training in (True, False):
-            self._try(models, inputs, training)
-
-    def _try(self, models: Sequence[nn.Module], inputs: Sequence[Any], training: bool) -> None:
-        copies = [copied(model).train(training) for model in (models[0], models[-1])]
-        stack = Stack.of(copies, self.slots)
         doubled = [torch.stack([item, item]) for item in inputs]
-        try:
-            _run(_WithBuffers(copies[0]), stack, doubled)
-        except Exception as error:
-            raise NotFusible(f"vmap cannot run it: {first_sentence(error)}") from error
+        for training in (True, False):
+            copies = [copied(model).train(training) for model in (models[0], models[-1])]
+            try:
+                _run(_WithBuffers(copies[0]), Stack.of(copies, self.slots), doubled)
+            except Exception as error:
+                raise NotFusible(f"vmap cannot run it: {first_sentence(error)}") from error
 
-    def forward(self, training: bool, rows: range) -> Forward:
-        """Return the forward of any rows."""
+    def forward(self, training: bool, replicas: range) -> Forward:
+        """Return the forward of any replicas."""
 
         def forward(
             stack: Stack, generators: Sequence[torch.Generator], inputs: Sequence[Any]
@@ -193,7 +147,7 @@ class Vmapped:
 
 
 class _WithBuffers(nn.Module):
-    """Returns the buffers, too: a forward may put another tensor where one was."""
+    """Also returns the buffers: a forward may replace one by another tensor."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -204,12 +158,12 @@ class _WithBuffers(nn.Module):
 
 
 def _run(template: _WithBuffers, stack: Stack, inputs: Sequence[Any]) -> Any:
-    def one(tensors: dict[str, torch.Tensor], row: tuple[Any, ...]) -> Any:
-        return functional_call(template, tensors, row)
+    def one(tensors: dict[str, torch.Tensor], own_inputs: tuple[Any, ...]) -> Any:
+        return functional_call(template, tensors, own_inputs)
 
     tensors = {f"model.{name}": tensor for name, tensor in stack.tensors.items()}
     with warnings.catch_warnings():
-        # Speed is measured, not guessed from this.
+        # The speed of fused models is measured.
         warnings.filterwarnings("ignore", "There is a performance drop")
         outputs, buffers = vmap(one)(tensors, tuple(inputs))
     with torch.no_grad():

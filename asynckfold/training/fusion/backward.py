@@ -19,27 +19,21 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Criterion(Protocol):
-    """A loss for each replica.
-
-    Attributes
-    ----------
-    criteria : list of callable
-        Each replica's own, whose state, if there is any, can be saved and loaded.
-    """
+    """A loss for each replica; ``criteria`` are those whose state is saved and loaded."""
 
     criteria: list[Any]
 
     def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """Return losses (R,) of outputs and targets (R, B, ...)."""
 
-    def rows(self, rows: range) -> Criterion:
-        """Return that of consecutive replicas."""
+    def part(self, replicas: range) -> Criterion:
+        """Return the criterion of consecutive replicas."""
 
     def train(self, mode: bool = True) -> Any:
         """Set the mode."""
 
 
-class RowCriterion:
+class SeparateCriterion:
     """Any criteria, computed one replica after another."""
 
     def __init__(self, criteria: Sequence[Callable[..., Any]]) -> None:
@@ -47,17 +41,15 @@ class RowCriterion:
 
     def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """Return losses (R,)."""
-        losses = [
-            criterion(outputs[row], targets[row]) for row, criterion in enumerate(self.criteria)
-        ]
+        losses = [one(outputs[i], targets[i]) for i, one in enumerate(self.criteria)]
         return torch.stack([loss.reshape(()) for loss in losses])
 
-    def rows(self, rows: range) -> RowCriterion:
-        """Return that of consecutive replicas."""
-        return RowCriterion(self.criteria[rows.start : rows.stop])
+    def part(self, replicas: range) -> SeparateCriterion:
+        """Return the criterion of consecutive replicas."""
+        return SeparateCriterion(self.criteria[replicas.start : replicas.stop])
 
     def train(self, mode: bool = True) -> None:
-        """Set the mode of those that have one."""
+        """Set the mode of the criteria that are modules."""
         for criterion in self.criteria:
             if isinstance(criterion, nn.Module):
                 criterion.train(mode)
@@ -75,9 +67,9 @@ class FusedCriterion:
         losses: torch.Tensor = self.fused(outputs, targets)
         return losses.reshape(self.fused.width)
 
-    def rows(self, rows: range) -> FusedCriterion:
-        """Return that of consecutive replicas."""
-        return FusedCriterion(self.fused.rows(rows))
+    def part(self, replicas: range) -> FusedCriterion:
+        """Return the criterion of consecutive replicas."""
+        return FusedCriterion(self.fused.part(replicas))
 
     def train(self, mode: bool = True) -> None:
         """Set the mode of all."""
@@ -96,38 +88,23 @@ class _AsModule(nn.Module):
 def fuse_criterion(
     criterion: Callable[..., Any], width: int, outputs: torch.Tensor, targets: torch.Tensor
 ) -> Criterion:
-    """Make copies of a criterion compute together, or one after another if need be.
+    """Make copies of a criterion compute together, or one after another where they cannot.
 
-    Parameters
-    ----------
-    criterion : callable
-        Module or function (outputs, targets) → loss; it is copied.
-    width : int
-        Number of replicas.
-    outputs, targets : Tensor
-        (B, ...): examples of one replica.
+    Outputs and targets (B, ...) are examples of one replica.
     """
     copies = [copy.deepcopy(criterion) for _ in range(width)]
     modules = [item if isinstance(item, nn.Module) else _AsModule(item) for item in copies]
     try:
         return FusedCriterion(fuse(modules, [outputs.detach().requires_grad_(), targets]))
     except NotFusible:
-        return RowCriterion(copies)
+        return SeparateCriterion(copies)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What consecutive replicas do at once.
+    """Inputs and targets (R, B, ...) of consecutive replicas, with the same B for all."""
 
-    Parameters
-    ----------
-    rows : range
-        Which replicas.
-    inputs, targets : Tensor
-        (R, B, ...), with the same B for all of them.
-    """
-
-    rows: range
+    replicas: range
     inputs: torch.Tensor
     targets: torch.Tensor
 
@@ -143,7 +120,7 @@ def parts_of(batches: Sequence[Batch | None]) -> list[Part]:
     Examples
     --------
     >>> two, three = (torch.zeros(n, 4) for n in (2, 3))
-    >>> [part.rows for part in parts_of([(two, two), (two, two), None, (three, three)])]
+    >>> [part.replicas for part in parts_of([(two, two), (two, two), None, (three, three)])]
     [range(0, 2), range(3, 4)]
     """
     parts: list[Part] = []
@@ -168,38 +145,24 @@ def _alike(one: Batch | None, other: Batch | None) -> bool:
 def backward(
     fused: FusedModule, criterion: Criterion, parts: Sequence[Part], precision: str = "fp32"
 ) -> torch.Tensor:
-    """Compute losses, and gradients into the fused parameters.
+    """Compute losses (R,), and gradients into the fused parameters, whose old ones are dropped.
 
-    Parameters
-    ----------
-    fused : FusedModule
-        Earlier gradients of its parameters are forgotten.
-    criterion : Criterion
-        Of as many replicas.
-    parts : sequence of Part
-        Together some or all replicas, none twice.
-    precision : {"fp32", "bf16"}
-        What the models compute in.
-
-    Returns
-    -------
-    Tensor
-        (R,) losses, detached; NaN for replicas in no part.
+    The parts hold some or all replicas, none twice; the loss of replicas in no part is NaN.
     """
     fused.zero_grad()
-    everyone = range(fused.width)
-    if len(parts) == 1 and parts[0].rows == everyone:
+    if len(parts) == 1 and parts[0].replicas == range(fused.width):
         return _backward(fused, criterion, parts[0], precision)
     found: list[tuple[range, torch.Tensor]] = []
     for part in parts:
-        view = fused.rows(part.rows)
+        own = part.replicas
+        view = fused.part(own)
         view.zero_grad()
-        found.append((part.rows, _backward(view, criterion.rows(part.rows), part, precision)))
+        found.append((own, _backward(view, criterion.part(own), part, precision)))
         if view is not fused:
-            _hand_up(view, fused, part.rows)
+            _copy_gradients(view, fused, own)
     losses = found[0][1].new_full((fused.width,), float("nan"))
-    for rows, values in found:
-        losses[rows.start : rows.stop] = values
+    for own, values in found:
+        losses[own.start : own.stop] = values
     return losses
 
 
@@ -210,7 +173,7 @@ def _backward(fused: FusedModule, criterion: Criterion, part: Part, precision: s
     return losses.detach()
 
 
-def _hand_up(view: FusedModule, fused: FusedModule, rows: range) -> None:
+def _copy_gradients(view: FusedModule, fused: FusedModule, replicas: range) -> None:
     whole = fused.parameters()
     for name, parameter in view.parameters().items():
         if parameter.grad is None:
@@ -218,20 +181,12 @@ def _hand_up(view: FusedModule, fused: FusedModule, rows: range) -> None:
         target = whole[name]
         if target.grad is None:
             target.grad = torch.zeros_like(target)
-        target.grad[rows.start : rows.stop] = parameter.grad
+        target.grad[replicas.start : replicas.stop] = parameter.grad
         parameter.grad = None
 
 
 def clip_gradients(fused: FusedModule, max_norm: float) -> torch.Tensor:
-    """Scale each replica's gradients so that their norm is `max_norm` at most.
-
-    The same as `torch.nn.utils.clip_grad_norm_` for each replica by itself.
-
-    Returns
-    -------
-    Tensor
-        (R,) norms before.
-    """
+    """Clip each replica's gradients as `torch.nn.utils.clip_grad_norm_`; return norms (R,)."""
     gradients = [p.grad for p in fused.parameters().values() if p.grad is not None]
     norms = torch.stack([gradient.reshape(fused.width, -1).norm(dim=1) for gradient in gradients])
     totals: torch.Tensor = norms.norm(dim=0)

@@ -1,4 +1,4 @@
-"""Whether some models are replicas of one, and what of a model no trace would show."""
+"""Whether models are replicas of one, and properties of a model that no trace would show."""
 
 from __future__ import annotations
 
@@ -22,17 +22,9 @@ _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def check(models: Sequence[nn.Module], inputs: Sequence[Any]) -> list[str]:
-    """Refuse what is not R times one model, and what does more in its forward than compute.
+    """Refuse models that are not replicas, or whose forward does more than compute.
 
-    Returns
-    -------
-    list of str
-        The user's own autograd functions that the forward calls.
-
-    Raises
-    ------
-    NotFusible
-        Names the layer and the reason.
+    Returns the names of the user's own autograd functions that the forward calls.
     """
     for problem in chain(_differences(models), _obstacles(models[0])):
         raise NotFusible(problem)
@@ -41,7 +33,7 @@ def check(models: Sequence[nn.Module], inputs: Sequence[Any]) -> list[str]:
 
 
 def surely_alike(models: Sequence[nn.Module]) -> bool:
-    """Whether equal attributes prove that all replicas compute the same; if not, traces must."""
+    """Whether equal attributes prove that all replicas compute the same; if not, compare traces."""
     first = models[0]
     return all(
         vars(other)[name] is value or _is_plain(value)
@@ -95,7 +87,7 @@ def _tensors(model: nn.Module) -> list[tuple[Any, ...]]:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """Return the plain attributes of a module, and containers of such."""
+    """Return the plain attributes of a module, containers included."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -127,11 +119,11 @@ def _obstacles(model: nn.Module) -> Iterator[str]:
 
 
 def _run(model: nn.Module, inputs: Sequence[Any], *, training: bool) -> list[str]:
-    """Run a copy, and refuse what its forward does beside computing."""
+    """Run a copy; refuse side effects of its forward."""
     probe = copied(model).train(training)
     before = [_state(module) for module in probe.modules()]
     drawn = _python_generators()
-    # The user's forward may raise anything, which becomes the reason.
+    # The user's code may raise anything; that becomes the reason.
     try:
         with torch.enable_grad():
             outputs = probe(*inputs)
@@ -149,7 +141,7 @@ def _run(model: nn.Module, inputs: Sequence[Any], *, training: bool) -> list[str
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    """Return a snapshot of everything in a module that is neither a parameter nor a buffer."""
+    """Return a snapshot of a module's attributes, without parameters and buffers."""
     attributes = {k: v for k, v in vars(module).items() if k not in _INTERNAL}
     return {
         name: value.clone() if isinstance(value, torch.Tensor) else repr(value)

@@ -1,8 +1,8 @@
-"""Whether fused replicas compute what their plain models do: measured, not hoped.
+"""Whether fused replicas compute what their plain models do: measured, not assumed.
 
-Both are given the same parameters before every step, and losses, gradients, buffers and outputs
-are compared after it. Parameters after several steps are not: a bias before a batch normalisation
-has a gradient of zero but for rounding, and Adam makes steps of full size out of that.
+Both start every step from the same parameters; their losses, gradients, buffers and outputs are
+compared after it. Parameters after several steps are not compared: a bias before a batch
+normalisation has a gradient of zero but for rounding, which Adam turns into steps of full size.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,38 +27,33 @@ EXACT = 1e-9
 """Largest relative difference in float64."""
 
 SINGLE = 1e-3
-"""Largest relative difference in float32, unless the model itself is more sensitive than that."""
+"""Largest relative difference in float32, unless the model itself is more sensitive."""
 
 SHORT = 5e-2
-"""The same where models compute in bfloat16, whose numbers have 2 to 3 digits. It tells whether
-both round in the same places; whether their formulas are the same, the others have told."""
+"""Largest relative difference in bfloat16, whose numbers have 2 to 3 digits. It shows whether both
+round in the same places; float64 and float32 have compared the formulas."""
 
 NUDGE = 1e-6
-"""Relative change of the parameters that tells how sensitive a model is, in float32.
+"""Relative change of the parameters that measures how sensitive a model is, in float32.
 
-A MobileNet was seen to change its gradients by 3 % of their size under it, as units close to 0
-switch over; it cannot be asked to keep them to 0.1 % when sums are taken in another order. Ten
-times the effect of the nudge is allowed; float64 stays the strict test.
+It changed the gradients of a MobileNet by 3 % of their size, as units close to 0 switch over; such
+a model cannot keep them to 0.1 % when sums are taken in another order. Ten times the effect of the
+nudge is allowed; float64 stays the strict test.
 """
 
 SHORT_NUDGE = 2.0**-9
-"""The same in bfloat16: about what is lost when a number is rounded to it."""
+"""The same in bfloat16: about what rounding a number to it loses."""
 
 FLOOR = 1e-3
-"""A tensor is measured against its own size, or this share of the largest of its kind: what is
-zero but for rounding has no digits to agree in."""
+"""A tensor is measured against its own size, or this share of the largest of its kind: values that
+are zero but for rounding have no digits to agree in."""
 
 
 @dataclass(frozen=True)
 class Differences:
-    """The largest relative differences in one precision; infinite where only one is finite.
+    """The largest relative differences in one precision; infinite where only one side is finite.
 
-    Parameters
-    ----------
-    losses, gradients, buffers : float
-        Of the training steps.
-    outputs : float
-        Of an evaluation after them.
+    ``outputs`` are those of an evaluation after the training steps.
     """
 
     losses: float = 0.0
@@ -75,18 +69,18 @@ class Differences:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """What the comparison found.
+    """The result of the comparison.
 
     Parameters
     ----------
     float64, float32, bfloat16 : Differences or None
-        Between fused and plain; None where it did not come to that.
+        Between fused and plain; None in precisions that were not reached.
     sensitivity : Differences or None
-        What a nudge of its parameters changes in the plain model, in the shortest of these.
+        The effect of a nudge of its parameters on the plain model, in the shortest precision.
     refusal : str or None
-        Why the models must not be fused; None when they may be.
+        Why the models must not be fused.
     fused : FusedModule or None
-        What was compared last, in float32; None where it is refused.
+        The module compared last, in float32; None after a refusal.
     """
 
     float64: Differences | None = None
@@ -99,16 +93,13 @@ class Equivalence:
     def __str__(self) -> str:
         """The largest difference in each precision."""
         found = {name: getattr(self, name) for name in ("float64", "float32", "bfloat16")}
-        told = [f"{item.largest:.1e} in {name}" for name, item in found.items() if item]
-        return f"at most {' and '.join(told)} from each by itself"
+        each = [f"{item.largest:.1e} in {name}" for name, item in found.items() if item]
+        return f"largest deviation from separate training: {' and '.join(each)}"
 
 
 @dataclass(frozen=True)
 class _Test:
-    """A comparison: models of a type compute with a precision; what differences are allowed.
-
-    Ten times the effect of a nudge is allowed, too; none is tried where it is 0.
-    """
+    """A comparison in one precision; with a `nudge`, ten times its effect is allowed too."""
 
     name: str
     dtype: torch.dtype
@@ -117,17 +108,11 @@ class _Test:
     nudge: float
 
 
-_TESTS: dict[str, tuple[_Test, ...]] = {
-    "fp32": (
-        _Test("float64", torch.float64, "fp32", EXACT, 0.0),
-        _Test("float32", torch.float32, "fp32", SINGLE, NUDGE),
-    )
-}
-_TESTS["bf16"] = (
-    *_TESTS["fp32"],
+_TESTS = (
+    _Test("float64", torch.float64, "fp32", EXACT, 0.0),
+    _Test("float32", torch.float32, "fp32", SINGLE, NUDGE),
     _Test("bfloat16", torch.float32, "bf16", SHORT, SHORT_NUDGE),
 )
-"""By the precision that was asked for."""
 
 
 def check_equivalence(
@@ -142,24 +127,19 @@ def check_equivalence(
     Parameters
     ----------
     models : sequence of nn.Module
-        The replicas; they are copied and stay as they are.
+        The replicas; they are copied.
     criterion : callable
-        (outputs, targets) → loss.
+        (outputs, targets) → loss; it is copied for each replica.
     steps : sequence of sequence of (inputs, targets)
-        For each step each replica's batch; their sizes may differ.
+        For each step the batch of each replica; sizes may differ.
     opt_fn : callable
         model → optimizer, which steps the plain models.
     precision : {"fp32", "bf16"}
-        What the models will compute in; float64 and float32 are compared always.
-
-    Returns
-    -------
-    Equivalence
-        Its refusal says why they cannot be fused, or by how much they are not equivalent.
+        What the models will compute in; float64 and float32 are always compared.
     """
     found: dict[str, Any] = {}
-    for test in _TESTS[precision]:
-        # What the user's code raises, in another precision for instance, is the reason.
+    for test in _TESTS if precision == "bf16" else _TESTS[:2]:
+        # Whatever the user's code raises, say in another precision, is the reason.
         try:
             with seeding.preserved():
                 comparison = _Comparison(models, criterion, steps, opt_fn, test)
@@ -203,9 +183,9 @@ class _Comparison:
         self.criteria = [_to(copy.deepcopy(criterion), dtype) for _ in models]
         outputs = copied(self.plain[0])(inputs)
         self.criterion = fuse_criterion(self.criteria[0], len(models), outputs, targets)
-        self.generators = [torch.Generator().manual_seed(row) for row in range(len(models))]
-        for row, generator in enumerate(self.fused.generators):
-            generator.manual_seed(row)
+        self.generators = [torch.Generator().manual_seed(i) for i in range(len(models))]
+        for index, generator in enumerate(self.fused.generators):
+            generator.manual_seed(index)
         self.found: dict[str, float] = dict.fromkeys(Differences.__annotations__, 0.0)
         self.nudged: dict[str, float] = dict(self.found)
 
@@ -213,53 +193,53 @@ class _Comparison:
         """Return differences between fused and plain, and between plain and nudged plain."""
         for batches in self.steps:
             losses = backward(self.fused, self.criterion, parts_of(batches), self.test.precision)
-            for row, batch in enumerate(batches):
-                self._step(row, batch, losses[row])
+            for index, batch in enumerate(batches):
+                self._step(index, batch, losses[index])
         self._evaluate(self.steps[-1])
         return Differences(**self.found), Differences(**self.nudged)
 
-    def _step(self, row: int, batch: Batch, fused_loss: torch.Tensor) -> None:
-        plain, state = self.plain[row], self.generators[row].get_state()
-        nudged = self._nudged(plain, row) if self.test.nudge else None
-        other = None if nudged is None else self._plain_step(nudged, row, batch, state)
-        loss = self._plain_step(plain, row, batch, state)
-        self.generators[row].set_state(torch.get_rng_state())
+    def _step(self, index: int, batch: Batch, fused_loss: torch.Tensor) -> None:
+        plain, state = self.plain[index], self.generators[index].get_state()
+        nudged = self._nudged(plain, index) if self.test.nudge else None
+        other = None if nudged is None else self._plain_step(nudged, index, batch, state)
+        loss = self._plain_step(plain, index, batch, state)
+        self.generators[index].set_state(torch.get_rng_state())
         gradients, buffers = _gradients(plain), dict(plain.named_buffers())
         _note(self.found, "losses", [(fused_loss, loss)])
-        _note(self.found, "gradients", _paired(self.fused.gradients_of(row), gradients))
-        of_fused = dict(self.fused.models[row].named_buffers())
+        _note(self.found, "gradients", _paired(self.fused.gradients_of(index), gradients))
+        of_fused = dict(self.fused.models[index].named_buffers())
         _note(self.found, "buffers", _paired(of_fused, buffers))
         if nudged is not None and other is not None:
             _note(self.nudged, "losses", [(other, loss)])
             _note(self.nudged, "gradients", _paired(_gradients(nudged), gradients))
             _note(self.nudged, "buffers", _paired(dict(nudged.named_buffers()), buffers))
-        # Gradients are there already, also for those that ask for the loss themselves.
-        self.optimizers[row].step(partial(_same, loss))  # type: ignore[arg-type]
-        self.fused.load(row, plain.state_dict())
+        # The gradients are there already; some optimizers ask for the loss themselves.
+        self.optimizers[index].step(lambda: loss)  # type: ignore[arg-type, return-value]
+        self.fused.models[index].load_state_dict(plain.state_dict())
 
     def _evaluate(self, batches: Sequence[Batch]) -> None:
-        self.fused.eval()
+        self.fused.train(False)
         with torch.no_grad():
             for part in parts_of(batches):
-                outputs = self._outputs(self.fused.rows(part.rows), part.inputs)
-                for place, row in enumerate(part.rows):
-                    plain = self.plain[row].eval()
-                    inputs = batches[row][0]
+                outputs = self._outputs(self.fused.part(part.replicas), part.inputs)
+                for place, index in enumerate(part.replicas):
+                    plain = self.plain[index].eval()
+                    inputs = batches[index][0]
                     expected = self._outputs(plain, inputs)
                     _note(self.found, "outputs", [(outputs[place], expected)])
                     if self.test.nudge:
-                        other = self._outputs(self._nudged(plain, row), inputs)
+                        other = self._outputs(self._nudged(plain, index), inputs)
                         _note(self.nudged, "outputs", [(other, expected)])
 
     def _outputs(self, model: Any, inputs: torch.Tensor) -> Any:
         return outputs_of(model, inputs, self.test.precision)
 
     def _plain_step(
-        self, model: nn.Module, row: int, batch: Batch, state: torch.Tensor
+        self, model: nn.Module, index: int, batch: Batch, state: torch.Tensor
     ) -> torch.Tensor:
         model.zero_grad()
         torch.set_rng_state(state)
-        loss: torch.Tensor = self.criteria[row](self._outputs(model, batch[0]), batch[1])
+        loss: torch.Tensor = self.criteria[index](self._outputs(model, batch[0]), batch[1])
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -280,10 +260,6 @@ def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
 
 def _to(criterion: Any, dtype: torch.dtype) -> Any:
     return criterion.to(dtype) if isinstance(criterion, nn.Module) else criterion
-
-
-def _same(loss: torch.Tensor) -> torch.Tensor:
-    return loss
 
 
 Tensors = Mapping[str, torch.Tensor]

@@ -1,9 +1,8 @@
 """From the graph of one model to the graph of R replicas.
 
-Each node is handed to the rule of its function, which emits the batched form. In-place operations
-become ordinary ones, after which the name stands for the new value; that is the same as long as
-nobody looks at the old memory through another view, which is checked. Only what is written into a
-buffer is really written.
+The rule of each function emits its batched form. In-place operations become ordinary ones, after
+which the name stands for the new value; that is the same as long as no other view reads the old
+memory, which is checked. Only writes into buffers stay writes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from asynckfold.training.fusion.stacked_parameters import Slot
 from asynckfold.training.fusion.tracing import Trace
 
 Emitted = tuple[Layout, Any]
-"""What a rule returns: the layout of its result, and the node."""
+"""(layout of the result, its node)."""
 
 Rule = Callable[..., Emitted]
 """(lowering, arguments of the plain call with `Value` for each traced value) → `Emitted`."""
@@ -32,20 +31,11 @@ Rule = Callable[..., Emitted]
 
 @dataclass(frozen=True)
 class Rules:
-    """What is known of functions, methods of tensors, and modules.
+    """The rules of functions, methods of tensors (``name`` covers ``name_``), and leaf modules.
 
-    Parameters
-    ----------
-    functions : dict of function to Rule
-        For ``torch.*``, ``torch.nn.functional.*`` and operators.
-    methods : dict of str to Rule
-        For methods of tensors; ``name_`` is covered by ``name``.
-    leaves : dict of type to Rule
-        For modules that cannot be looked into; such a rule gets the path and the module first.
-    aliases : frozenset
-        Names of functions and methods whose result may be a view of their first argument.
-    random : frozenset of str
-        Names of functions and methods that draw random numbers, and have no rule.
+    Modules with a rule are not traced into; the rule gets their path and the module first.
+    ``aliases`` are functions and methods whose result may be a view of their first argument,
+    ``random`` those that draw random numbers and have no rule.
     """
 
     functions: dict[Callable[..., Any], Rule]
@@ -66,29 +56,17 @@ IN_PLACE_OPERATORS: dict[Any, Callable[..., Any]] = {
 
 @dataclass(eq=False)
 class _Cell:
-    """What a name of the plain model stands for now, and the names that see the same memory."""
+    """The present value of a name of the plain model, and the names that share its memory."""
 
     value: Value
     family: list[fx.Node] = field(default_factory=list)
 
 
 class Lowering:
-    """One graph being written.
+    """The batched graph of `width` replicas in progress.
 
-    Parameters
-    ----------
-    traced : Trace
-        With examples.
-    rules : Rules
-        The tables.
-    width : int
-        Number of replicas.
-    slots : dict of str to Slot
-        Every parameter and buffer by name.
-    aliases : dict of str to str
-        Further names of parameters and buffers that are tied.
-    constants : dict of str to (Layout, Tensor)
-        The trace's constants, stacked where the replicas differ.
+    ``slots`` are all parameters and buffers by name, ``aliases`` further names of tied ones;
+    ``constants`` are the trace's, stacked where the replicas differ.
     """
 
     def __init__(
@@ -115,13 +93,25 @@ class Lowering:
     # What rules call
 
     def emit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Add a call to the graph; shared values among the arguments stand for their nodes."""
+        """Add a call to the graph; arguments may be nodes, shared values or plain objects."""
         args, kwargs = self._nodes(args), self._nodes(kwargs)
         return self.graph.call_function(function, args, kwargs)
 
     def emit_method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Add a call of a tensor's method to the graph."""
         return self.graph.call_method(name, self._nodes(args), self._nodes(kwargs))
+
+    def on_stacked(
+        self, function: Callable[..., Any], input: Value, *args: Any, **kwargs: Any
+    ) -> Emitted:
+        """Add a call whose input and result are (R, ...)."""
+        return Layout.STACKED, self.emit(function, self.stacked(input), *args, **kwargs)
+
+    def on_channels(
+        self, function: Callable[..., Any], input: Value, *args: Any, **kwargs: Any
+    ) -> Emitted:
+        """Add a call whose input and result are (B, R·C, ...)."""
+        return Layout.CHANNELS, self.emit(function, self.channels(input), *args, **kwargs)
 
     def stacked(self, value: Value) -> Any:
         """Return the node of a value in the layout (R, ...)."""
@@ -132,7 +122,7 @@ class Lowering:
         return self._convert(value, Layout.STACKED, layouts.spread, self.width)
 
     def aligned(self, value: Value, rank: int) -> Any:
-        """Return the node of a value that broadcasts against stacked ones of a given plain rank."""
+        """Return a node that broadcasts against stacked values of this plain rank."""
         if value.layout is Layout.SHARED:
             return value.node
         node = self.stacked(value)
@@ -148,7 +138,7 @@ class Lowering:
         return self._convert(stacked, Layout.CHANNELS, layouts.fold, key=value)
 
     def parameter(self, name: str) -> Value:
-        """Return a parameter or buffer by name, in the plain order of its dimensions."""
+        """Return a parameter or buffer by name, in plain order."""
         name = self.aliases.get(name, name)
         if name not in self.attributes:
             slot, node = self.slots[name], self.storage[name]
@@ -161,13 +151,7 @@ class Lowering:
     # The walk
 
     def run(self, improve: Callable[[fx.Graph], None]) -> fx.GraphModule:
-        """Lower every node; return the module of the batched graph, after it was improved.
-
-        Raises
-        ------
-        NotFusible
-            Names the layer, and the function that has no rule.
-        """
+        """Lower every node; return the module of the batched graph, after `improve`."""
         for node in self.traced.graph.nodes:
             try:
                 self._lower(node)
@@ -175,14 +159,14 @@ class Lowering:
                 layer = node.meta.get("layer", "the model")
                 raise NotFusible(f"{layer}: {error}") from error
             except TypeError as error:
-                # A rule's signature is what it covers.
+                # The signature of a rule limits what it covers.
                 layer = node.meta.get("layer", "the model")
                 raise NotFusible(
                     f"{layer}: {_name(node)} is called in a way that has no batched form: {error}"
                 ) from error
         for node in reversed(self.graph.nodes):
             if node.op == "call_method" and node.target == "permute" and not node.users:
-                self.graph.erase_node(node)  # a weight that is used only in the stack's order
+                self.graph.erase_node(node)  # the weight is used only in the stack's order
         improve(self.graph)
         return fx.GraphModule(self.root, self.graph)
 
@@ -231,7 +215,7 @@ class Lowering:
             cell.family.append(node)
 
     def _normalised(self, node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any], bool]:
-        """Return (target, args, kwargs, in place), the target without its underscore."""
+        """Return (target without its underscore, args, kwargs, in place)."""
         target, args, kwargs = node.target, tuple(node.args), dict(node.kwargs)
         if node.op == "call_function" and target in IN_PLACE_OPERATORS:
             per_replica = isinstance(node.args[0], fx.Node) and self.cells[node.args[0]]
@@ -265,7 +249,7 @@ class Lowering:
         return emitted
 
     def _as_it_is(self, node: fx.Node) -> Emitted:
-        """What no replica takes part in is computed once."""
+        """Compute what all replicas share once."""
         name = _name(node)
         if name in self.rules.random or name.rstrip("_") in self.rules.random:
             raise NotFusible(f"{name} draws random numbers that all replicas would share")
@@ -288,17 +272,14 @@ class Lowering:
                 raise NotFusible(f"{_name(node)} writes into memory that another view reads later")
         old = cell.value
         if old.name:
-            self._write(old, value)
+            if self.slots[old.name].is_parameter:
+                raise NotFusible(f"parameter {old.name} is written in the forward")
+            self.emit_method("copy_", self.storage[old.name], self.stacked(value))
             cell.value = Value(old.node, old.layout, old.example, old.name)
         else:
             cell.value = Value(value.node, value.layout, old.example)
         cell.family.append(node)
         self.cells[node] = cell
-
-    def _write(self, target: Value, value: Value) -> None:
-        if self.slots[target.name].is_parameter:
-            raise NotFusible(f"parameter {target.name} is written in the forward")
-        self.emit_method("copy_", self.storage[target.name], self.stacked(value))
 
     # Bookkeeping
 

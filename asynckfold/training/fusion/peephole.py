@@ -1,9 +1,9 @@
-"""The batched graph with less to write: the same numbers, bit for bit, out of fewer bytes.
+"""Less memory traffic in the batched graph, bit for bit the same numbers.
 
-Maximum and rectifier may change places: ``max(relu(x)) == relu(max(x))``, and the gradient goes to
-the same element. Behind the pooling, the rectifier has a quarter as much to do. And where it is the
-only reader of what a layer computed and does not need any more, it overwrites it. A step of five
-LeNets spent 4 of 33 ms in rectifiers of the first layer (batches of 32×3×32×32, 1 core).
+``max(relu(x)) == relu(max(x))``, and the gradient goes to the same element: behind the pooling, the
+rectifier has a quarter of the work. Where it is the only reader of a layer's output, and the layer
+does not need it for its gradient, it works in place. Rectifiers of the first layer took 4 of 33 ms
+of a step of five LeNets (batches of 32×3×32×32, 1 core).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ POOLINGS = frozenset(
 )
 
 FORGOTTEN = frozenset({*CONVOLUTIONS, *POOLINGS, affine, convolve_images, normalise_batch})
-"""Functions whose gradient does not need what they returned."""
+"""Functions whose gradient does not need their output."""
 
 
 def exchange(graph: fx.Graph) -> None:
-    """Bring rectifiers behind poolings, and let them write in place where they can."""
+    """Move rectifiers behind poolings, and let them work in place where they can."""
     for node in list(graph.nodes):
         if node.target in POOLINGS and _alone(node.args[0], RECTIFIERS):
             rectifier = node.args[0]
@@ -49,5 +49,5 @@ def exchange(graph: fx.Graph) -> None:
 
 
 def _alone(node: Any, targets: frozenset[Any]) -> bool:
-    """Whether it calls one of some functions, and has one reader."""
+    """Whether it calls one of these functions and has one reader."""
     return isinstance(node, fx.Node) and node.target in targets and len(node.users) == 1

@@ -1,8 +1,8 @@
-"""The parameters and buffers of R replicas, each kind in one tensor; the models are views of them.
+"""The parameters and buffers of R replicas, stacked by name; the models hold views of them.
 
-A `Slot` says in which order the dimensions of a tensor are kept, because the gradient that a
-batched kernel returns has the order of the weight that it was given, and to bring it into another
-one costs a copy of all weights in every step.
+A `Slot` holds the order in which the dimensions of a tensor are kept: the gradient of a batched
+kernel has the order of the weight that it was given, and reordering it would copy all weights in
+every step.
 """
 
 from __future__ import annotations
@@ -16,15 +16,10 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Slot:
-    """One kind of parameter or buffer.
+    """A parameter or buffer by name.
 
-    Parameters
-    ----------
-    order : tuple of int
-        Its plain dimensions, in the order in which the stack keeps them: (1, 0) for the weight of
-        a linear layer, which is kept as (R, in, out).
-    is_parameter : bool
-        False for a buffer.
+    ``order`` holds its plain dimensions as the stack keeps them: (1, 0) for the weight of a linear
+    layer, kept as (R, in, out). ``is_parameter`` is False for a buffer.
     """
 
     order: tuple[int, ...]
@@ -32,7 +27,7 @@ class Slot:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the order is that of the plain model."""
+        """Whether the order is the plain model's."""
         return self.order == tuple(range(len(self.order)))
 
     @property
@@ -54,7 +49,7 @@ def slots_of(model: nn.Module, orders: Mapping[str, tuple[int, ...]]) -> dict[st
 
 
 def aliases_of(model: nn.Module) -> dict[str, str]:
-    """Return the further names of tied tensors, and the first name of each."""
+    """Return the further names of tied tensors, each with its first name."""
     first: dict[int, str] = {}
     found = {}
     for named in (model.named_parameters, model.named_buffers):
@@ -65,42 +60,34 @@ def aliases_of(model: nn.Module) -> dict[str, str]:
 
 
 class Stack:
-    """The tensors of consecutive replicas.
-
-    Parameters
-    ----------
-    slots : dict of str to Slot
-        What there is.
-    tensors : dict of str to Tensor
-        For each slot (R, ...) in its order; an `nn.Parameter` where it is one.
-    """
+    """The tensors of consecutive replicas: for each slot one of shape (R, ...), in its order."""
 
     def __init__(self, slots: Mapping[str, Slot], tensors: Mapping[str, torch.Tensor]) -> None:
         self.slots, self.tensors = dict(slots), dict(tensors)
 
     @classmethod
     def of(cls, models: Sequence[nn.Module], slots: Mapping[str, Slot]) -> Stack:
-        """Stack the models' tensors, and make each model's own tensors views of its row."""
+        """Stack the models' tensors, and make each model's own tensors views of the stack."""
         named = [dict(m.named_parameters()) | dict(m.named_buffers()) for m in models]
         tensors: dict[str, torch.Tensor] = {}
         with torch.no_grad():
             for name, slot in slots.items():
-                rows = [tensors_of[name].detach().permute(slot.order) for tensors_of in named]
-                stacked = torch.stack(rows).contiguous()
-                for row, tensors_of in enumerate(named):
+                plain = [tensors_of[name].detach().permute(slot.order) for tensors_of in named]
+                stacked = torch.stack(plain).contiguous()
+                for own, tensors_of in zip(stacked, named, strict=True):
                     # The objects stay, so that optimizers and ties that hold them stay valid.
-                    tensors_of[name].data = stacked[row].permute(slot.inverse)
+                    tensors_of[name].data = own.permute(slot.inverse)
                 if slot.is_parameter:
                     trained = named[0][name].requires_grad
                     stacked = nn.Parameter(stacked, requires_grad=trained)
                 tensors[name] = stacked
         return cls(slots, tensors)
 
-    def rows(self, rows: range) -> Stack:
+    def part(self, replicas: range) -> Stack:
         """Return consecutive replicas as a view of this stack, with leaves of their own."""
         tensors = {}
         for name, tensor in self.tensors.items():
-            part = tensor.detach()[rows.start : rows.stop]
+            part = tensor.detach()[replicas.start : replicas.stop]
             if self.slots[name].is_parameter:
                 part = nn.Parameter(part, requires_grad=tensor.requires_grad)
             tensors[name] = part
@@ -110,6 +97,6 @@ class Stack:
         """Return the parameters by name, (R, ...) each."""
         return {k: t for k, t in self.tensors.items() if isinstance(t, nn.Parameter)}
 
-    def plain(self, name: str, stacked: torch.Tensor, row: int) -> torch.Tensor:
-        """Return one row of a tensor that lies like the slot `name`, as the plain model has it."""
-        return stacked[row].permute(self.slots[name].inverse)
+    def plain(self, name: str, stacked: torch.Tensor, replica: int) -> torch.Tensor:
+        """Return one replica's part of a tensor in the order of a slot, in plain order."""
+        return stacked[replica].permute(self.slots[name].inverse)

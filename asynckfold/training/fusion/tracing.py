@@ -1,9 +1,8 @@
 """A model as a graph of torch calls, with the shape of every value.
 
-Built on torch.fx (Reed et al. 2022, "torch.fx: practical program capture and transformation for
-deep learning in Python"). What symbolic tracing would silently get wrong is caught here: in-place
-operators, which a proxy would turn into copies; a changed grad or autocast mode, which a graph does
-not hold; fast paths of attention, which depend on values.
+Built on torch.fx (Reed et al. 2022). Cases that symbolic tracing would silently get wrong are
+caught here: in-place operators, which a proxy would turn into copies; a changed grad or autocast
+mode, which a graph does not hold; fast paths of attention, which depend on values.
 """
 
 from __future__ import annotations
@@ -26,14 +25,9 @@ from asynckfold.training.fusion.layouts import NotFusible
 class Trace:
     """One forward of one model.
 
-    Parameters
-    ----------
-    graph : fx.Graph
-        Every node has ``meta["layer"]``; after `with_examples` also ``meta["example"]``.
-    leaves : dict of str to nn.Module
-        The modules that were not looked into, by their path.
-    constants : dict of str to Tensor
-        Tensors that are neither parameters nor buffers.
+    Every node of ``graph`` has ``meta["layer"]``, and after `with_examples` ``meta["example"]``;
+    ``leaves`` are the modules that were not traced into, by path; ``constants`` are tensors that
+    are neither parameters nor buffers.
     """
 
     graph: fx.Graph
@@ -41,14 +35,14 @@ class Trace:
     constants: dict[str, torch.Tensor]
 
     def text(self) -> list[tuple[Any, ...]]:
-        """Return what must be equal for two replicas to be one program."""
+        """Return what is equal for replicas that compute the same."""
         return [
             (node.op, node.target, repr(node.args), repr(node.kwargs)) for node in self.graph.nodes
         ]
 
 
 class _Proxy(fx.Proxy):  # type: ignore[no-any-unimported,misc,unused-ignore]
-    """Records in-place operators, which fx leaves to Python, and Python turns into copies."""
+    """Records in-place operators, which Python would turn into copies."""
 
     def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
         return self.tracer.create_proxy("call_function", function, (self, other), {})
@@ -85,7 +79,7 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        # Left as it is when the forward raises: then its last entry is where that was.
+        # When the forward raises, the last entry names the layer.
         self.layers.append(describe(self.path_of_module(m), m))
         result = super().call_module(m, forward, args, kwargs)
         self.layers.pop()
@@ -94,7 +88,7 @@ class _Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
-        # One proxy for each input that is given; the defaults of the others stay what they are.
+        # One proxy per given input; other arguments keep their defaults.
         names = [f"input_{i}" for i in range(self.count)]
         return root_fn, [
             self.root,
@@ -122,7 +116,7 @@ def _mode() -> tuple[bool, ...]:
 
 
 def describe(path: str, module: nn.Module) -> str:
-    """Return how a reason names a layer.
+    """Return the name of a layer in messages.
 
     >>> describe("features.0", nn.ReLU())
     'layer features.0 (ReLU)'
@@ -132,7 +126,7 @@ def describe(path: str, module: nn.Module) -> str:
 
 @contextmanager
 def _slow_attention() -> Iterator[None]:
-    """Keep attention from its fast path, which asks for values that a trace does not have."""
+    """Disable the fast path of attention, which needs values that a trace does not have."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -144,29 +138,12 @@ def _slow_attention() -> Iterator[None]:
 def trace(
     model: nn.Module, inputs: Sequence[Any], *, training: bool, leaf_types: frozenset[type]
 ) -> Trace:
-    """Trace a copy of the model; the model itself is not touched.
-
-    Parameters
-    ----------
-    model : nn.Module
-        One replica.
-    inputs : sequence
-        What its forward takes for one batch.
-    training : bool
-        Which mode to trace.
-    leaf_types : frozenset of type
-        Modules not to look into.
-
-    Raises
-    ------
-    NotFusible
-        The forward cannot be traced: its control flow depends on values, for instance.
-    """
+    """Trace a copy of the model in one mode, without tracing into modules of `leaf_types`."""
     root = copied(model).train(training)
     known = dict(root.named_parameters()) | dict(root.named_buffers())
     random = torch.get_rng_state()
     tracer = _Tracer(leaf_types, len(inputs))
-    # Tracing runs the user's code on proxies, which may raise anything; it becomes the reason.
+    # The user's code may raise anything on proxies; that becomes the reason.
     try:
         with _slow_attention(), torch.enable_grad():
             graph = tracer.trace(root)
@@ -192,7 +169,7 @@ def trace(
 def with_examples(
     traced: Trace, model: nn.Module, inputs: Sequence[Any], *, training: bool
 ) -> Trace:
-    """Note at each node what a copy of the model computes there: shapes and dtypes only."""
+    """Store at each node the shape and dtype of what a copy of the model computes there."""
     root = copied(model).train(training)
     for name, constant in traced.constants.items():
         owner, _, last = name.rpartition(".")
@@ -223,6 +200,6 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def first_sentence(error: BaseException) -> str:
-    """Return the kind of an exception, and the first sentence of what it says."""
+    """Return the type of an exception, and the first sentence of its message."""
     text = " ".join(str(error).split()).split(". ")[0].rstrip(".")
     return f"{type(error).__name__}: {text}"[:200]

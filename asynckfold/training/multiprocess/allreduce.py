@@ -1,4 +1,4 @@
-"""Synchronous gradients: each process differentiates its part of every batch, the sum is one step.
+"""Synchronous gradients: each rank differentiates its part of every batch, the sum is one step.
 
 ::
 
@@ -7,16 +7,14 @@
     rank 2   part 2 ─ backward ┘      └ (wait)
 
 Each part's loss is weighted by its samples, so that the sum is the gradient of the whole batch, to
-rounding, for a criterion that takes the mean over samples, or their sum, and a model that treats
-samples independently; see `losses`. BatchNorm normalises each part by itself,
-as torch's DistributedDataParallel does; running statistics are averaged after each step. Parts are
-summed in the order of the ranks: the same plan gives the same bits each time. One process is the
-plain trainer.
+rounding, for criteria that take the mean or the sum over samples, and models that treat samples
+independently; see `losses`. BatchNorm normalises each part separately, as torch's
+DistributedDataParallel does; running statistics are averaged after each step. Parts are summed in
+the order of the ranks: the same plan gives the same bits each time. One process is the plain
+trainer. With all samples in one batch this is the map-reduce form of multi-threaded RPROP [1]_.
 
-With all samples in one batch this is the map-reduce form that multi-threaded RPROP needs [1]_.
-
-DistributedDataParallel over gloo sums the same gradients through sockets; on one machine it brings
-nothing but a port and a timeout that may fail, and the order of its sums is that of a ring.
+DistributedDataParallel over gloo sums the same gradients through sockets; on one machine it only
+adds a port and a timeout that may fail, and it sums in the order of a ring.
 
 References
 ----------
@@ -41,7 +39,7 @@ from asynckfold.training.process_group.shared_tensors import place, shared
 
 @dataclass(frozen=True)
 class _Order:
-    """Differentiate your part of this batch."""
+    """Order: differentiate your part of this batch."""
 
     epoch: int
     batch: int
@@ -49,24 +47,24 @@ class _Order:
 
 @dataclass(frozen=True)
 class _Part:
-    """The loss of a part, and which parameters got no gradient from it."""
+    """The loss of a part, and the parameters that got no gradient from it."""
 
     loss: float
     without: frozenset[int] = frozenset()
 
 
 @dataclass(eq=False)
-class AllReduce(MultiprocessTraining):
-    """A job in progress, whose gradients several processes compute.
+class AllReduceTraining(MultiprocessTraining):
+    """A job in progress whose gradients several processes compute.
 
-    ``gradients`` and ``buffers`` are those of each rank, in shared memory.
+    ``gradients`` and ``buffers`` are by rank, in shared memory.
     """
 
     gradients: list[list[torch.Tensor]] = field(default_factory=list)
     buffers: list[list[torch.Tensor]] = field(default_factory=list)
 
     def share(self) -> None:
-        """Let all see the parameters; each has gradients and running statistics of its own."""
+        """Share the parameters; gradients and running statistics are by rank."""
         found, ranks = self._parameters, range(self.params.processes)
         place(found, shared(found))
         self.gradients = [shared(found if rank else []) for rank in ranks]
@@ -74,11 +72,11 @@ class AllReduce(MultiprocessTraining):
         place(self._statistics, self.buffers[0])
 
     def enter(self) -> None:
-        """Take up one's own running statistics."""
+        """Take the rank's own running statistics."""
         place(self._statistics, self.buffers[self.rank])
 
     def obey(self, order: _Order) -> _Part:
-        """Differentiate a part, and leave its gradient where rank 0 finds it."""
+        """Differentiate a part, and leave its gradient in shared memory."""
         self.begin(order.epoch, order.batch)
         loss = self._differentiated(order.batch)
         given = [parameter.grad for parameter in self._parameters]
@@ -89,7 +87,7 @@ class AllReduce(MultiprocessTraining):
         return _Part(loss, frozenset(without))
 
     def step(self) -> None:
-        """Take one step with the gradient of all."""
+        """Take one step with the gradient of all ranks."""
         process_group = self.assembled()
         if process_group is None:
             super().step()
@@ -110,18 +108,18 @@ class AllReduce(MultiprocessTraining):
             self.lr_schedule.step()
 
     def _differentiated(self, batch: int) -> float:
-        """Compute the gradient of one's part; return its loss, 0 where it is empty."""
+        """Compute the gradient of the rank's part; return its loss, 0 if it is empty."""
         self.optimizer.zero_grad()
         low, high = self._edges(batch)[self.rank : self.rank + 2]
         weight = self._weights(batch)[self.rank]
-        # The mean over samples that do not count is no number.
+        # The mean over samples of weight 0 is NaN.
         if low == high or not weight:
             return 0.0
         inputs, targets = self.data.train(self.order[low:high], self.task.job.seed, self.epoch)
         return float(training_run.add_gradient(self, inputs, targets, weight))
 
     def _add_up(self, parts: dict[int, _Part]) -> None:
-        """Add the gradients of the others to that of rank 0, in order."""
+        """Add the gradients of the other ranks to that of rank 0, in order."""
         for index, parameter in enumerate(self._parameters):
             for rank in range(1, self.params.processes):
                 if index in parts[rank].without:
@@ -131,9 +129,9 @@ class AllReduce(MultiprocessTraining):
                 parameter.grad.add_(self.gradients[rank][index])
 
     def _edges(self, batch: int) -> Sequence[int]:
-        """Where the part of each rank begins, and the last ends.
+        """Return where the part of each rank begins, and the last ends.
 
-        A part of one sample cannot be normalised by BatchNorm: then fewer have one.
+        BatchNorm cannot normalise a part of one sample: then fewer ranks have a part.
         """
         low, high = self.bounds[batch]
         ranks = max(1, min(self.params.processes, (high - low) // self._least))
@@ -145,9 +143,8 @@ class AllReduce(MultiprocessTraining):
         return 2 if batches.normalises_batches(self.model) else 1
 
     def _shares(self, batch: int) -> list[float]:
-        """Of the batch's samples, the share of each rank."""
-        edges = self._edges(batch)
-        sizes = [high - low for low, high in itertools.pairwise(edges)]
+        """Return the share of each rank in the batch's samples."""
+        sizes = [high - low for low, high in itertools.pairwise(self._edges(batch))]
         return [size / sum(sizes) for size in sizes]
 
     def _weights(self, batch: int) -> list[float]:

@@ -1,27 +1,25 @@
-"""Parameter averaging: each process trains a clone for some steps, then the clones are averaged.
+"""Parameter averaging: each rank trains a clone for some steps, then the clones are averaged.
 
 ::
 
     rank 0   batches 0, 2, 4 … of the round ┐       ┌ mean, weighted by samples ─ next round
     rank 1   batches 1, 3, 5 … of the round ┴───────┴ (wait)
 
-A round is ``steps_per_round`` steps of every process, the last of an epoch fewer; the samples of an
-epoch are put in the order of the plain trainer and dealt out batch by batch, so that all together
-see each once. With ``partition_size`` or ``epochs_per_round`` each process has a part of the
-samples for the whole epoch instead (`partitions`): parts may overlap, and a round may be so many
-passes over them, by which the epoch is through, too.
+A round is ``steps_per_round`` steps of every rank, fewer at the end of an epoch; the batches of an
+epoch, in the order of the plain trainer, are dealt out, so that all ranks together see each sample
+once. With ``partition_size`` or ``epochs_per_round`` each rank has a part of the samples for the
+whole epoch instead (`partitions`): parts may overlap, and a round may be several passes over them,
+which are then the whole epoch.
 
-The last process may compute on a GPU, with a part of another size and more passes over it. It is
-forked before the first step (`spared`) and has a copy of its clone there, which it fetches
-before a round or an evaluation and hands back after a round; what its optimizer keeps, it tells
-when a checkpoint is written. Nobody else knows where it computes.
+The last rank may compute on a GPU, with a part of another size and more passes over it. It is
+forked before the first step (`hide_gpus`) and keeps a copy of its clone there, which it fetches
+before a round or an evaluation and returns after a round; it sends its optimizer state when a
+checkpoint is written.
 
-Parameters and running statistics are averaged; what an optimizer keeps is each process's own.
-Within a round the learning rate stays, and nothing is saved, stopped or paused. The mean is summed
-in the order of the ranks: the same plan gives the same bits each time. One process is the plain
-trainer.
-
-Each process's random numbers are seeded for each round, rank 0 goes on with those of the job.
+Parameters and running statistics are averaged; each rank has its own optimizer state. Within a
+round the learning rate stays, and nothing is saved, stopped or paused. The mean is summed in the
+order of the ranks: the same plan gives the same bits each time. One process is the plain trainer.
+Random numbers of ranks > 0 are seeded for each round; rank 0 continues those of the job.
 
 References
 ----------
@@ -44,22 +42,21 @@ from asynckfold.training import batches, lr_schedules, setup, training_run
 from asynckfold.training.batches import Deal
 from asynckfold.training.fused_optimizers import follow_parameters, leave_open
 from asynckfold.training.multiprocess.base import (
-    Stepping,
+    SteppingTraining,
     average,
     frozen,
     set_settings,
     settings_of,
-    tensors_of,
     thawed,
 )
-from asynckfold.training.process_group.members import ProcessGroup
-from asynckfold.training.process_group.shared_tensors import copy_each, place, shared
+from asynckfold.training.process_group.ranks import ProcessGroup
+from asynckfold.training.process_group.shared_tensors import copy_each, place, shared, tensors_of
 from asynckfold.training.training_run import Report
 
 
 @dataclass(frozen=True)
 class _Round:
-    """Train on your batches from this one on, with these settings of the parameter groups."""
+    """Order: train on your batches from this one on, with these settings."""
 
     epoch: int
     first: int
@@ -68,7 +65,7 @@ class _Round:
 
 @dataclass(frozen=True)
 class _Start:
-    """On the GPU: take up what optimizer and criterion have kept so far, frozen."""
+    """Order on the GPU: load these states."""
 
     optimizer: Any
     criterion: Any
@@ -76,18 +73,17 @@ class _Start:
 
 @dataclass(frozen=True)
 class _TellState:
-    """On the GPU: what does your optimizer keep?"""
+    """Order on the GPU: return the optimizer state."""
 
 
 @dataclass(eq=False)
-class Averaging(Stepping):
-    """A job in progress, of which each process trains a clone.
+class AveragingTraining(SteppingTraining):
+    """A job in progress of which each process trains a clone.
 
-    ``clones`` are parameters and buffers of each rank, ``rounds`` how often they were averaged, and
-    ``seen`` how many samples each rank has trained on, those of later epochs counted again.
-    ``deal`` says who has which part of the samples, where each has one for an epoch. ``steps`` are
-    those that each rank has taken, in shared memory, and ``clone_of_gpu`` that of the rank which
-    has a copy of it on a GPU.
+    ``clones`` are parameters and buffers by rank, ``rounds`` counts their averages, and ``seen``
+    the samples that each rank has trained on, over all epochs. ``deal`` assigns samples to ranks,
+    where each has a part for an epoch. ``steps`` counts steps by rank, in shared memory;
+    ``clone_of_gpu`` is the clone of the rank on a GPU.
     """
 
     clones: list[list[torch.Tensor]] = field(default_factory=list)
@@ -95,7 +91,7 @@ class Averaging(Stepping):
     seen: list[int] = field(default_factory=list)
     deal: Deal | None = None
     steps: torch.Tensor = field(init=False)
-    steps_heard: int = 0
+    reported_steps: int = 0
     clone_of_gpu: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -106,14 +102,14 @@ class Averaging(Stepping):
             self.bounds = self.deal.bounds
 
     def order_samples(self) -> None:
-        """Begin or continue an epoch, but for the generators."""
+        """Begin or continue an epoch, except for the generators."""
         super().order_samples()
         if self.deal is not None:
             dealt = self.deal.order(self.order.numpy(), self.task.job.seed, self.epoch)
             self.order = torch.from_numpy(dealt)
 
     def samples_of(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and targets of a batch, augmented anew in each pass over a part."""
+        """Return inputs and targets of a batch; each pass over a part augments anew."""
         if self.deal is None:
             return super().samples_of(batch)
         low, high = self.bounds[batch]
@@ -122,18 +118,18 @@ class Averaging(Stepping):
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether this is the process that computes on a GPU."""
+        """Whether this rank computes on a GPU."""
         return self.gpu is not None and self.rank == self.params.processes - 1
 
-    def enlist_ahead(self) -> None:
-        """Fork the process that computes on a GPU."""
+    def fork_ahead(self) -> None:
+        """Fork the rank that computes on a GPU."""
         if self.gpu is not None:
             self.clone_of_gpu = shared(tensors_of(self.model))
             self.ahead = ProcessGroup(0, self._obey, self.cores)
-            self.ahead.enlist([self.params.processes - 1])
+            self.ahead.fork([self.params.processes - 1])
 
     def share(self) -> None:
-        """Make a clone for each."""
+        """Make a clone for each rank."""
         super().share()
         found = tensors_of(self.model)
         own = self.params.processes - (self.ahead is not None)
@@ -142,7 +138,7 @@ class Averaging(Stepping):
         if self.ahead is not None:
             copy_each(self.clone_of_gpu, found)
             self.clones.append(self.clone_of_gpu)
-            # A GPU takes seconds to be ready.
+            # A GPU takes seconds to initialise.
             self.heartbeat.begin_long_phase()
             criterion = self.criterion
             kept = criterion.state_dict() if isinstance(criterion, nn.Module) else {}
@@ -150,7 +146,7 @@ class Averaging(Stepping):
             self.ahead.gather()
 
     def enter(self) -> None:
-        """Take up one's clone."""
+        """Take the rank's own clone."""
         if not self.is_on_gpu:
             super().enter()
             place(tensors_of(self.model), self.clones[self.rank])
@@ -159,7 +155,7 @@ class Averaging(Stepping):
         self.device = self.gpu.take()
         copies = [tensor.to(self.device, copy=True) for tensor in self.clone_of_gpu]
         place(tensors_of(self.model), copies)
-        # For modules that do more than that, such as LSTM, whose weights are to lie side by side.
+        # Some modules do more when moved: LSTM flattens its weights.
         self.model.to(self.device)
         self.data = setup.to_device(self.data, self.device)
         if isinstance(self.criterion, nn.Module):
@@ -168,7 +164,7 @@ class Averaging(Stepping):
         self.epoch = -1
 
     def obey(self, order: _Round | _Start | _TellState) -> Any:
-        """Carry out an order: return a round's losses, what the GPU's optimizer keeps, or None."""
+        """Return the losses of a round, the optimizer state on the GPU, or None."""
         if isinstance(order, _Round):
             self.begin(order.epoch, order.first)
             set_settings(self.optimizer, order.settings)
@@ -190,12 +186,12 @@ class Averaging(Stepping):
         return None
 
     def catch_up(self) -> None:
-        """On the GPU: fetch one's clone."""
+        """On the GPU: fetch the clone."""
         if self.is_on_gpu:
             copy_each(tensors_of(self.model), self.clone_of_gpu)
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Return what each process's optimizer keeps, on whatever device."""
+        """Return the optimizer state of each rank, on any device."""
         found = super().optimizer_state()
         if self.gpu is not None and self.process_group is not None:
             self.process_group.order(_TellState())
@@ -206,7 +202,7 @@ class Averaging(Stepping):
         return found
 
     def step(self) -> None:
-        """Train for a round; the first batch alone."""
+        """Train for a round; before the fork, on one batch."""
         process_group, first = self.assembled(), self.batch
         if process_group is None:
             self._see(first, [0])
@@ -214,7 +210,7 @@ class Averaging(Stepping):
             return
         process_group.order(_Round(self.epoch, first, settings_of(self.optimizer)))
         found = {0: self._trained(first)}
-        process_group.gather(self._listen)
+        process_group.gather(self._beat_for_others)
         losses = {rank: iter(part) for rank, part in (found | process_group.answers).items()}
         owners = self._owners(first)
         counts = self._see(first, owners)
@@ -226,30 +222,30 @@ class Averaging(Stepping):
                 self.lr_schedule.step()
 
     def _trained(self, first: int) -> list[float]:
-        """Train on one's part of the round that begins with this batch; return the losses."""
+        """Train on the rank's part of the round that begins with batch `first`; return losses."""
         losses = []
         for batch in self._part(first, self.rank):
             losses.append(training_run.training_step(self, *self.samples_of(batch)))
             self.steps[self.rank] += 1
             if self.rank == 0:
                 self.heartbeat.beat()
-        # Only now: to read a number from a GPU is to wait for it.
+        # At the end, because reading a number waits for the GPU.
         return [float(loss) for loss in losses]
 
-    def _listen(self) -> None:
-        """Show that others go on, who may have more to do than rank 0."""
-        heard = int(self.steps.sum())
-        if heard != self.steps_heard:
-            self.steps_heard = heard
+    def _beat_for_others(self) -> None:
+        """Beat for the progress of other ranks, which may have more to do than rank 0."""
+        steps = int(self.steps.sum())
+        if steps != self.reported_steps:
+            self.reported_steps = steps
             self.heartbeat.beat()
 
     def _part(self, first: int, rank: int) -> list[int]:
-        """The batches of a rank in the round that begins with this batch."""
+        """Return the batches of a rank in the round that begins with batch `first`."""
         owners = enumerate(self._owners(first), first)
         return [batch for batch, owner in owners if owner == rank]
 
     def _owners(self, first: int) -> Sequence[int]:
-        """The rank of each batch of the round that begins with this one."""
+        """Return the rank of each batch of the round that begins with batch `first`."""
         count, steps = self.params.processes, self.params.steps_per_round
         if self.deal is not None:
             whole = self.params.epochs_per_round is not None
@@ -257,7 +253,7 @@ class Averaging(Stepping):
         return [index % count for index in range(min(count * steps, self.batches - first))]
 
     def _see(self, first: int, owners: Sequence[int]) -> list[int]:
-        """Count, and return, the samples of each rank in batches that begin with this one."""
+        """Add up and return the samples of each rank in these batches."""
         counts = [0] * self.params.processes
         for owner, (low, high) in zip(owners, self.bounds[first:], strict=False):
             counts[owner] += high - low
@@ -265,7 +261,7 @@ class Averaging(Stepping):
         return counts
 
     def record_epoch(self, item: Epoch, started: float, report: Report) -> None:
-        """After the last one, tell of rounds, time and samples."""
+        """After the last epoch, report rounds, time and samples."""
         super().record_epoch(item, started, report)
         if self.ended:
             seconds = sum(epoch.seconds for epoch in self.epochs)
@@ -277,14 +273,14 @@ class Averaging(Stepping):
             report(Noted(self.task.job.id, "averaging", text))
 
     def averaged(self) -> Averaged:
-        """Return what has been done so far."""
+        """Return the rounds and samples so far."""
         return Averaged(self.rounds, tuple(self.seen))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a continuation needs: also what has been done so far."""
+        """Add the rounds and samples so far."""
         return {**super().state_dict(), "rounds": self.rounds, "seen": list(self.seen)}
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
-        """Put everything where a tree says it was."""
+        """Restore the job, with rounds and samples."""
         super().load_state_dict(tree)
         self.rounds, self.seen = tree["rounds"], list(tree["seen"])

@@ -1,13 +1,13 @@
-"""A job on several processes: what its trainers have in common.
+"""A job on several processes: the common part of its trainers.
 
 ::
 
-    rank 0 (the worker)  first batch ─ share, fork ─ order ─ its part ─ hear the others …
+    rank 0 (the worker)  first batch ─ share, fork ─ order ─ its part ─ gather answers …
     rank 1, 2 …                                        └──── their part ─ answer
 
-Rank 0 alone steps the LR schedule and writes checkpoints, while the others wait for an order; the
-batches of an evaluation are divided among all. They are forked after the first batch: by then the
-optimizer has what it keeps. Only one that computes on a GPU is forked before it, see `spared`.
+Only rank 0 steps the LR schedule and writes checkpoints, while the others wait for an order; all
+ranks share the batches of an evaluation. They are forked after the first batch, when the optimizer
+has its state. Only a rank that computes on a GPU is forked before it, see `hide_gpus`.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch.utils import _pytree as pytree
 
 from asynckfold.jobs.folds import Indices
 from asynckfold.system import process
 from asynckfold.training import evaluation, seeding
 from asynckfold.training.fused_optimizers import follow_parameters
 from asynckfold.training.process_group.gpu_handoff import GpuToTake
-from asynckfold.training.process_group.members import ProcessGroup
+from asynckfold.training.process_group.ranks import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import share_state
 from asynckfold.training.training_run import Training
 
 
-class _Frozen(NamedTuple):
-    """A tensor: its bytes, its type and its shape."""
+@dataclass(frozen=True)
+class _Frozen:
+    """A tensor as bytes."""
 
     bytes_: npt.NDArray[np.uint8]
     dtype: torch.dtype
@@ -42,17 +43,17 @@ class _Frozen(NamedTuple):
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Evaluate the model on your share of these samples."""
+    """Order: evaluate the model on your share of these samples."""
 
     indices: Indices
 
 
 @dataclass(eq=False)
 class MultiprocessTraining(Training):
-    """A job in progress on several processes, one of which this is; rank 0 is the worker.
+    """A job in progress on several processes, seen from one of them; rank 0 is the worker.
 
-    ``cores`` are those of each rank, and ``gpu`` what the last one computes on instead, where it
-    does. ``process_group`` are the others, and ``ahead`` those who are forked before them.
+    ``cores`` has one core per rank; ``gpu``, if any, is the last rank's. ``process_group`` are the
+    other ranks, and ``ahead`` those of them that are forked early.
     """
 
     cores: tuple[int, ...] = ()
@@ -62,27 +63,27 @@ class MultiprocessTraining(Training):
     ahead: ProcessGroup | None = None
 
     def assembled(self) -> ProcessGroup | None:
-        """Return the others, who are forked when it is time; None before, and of one process."""
+        """Return the other ranks, forked after the first batch; None before, or without others."""
         begun = self.batch > 0 or self.epoch > 0
         if begun and self.process_group is None and self.params.processes > 1:
             self.share()
             process.pin(0, self.cores[:1])
             process_group = self.ahead or ProcessGroup(0, self._obey, self.cores)
-            process_group.enlist(range(1, self.params.processes))
+            process_group.fork(range(1, self.params.processes))
             self.process_group = process_group
         return self.process_group
 
-    def enlist_ahead(self) -> None:
-        """Fork, when the job is built, whoever must not be forked later."""
+    def fork_ahead(self) -> None:
+        """Fork the ranks that must not be forked after the first batch."""
 
     def share(self) -> None:
-        """Move into shared memory what all are to see, before the others are forked."""
+        """Move what all ranks see into shared memory, before the others are forked."""
 
     def enter(self) -> None:
-        """In a member: what comes before its first order."""
+        """On ranks > 0: prepare for the first order."""
 
     def obey(self, order: Any) -> Any:
-        """In a member: carry out an order."""
+        """On ranks > 0: carry out an order."""
 
     def _obey(self, rank: int, order: Any) -> Any:
         if self.rank != rank:
@@ -93,13 +94,13 @@ class MultiprocessTraining(Training):
         return self.obey(order)
 
     def catch_up(self) -> None:
-        """In a member, all of which are at rest: come to have the model that rank 0 has."""
+        """On ranks > 0, at a barrier: copy rank 0's model."""
 
     def outputs_on(self, indices: Indices) -> torch.Tensor:
-        """Return the outputs on some samples, of which each process evaluates its share.
+        """Return the outputs on some samples; each rank evaluates its share, of whole batches.
 
-        A share is whole batches, so that no bit depends on who computes it, unless the model draws
-        random numbers in evaluation: then they are those of the process.
+        No bit depends on which rank computes it, unless the model draws random numbers in
+        evaluation, which are the rank's own.
         """
         if self.process_group is None or len(indices) <= self.params.eval_batch_size:
             return super().outputs_on(indices)
@@ -119,18 +120,18 @@ class MultiprocessTraining(Training):
         try:
             part = indices[self._share_of(indices)]
             with torch.no_grad():
-                return (
-                    frozen(
-                        evaluation.outputs_on(self.model, self.data, part, self.params, _unheard)
-                    )
-                    if len(part)
-                    else None
+                if not len(part):
+                    return None
+                # Only rank 0 beats.
+                found = evaluation.outputs_on(
+                    self.model, self.data, part, self.params, lambda: None
                 )
+                return frozen(found)
         finally:
             evaluation.set_mode(self.model, self.criterion, train=True)
 
     def begin(self, epoch: int, step: int) -> None:
-        """In a member: begin or continue an epoch, with random numbers of its own."""
+        """On ranks > 0: begin or continue an epoch, with random numbers of its own."""
         if self.epoch != epoch:
             self.epoch = epoch
             self.order_samples()
@@ -138,7 +139,7 @@ class MultiprocessTraining(Training):
         seeding.seed_all(seeding.stream(self.task.job.seed, epoch + 1, self.rank, step))
 
     def record_step(self, loss: torch.Tensor) -> None:
-        """One more batch is behind it; losses of others come as numbers of 64 bits."""
+        """Count one more batch; losses of other ranks are float64."""
         super().record_step(loss.double())
 
     def close(self) -> None:
@@ -149,13 +150,13 @@ class MultiprocessTraining(Training):
 
 
 @dataclass(eq=False)
-class Stepping(MultiprocessTraining):
-    """One in which each process takes steps with what its own optimizer keeps, in ``states``."""
+class SteppingTraining(MultiprocessTraining):
+    """A job whose ranks take steps of their own; ``states`` are the optimizer states by rank."""
 
     states: list[Any] = field(default_factory=list)
 
     def share(self) -> None:
-        """Give each rank what the optimizer keeps now, or what a checkpoint has of it."""
+        """Give each rank the present optimizer state, or its own from a checkpoint."""
         count = self.params.processes
         loaded = self.states or [self.optimizer.state] * count
         if self.params.shared_state:
@@ -165,11 +166,11 @@ class Stepping(MultiprocessTraining):
         self.optimizer.state = self.states[0]
 
     def enter(self) -> None:
-        """Take up one's own."""
+        """Take the rank's own state."""
         self.optimizer.state = self.states[self.rank]
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Return what each process's optimizer keeps; one entry where they share it."""
+        """Return the optimizer state of each rank; one entry where they share it."""
         states = self.states[:1] if self.params.shared_state else self.states
         found = []
         own = self.optimizer.state
@@ -180,7 +181,7 @@ class Stepping(MultiprocessTraining):
         return {"ranks": found}
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Take up what `optimizer_state` returned; a single entry stands for all."""
+        """Load what `optimizer_state` returned; a single entry stands for all."""
         loaded: list[Any] = []
         for entry in reversed(state["ranks"]):
             self.optimizer.load_state_dict(entry)
@@ -190,44 +191,35 @@ class Stepping(MultiprocessTraining):
         self.states = [*loaded, *loaded[:1] * missing]
 
 
-def _unheard() -> None:
-    """Signs of life are rank 0's."""
-
-
 def frozen(tree: Any) -> Any:
-    """Return tensors, also in dicts, lists and tuples, as bytes, whatever device they are on.
+    """Replace tensors on any device, also in dicts, lists and tuples, by bytes.
 
-    All else stays as it is. Torch would send a tensor as a name of shared memory, which a kill
-    leaves.
+    Torch would send a tensor as the name of shared memory, which a kill leaves behind.
 
     Examples
     --------
     >>> thawed(frozen({"step": torch.tensor(2.0), "groups": [("x", torch.tensor(1))]}))
     {'step': tensor(2.), 'groups': [('x', tensor(1))]}
     """
-    if isinstance(tree, dict):
-        return {key: frozen(value) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(map(frozen, tree))
-    if not isinstance(tree, torch.Tensor):
-        return tree
-    plain = tree.detach().cpu().contiguous()
-    return _Frozen(plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape)
+
+    def packed(tensor: torch.Tensor) -> _Frozen:
+        plain = tensor.detach().cpu().contiguous()
+        return _Frozen(plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape)
+
+    return pytree.tree_map_only(torch.Tensor, packed, tree)
 
 
 def thawed(tree: Any) -> Any:
-    """Return what `frozen` was given, tensors on the CPU."""
-    if isinstance(tree, dict):
-        return {key: thawed(value) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(map(thawed, tree))
-    if not isinstance(tree, _Frozen):
-        return tree
-    return torch.from_numpy(tree.bytes_).view(tree.dtype).view(tree.shape)
+    """Undo `frozen`; tensors are on the CPU."""
+
+    def tensor(item: _Frozen) -> torch.Tensor:
+        return torch.from_numpy(item.bytes_).view(item.dtype).view(item.shape)
+
+    return pytree.tree_map_only(_Frozen, tensor, tree)
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the settings of the parameter groups, such as learning rates."""
+    """Return settings of the parameter groups, such as learning rates."""
     return [
         {name: value for name, value in group.items() if name != "params"}
         for group in optimizer.param_groups
@@ -235,28 +227,16 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def set_settings(optimizer: torch.optim.Optimizer, settings: Sequence[dict[str, Any]]) -> None:
-    """Put the parameter groups at settings that `settings_of` returned."""
+    """Restore what `settings_of` returned."""
     for group, values in zip(optimizer.param_groups, settings, strict=True):
         group.update(values)
 
 
-def tensors_of(model: nn.Module) -> list[torch.Tensor]:
-    """Return parameters and buffers, each once."""
-    return list(dict.fromkeys([*model.parameters(), *model.buffers()]))
-
-
 def average(copies: Sequence[Sequence[torch.Tensor]], shares: Sequence[float]) -> None:
-    """Set each rank's copy of some tensors to the mean of all.
+    """Set each rank's copy of some tensors to the mean of all, summed in the order of the ranks.
 
-    The sum goes in the order of the ranks, so that its bits are the same each time; whole numbers,
-    such as counts, become those of the first.
-
-    Parameters
-    ----------
-    copies : sequence of sequences of Tensor
-        By rank: tensors of the same shapes.
-    shares : sequence of float
-        Weight of each rank; they sum to 1. A rank without weight is left out of the sum.
+    Integers, such as counts, become those of the first rank. ``shares`` are the weights of the
+    ranks, and sum to 1; a rank of weight 0 is left out of the sum.
 
     Examples
     --------
@@ -278,5 +258,5 @@ def average(copies: Sequence[Sequence[torch.Tensor]], shares: Sequence[float]) -
 
 
 def _shared_state(state: Any) -> Any:
-    """In shared memory, and such that a parameter without an entry gets one."""
+    """Return the state in shared memory, as a defaultdict."""
     return defaultdict(dict, share_state(state))

@@ -1,4 +1,4 @@
-"""Downpour SGD as a trainer of jobs: each process trains a replica, rank 0 serves them besides.
+"""Downpour SGD as a trainer of jobs: each rank trains a replica, and rank 0 also serves them.
 
 ::
 
@@ -9,19 +9,18 @@
                                                       all pushed and fetched         └ checkpoint
 
 As under Hogwild the batches of an epoch are dealt out, so that all replicas together see each
-sample once, and all rest for evaluations and checkpoints; but each moves parameters of its own, by
-an optimizer of its own. What it pushes is how far they moved since its last push: of plain SGD the
-sum of its steps' learning rate × gradient, as in the paper [1]_. What all push adds up: rare
-exchanges, with momentum above all, want smaller learning rates than one process does. Running
-statistics (BatchNorm) are no parameters, and all processes share them.
+sample once, and all stop for evaluations and checkpoints; but each has its own parameters and
+optimizer. It pushes how far its parameters moved since its last push: for plain SGD the sum of
+learning rate × gradient over its steps, as in the paper [1]_. Pushes add up: rare exchanges, above
+all with momentum, need smaller learning rates than one process does. Running statistics (BatchNorm)
+are not parameters; all ranks share them.
 
-The numbers depend on who was faster, as under Hogwild. One process needs no server, and has the
-bits of the plain trainer. Replicas are connected by pairs of sockets that exist before they are
-forked: there is no port that could be in use, or that anybody else could reach.
+Results depend on timing, as under Hogwild. One process needs no server, and has the bits of the
+plain trainer. Socket pairs made before the fork connect the replicas: there is no port.
 
-A replica that dies ends the attempt, which is tried again from its last checkpoint, though the
-others could go on, as those of `Server` do: the samples of its part would be lost to the epoch, and
-candidates would be compared that have not seen the same.
+A replica that dies ends the attempt, which is retried from its last checkpoint. The others could
+continue, as those of `Server` do, but the epoch would miss the samples of its part, and candidates
+would be compared on different samples.
 
 References
 ----------
@@ -45,38 +44,38 @@ from torch import nn
 from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.result import Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training.multiprocess.hogwild import Hogwild
+from asynckfold.training.multiprocess.hogwild import HogwildTraining
 from asynckfold.training.parameter_server import wire
-from asynckfold.training.parameter_server.flat_parameters import Layout, as_bytes
-from asynckfold.training.parameter_server.server import Held
-from asynckfold.training.process_group.members import ProcessGroup
+from asynckfold.training.parameter_server.flat_parameters import ParameterLayout, as_bytes
+from asynckfold.training.parameter_server.server import ServedParameters
+from asynckfold.training.process_group.ranks import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import place
 from asynckfold.training.training_run import Report
 
 
-class Replica:
-    """The parameters of one process, and what of their movement the server does not know yet.
+class ReplicaClient:
+    """The parameters of one rank, with their movement since the last push.
 
     Parameters
     ----------
     model : nn.Module
         Has the parameters.
     line : socket
-        To the server, which has the same parameters now.
+        Connection to the server, which has the same parameters now.
     params : TrainerParams
-        Its ``n_push`` and ``n_pull`` count the steps from one exchange to the next.
+        ``n_push`` and ``n_pull`` are the steps between exchanges.
     """
 
     def __init__(self, model: nn.Module, line: socket.socket, params: TrainerParams) -> None:
         self._model, self._line, self._params = model, line, params
-        self._layout = Layout.of(model)
+        self._layout = ParameterLayout.of(model)
         self._known, self._moved = self._layout.empty(), self._layout.empty()
         self._steps = self._unpushed = 0
         self._note()
         self._moved.zero_()
 
     def stepped(self) -> None:
-        """One more step of the optimizer is behind it: exchange what is due."""
+        """Count a step of the optimizer, and exchange what is due."""
         self._steps += 1
         self._unpushed += 1
         if self._steps % self._params.n_push == 0:
@@ -85,7 +84,7 @@ class Replica:
             self.pull()
 
     def settle(self) -> None:
-        """Push what is left, and fetch: the server has then applied all that was pushed."""
+        """Push the rest, and fetch; the server has then applied all pushes."""
         if self._unpushed:
             self._push()
         self.pull()
@@ -98,19 +97,19 @@ class Replica:
 
     @torch.no_grad()
     def pull(self) -> None:
-        """Fetch the parameters; what was not pushed yet is not in them, and stays to be pushed."""
+        """Fetch the parameters; movement that is not pushed yet is not in them, and stays."""
         self._note()
         wire.send(self._line, {"kind": "pull"})
         _, size = wire.receive(self._line)
         wire.fill(self._line, as_bytes(self._known.numpy()), size)
         for parameter, known, _ in self._parts():
             parameter.copy_(known)
-            # In a smaller type, what was rounded away is no movement.
+            # Rounding to a smaller type is not movement.
             known.copy_(parameter)
 
     @torch.no_grad()
     def _note(self) -> None:
-        """See how far the parameters moved since they were last looked at."""
+        """Add the movement of the parameters since the last call."""
         for parameter, known, moved in self._parts():
             moved.add_(known - parameter)
             known.copy_(parameter)
@@ -121,36 +120,36 @@ class Replica:
 
 
 @dataclass(eq=False)
-class Downpour(Hogwild):
-    """A job in progress, of which each process trains a replica.
+class DownpourTraining(HogwildTraining):
+    """A job in progress of which each process trains a replica.
 
-    ``lines`` are, by rank, the ends of the server and of the replica; ``held`` are the parameters
-    that rank 0 serves in ``threads``. ``before`` counts what earlier attempts pushed, see `pushed`.
+    ``lines`` are the socket ends of server and replica by rank; rank 0 serves ``held`` in
+    ``threads``. ``before`` is `pushed` of earlier attempts.
     """
 
     lines: list[tuple[socket.socket, socket.socket]] = field(default_factory=list)
-    held: Held | None = None
+    held: ServedParameters | None = None
     threads: list[threading.Thread] = field(default_factory=list)
-    replica: Replica = field(init=False)
+    replica: ReplicaClient = field(init=False)
     before: Sequence[int] = (0, 0, 0)
 
     def share(self) -> None:
-        """Let all see the running statistics; make the lines to the server."""
+        """Share the running statistics; make the sockets."""
         super().share()
         self.lines = [socket.socketpair() for _ in range(self.params.processes)]
 
     def enter(self) -> None:
-        """Take parameters of one's own, which are fetched before the first step."""
+        """Take parameters of the rank's own, to be fetched before the first step."""
         super().enter()
         found = list(self.model.parameters())
         place(found, [item.detach().clone() for item in found])
         self.replica = self._replica()
 
     def assembled(self) -> ProcessGroup | None:
-        """Return the others; they are served from when they are forked, as threads are not."""
+        """Return the other ranks; serve them from the fork on, since threads do not survive it."""
         process_group = super().assembled()
         if process_group is not None and self.held is None:
-            self.held = Held(self.model, staleness_aware=self.params.staleness_aware)
+            self.held = ServedParameters(self.model, staleness_aware=self.params.staleness_aware)
             for line, _ in self.lines:
                 thread = threading.Thread(target=_serve, args=(self.held, line), daemon=True)
                 thread.start()
@@ -158,35 +157,35 @@ class Downpour(Hogwild):
             self.replica = self._replica()
         return process_group
 
-    def _replica(self) -> Replica:
-        return Replica(self.model, self.lines[self.rank][1], self.params)
+    def _replica(self) -> ReplicaClient:
+        return ReplicaClient(self.model, self.lines[self.rank][1], self.params)
 
     def obey(self, order: Any) -> int:
-        """Do one's part of an epoch with the newest parameters, and leave nothing unpushed."""
+        """Train on the rank's part with the newest parameters; leave nothing unpushed."""
         self.replica.pull()
         peak = super().obey(order)
         self.replica.settle()
         return peak
 
     def catch_up(self) -> None:
-        """Fetch the parameters that all have pushed to."""
+        """Fetch the served parameters."""
         self.replica.pull()
 
     def train_on(self, batches: Sequence[int]) -> None:
-        """Take one step with the replica of this process."""
+        """Take one step with this rank's replica."""
         super().train_on(batches)
         if self.lines:
             self.replica.stepped()
 
     def quiesce(self) -> None:
-        """Let every process come to rest; then this one has what all have pushed."""
+        """Stop every rank; rank 0 then has the result of all pushes."""
         super().quiesce()
         if self.held is not None:
             self.replica.settle()
 
     @property
     def pushed(self) -> list[int]:
-        """How often the replicas pushed, and the sum and the greatest of the staleness."""
+        """Number of pushes, and the sum and maximum of their staleness."""
         pushes, staleness, most = self.before
         held = self.held
         if held is None:
@@ -194,28 +193,28 @@ class Downpour(Hogwild):
         return [pushes + held.pushes, staleness + held.staleness, max(most, held.max_staleness)]
 
     def record_epoch(self, item: Epoch, started: float, report: Report) -> None:
-        """After the last one, tell of pushes and their staleness."""
+        """After the last epoch, report pushes and their staleness."""
         super().record_epoch(item, started, report)
         pushes, staleness, most = self.pushed
         if self.ended and pushes:
             text = (
-                f"{pushes} pushes; between the parameters of a push and it came "
-                f"{staleness / pushes:.1f} of others, at most {most}"
+                f"{pushes} pushes, with a mean staleness of {staleness / pushes:.1f} pushes of "
+                f"others, at most {most}"
             )
             self.log.write(f"{text}\n")
             report(Noted(self.task.job.id, "parameter_server", text))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a continuation needs: also how much was pushed."""
+        """Add the counts of pushes."""
         return {**super().state_dict(), "pushed": self.pushed}
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
-        """Put everything where a tree says it was."""
+        """Restore the job, with the counts of pushes."""
         super().load_state_dict(tree)
         self.before = tree["pushed"]
 
     def close(self) -> None:
-        """End the other processes, and the threads that served them."""
+        """End the other ranks, and the threads that serve them."""
         super().close()
         for line, _ in self.lines:
             _end(line)
@@ -226,17 +225,17 @@ class Downpour(Hogwild):
                 line.close()
 
 
-def _serve(held: Held, line: socket.socket) -> None:
-    """In a thread: serve one replica until the job ends."""
+def _serve(held: ServedParameters, line: socket.socket) -> None:
+    """Serve one replica in a thread until the job ends."""
     try:
         with contextlib.suppress(OSError):
             held.obey(line)
     finally:
-        # Should the server fail, the replica must not wait for it.
+        # If the server fails, the replica must not wait for it.
         _end(line)
 
 
 def _end(line: socket.socket) -> None:
-    """End a connection for both sides, also where one waits in it."""
+    """End a connection for both sides, even while one waits in it."""
     with contextlib.suppress(OSError):
         line.shutdown(socket.SHUT_RDWR)

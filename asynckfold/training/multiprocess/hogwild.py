@@ -6,12 +6,11 @@
     rank 1                                batch 1 ─ batch n+1 …       ├─ paused ─┤ schedule,
     rank 2                                batch 2 ─ batch n+2 …       ┘          └ checkpoint
 
-The samples of an epoch are put in the order of the plain trainer and dealt out batch by batch, so
-that all processes together see each sample once an epoch. With one process the bits are those of
-the plain trainer. With more, the order in which updates meet is left to chance, and so are the last
-digits of every run; running statistics (BatchNorm) are shared and updated like parameters, so that
-now and then one process's contribution is lost, as everything is here. With ``accumulate``, a
-process adds up the gradients of so many of its batches before it updates the model.
+The batches of an epoch, in the order of the plain trainer, are dealt out to the ranks, so that all
+together see each sample once. With one process the bits are those of the plain trainer. With more,
+updates race, and the last digits differ from run to run; running statistics (BatchNorm) are shared
+like parameters, so a rank's update of them can be lost too. With ``accumulate``, a rank adds up the
+gradients of that many of its batches before it updates the model.
 
 References
 ----------
@@ -33,22 +32,16 @@ from asynckfold.system import process
 from asynckfold.system.heartbeat import PAUSE_SECONDS
 from asynckfold.training import lr_schedules, training_run
 from asynckfold.training.losses import portions
-from asynckfold.training.multiprocess.base import Stepping, set_settings, settings_of
+from asynckfold.training.multiprocess.base import SteppingTraining, set_settings, settings_of
 from asynckfold.training.process_group.shared_tensors import share_model, shared
 from asynckfold.training.training_run import Report
 
 WAIT_SECONDS = 0.02
-"""Between two looks of a process that is through at whether the others are."""
+"""Polling interval of rank 0 when its part of the epoch is done."""
 
 
 class Board:
-    """What the processes of a job write for all to see.
-
-    Parameters
-    ----------
-    processes, batches : int
-        How many.
-    """
+    """Shared progress of the ranks: batches done by rank, losses by batch, a pause flag."""
 
     def __init__(self, processes: int, batches: int) -> None:
         self.done, self.losses, self._paused = shared(
@@ -61,12 +54,12 @@ class Board:
 
     @property
     def total(self) -> int:
-        """Batches of the epoch that are done."""
+        """Batches of the epoch done by all ranks."""
         return int(self.done.sum())
 
     @property
     def paused(self) -> bool:
-        """Whether all members are asked to stand still after their batch."""
+        """Whether all ranks are asked to stop after their batch."""
         return bool(self._paused)
 
     @paused.setter
@@ -74,7 +67,7 @@ class Board:
         self._paused.fill_(value)
 
     def next_of(self, rank: int, most: int = 1) -> Sequence[int]:
-        """Return the batches that are next for a process; none where it has done its part.
+        """Return the next batches of a rank; none when its part is done.
 
         Examples
         --------
@@ -86,25 +79,25 @@ class Board:
         return range(first, len(self.losses), len(self.done))[:most]
 
     def note(self, rank: int, batch: int, loss: torch.Tensor | float) -> None:
-        """A process has trained on a batch."""
+        """Record a batch of a rank."""
         self.losses[batch] = loss
         self.done[rank] += 1
 
 
 @dataclass(frozen=True)
 class _Order:
-    """Work on an epoch, with these settings of the parameter groups."""
+    """Order: work on an epoch, with these settings of the parameter groups."""
 
     epoch: int
     settings: list[dict[str, Any]]
 
 
 @dataclass(eq=False)
-class Hogwild(Stepping):
-    """A job in progress, whose model several processes update.
+class HogwildTraining(SteppingTraining):
+    """A job in progress whose model several processes update.
 
-    ``batch`` counts the batches that all have done, ``stepped`` how often the LR schedule was
-    stepped for batches; ``working`` says whether the others may be at work.
+    ``batch`` counts the batches of all ranks, ``stepped`` the steps of an LR schedule that steps
+    with batches; ``working`` says whether the other ranks may be at work.
     """
 
     board: Board = field(init=False)
@@ -115,13 +108,13 @@ class Hogwild(Stepping):
         self.board = Board(self.params.processes, self.batches)
 
     def begin_epoch(self) -> None:
-        """Put the samples in order; the members get theirs when they are told to go on."""
+        """Order the samples; other ranks do so on their next order."""
         super().begin_epoch()
         if self.batch == 0:
             self.board.done.zero_()
 
     def step(self) -> None:
-        """Train on the next batch of this process, or see how far the others are."""
+        """Train on the next batch of rank 0, or wait for the others."""
         process_group = self.assembled()
         if process_group is not None and not self.working:
             self.board.paused, self.working = False, True
@@ -131,18 +124,17 @@ class Hogwild(Stepping):
             self.train_on(batches)
             self.losses = [self.board.losses[batches[-1]]]
         if process_group is not None:
-            process_group.hear()
-            # A sign of life follows each step: none comes before anybody got on.
+            process_group.receive()
+            # Each step is followed by a beat: wait until some rank has made progress.
             while self.board.total == self.batch and not self.heartbeat.asked:
-                process_group.hear(WAIT_SECONDS)
+                process_group.receive(WAIT_SECONDS)
         self.batch = self.board.total
         self.keep_up()
 
     def train_on(self, batches: Sequence[int]) -> None:
-        """Take one step of this process's optimizer on the model of all.
+        """Take one step of this rank's optimizer on the shared model.
 
-        Of several batches it is one with the mean of their gradients over samples; a pause comes
-        before or after all of them.
+        The gradient of several batches is the mean over their samples.
         """
         if len(batches) == 1:
             losses = [training_run.training_step(self, *self.samples_of(batches[0]))]
@@ -169,7 +161,7 @@ class Hogwild(Stepping):
         return losses
 
     def keep_up(self) -> None:
-        """Where the LR schedule steps with batches, one step for each batch of anybody."""
+        """Step an LR schedule that steps with batches, once for each batch of any rank."""
         while (
             lr_schedules.steps_each_batch(self.lr_schedule, self.params)
             and self.stepped < self.epoch * self.batches + self.board.total
@@ -178,12 +170,12 @@ class Hogwild(Stepping):
             self.stepped += 1
 
     def share(self) -> None:
-        """Let all see the model."""
+        """Share the model."""
         super().share()
         share_model(self.model)
 
     def obey(self, order: _Order) -> int:
-        """Do one's part of an epoch, or what is left of it; return the peak memory."""
+        """Train on the rest of the rank's part of an epoch; return the peak memory."""
         self.begin(order.epoch, int(self.board.done[self.rank]))
         if not lr_schedules.steps_each_batch(self.lr_schedule, self.params):
             set_settings(self.optimizer, order.settings)
@@ -197,7 +189,7 @@ class Hogwild(Stepping):
         return process.peak_memory()
 
     def quiesce(self) -> None:
-        """Let every process come to rest after its batch."""
+        """Stop every rank after its batch."""
         if self.process_group is not None and self.working:
             self.board.paused = True
             self.process_group.gather(self.heartbeat.beat)
@@ -206,24 +198,24 @@ class Hogwild(Stepping):
             self.keep_up()
 
     def report_progress(self, report: Report) -> None:
-        """As in the plain trainer, where this process has trained on anything."""
+        """Report progress, where rank 0 has trained since the last report."""
         if self.losses:
             super().report_progress(report)
             self.losses = []
 
     def score(self) -> Epoch:
-        """Return the losses of the epoch, of all processes, which stand still now."""
+        """Stop all ranks, and return the losses of the epoch."""
         self.quiesce()
         self.losses = list(self.board.losses.unbind())
         return super().score()
 
     def save(self, report: Report) -> None:
-        """Write a checkpoint of what all have done; they stand still until the next step."""
+        """Stop all ranks until the next step, and write a checkpoint."""
         self.quiesce()
         super().save(report)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a continuation needs: also how far each process is."""
+        """Add the progress of each rank."""
         self.losses = []
         return {
             **super().state_dict(),
@@ -231,11 +223,11 @@ class Hogwild(Stepping):
         }
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
-        """Put everything where a tree says it was."""
+        """Restore the job, with the progress of each rank."""
         super().load_state_dict(tree)
         done, losses = tree["board"]
         self.board.done.copy_(done)
         self.board.losses.copy_(losses)
-        # Torch would warn of an LR schedule before which the others alone take steps.
+        # Torch would warn that the LR schedule steps first: other ranks took the steps.
         vars(self.optimizer)["_opt_called"] = True
         self.stepped = self.epoch * self.batches + self.batch

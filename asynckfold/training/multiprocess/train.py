@@ -1,4 +1,4 @@
-"""The trainers of several processes, by their names in a plan."""
+"""Train one job on several processes, by the trainer that its plan names."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.multiprocess.allreduce import AllReduce
-from asynckfold.training.multiprocess.averaging import Averaging
+from asynckfold.training.multiprocess.allreduce import AllReduceTraining
+from asynckfold.training.multiprocess.averaging import AveragingTraining
 from asynckfold.training.multiprocess.base import MultiprocessTraining
-from asynckfold.training.multiprocess.downpour import Downpour
-from asynckfold.training.multiprocess.hogwild import Hogwild
+from asynckfold.training.multiprocess.downpour import DownpourTraining
+from asynckfold.training.multiprocess.hogwild import HogwildTraining
 from asynckfold.training.process_group.gpu_handoff import GpuToTake
 from asynckfold.training.training_run import Report
 
 TRAINERS: dict[str, type[MultiprocessTraining]] = {
-    "hogwild": Hogwild,
-    "allreduce": AllReduce,
-    "averaging": Averaging,
-    "parameter_server": Downpour,
+    "hogwild": HogwildTraining,
+    "allreduce": AllReduceTraining,
+    "averaging": AveragingTraining,
+    "parameter_server": DownpourTraining,
 }
 
 
@@ -39,29 +39,22 @@ def train(
     heartbeat: Heartbeat | None = None,
     gpu: GpuToTake | None = None,
 ) -> Result | None:
-    """Train one job on as many processes as its plan says, and score its held-out fold.
+    """Train one job on the processes of its plan, and score its held-out fold.
 
     Parameters
     ----------
-    bundle, task, report, stop, heartbeat
-        As in `loop.train`; the plan names the trainer.
-    data : Batches
-        The samples, held in memory.
+    bundle, task, data, report, stop, heartbeat
+        As in `loop.train`, with the samples in memory; None is returned when `stop` ended it.
     cores : sequence of int
         One for each process; empty for no pinning.
     gpu : GpuToTake, optional
-        What the last process computes on. This one must not have differentiated anything yet, nor
-        may the model's pretraining, which comes before the last is forked.
-
-    Returns
-    -------
-    Result or None
-        None when it was asked to stop.
+        The last rank's. Neither this process nor the model's pretraining may have run a backward
+        pass before.
 
     Raises
     ------
     WorkerDiedError
-        One of the other processes ended.
+        Another rank ended.
     """
     heartbeat = heartbeat or Heartbeat()
     heartbeat.begin_long_phase()
@@ -70,7 +63,7 @@ def train(
         make = TRAINERS[bundle.plan.params.trainer]
         training = make(**vars(plain), cores=tuple(cores), gpu=gpu)
         try:
-            training.enlist_ahead()
+            training.fork_ahead()
             return loop.train_to_end(training, report, stop)
         finally:
             training.close()

@@ -1,4 +1,4 @@
-"""Asynchronous SGD with a parameter server: replicas of a model on any number of machines.
+"""Asynchronous SGD with a parameter server: replicas of a model on several machines.
 
 ::
 
@@ -7,21 +7,20 @@
     replica: the user's loop ─ step ─ step …  ◄────────────────────────────────────►┘ (or several,
                                                                                      a part each)
 
-Each replica trains on samples of its own and moves its own copy of the parameters meanwhile; nobody
-waits for anybody, so the numbers depend on who was faster. What a replica pushes is the sum, over
-its last `n_push` steps, of gradients times the learning rate of their step and parameter group, so
-that LR schedules of torch work on a replica as on any optimizer. Buffers (running statistics of
-BatchNorm) are no parameters: each replica has its own.
+Each replica trains on its own samples and moves its own copy of the parameters; no replica waits
+for another, so results depend on timing. A replica pushes the sum, over its last `n_push` steps, of
+gradients times the learning rate of their step and parameter group, so that torch's LR schedules
+work on a replica as on any optimizer. Buffers (running statistics of BatchNorm) are not parameters:
+each replica has its own.
 
-A replica that dies is missed by nobody: what it had not pushed is lost, and another may take its
-place at any time. That is why the numbers travel over plain TCP (`wire`) and not over
-``torch.distributed``. Measured with its gloo backend (torch 2.15, a timeout of 8 s, kill -9 of a
-replica): a server that receives from anybody is not told of the death, and waited the whole 8 s for
-its last replica; a new process of the same rank could not join (``connectFullMesh failed``, after
-40 s), since all ranks are counted and connected with each other at the start. Here the kernel tells
-the server at once, and who comes is welcome.
+A replica may die: what it had not pushed is lost, and another may take its place at any time. This
+is why replicas use plain TCP (`wire`) and not ``torch.distributed``. With its gloo backend (torch
+2.15, timeout 8 s, kill -9 of a replica), a server that receives from any rank did not notice the
+death, and waited 8 s for its last replica; a new process of the same rank could not join
+(``connectFullMesh failed``, after 40 s), since all ranks connect to each other at the start. Here
+the kernel reports the death at once, and replicas may join at any time.
 
-Whoever can reach the port can change the parameters: listen in a network that you trust.
+The TCP connection is unauthenticated: use it in trusted networks only.
 
 References
 ----------

@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of a server and its replicas, and with whom they meet."""
+"""Checks of the arguments of a server and its replicas, and of their connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asynckfold.errors import Problem
 
 
 def count_problems(**counts: object) -> Iterator[Problem]:
-    """Refuse what is no whole number of at least 1."""
+    """Refuse anything but integers of at least 1."""
     for name, value in counts.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             yield Problem(
@@ -23,7 +23,7 @@ def count_problems(**counts: object) -> Iterator[Problem]:
 
 
 def lr_problems(groups: Sequence[dict[str, Any]]) -> Iterator[Problem]:
-    """Refuse learning rates that no step can be taken with."""
+    """Refuse invalid learning rates."""
     for group in groups:
         lr = group["lr"]
         if not isinstance(lr, (int, float)) or not 0 <= lr < math.inf:
@@ -31,13 +31,13 @@ def lr_problems(groups: Sequence[dict[str, Any]]) -> Iterator[Problem]:
 
 
 def timeout_problems(timeout_s: float) -> Iterator[Problem]:
-    """Refuse what is no time to wait."""
+    """Refuse invalid timeouts."""
     if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
         yield Problem("timeout_s must be a number above 0", repr(timeout_s), "Pass seconds.")
 
 
 def shard_problems(shard: object, total: int) -> Iterator[Problem]:
-    """Refuse what is no part of so many numbers."""
+    """Refuse anything but a part of `total` numbers."""
     if not is_part(shard, total):
         yield Problem(
             "shard must be (index, count), index from 0 to count - 1, and each part must have "
@@ -48,7 +48,7 @@ def shard_problems(shard: object, total: int) -> Iterator[Problem]:
 
 
 def is_part(shard: object, total: int) -> bool:
-    """Whether it is (index, count) of at most so many parts."""
+    """Whether it is (index, count) of at most `total` parts."""
     return (
         isinstance(shard, (tuple, list))
         and len(shard) == 2
@@ -58,7 +58,7 @@ def is_part(shard: object, total: int) -> bool:
 
 
 def membership_problems(trained: Sequence[torch.Tensor], model: nn.Module) -> Iterator[Problem]:
-    """Refuse parameters that are not of the model."""
+    """Refuse parameters of other models."""
     known = set(map(id, model.parameters()))
     foreign = sum(id(item) not in known for item in trained)
     if foreign:
@@ -70,17 +70,15 @@ def membership_problems(trained: Sequence[torch.Tensor], model: nn.Module) -> It
 
 
 def folder_problems(checkpoint: str | Path | None) -> Iterator[Problem]:
-    """Refuse a checkpoint where no file can be."""
+    """Refuse a checkpoint without a folder."""
     if checkpoint is not None and not Path(checkpoint).absolute().parent.is_dir():
         yield Problem(
-            "the folder of checkpoint must exist",
-            str(checkpoint),
-            "Make it, or pass another.",
+            "the folder of checkpoint must exist", str(checkpoint), "Make it, or pass another."
         )
 
 
 def difference_problems(header: dict[str, Any]) -> Iterator[Problem]:
-    """Refuse what the server refused: a replica with another model."""
+    """Refuse a replica with another model than the server."""
     if header.get("kind") == "refused":
         yield Problem(
             "a replica must have the model of its server",
@@ -90,7 +88,7 @@ def difference_problems(header: dict[str, Any]) -> Iterator[Problem]:
 
 
 def parts_problems(shards: Sequence[Any], count: int) -> Iterator[Problem]:
-    """Refuse servers that hold no part of as many, or a part twice."""
+    """Refuse servers that do not hold `count` different parts."""
     fit = all(is_part(shard, count) and shard[1] == count for shard in shards)
     if not fit or len({shard[0] for shard in shards}) < len(shards):
         yield Problem(

@@ -1,4 +1,4 @@
-"""The parameters of a model as one vector, so that they can be sent, and divided into parts."""
+"""The parameters of a model as one vector, to be sent and divided into parts."""
 
 from __future__ import annotations
 
@@ -19,34 +19,24 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 def as_bytes(values: Floats) -> memoryview:
-    """Return the memory of an array, as it is sent and received."""
+    """Return the memory of an array."""
     return values.data.cast("B")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The parameters of a model as one vector: in their order, one behind the other.
+class ParameterLayout:
+    """The parameters of a model, in their order, as one vector.
 
-    Parameters
-    ----------
-    shapes : tuple of (str, tuple of int)
-        Name and shape of each; what is tied stands there once.
-    dtype : {"float32", "float64"}
-        Of the vector; every smaller type is exact in it.
+    ``shapes`` has name and shape of each, tied ones once; ``dtype`` is that of the vector, in which
+    smaller types are exact.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     dtype: str
 
     @classmethod
-    def of(cls, model: nn.Module) -> Layout:
-        """Return that of a model.
-
-        Raises
-        ------
-        InputError
-            The model has no parameters, or some that are no real numbers.
-        """
+    def of(cls, model: nn.Module) -> ParameterLayout:
+        """Return that of a model; raise `InputError` without real parameters."""
         named = list(model.named_parameters())
         refuse(_parameter_problems(named))
         double = any(item.dtype == torch.float64 for _, item in named)
@@ -55,15 +45,15 @@ class Layout:
 
     @property
     def total(self) -> int:
-        """Numbers of the vector."""
+        """Length of the vector."""
         return sum(math.prod(shape) for _, shape in self.shapes)
 
     def part(self, index: int, count: int) -> slice:
-        """Return which numbers one of several servers holds; they differ by one in length.
+        """Return the slice that one of several servers holds; lengths differ by one at most.
 
         Examples
         --------
-        >>> layout = Layout((("weight", (2, 3)), ("bias", (1,))), "float32")
+        >>> layout = ParameterLayout((("weight", (2, 3)), ("bias", (1,))), "float32")
         >>> layout.part(0, 2), layout.part(1, 2)
         (slice(0, 3, None), slice(3, 7, None))
         """
@@ -74,20 +64,20 @@ class Layout:
         return torch.zeros(self.total, dtype=getattr(torch, self.dtype))
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """Return each parameter's numbers in a vector, in its shape."""
+        """Return the parameters as views of a vector."""
         sizes = [math.prod(shape) for _, shape in self.shapes]
         pieces = zip(torch.split(vector, sizes), self.shapes, strict=True)
         return [piece.view(shape) for piece, (_, shape) in pieces]
 
-    def difference(self, other: Layout) -> str:
-        """Return where another first differs; empty where it does not.
+    def difference(self, other: ParameterLayout) -> str:
+        """Return the first difference to another layout; empty if there is none.
 
         Examples
         --------
-        >>> layout = Layout((("weight", (2, 3)), ("bias", (2,))), "float32")
-        >>> layout.difference(Layout((("weight", (2, 4)),), "float32"))
+        >>> layout = ParameterLayout((("weight", (2, 3)), ("bias", (2,))), "float32")
+        >>> layout.difference(ParameterLayout((("weight", (2, 4)),), "float32"))
         'weight of shape (2, 4) instead of weight of shape (2, 3)'
-        >>> layout.difference(Layout(layout.shapes[:1], "float32"))
+        >>> layout.difference(ParameterLayout(layout.shapes[:1], "float32"))
         '1 parameters instead of 2'
         """
         for (name, shape), (theirs, their_shape) in zip(self.shapes, other.shapes, strict=False):
@@ -98,24 +88,17 @@ class Layout:
         return "" if self.dtype == other.dtype else f"{other.dtype} instead of {self.dtype}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        # Raw numbers are in the byte order of the processor that has them.
+        """Return plain data, with the byte order of this machine."""
         return {"shapes": self.shapes, "dtype": f"{np.dtype(self.dtype).newbyteorder('=').str}"}
 
     @classmethod
-    def from_json(cls, found: Any) -> Layout:
-        """Return what `to_json` described.
-
-        Raises
-        ------
-        FrameError
-            It is no such description.
-        """
+    def from_json(cls, found: Any) -> ParameterLayout:
+        """Undo `to_json`; raise `FrameError` for anything else."""
         try:
             shapes = tuple((str(name), tuple(map(int, shape))) for name, shape in found["shapes"])
             code = str(found["dtype"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise FrameError(f"what came describes no model: {error}") from error
+            raise FrameError(f"the message does not describe a model: {error}") from error
         known = {np.dtype(name).str: name for name in ("float32", "float64")}
         return cls(shapes, known.get(code, code))
 

@@ -1,4 +1,4 @@
-"""A replica: an optimizer whose parameters are those of a server every now and then."""
+"""A replica: an optimizer that exchanges its parameters with a server."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ from asynckfold.training.parameter_server.checks import (
     parts_problems,
     timeout_problems,
 )
-from asynckfold.training.parameter_server.flat_parameters import Layout, as_bytes
+from asynckfold.training.parameter_server.flat_parameters import ParameterLayout, as_bytes
 
 
 class Hogwild(torch.optim.Optimizer):
-    """SGD of one replica, whose parameters are those of a `Server` every now and then [1]_.
+    """SGD of one replica, which exchanges its parameters with a `Server` every few steps [1]_.
 
-    It connects when it is made, and gives the model the server's parameters. From then on the
-    training loop is an ordinary one. Leave with `close`, or use it in a ``with`` statement: a
-    replica that only ends counts as lost, and what it has not pushed is.
+    The constructor connects, and loads the server's parameters into the model; the training loop is
+    an ordinary one. Leave with `close`, or use it in a ``with`` statement: a replica that just ends
+    counts as lost, with the steps that it has not pushed.
 
     Parameters
     ----------
     params : iterable
-        Parameters or parameter groups, all of them `model`'s.
+        Parameters or parameter groups of `model`.
     lr : float
-        Learning rate; LR schedules change it as that of any optimizer.
+        Learning rate; LR schedules apply as to any optimizer.
     n_push : int
-        After how many steps their sum is pushed.
+        Steps between pushes of their sum.
     n_pull : int
-        After how many steps the parameters are fetched.
+        Steps between fetches of the parameters.
     model : nn.Module
-        What is trained; its parameters have the names, shapes and order of the server's.
+        Model to train; its parameters have the names, shapes and order of the server's.
     address : str or sequence of str, optional
-        ``"host:port"`` of the server; of all of them, where each holds a part. By default
+        ``"host:port"`` of the server, or of all servers that hold a part. By default
         ``MASTER_ADDR`` and ``MASTER_PORT`` of the environment, else 127.0.0.1:29500.
     accumulate : int
-        Calls of `step` whose gradients are averaged into one step, as for a batch so many times as
-        large. `n_push` and `n_pull` count such steps.
+        Calls of `step` whose gradients are averaged into one step, as for a larger batch. `n_push`
+        and `n_pull` count such steps.
     checkpoint : str or Path, optional
-        Where the model's ``state_dict`` is written, as safetensors, when a server is lost.
+        Safetensors file for the model's ``state_dict`` when a server is lost.
     timeout_s : float
-        How long a server may take to begin to answer, and later for each answer.
+        Limit on the connection to a server, and on each of its answers.
 
     Raises
     ------
     InputError
-        An argument cannot be, the server has another model, or the servers are not all the parts of
-        one.
+        An argument is invalid, the server has another model, or the servers do not hold all parts
+        of one model.
     PeerLostError
-        A server does not answer in time; from `step`, `pull` and `close`: it answers no more.
+        A server does not answer in time; also from `step`, `push`, `pull` and `close`.
 
     Notes
     -----
@@ -102,7 +102,7 @@ class Hogwild(torch.optim.Optimizer):
         self.model = model
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self._calls = self._steps = self._unpushed = 0
-        self._layout = Layout.of(model)
+        self._layout = ParameterLayout.of(model)
         self._vector = self._layout.empty()
         given = wire.default_address() if address is None else address
         self._addresses = [given] if isinstance(given, str) else list(given)
@@ -131,7 +131,7 @@ class Hogwild(torch.optim.Optimizer):
                 refuse(parts_problems(shards, count))
                 part = self._layout.part(*shards[number])
                 wire.fill(line, as_bytes(self._vector.numpy()[part]), size)
-        # In the order of their parts, whatever the order of their addresses.
+        # By part, in whatever order the addresses were given.
         order = sorted(range(count), key=lambda number: int(shards[number][0]))
         self._lines = [self._lines[number] for number in order]
         self._addresses = [self._addresses[number] for number in order]
@@ -141,7 +141,7 @@ class Hogwild(torch.optim.Optimizer):
         self._take_up()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Add the gradients to what will be pushed, and move this replica's own parameters.
+        """Add the gradients to the next push, and move this replica's own parameters.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class Hogwild(torch.optim.Optimizer):
         Raises
         ------
         PeerLostError
-            A server ended or answers no more; where asked for, the model was saved before.
+            A server has ended or does not answer; with `checkpoint`, the model is saved first.
         """
         loss = None
         if closure is not None:
@@ -168,7 +168,7 @@ class Hogwild(torch.optim.Optimizer):
         return loss
 
     def _kept(self, parameter: torch.Tensor, what: str) -> torch.Tensor:
-        """What comes together for a parameter: the gradient of a step, the update of a push."""
+        """Return a parameter's sum: the gradient of a step, or the update of a push."""
         state: dict[str, torch.Tensor] = self.state[parameter]
         if what not in state:
             state[what] = torch.zeros_like(parameter, dtype=self._vector.dtype)
@@ -194,13 +194,7 @@ class Hogwild(torch.optim.Optimizer):
 
     @torch.no_grad()
     def push(self) -> None:
-        """Push now what has come together; nobody waits until it is applied.
-
-        Raises
-        ------
-        PeerLostError
-            As `step`.
-        """
+        """Push the steps since the last push, without waiting until they are applied."""
         self._unpushed = 0
         self._vector.zero_()
         for parameter, view in self._pairs():
@@ -214,13 +208,7 @@ class Hogwild(torch.optim.Optimizer):
 
     @torch.no_grad()
     def pull(self) -> None:
-        """Fetch the parameters now; steps of this replica that it did not push yet are not in them.
-
-        Raises
-        ------
-        PeerLostError
-            As `step`.
-        """
+        """Fetch the parameters; steps of this replica that are not pushed yet are not in them."""
         for number, line in self._open():
             with self._telling(number):
                 wire.send(line, {"kind": "pull"})
@@ -239,29 +227,29 @@ class Hogwild(torch.optim.Optimizer):
         return zip(self.model.parameters(), self._layout.views(self._vector), strict=True)
 
     def _piece(self, number: int) -> memoryview:
-        """The part of the vector that a server holds, as bytes."""
+        """Return the part of the vector that a server holds, as bytes."""
         return as_bytes(self._vector.numpy()[self._layout.part(number, len(self._lines))])
 
     def _open(self) -> list[tuple[int, socket.socket]]:
         if not self._lines:
             raise PeerLostError(
-                "this replica has left its server. Make another Hogwild to go on training"
+                "this replica has left its server. Make another Hogwild to continue training"
             )
         return list(enumerate(self._lines))
 
     @contextlib.contextmanager
     def _telling(self, number: int) -> Iterator[None]:
-        """Where a server is lost meanwhile, save the model where asked, and say so."""
+        """When a server is lost, save the model if `checkpoint` is set, and raise."""
         try:
             yield
         except OSError as error:
             self._hang_up()
             text = (
-                f"the parameter server at {self._addresses[number]} ended or answers no more "
+                f"the parameter server at {self._addresses[number]} has ended or does not answer "
                 f"({error.strerror or error}): "
             )
             if self.checkpoint is None or not self._steps:
-                hint = "" if self.checkpoint else "; checkpoint=PATH keeps the model in such a case"
+                hint = "" if self.checkpoint else "; checkpoint=PATH saves the model in such a case"
                 raise PeerLostError(
                     text + "nothing of this replica was saved. Start the server and its replicas "
                     f"again{hint}"
@@ -274,14 +262,9 @@ class Hogwild(torch.optim.Optimizer):
             ) from error
 
     def close(self) -> None:
-        """Push the steps that are left, and leave; gradients of no whole step are dropped.
+        """Push the remaining steps, and leave; gradients of an incomplete step are dropped.
 
-        When it returns, all that this replica pushed is in the server's parameters.
-
-        Raises
-        ------
-        PeerLostError
-            As `step`.
+        When it returns, the server has applied all pushes of this replica.
         """
         if self._lines:
             if self._unpushed:
@@ -301,7 +284,7 @@ class Hogwild(torch.optim.Optimizer):
         return self
 
     def __exit__(self, kind: object, *exception: object) -> None:
-        # After an exception, the replica is lost as one that was killed is.
+        # After an exception, the replica counts as lost, like a killed one.
         if kind is None:
             self.close()
         else:
@@ -309,13 +292,7 @@ class Hogwild(torch.optim.Optimizer):
 
 
 def save_model(model: nn.Module, path: Path) -> None:
-    """Write the tensors of a model's ``state_dict`` as safetensors, whole or not at all.
-
-    Raises
-    ------
-    StorageError
-        The disk refused.
-    """
+    """Write the tensors of a model's ``state_dict`` as safetensors, atomically."""
     # Copies: safetensors refuses tensors that share memory, such as tied weights.
     tensors = {
         name: value.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""The server: it holds parameters, and applies what replicas push."""
+"""The server: holds parameters, and applies the pushes of replicas."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,28 +19,29 @@ from asynckfold.training.parameter_server.checks import (
     shard_problems,
     timeout_problems,
 )
-from asynckfold.training.parameter_server.flat_parameters import Floats, Layout, as_bytes
+from asynckfold.training.parameter_server.flat_parameters import Floats, ParameterLayout, as_bytes
+from asynckfold.training.process_group.shared_tensors import copy_each
 
 ACCEPT_SECONDS = 0.1
-"""Between two looks of a server at whether all replicas have left."""
+"""Polling interval of a server that waits for replicas to leave."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """What a server did.
+    """The summary of a server's run.
 
     Parameters
     ----------
     replicas : int
-        How many came.
+        Replicas that joined.
     lost : tuple of str
-        One line for each that ended without saying so.
+        One line for each replica that ended without leaving.
     refused : tuple of str
-        One line for each that had another model, or was no replica.
+        One line for each connection with another model, or none.
     pushes : int
-        Updates that were applied.
+        Updates applied.
     mean_staleness, max_staleness : float, int
-        Of an update: how many others were applied since its replica fetched the parameters.
+        Updates of others applied since the replica of an update fetched the parameters.
     """
 
     replicas: int
@@ -52,30 +52,17 @@ class Served:
     max_staleness: int
 
 
-class Held:
-    """The parameters that a server holds, or a part of them: what replicas push, it applies.
+class ServedParameters:
+    """The parameters of a model, or a part (index, count) of them, to which pushes are applied.
 
-    Threads may serve a replica each.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Whose parameters they are.
-    shard : (int, int)
-        Which of how many parts.
-    staleness_aware : bool
-        As of `Server`.
-
-    Attributes
-    ----------
-    pushes, staleness, max_staleness : int
-        Updates that were applied, the sum of their staleness, and the greatest.
+    Several threads may serve a replica each. ``pushes`` counts updates, ``staleness`` is the sum of
+    their staleness.
     """
 
     def __init__(
         self, model: nn.Module, shard: tuple[int, int] = (0, 1), staleness_aware: bool = False
     ) -> None:
-        self.layout = Layout.of(model)
+        self.layout = ParameterLayout.of(model)
         self._model, self._shard, self._aware = model, shard, staleness_aware
         self._part = self.layout.part(*shard)
         self._lock = threading.Lock()
@@ -83,27 +70,22 @@ class Held:
         self.take_up()
 
     def take_up(self) -> None:
-        """Hold what the model has now."""
-        with torch.no_grad():
-            vector = self.layout.empty()
-            self._copy(self._model.parameters(), self.layout.views(vector))
-            self._values: Floats = vector.numpy()[self._part].copy()
+        """Copy the parameters of the model."""
+        self._values: Floats = self._vector().numpy()[self._part].copy()
+
+    def _vector(self) -> torch.Tensor:
+        vector = self.layout.empty()
+        copy_each(self.layout.views(vector), self._model.parameters())
+        return vector
 
     def give_back(self) -> None:
-        """Let the model have what is held; in parts of others it stays as it is."""
-        with torch.no_grad():
-            vector = self.layout.empty()
-            self._copy(self._model.parameters(), self.layout.views(vector))
-            vector.numpy()[self._part] = self._values
-            self._copy(self.layout.views(vector), self._model.parameters())
-
-    @staticmethod
-    def _copy(values: Iterable[torch.Tensor], to: Iterable[torch.Tensor]) -> None:
-        for value, place in zip(values, to, strict=True):
-            place.copy_(value)
+        """Copy the served part back to the model."""
+        vector = self._vector()
+        vector.numpy()[self._part] = self._values
+        copy_each(self._model.parameters(), self.layout.views(vector))
 
     def give(self, line: socket.socket, room: Floats | None = None) -> int:
-        """Send the parameters, by way of some room; return how many pushes are in them."""
+        """Send the parameters, through the buffer `room`; return how many pushes are in them."""
         room = np.empty_like(self._values) if room is None else room
         with self._lock:
             seen = self.pushes
@@ -112,12 +94,12 @@ class Held:
         return seen
 
     def obey(self, line: socket.socket, seen: int = 0) -> None:
-        """Serve one replica, whose parameters have so many pushes in them, until it leaves.
+        """Serve one replica, whose parameters include `seen` pushes, until it leaves.
 
         Raises
         ------
         OSError
-            It ended without saying so, or what came is no message.
+            It ended without leaving, or sent an invalid message.
         """
         room = np.empty_like(self._values)
         while True:
@@ -127,7 +109,7 @@ class Held:
                 wire.fill(line, as_bytes(room), size)
                 with self._lock:
                     self._apply(room, self.pushes - seen)
-                # Its own parameters moved along with what it pushed.
+                # The replica has moved its own parameters too.
                 seen += 1
             elif kind == "pull":
                 seen = self.give(line, room)
@@ -143,41 +125,40 @@ class Held:
         self.max_staleness = max(self.max_staleness, staleness)
         if self._aware:
             update /= max(1, staleness)
-        # By NumPy, in this thread alone: torch would start threads of its own for each of ours.
+        # NumPy stays in this thread; torch would start a thread pool for each of ours.
         np.subtract(self._values, update, out=self._values)
 
 
 class Server:
-    """Holds the parameters of a model, or a part of them, and applies what replicas push.
+    """Holds the parameters of a model, or a part of them, and applies the pushes of replicas [1]_.
 
-    It listens from the start; replicas that come are served from `serve` on. The parameters are
-    those of the model then, and the model has them again when `serve` returns.
+    It listens from the start, and serves replicas from `serve` on. `serve` takes the parameters
+    from the model, and writes them back when it returns.
 
     Parameters
     ----------
     model : nn.Module
-        On the CPU; a replica must have parameters of the same names and shapes.
+        On the CPU; replicas must have parameters of the same names and shapes.
     address : str, optional
         ``"host:port"`` of this machine, port 0 for any that is free; by default ``MASTER_ADDR`` and
         ``MASTER_PORT`` of the environment, else 127.0.0.1:29500.
     shard : (int, int)
-        Which of how many parts of the parameters it holds, from 0: ``(1, 3)`` is the second of
-        three servers.
+        Part of the parameters to hold: ``(1, 3)`` is the second of three servers.
     staleness_aware : bool
-        Divide the learning rate of a push by its staleness, the number of pushes of others that
-        came between its parameters and it [2]_; at least by 1.
+        Divide the learning rate of a push by its staleness, the number of pushes of others since
+        its replica fetched the parameters [2]_; at least by 1.
     timeout_s : float
-        How long it waits, while no replica is there, for one that is expected.
+        Time to wait, while no replica is connected, for one that is expected.
 
     Attributes
     ----------
     address : str
-        Where it listens, ``"host:port"``.
+        ``"host:port"`` where it listens.
 
     Raises
     ------
     InputError
-        The address is in use or not of this machine, or another argument cannot be.
+        The address is in use or not of this machine, or another argument is invalid.
 
     References
     ----------
@@ -201,11 +182,11 @@ class Server:
         staleness_aware: bool = False,
         timeout_s: float = 60.0,
     ) -> None:
-        total = Layout.of(model).total
+        total = ParameterLayout.of(model).total
         refuse([*shard_problems(shard, total), *timeout_problems(timeout_s)])
         self.model, self.shard, self.staleness_aware = model, shard, staleness_aware
         self.timeout_s = timeout_s
-        self._held = Held(model, shard, staleness_aware)
+        self._held = ServedParameters(model, shard, staleness_aware)
         self._lock = threading.Lock()
         self._lines: dict[socket.socket, str] = {}
         self._came = 0
@@ -217,26 +198,25 @@ class Server:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def serve(self, replicas: int = 1) -> Served:
-        """Serve, once, until so many replicas have come and all that came have left.
+        """Serve until this many replicas have joined and all have left; call it once.
 
-        More may come, in place of those that died. Where nobody is there for `timeout_s`, those
-        that are still missing are waited for no longer; a replica that is there is, however long it
-        takes for a step.
+        Further ones may join in place of those that died. After `timeout_s` without a connected
+        replica, it stops waiting for missing ones; a connected one may take any time for a step.
 
         Parameters
         ----------
         replicas : int
-            How many are expected.
+            Expected number.
 
         Returns
         -------
         Served
-            What was done.
+            Summary of the run.
 
         Raises
         ------
         PeerLostError
-            Nobody came.
+            No replica joined.
         """
         refuse(count_problems(replicas=replicas))
         self._held.take_up()
@@ -258,19 +238,19 @@ class Server:
         )
 
     def _accept(self, replicas: int, threads: list[threading.Thread]) -> None:
-        somebody = time.monotonic()
+        last_seen = time.monotonic()
         while True:
             with self._lock:
                 present, came = len(self._lines), self._came
             if came >= replicas and not present:
                 return
             if present:
-                somebody = time.monotonic()
-            elif time.monotonic() - somebody > self.timeout_s:
+                last_seen = time.monotonic()
+            elif time.monotonic() - last_seen > self.timeout_s:
                 if came:
                     return
                 raise PeerLostError(
-                    f"no replica came to {self.address} within {self.timeout_s:g} s. Start them "
+                    f"no replica joined {self.address} within {self.timeout_s:g} s. Start them "
                     "with this address, or pass a greater timeout_s"
                 )
             try:
@@ -279,7 +259,7 @@ class Server:
                 continue
             except OSError:
                 if self._listener.fileno() < 0:
-                    return  # somebody called `close`
+                    return  # `close` was called
                 raise
             line.settimeout(None)
             with self._lock:
@@ -288,7 +268,7 @@ class Server:
             threads[-1].start()
 
     def _attend(self, line: socket.socket) -> None:
-        """In a thread: serve one replica until it leaves, in whatever way."""
+        """Serve one replica in a thread until it leaves or is lost."""
         ends, end = self._refused, ""
         try:
             seen = self._admit(line)
@@ -304,15 +284,15 @@ class Server:
             line.close()
 
     def _admit(self, line: socket.socket) -> int:
-        """Give a replica the parameters, unless it has another model, and wait until it begins."""
+        """Send the parameters to a replica with the same model, and wait until it begins."""
         line.settimeout(self.timeout_s)
         header, _ = wire.receive(line)
-        difference = self._held.layout.difference(Layout.from_json(header.get("model")))
+        difference = self._held.layout.difference(ParameterLayout.from_json(header.get("model")))
         if difference:
             wire.send(line, {"kind": "refused", "difference": difference})
             raise wire.FrameError(f"another model, {difference}")
         seen = self._held.give(line)
-        # It may find that the servers are not all parts of one model.
+        # The replica may find that the servers do not hold all parts of one model.
         wire.receive(line)
         line.settimeout(None)
         with self._lock:
@@ -320,7 +300,7 @@ class Server:
         return seen
 
     def close(self) -> None:
-        """Listen no longer, and part from all replicas, which then raise `PeerLostError`."""
+        """Stop listening, and disconnect all replicas, which then raise `PeerLostError`."""
         self._listener.close()
         with self._lock:
             for line in self._lines:

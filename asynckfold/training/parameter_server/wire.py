@@ -1,12 +1,12 @@
-"""Messages with numbers over TCP: a header as JSON, then raw bytes. Nothing is ever unpickled.
+"""Messages with numbers over TCP: a JSON header, then raw bytes; no pickle.
 
 ::
 
     magic │ length of header │ length of payload │ header: a JSON object │ payload: raw numbers
       4            4                  8
 
-Whoever receives knows how long a payload it wants, before it makes room for one: what comes from
-the network decides about no allocation but that of the header, which has a limit.
+The receiver knows the length of the payload before it allocates memory for it; the network only
+decides the size of the header, which has a limit.
 """
 
 from __future__ import annotations
@@ -22,39 +22,30 @@ from typing import Any
 from asynckfold.errors import InputError, PeerLostError, Problem
 
 HEADER_LIMIT = 16 << 20
-"""Bytes: the names and shapes of a model with a hundred thousand tensors take less."""
+"""Bytes; names and shapes of a model with a hundred thousand tensors take less."""
 
 RETRY_SECONDS = 0.1
-"""Between two attempts to reach an address that does not answer yet."""
+"""Between two attempts to connect."""
 
 KEEPALIVE_SECONDS, KEEPALIVE_EVERY_SECONDS, KEEPALIVES = 30, 10, 3
-"""A peer whose machine vanished is found out after a minute of silence, however long it computes;
-one whose process ended is told at once by its kernel."""
+"""A peer whose machine vanished is detected after a minute of silence; for one whose process ended,
+the kernel closes the connection at once."""
 
 _MAGIC = b"AKF1"
 _START = struct.Struct("!4sIQ")
 
 
 class FrameError(ConnectionError):
-    """What came is no message of ours, or the connection ended within one."""
+    """An invalid message, or a connection that ended within one."""
 
 
 def default_address() -> str:
-    """Return where a server and its replicas meet that are told nothing: where torchrun says.
-
-    ``MASTER_ADDR`` and ``MASTER_PORT`` of the environment; without them, torch's own port on this
-    machine.
-    """
+    """Return torchrun's ``MASTER_ADDR:MASTER_PORT``, else torch's default port on this machine."""
     return f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '29500')}"
 
 
 def parse(address: str) -> tuple[str, int]:
     """Return host and port of ``"host:port"``.
-
-    Raises
-    ------
-    InputError
-        It is not such an address.
 
     Examples
     --------
@@ -63,63 +54,39 @@ def parse(address: str) -> tuple[str, int]:
     """
     host, _, port = str(address).rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
-        raise InputError(
-            [
-                Problem(
-                    "an address must be host:port, with a port from 0 to 65535",
-                    repr(address),
-                    "Write for instance '127.0.0.1:29500'.",
-                )
-            ]
-        )
+        rule = "an address must be host:port, with a port from 0 to 65535"
+        raise InputError([Problem(rule, repr(address), "Write for instance '127.0.0.1:29500'.")])
     return host.strip("[]"), int(port)
 
 
 def listen(address: str) -> socket.socket:
-    """Return a socket that listens at an address; port 0 is any that is free.
-
-    Raises
-    ------
-    InputError
-        The port is in use, or the address is not one of this machine.
-    """
+    """Return a socket that listens at an address; port 0 is any that is free."""
     host, port = parse(address)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise InputError(
-            [
-                Problem(
-                    "a server needs an address of this machine with a free port",
-                    f"{address} ({error.strerror or error})",
-                    "Pass another port, or port 0 for any that is free.",
-                )
-            ]
-        ) from error
+        problem = Problem(
+            "a server needs an address of this machine with a free port",
+            f"{address} ({error.strerror or error})",
+            "Pass another port, or port 0 for any that is free.",
+        )
+        raise InputError([problem]) from error
 
 
 def connect(address: str, timeout_s: float) -> socket.socket:
-    """Return a connection to an address that may begin to answer only within `timeout_s`.
-
-    Raises
-    ------
-    InputError
-        It is not an address.
-    PeerLostError
-        Nobody answered in time.
-    """
+    """Return a connection to an address; retry for `timeout_s`, then raise `PeerLostError`."""
     host, port = parse(address)
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             line = socket.create_connection((host, port), max(deadline - time.monotonic(), 0.01))
-            # Without a listener, a port that the kernel gave out may be connected to itself.
+            # Without a listener, an ephemeral port may connect to itself.
             if line.getsockname() != line.getpeername():
                 line.settimeout(timeout_s)
                 return prepared(line)
             line.close()
-            error = OSError("nobody listens")
+            error = OSError("no listener")
         except OSError as caught:
             error = caught
         if time.monotonic() + RETRY_SECONDS >= deadline:
@@ -132,7 +99,7 @@ def connect(address: str, timeout_s: float) -> socket.socket:
 
 
 def prepared(line: socket.socket) -> socket.socket:
-    """Send small messages at once, and find out a peer whose machine vanished."""
+    """Send small messages at once, and detect a peer whose machine vanished."""
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
@@ -144,13 +111,7 @@ def prepared(line: socket.socket) -> socket.socket:
 
 
 def send(line: socket.socket, header: Mapping[str, Any], payload: memoryview | None = None) -> None:
-    """Send a message.
-
-    Raises
-    ------
-    OSError
-        The connection ended, or took nothing for longer than its timeout.
-    """
+    """Send a message."""
     text = json.dumps(header).encode()
     size = 0 if payload is None else payload.nbytes
     line.sendall(_START.pack(_MAGIC, len(text), size) + text)
@@ -159,13 +120,12 @@ def send(line: socket.socket, header: Mapping[str, Any], payload: memoryview | N
 
 
 def receive(line: socket.socket) -> tuple[dict[str, Any], int]:
-    """Return the header of the next message, and how long the payload is that follows.
+    """Return the header of the next message, and the length of its payload.
 
     Raises
     ------
     OSError
-        The connection ended, was silent for longer than its timeout, or what came is no message
-        (`FrameError`).
+        The connection ended or timed out, or the message is invalid (`FrameError`).
     """
     start = bytearray(_START.size)
     fill(line, memoryview(start))
@@ -184,13 +144,7 @@ def receive(line: socket.socket) -> tuple[dict[str, Any], int]:
 
 
 def fill(line: socket.socket, room: memoryview, size: int | None = None) -> None:
-    """Receive exactly as many bytes as there is room for; `size` is what was announced.
-
-    Raises
-    ------
-    OSError
-        As `receive`; `FrameError` where another number of bytes was announced.
-    """
+    """Receive as many bytes as `room` holds; an announced `size` must be equal."""
     if size is not None and size != room.nbytes:
         raise FrameError(f"a message announces {size} bytes where {room.nbytes} belong")
     while room.nbytes:

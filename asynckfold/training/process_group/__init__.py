@@ -1,1 +1,1 @@
-"""The processes of one job: forked, shared memory, barriers."""
+"""The processes of one job: forked ranks, shared memory, sums."""

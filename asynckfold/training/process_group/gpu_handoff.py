@@ -1,15 +1,15 @@
-"""GPUs are kept from a worker that forks, and one is left to the last process of its job.
+"""Hide GPUs from a forking worker; only the last rank of its job initialises CUDA.
 
 ::
 
-    worker   sees no GPU ── build ── fork ── train on a core, fork the others …
-                                      └─ the last process: takes the GPU, and computes on it
+    worker   sees no GPU ── build ── fork ── train on a core, fork the other ranks …
+                                      └─ the last rank: takes the GPU, and computes on it
 
-A process can use CUDA only if the one that it was forked from did not; and torch looks for GPUs as
-soon as anything is differentiated, and opens one for some optimizers' steps on a CPU. Where it
-finds one, it starts threads, and differentiates nothing in processes that are forked afterwards. So
-the worker is shown none, and is not used again after the job: it has noted then that there are
-none. A stage of pretraining is a part of the build, and must not differentiate (`preflight`).
+A forked process can use CUDA only if its parent did not. torch looks for GPUs at the first
+backward pass, and opens one for some optimizers' steps on a CPU; where it finds one, it starts
+threads, without which no process forked afterwards can run a backward pass. The worker therefore
+sees no GPU, and ends after the job, because torch caches that there is none. Pretraining is part of
+the build, and must not differentiate (`preflight`).
 """
 
 from __future__ import annotations
@@ -27,32 +27,31 @@ _HIDDEN = {
     "HIP_VISIBLE_DEVICES": "-1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""The second is taken before the first, and before ``ROCR_VISIBLE_DEVICES``, for GPUs of AMD, whose
-runtime takes an empty one for none given. The third lets torch say that there is no GPU without
-asking CUDA, which would be a use."""
+"""The second precedes the first, and ``ROCR_VISIBLE_DEVICES``, for AMD GPUs, whose runtime ignores
+an empty value. The third lets torch report that there is no GPU without initialising CUDA."""
 
 
 class GpuToTake(Protocol):
-    """What one process of a job takes into use."""
+    """A GPU for one process of a job."""
 
     def take(self) -> torch.device:
-        """Take it, in the process that is to compute on it."""
+        """Take it, in the process that computes on it."""
 
 
 @dataclass(frozen=True)
-class SparedGpu:
-    """A GPU by torch's index, and what the environment was when it had that index."""
+class HiddenGpu:
+    """A GPU by torch's index, and the environment in which it has that index."""
 
     index: int
     environment: Mapping[str, str | None]
 
     def take(self) -> torch.device:
-        """See it again, and use it for the rest of this process's life.
+        """Make it visible, and use it until this process ends.
 
         Raises
         ------
         RuntimeError
-            The process that forked this one had used CUDA.
+            The parent process has used CUDA.
         """
         _set(self.environment)
         torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -61,19 +60,19 @@ class SparedGpu:
 
 
 @contextmanager
-def spared(gpu: int | None) -> Iterator[SparedGpu | None]:
-    """Show this process no GPU, and leave that of an index to one that is forked meanwhile.
+def hide_gpus(gpu: int | None) -> Iterator[HiddenGpu | None]:
+    """Hide all GPUs from this process; yield the one for a process forked inside the block.
 
     Examples
     --------
-    >>> with spared(0) as gpu:
+    >>> with hide_gpus(0) as gpu:
     ...     gpu.index, os.environ["CUDA_VISIBLE_DEVICES"]
     (0, '')
     """
     before = {name: os.environ.get(name) for name in _HIDDEN}
     _set(_HIDDEN)
     try:
-        yield None if gpu is None else SparedGpu(gpu, before)
+        yield None if gpu is None else HiddenGpu(gpu, before)
     finally:
         _set(before)
 

@@ -1,12 +1,11 @@
-"""What a stage before the training does in parts: one for each process of its job, added up.
+"""Sums over the processes of a job, for a stage before its training, such as pretraining.
 
 ::
 
     rank 0 (the worker)  order ─ its part ┐       ┌ sum in the order of the ranks ─ next order
     rank 1, 2 …                its part   ┴───────┴ (wait)
 
-The same way for all trainers of several processes, also for hogwild: the sum has the same bits each
-time.
+All trainers of several processes sum this way, hogwild too: the bits are the same each time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from asynckfold.system import process
-from asynckfold.training.process_group.members import ProcessGroup
+from asynckfold.training.process_group.ranks import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import place, shared
 
 Part = Callable[[Any, int, int], Sequence[torch.Tensor]]
@@ -28,14 +27,10 @@ Part = Callable[[Any, int, int], Sequence[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Summing:
-    """Forks processes that do parts of orders, for as long as a context lasts.
+    """Forks processes that compute parts of a sum while a context lasts.
 
-    Parameters
-    ----------
-    processes : int
-        How many, this one, which has rank 0, included.
-    cores : sequence of int
-        One for each; empty for no pinning.
+    ``processes`` includes this one, which has rank 0; `cores` has a core for each, or is empty for
+    no pinning.
     """
 
     processes: int
@@ -50,18 +45,11 @@ class Summing:
         Parameters
         ----------
         part : callable
-            Is called in every process with every order, in turn; sees what this process has now.
+            Called in every process with every order, on what this process holds now.
         seen : sequence of Tensor
-            Moved into shared memory: what becomes of them here, all see with the next order.
+            Moved into shared memory: all ranks see changes made here with the next order.
         like : sequence of Tensor
-            Of the shapes of what `part` returns, whatever the order and the rank.
-
-        Raises
-        ------
-        WorkerDiedError
-            A process is gone.
-        Exception
-            What `part` raised in any of them.
+            Tensors of the shapes that `part` returns for any order and rank.
         """
         place(seen, shared(seen))
         slots = [shared(like) for _ in range(1, self.processes)]

@@ -1,4 +1,4 @@
-"""Tensors in memory that processes forked afterwards share: without a name, gone with the last."""
+"""Tensors in anonymous shared memory, for processes forked afterwards."""
 
 from __future__ import annotations
 
@@ -14,15 +14,9 @@ ALIGNMENT = 64
 
 
 def shared(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return copies of tensors, of the same shapes and layouts, in one piece of shared memory.
+    """Return copies of dense CPU tensors, with the same strides, in one piece of shared memory.
 
-    Anonymous memory has no name that could stay behind, and the processes that are forked from now
-    on see each other's writes.
-
-    Parameters
-    ----------
-    tensors : iterable of Tensor
-        Dense tensors on the CPU.
+    Processes forked from now on see each other's writes. Anonymous memory leaves no name behind.
 
     Examples
     --------
@@ -43,7 +37,7 @@ def shared(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def _placed(tensor: torch.Tensor, memory: mmap.mmap, offset: int) -> torch.Tensor:
     if tensor.numel() == 0:
         return tensor.clone()
-    # Of a dense tensor, in whatever order of its dimensions, the clone has the same strides.
+    # The clone of a dense tensor keeps the strides, in any order of the dimensions.
     copy = tensor.clone()
     place = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
     made = place.as_strided(copy.size(), copy.stride())
@@ -51,23 +45,25 @@ def _placed(tensor: torch.Tensor, memory: mmap.mmap, offset: int) -> torch.Tenso
     return made
 
 
-def share_model(model: nn.Module) -> None:
-    """Move parameters and buffers into shared memory, where they stand in all processes.
+def tensors_of(model: nn.Module) -> list[torch.Tensor]:
+    """Return parameters and buffers, tied ones once."""
+    return list(dict.fromkeys([*model.parameters(), *model.buffers()]))
 
-    Parameters stay the objects that an optimizer knows; what is tied stays tied.
-    """
-    found = list(dict.fromkeys([*model.parameters(), *model.buffers()]))
+
+def share_model(model: nn.Module) -> None:
+    """Move parameters and buffers into shared memory; the objects and their ties stay."""
+    found = tensors_of(model)
     place(found, shared(found))
 
 
 def place(tensors: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> None:
-    """Let tensors, which stay the objects that they are, have their values in these places."""
+    """Point tensors, which stay the same objects, to these places in memory."""
     for tensor, found in zip(tensors, places, strict=True):
         tensor.data = found
 
 
 def copy_each(targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:
-    """Copy the values of some tensors into others, on whatever devices."""
+    """Copy the values of tensors into others, on any devices."""
     with torch.no_grad():
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)
@@ -76,7 +72,7 @@ def copy_each(targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) 
 def share_state(
     state: dict[torch.Tensor, dict[str, object]],
 ) -> dict[torch.Tensor, dict[str, object]]:
-    """Return the state of an optimizer with its tensors in shared memory, the rest as it is."""
+    """Return an optimizer's state with its tensors in shared memory."""
     keys = [
         (parameter, name)
         for parameter, values in state.items()

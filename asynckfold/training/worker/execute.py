@@ -37,7 +37,7 @@ from asynckfold.training.isolation import denormals, torch_settings
 from asynckfold.training.isolation.guard import LIMITS, WITHOUT_NUMBERS, isolated, leave_contexts
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.multiprocess import train
-from asynckfold.training.process_group.gpu_handoff import spared
+from asynckfold.training.process_group.gpu_handoff import hide_gpus
 from asynckfold.training.training_run import Report
 from asynckfold.training.worker.failure_kinds import outcome_of
 from asynckfold.training.worker.gpu_count import counted_once
@@ -112,7 +112,7 @@ def _execute(
             return [serial_baseline.estimate(bundle, data, stop)]
         if on_several:
             (task,), cores = tasks, placement.cores
-            with spared(placement.gpu) as gpu:
+            with hide_gpus(placement.gpu) as gpu:
                 return _attempt(
                     bundle,
                     tasks,

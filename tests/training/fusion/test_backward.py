@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from asynckfold.training.fusion import (
     FusedCriterion,
-    RowCriterion,
+    SeparateCriterion,
     backward,
     fuse,
     fuse_criterion,
@@ -95,7 +95,7 @@ CRITERIA: dict[str, Case] = {
     "function": (focal, SCORES, LABELS, FusedCriterion),
     "module of the user's": (Penalised(), SCORES, LABELS, FusedCriterion),
     "indexing": (by_hand, SCORES, LABELS, FusedCriterion),
-    "choosing": (choosing, SCORES, LABELS, RowCriterion),
+    "choosing": (choosing, SCORES, LABELS, SeparateCriterion),
     "margins": (nn.MultiMarginLoss(), SCORES, LABELS, FusedCriterion),
 }
 
@@ -106,13 +106,15 @@ def test_every_criterion_gives_the_plain_losses_and_gradients(name: str) -> None
     together = fuse_criterion(criterion, ROWS, outputs[0], targets[0])
     mine, theirs = (outputs.clone().requires_grad_() for _ in range(2))
     losses = together(mine, targets)
-    expected = torch.stack([criterion(theirs[row], targets[row]) for row in range(ROWS)])
+    expected = torch.stack(
+        [criterion(theirs[replica], targets[replica]) for replica in range(ROWS)]
+    )
     torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-12)
     losses.sum().backward()
     expected.sum().backward()
     torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-12, atol=1e-12)
     assert type(together) is kind
-    part = together.rows(range(1, 3))(outputs[1:], targets[1:])
+    part = together.part(range(1, 3))(outputs[1:], targets[1:])
     torch.testing.assert_close(part, expected[1:].detach(), rtol=1e-12, atol=1e-12)
 
 
@@ -122,7 +124,8 @@ def test_each_replica_has_a_criterion_of_its_own() -> None:
     for scale, criterion in enumerate(together.criteria, 1):
         criterion.load_state_dict({"weight": WEIGHTS**scale})
     expected = [
-        F.cross_entropy(SCORES[row], LABELS[row], WEIGHTS ** (row + 1)) for row in range(ROWS)
+        F.cross_entropy(SCORES[replica], LABELS[replica], WEIGHTS ** (replica + 1))
+        for replica in range(ROWS)
     ]
     torch.testing.assert_close(together(SCORES, LABELS), torch.stack(expected))
 
@@ -130,20 +133,20 @@ def test_each_replica_has_a_criterion_of_its_own() -> None:
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6))
 def test_parts_hold_every_batch_once_and_in_order(sizes: list[int]) -> None:
     batches = [
-        (torch.full((size, 2), float(row)), torch.full((size,), row)) if size else None
-        for row, size in enumerate(sizes)
+        (torch.full((size, 2), float(replica)), torch.full((size,), replica)) if size else None
+        for replica, size in enumerate(sizes)
     ]
     parts = parts_of(batches)
-    rows = [row for part in parts for row in part.rows]
-    assert rows == [row for row, size in enumerate(sizes) if size]
+    rows = [replica for part in parts for replica in part.replicas]
+    assert rows == [replica for replica, size in enumerate(sizes) if size]
     for part in parts:
-        for place, row in enumerate(part.rows):
-            batch = batches[row]
+        for place, replica in enumerate(part.replicas):
+            batch = batches[replica]
             assert batch is not None
             assert torch.equal(part.inputs[place], batch[0])
             assert torch.equal(part.targets[place], batch[1])
     for one, following in pairwise(parts):
-        touching = one.rows.stop == following.rows.start
+        touching = one.replicas.stop == following.replicas.start
         assert not (touching and one.inputs.shape[1:] == following.inputs.shape[1:])
 
 
@@ -163,14 +166,14 @@ def test_ragged_batches_give_exactly_the_plain_losses(sizes: list[int]) -> None:
     criterion = fuse_criterion(nn.CrossEntropyLoss(), 3, torch.zeros(2, 2).double(), batches[0][1])
     losses = backward(fused, criterion, parts_of(batches))
     torch.testing.assert_close(losses, torch.stack(expected), rtol=1e-12, atol=1e-12)
-    for row, expected_gradients in enumerate(gradients):
-        found = list(fused.gradients_of(row).values())
+    for replica, expected_gradients in enumerate(gradients):
+        found = list(fused.gradients_of(replica).values())
         torch.testing.assert_close(found, expected_gradients, rtol=1e-12, atol=1e-12)
 
 
-def test_rows_must_be_consecutive() -> None:
+def test_the_replicas_of_a_part_must_be_consecutive() -> None:
     fused = fuse([nn.Linear(2, 2) for _ in range(3)], [torch.zeros(2, 2)])
-    assert fused.rows(range(3)) is fused
+    assert fused.part(range(3)) is fused
     for rows in (range(0, 3, 2), range(2, 2), range(1, 4)):
-        with pytest.raises(ValueError, match="rows must be consecutive ones of 3"):
-            fused.rows(rows)
+        with pytest.raises(ValueError, match="replicas must be consecutive ones of 3"):
+            fused.part(rows)

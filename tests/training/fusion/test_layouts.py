@@ -40,8 +40,8 @@ def test_aligned_values_broadcast_as_the_plain_ones(rank: int, more: int) -> Non
     rows = torch.randn(2, *(2, 3, 4)[3 - rank :])
     other = torch.randn(2, *(1,) * more, *(2, 3, 4)[3 - rank :])
     aligned = layouts.align(rows, rank + more) + other
-    for row in range(2):
-        assert torch.equal(aligned[row], rows[row] + other[row])
+    for replica in range(2):
+        assert torch.equal(aligned[replica], rows[replica] + other[replica])
 
 
 def test_gradients_need_no_copy_for_their_weights() -> None:
@@ -58,9 +58,6 @@ def test_gradients_need_no_copy_for_their_weights() -> None:
     for parameter in fused.parameters().values():
         assert parameter.grad is not None
         assert parameter.grad.is_contiguous()
-    plain = fuse(models, [torch.randn(2, 3, 6, 6)], plain_order=True)
-    assert plain.parameters()["3.weight"].shape == (3, 2, 64)
-    assert all(p.is_contiguous() for model in models for p in model.parameters())
 
 
 def test_replicas_must_be_alike() -> None:
@@ -95,11 +92,11 @@ class Scaled(nn.Module):
 def test_tensors_that_differ_between_replicas_stay_their_own() -> None:
     models = [Scaled(torch.rand(2), torch.tanh) for _ in range(3)]
     x = torch.randn(3, 5, 4)
-    expected = torch.stack([model(x[row]) for row, model in enumerate(models)])
+    expected = torch.stack([model(x[replica]) for replica, model in enumerate(models)])
     fused = fuse(models, [x[0]])
-    assert fused.way == "batched"
+    assert not fused.why_vmap
     torch.testing.assert_close(fused(x), expected)
-    torch.testing.assert_close(fused.rows(range(1, 3))(x[1:]), expected[1:])
+    torch.testing.assert_close(fused.part(range(1, 3))(x[1:]), expected[1:])
 
 
 def test_functions_that_differ_between_replicas_are_refused_or_seen() -> None:

@@ -13,18 +13,18 @@ from torch.optim import lr_scheduler
 from torch.utils import _pytree as pytree
 
 from asynckfold.training.fusion import (
-    Arm,
     FusedModule,
-    OwnArm,
-    StackedArm,
-    arms_of,
+    ReplicaOptimizer,
+    SeparateOptimizer,
+    StackedOptimizer,
     backward,
     clip_gradients,
     fuse,
     fuse_criterion,
+    fuse_optimizers,
     parts_of,
 )
-from tests.training.fusion.zoo import ZOO
+from tests.training.fusion.zoo import ZOO, state_of
 
 REPLICAS = 4
 ANIMALS = ["branching", "tied", "lists"]
@@ -83,7 +83,7 @@ STACKED: dict[str, OptFn] = {
 
 OWN: dict[str, tuple[OptFn, str]] = {
     "Adafactor": (over_all(optim.Adafactor, lr=1e-2), "Adafactor is not known"),
-    "Muon": (muon, "is not known to step each element by itself"),
+    "Muon": (muon, "is not known to step each element separately"),
     "a class of the user's": (over_all(Custom, lr=0.1, momentum=0.9), "Custom is not known"),
 }
 
@@ -91,9 +91,7 @@ OWN: dict[str, tuple[OptFn, str]] = {
 class Race:
     """The same work for plain models and for fused ones."""
 
-    def __init__(
-        self, name: str, opt_fn: OptFn, ranges: list[range], plain_order: bool = False
-    ) -> None:
+    def __init__(self, name: str, opt_fn: OptFn, ranges: list[range]) -> None:
         self.animal = ZOO[name]
         torch.manual_seed(3)
         self.plain = [self.animal.make().double().train() for _ in range(REPLICAS)]
@@ -101,39 +99,42 @@ class Race:
         self.optimizers = [opt_fn(model) for model in self.plain]
         inputs, targets = self.batch(0, 0)
         optimizers = [opt_fn(model) for model in models]
-        self.fused: FusedModule = fuse(models, [inputs], plain_order=plain_order)
+        self.fused: FusedModule = fuse(models, [inputs])
         outputs = torch.zeros(len(targets), self.animal.classes).double()
         self.criterion = fuse_criterion(nn.CrossEntropyLoss(), REPLICAS, outputs, targets)
-        self.arms, self.reason = arms_of(self.fused, optimizers, ranges)
+        self.stepping, self.reason = fuse_optimizers(self.fused, optimizers, ranges)
 
-    def batch(self, row: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, replica: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         # The replicas' batches differ in size at every second step.
-        inputs, targets = self.animal.batch(5 + (step % 2) * (row > 1), 100 * step + row)
+        inputs, targets = self.animal.batch(5 + (step % 2) * (replica > 1), 100 * step + replica)
         return inputs if self.animal.vocabulary else inputs.double(), targets
 
     def step(self, number: int, clip: float | None = None) -> None:
-        batches = [self.batch(row, number) for row in range(REPLICAS)]
+        batches = [self.batch(replica, number) for replica in range(REPLICAS)]
         states = [generator.get_state() for generator in self.fused.generators]
         backward(self.fused, self.criterion, parts_of(batches))
         if clip is not None:
             clip_gradients(self.fused, clip)
-        for arm in self.arms:
-            arm.step()
-        for row, model in enumerate(self.plain):
-            torch.set_rng_state(states[row])
-            self.optimizers[row].zero_grad()
-            nn.functional.cross_entropy(model(batches[row][0]), batches[row][1]).backward()
+        for optimizer in self.stepping:
+            optimizer.step()
+        for replica, model in enumerate(self.plain):
+            torch.set_rng_state(states[replica])
+            self.optimizers[replica].zero_grad()
+            nn.functional.cross_entropy(model(batches[replica][0]), batches[replica][1]).backward()
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
-            self.optimizers[row].step()
+            self.optimizers[replica].step()
 
-    def arm(self, row: int) -> Arm:
-        return next(arm for arm in self.arms if row in arm.rows)
+    def optimizer(self, replica: int) -> ReplicaOptimizer:
+        return next(optimizer for optimizer in self.stepping if replica in optimizer.replicas)
 
     def check(self) -> None:
-        for row, model in enumerate(self.plain):
-            assert_close(self.fused.state_dict_of(row), model.state_dict())
-            mine, theirs = self.arm(row).state_dict_of(row), self.optimizers[row].state_dict()
+        for replica, model in enumerate(self.plain):
+            assert_close(state_of(self.fused, replica), model.state_dict())
+            mine, theirs = (
+                self.optimizer(replica).state_dict_of(replica),
+                self.optimizers[replica].state_dict(),
+            )
             assert mine["param_groups"] == theirs["param_groups"]
             assert mine["state"].keys() == theirs["state"].keys()
             for index, entries in theirs["state"].items():
@@ -157,7 +158,7 @@ def assert_close(mine: dict, theirs: dict) -> None:
 def test_stacked_optimizers_are_the_plain_ones(name: str, kind: str) -> None:
     race = Race(name, STACKED[kind], [range(0, 1), range(1, 4)])
     assert race.reason is None
-    assert [type(arm) for arm in race.arms] == [StackedArm, StackedArm]
+    assert [type(optimizer) for optimizer in race.stepping] == [StackedOptimizer, StackedOptimizer]
     for number in range(4):
         race.step(number)
     race.check()
@@ -165,56 +166,35 @@ def test_stacked_optimizers_are_the_plain_ones(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", OWN)
 @pytest.mark.parametrize("name", ANIMALS)
-def test_other_optimizers_step_their_own_rows(name: str, kind: str) -> None:
+def test_other_optimizers_step_each_replica(name: str, kind: str) -> None:
     opt_fn, part = OWN[kind]
     race = Race(name, opt_fn, [range(4)])
     assert race.reason is not None
     assert part in race.reason
-    assert [type(arm) for arm in race.arms] == [OwnArm] * REPLICAS
+    assert [type(optimizer) for optimizer in race.stepping] == [SeparateOptimizer] * REPLICAS
     for number in range(3):
         race.step(number)
     race.check()
 
 
-def test_lbfgs_asks_the_plain_models() -> None:
-    race = Race("lists", over_all(optim.LBFGS, max_iter=3), [range(4)], plain_order=True)
-    batches = [race.batch(row, 0) for row in range(REPLICAS)]
-
-    def closure_of(models: list[nn.Module]) -> Callable[[int], torch.Tensor]:
-        def closure(row: int) -> torch.Tensor:
-            models[row].zero_grad()
-            inputs, targets = batches[row]
-            loss = nn.functional.cross_entropy(models[row](inputs), targets)
-            loss.backward()
-            return loss
-
-        return closure
-
-    before = [race.fused.state_dict_of(row) for row in range(REPLICAS)]
-    for arm in race.arms:
-        arm.step(closure_of(race.fused.models))
-    for row, optimizer in enumerate(race.optimizers):
-        optimizer.step(lambda row=row: closure_of(race.plain)(row))
-    race.check()
-    assert any(not torch.equal(before[2][k], v) for k, v in race.fused.state_dict_of(2).items())
-
-
 @pytest.mark.parametrize("kind", ["Adam", "SGD with momentum", "AdamW in groups"])
-def test_each_arm_has_an_lr_schedule_of_its_own(kind: str) -> None:
+def test_each_stacked_optimizer_has_an_lr_schedule_of_its_own(kind: str) -> None:
     ranges = [range(0, 2), range(2, 4)]
     race = Race("grouped", STACKED[kind], ranges)
     rules = [
         lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
         lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=8),
     ]
-    fused = [rule(arm.optimizer) for rule, arm in zip(rules, race.arms, strict=True)]
-    plain = [rules[row // 2](optimizer) for row, optimizer in enumerate(race.optimizers)]
+    fused = [
+        rule(optimizer.optimizer) for rule, optimizer in zip(rules, race.stepping, strict=True)
+    ]
+    plain = [rules[replica // 2](optimizer) for replica, optimizer in enumerate(race.optimizers)]
     for number in range(4):
         race.step(number)
         for schedule in (*fused, *plain):
             schedule.step()
     race.check()
-    rates = [arm.optimizer.param_groups[0]["lr"] for arm in race.arms]
+    rates = [optimizer.optimizer.param_groups[0]["lr"] for optimizer in race.stepping]
     assert rates[0] != rates[1]
 
 
@@ -227,11 +207,11 @@ def test_gradients_are_clipped_for_each_replica() -> None:
 
 def test_clipping_returns_the_norms_before() -> None:
     race = Race("lists", STACKED["SGD"], [range(4)])
-    batches = [race.batch(row, 0) for row in range(REPLICAS)]
+    batches = [race.batch(replica, 0) for replica in range(REPLICAS)]
     backward(race.fused, race.criterion, parts_of(batches))
     expected = [
-        torch.stack([g.norm() for g in race.fused.gradients_of(row).values()]).norm()
-        for row in range(REPLICAS)
+        torch.stack([g.norm() for g in race.fused.gradients_of(replica).values()]).norm()
+        for replica in range(REPLICAS)
     ]
     smallest = float(min(expected))
     torch.testing.assert_close(clip_gradients(race.fused, smallest), torch.stack(expected))
@@ -244,37 +224,37 @@ def test_a_plain_checkpoint_continues_fused_and_a_fused_one_plain(kind: str) -> 
     race = Race("branching", STACKED[kind], [range(0, 2), range(2, 4)])
     for number in range(2):
         race.step(number)
-    weights = [race.fused.state_dict_of(row) for row in range(REPLICAS)]
-    states = [race.arm(row).state_dict_of(row) for row in range(REPLICAS)]
+    weights = [state_of(race.fused, replica) for replica in range(REPLICAS)]
+    states = [race.optimizer(replica).state_dict_of(replica) for replica in range(REPLICAS)]
 
     again = Race("branching", STACKED[kind], [range(4)])
-    for row, (weight, state) in enumerate(zip(weights, states, strict=True)):
-        again.plain[row].load_state_dict(weight)
-        again.optimizers[row].load_state_dict(copy.deepcopy(state))
-        again.fused.load(row, weight)
-    for arm in again.arms:
-        arm.load([states[row] for row in arm.rows])
+    for replica, (weight, state) in enumerate(zip(weights, states, strict=True)):
+        again.plain[replica].load_state_dict(weight)
+        again.optimizers[replica].load_state_dict(copy.deepcopy(state))
+        again.fused.models[replica].load_state_dict(weight)
+    for optimizer in again.stepping:
+        optimizer.load([states[replica] for replica in optimizer.replicas])
     again.check()
     for number in range(2, 4):
         again.step(number)
     again.check()
 
 
-def test_an_arm_refuses_replicas_at_different_steps() -> None:
+def test_a_stacked_optimizer_refuses_replicas_at_different_steps() -> None:
     race = Race("grouped", STACKED["Adam"], [range(0, 2), range(2, 4)])
     race.step(0)
-    states = [race.arms[0].state_dict_of(0), race.arms[0].state_dict_of(1)]
+    states = [race.stepping[0].state_dict_of(0), race.stepping[0].state_dict_of(1)]
     for entries in states[1]["state"].values():
         entries["step"] += 1
     with pytest.raises(ValueError, match="same step with the same settings"):
-        race.arms[0].load(states)
-    one = race.arms[0].state_dict_of(0)
+        race.stepping[0].load(states)
+    one = race.stepping[0].state_dict_of(0)
     one["param_groups"][0]["lr"] = 0.5
-    with pytest.raises(ValueError, match="Give them arms of their own"):
-        race.arms[0].load([one, race.arms[0].state_dict_of(1)])
+    with pytest.raises(ValueError, match="Give them optimizers of their own"):
+        race.stepping[0].load([one, race.stepping[0].state_dict_of(1)])
 
 
-def test_different_settings_of_the_replicas_are_no_one_arm() -> None:
+def test_replicas_with_different_settings_are_not_stacked() -> None:
     rates = iter([0.1, 0.2] * REPLICAS)
     race = Race("lists", lambda m: optim.SGD(m.parameters(), lr=next(rates)), [range(4)])
     assert race.reason == "SGD has other groups or settings for other replicas"
@@ -282,14 +262,14 @@ def test_different_settings_of_the_replicas_are_no_one_arm() -> None:
     race = Race(
         "lists",
         lambda m: optim.SGD(m.parameters(), lr=next(alone)),
-        [range(row, row + 1) for row in range(4)],
+        [range(replica, replica + 1) for replica in range(4)],
     )
     assert race.reason is None
     race.step(0)
     race.check()
 
 
-def test_hooks_and_foreign_tensors_are_no_one_arm() -> None:
+def test_optimizers_with_hooks_or_foreign_tensors_are_not_stacked() -> None:
     def hooked(model: nn.Module) -> optim.Optimizer:
         optimizer = optim.SGD(model.parameters(), lr=0.1)
         optimizer.register_step_post_hook(lambda *_: None)
@@ -309,21 +289,21 @@ def test_hooks_and_foreign_tensors_are_no_one_arm() -> None:
 
 @pytest.mark.parametrize("ranges", [[range(0, 2)], [range(2, 4), range(0, 2)], [range(0, 5)]])
 def test_ranges_must_divide_the_replicas(ranges: list[range]) -> None:
-    with pytest.raises(ValueError, match="must divide 4 replicas in their order"):
+    with pytest.raises(ValueError, match="must divide 4 replicas in order"):
         Race("lists", STACKED["SGD"], ranges)
 
 
-def test_an_arm_that_rests_keeps_its_rows() -> None:
+def test_an_optimizer_that_does_not_step_leaves_its_replicas() -> None:
     race = Race("grouped", STACKED["Adam"], [range(0, 2), range(2, 4)])
     race.step(0)
-    before = [race.fused.state_dict_of(row) for row in range(REPLICAS)]
-    batches = [race.batch(row, 1) if row > 1 else None for row in range(REPLICAS)]
+    before = [state_of(race.fused, replica) for replica in range(REPLICAS)]
+    batches = [race.batch(replica, 1) if replica > 1 else None for replica in range(REPLICAS)]
     backward(race.fused, race.criterion, parts_of(batches))
-    race.arms[1].step()
-    for row in range(REPLICAS):
-        after = race.fused.state_dict_of(row)
-        same = all(torch.equal(after[key], before[row][key]) for key in after)
-        assert same == (row < 2)
+    race.stepping[1].step()
+    for replica in range(REPLICAS):
+        after = state_of(race.fused, replica)
+        same = all(torch.equal(after[key], before[replica][key]) for key in after)
+        assert same == (replica < 2)
 
 
 def test_frozen_parameters_stay() -> None:
@@ -331,13 +311,13 @@ def test_frozen_parameters_stay() -> None:
     models = [animal.make().train() for _ in range(2)]
     optimizers = [optim.SGD(model.parameters(), lr=0.1) for model in models]
     fused = fuse(models, [animal.inputs(4)])
-    before = [fused.state_dict_of(row) for row in range(2)]
-    arms, reason = arms_of(fused, optimizers, [range(2)])
+    before = [state_of(fused, replica) for replica in range(2)]
+    stepping, reason = fuse_optimizers(fused, optimizers, [range(2)])
     assert reason is None
-    batches = [animal.batch(4, row) for row in range(2)]
+    batches = [animal.batch(4, replica) for replica in range(2)]
     criterion = fuse_criterion(nn.CrossEntropyLoss(), 2, torch.zeros(4, 3), batches[0][1])
     backward(fused, criterion, parts_of(batches))
-    arms[0].step()
-    for row in range(2):
-        for key, value in fused.state_dict_of(row).items():
-            assert torch.equal(value, before[row][key]) == key.startswith("features")
+    stepping[0].step()
+    for replica in range(2):
+        for key, value in state_of(fused, replica).items():
+            assert torch.equal(value, before[replica][key]) == key.startswith("features")

@@ -32,6 +32,7 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint, training_run
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import trainer as fused
+from asynckfold.training.fusion.group import Replica
 from tests.training.tiny import (
     CLASSES,
     CPU,
@@ -98,14 +99,14 @@ class Grouped(Tiny):
         heartbeat: Heartbeat | None = None,
     ) -> tuple[dict[str, Result | None], list[RunEvent]]:
         """One attempt at the group, and what it told."""
-        news: list[RunEvent] = []
+        events: list[RunEvent] = []
         tasks = [
             Task(job, attempt, tuple((refs or {}).get(job.id, ())))
             for job in self.jobs
             if job.id not in without
         ]
-        found = fused.train(self.bundle, tasks, self.batches, CPU, news.append, stop, heartbeat)
-        return {task.job.id: item for task, item in zip(tasks, found, strict=True)}, news
+        found = fused.train(self.bundle, tasks, self.batches, CPU, events.append, stop, heartbeat)
+        return {task.job.id: item for task, item in zip(tasks, found, strict=True)}, events
 
 
 def digests(results: dict[str, Result | None]) -> dict[str, str]:
@@ -113,10 +114,10 @@ def digests(results: dict[str, Result | None]) -> dict[str, str]:
     return {name: result.digest for name, result in results.items() if result is not None}
 
 
-def refs_of(news: Sequence[RunEvent]) -> dict[str, list[CheckpointRef]]:
+def refs_of(events: Sequence[RunEvent]) -> dict[str, list[CheckpointRef]]:
     """The checkpoints that were written, by job, the two newest of each first."""
     found: dict[str, list[CheckpointRef]] = {}
-    for item in news:
+    for item in events:
         if isinstance(item, CheckpointWritten):
             found.setdefault(item.ref.job_id, []).insert(0, item.ref)
     return {name: refs[:2] for name, refs in found.items()}
@@ -146,7 +147,7 @@ def test_a_group_is_close_to_its_plain_jobs(
 ) -> None:
     tiny = grouped(tmp_path / "fused", model, params=params)
     plain = grouped(tmp_path / "plain", model, params=params)
-    results, news = tiny.group()
+    results, events = tiny.group()
     assert len(results) == 6
     for job in tiny.jobs:
         mine, other = results[job.id], plain.train(job)
@@ -159,7 +160,7 @@ def test_a_group_is_close_to_its_plain_jobs(
             assert one.train_loss == pytest.approx(two.train_loss, rel=1e-4)
             assert one.valid_loss == pytest.approx(two.valid_loss, rel=1e-4)
         told = [
-            item.epoch for item in news if isinstance(item, EpochEnded) and item.job_id == job.id
+            item.epoch for item in events if isinstance(item, EpochEnded) and item.job_id == job.id
         ]
         assert tuple(told) == mine.epochs
 
@@ -180,11 +181,11 @@ def test_a_group_stopped_after_every_step_gives_the_same_bits(tmp_path: Path, mo
     tiny = grouped(tmp_path / "stopped", model)
     refs: dict[str, list[CheckpointRef]] = {}
     for attempt in range(1, 100):
-        results, news = tiny.group(refs, always, attempt=attempt)
+        results, events = tiny.group(refs, always, attempt=attempt)
         if None not in results.values():
             break
         assert set(results.values()) == {None}
-        refs = refs_of(news)
+        refs = refs_of(events)
     assert digests(results) == digests(whole)
     assert attempt >= 8
 
@@ -202,8 +203,8 @@ def test_optimizers_of_their_own_step_the_jobs_of_a_group(tmp_path: Path) -> Non
         np.testing.assert_allclose(mine.outputs, plain.train(job).outputs, rtol=1e-3, atol=1e-4)
     tiny = grouped(tmp_path / "stopped", "conv", opt_fn=adafactor)
     left = iter(range(6))
-    _, news = tiny.group(stop=lambda: next(left, None) is None)
-    again, _ = tiny.group(refs_of(news), attempt=2)
+    _, events = tiny.group(stop=lambda: next(left, None) is None)
+    again, _ = tiny.group(refs_of(events), attempt=2)
     assert digests(again) == digests(whole)
 
 
@@ -216,15 +217,15 @@ def test_jobs_that_have_their_result_change_no_bit_of_the_others(
 ) -> None:
     root = tmp_path_factory.mktemp("passengers")
     tiny = grouped(root, model)
-    whole, news = tiny.group()
+    whole, events = tiny.group()
     names = list(whole)
     without = data.draw(st.sets(st.sampled_from(names), max_size=len(names) - 1))
     refs: dict[str, Sequence[CheckpointRef]] = {}
     if data.draw(st.booleans()):
         steps = data.draw(st.integers(0, 8))
         left = iter(range(steps))
-        _, news = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
-        refs = dict(refs_of(news))
+        _, events = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
+        refs = dict(refs_of(events))
     some, _ = tiny.group(refs, without=sorted(without), attempt=3)
     assert digests(some) == {name: digests(whole)[name] for name in names if name not in without}
 
@@ -253,12 +254,12 @@ def test_a_damaged_checkpoint_is_told_and_the_group_starts_anew(tmp_path: Path) 
     tiny = grouped(tmp_path)
     whole, _ = tiny.group()
     left = iter(range(3))
-    _, news = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
-    refs = refs_of(news)
+    _, events = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
+    refs = refs_of(events)
     name = tiny.jobs[1].id
     (tiny.root / refs[name][0].file).write_bytes(b"nothing")
-    results, news = tiny.group(refs, attempt=3)
-    assert [item.job_id for item in news if isinstance(item, Noted)] == [name]
+    results, events = tiny.group(refs, attempt=3)
+    assert [item.job_id for item in events if isinstance(item, Noted)] == [name]
     assert digests(results) == digests(whole)
 
 
@@ -266,8 +267,8 @@ def test_a_checkpoint_goes_from_the_group_to_the_plain_loop_and_back(tmp_path: P
     tiny = grouped(tmp_path, "linear")
     whole, _ = tiny.group()
     left = iter(range(2))
-    _, news = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
-    refs = refs_of(news)
+    _, events = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
+    refs = refs_of(events)
     written: dict[str, list[CheckpointRef]] = {}
     for job in tiny.jobs:
         plain, _ = tiny.attempt(job, 3, refs[job.id])
@@ -276,8 +277,8 @@ def test_a_checkpoint_goes_from_the_group_to_the_plain_loop_and_back(tmp_path: P
         assert mine is not None
         np.testing.assert_allclose(plain.outputs, mine.outputs, rtol=1e-3, atol=1e-4)
         left = iter(range(2))
-        _, news = tiny.attempt(job, 4, (), lambda: next(left, None) is None)  # noqa: B023
-        written |= refs_of(news)
+        _, events = tiny.attempt(job, 4, (), lambda: next(left, None) is None)  # noqa: B023
+        written |= refs_of(events)
     trees = [
         {
             name: checkpoint.load(tiny.root / found[0].file, found[0].sha256, tiny.root)
@@ -309,14 +310,14 @@ def shape(tree: Any) -> Any:
 def test_random_numbers_are_those_of_the_plain_job(tmp_path: Path) -> None:
     tiny = grouped(tmp_path)
     left = iter(range(7))
-    _, news = tiny.group(stop=lambda: next(left, None) is None)
-    refs = refs_of(news)
+    _, events = tiny.group(stop=lambda: next(left, None) is None)
+    refs = refs_of(events)
     for job in tiny.jobs:
         left = iter(range(7))
-        _, news = tiny.attempt(job, 2, (), lambda: next(left, None) is None)  # noqa: B023
+        _, events = tiny.attempt(job, 2, (), lambda: next(left, None) is None)  # noqa: B023
         one, two = (
             checkpoint.load(tiny.root / ref.file, ref.sha256, tiny.root)["random"]
-            for ref in (refs[job.id][0], refs_of(news)[job.id][0])
+            for ref in (refs[job.id][0], refs_of(events)[job.id][0])
         )
         assert torch.equal(one["torch"], two["torch"])
         assert np.array_equal(one["python"][1], two["python"][1])
@@ -333,10 +334,10 @@ def test_a_job_that_diverges_ends_early_and_leaves_the_others_alone(tmp_path: Pa
     calm = {"one": "constant", "two": "constant"}
     healthy, _ = grouped(tmp_path / "a", lr_schedules=calm, params=params).group()
     tiny = grouped(tmp_path / "b", lr_schedules={"one": "constant", "two": bursting}, params=params)
-    results, news = tiny.group()
-    early = [item.result.job_id for item in news if isinstance(item, JobEnded)]
+    results, events = tiny.group()
+    early = [item.result.job_id for item in events if isinstance(item, JobEnded)]
     assert early == [job.id for job in tiny.jobs if job.lr_schedule == "two"]
-    last_of_healthy = [item.epoch.number for item in news if isinstance(item, EpochEnded)][-1]
+    last_of_healthy = [item.epoch.number for item in events if isinstance(item, EpochEnded)][-1]
     assert last_of_healthy == 4
     for name, result in results.items():
         other = healthy[name]
@@ -348,7 +349,7 @@ def test_a_job_that_diverges_ends_early_and_leaves_the_others_alone(tmp_path: Pa
             assert "the loss became" in result.error
         else:
             assert result.digest == other.digest
-    resumed, _ = tiny.group(refs_of(news), without=early, attempt=2)
+    resumed, _ = tiny.group(refs_of(events), without=early, attempt=2)
     assert digests(resumed) == {name: digests(results)[name] for name in resumed}
 
 
@@ -363,8 +364,8 @@ def test_a_schedule_that_reacts_has_a_rate_of_its_own_in_each_job(tmp_path: Path
         assert mine is not None
         assert [item.lr for item in mine.epochs] == [item.lr for item in plain.train(job).epochs]
     left = iter(range(9))
-    _, news = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
-    again, _ = tiny.group(refs_of(news), attempt=3)
+    _, events = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
+    again, _ = tiny.group(refs_of(events), attempt=3)
     assert digests(again) == digests(results)
 
 
@@ -396,7 +397,7 @@ def test_a_schedule_that_raises_ends_its_own_jobs_only(
     calm = {"one": "constant", "two": "constant"}
     healthy, _ = grouped(tmp_path / "a", lr_schedules=calm, params=params).group()
     tiny = grouped(tmp_path / "b", lr_schedules={"one": "constant", "two": failing}, params=params)
-    news: list[RunEvent] = []
+    events: list[RunEvent] = []
     tasks = [Task(job) for job in tiny.jobs]
     results = tiny.execute(*tiny.jobs, trainer="fused")
     for task, result in zip(tasks, results, strict=True):
@@ -411,8 +412,8 @@ def test_a_schedule_that_raises_ends_its_own_jobs_only(
     def fail(task: Task, error: BaseException) -> Result:
         return Result(task.job.id, 1, FAILED, error=str(error))
 
-    found = fused.train(tiny.bundle, tasks, tiny.batches, CPU, news.append, never, fail=fail)
-    ended = [item.result for item in news if isinstance(item, JobEnded)]
+    found = fused.train(tiny.bundle, tasks, tiny.batches, CPU, events.append, never, fail=fail)
+    ended = [item.result for item in events if isinstance(item, JobEnded)]
     assert {item.job_id for item in ended} == {
         task.job.id for task in tasks if task.job.lr_schedule == "two"
     }
@@ -434,7 +435,7 @@ def test_samples_that_cannot_be_had_end_their_own_job_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, _ = grouped(tmp_path / "whole").group()
-    plain, together = fused.Replica.samples_of, Batches.train_together
+    plain, together = Replica.samples_of, Batches.train_together
     gathered: list[int] = []
 
     def train_together(batches: Batches, *asked: Any) -> Any:
@@ -443,13 +444,13 @@ def test_samples_that_cannot_be_had_end_their_own_job_only(
         gathered.append(asked[-1])
         return together(batches, *asked)
 
-    def samples_of(row: fused.Replica, batch: int) -> Any:
-        if row.row in (1, 4) and (row.epoch, batch) >= (0, 2):
+    def samples_of(replica: Replica, batch: int) -> Any:
+        if replica.index in (1, 4) and (replica.epoch, batch) >= (0, 2):
             raise OSError("no such image")
-        return plain(row, batch)
+        return plain(replica, batch)
 
     monkeypatch.setattr(Batches, "train_together", train_together)
-    monkeypatch.setattr(fused.Replica, "samples_of", samples_of)
+    monkeypatch.setattr(Replica, "samples_of", samples_of)
     tiny = grouped(tmp_path / "tiny")
     results = tiny.execute(*tiny.jobs, trainer="fused")
     assert [item.status for item in results] == [DONE, FAILED, DONE, DONE, FAILED, DONE]
@@ -467,7 +468,7 @@ def test_want_of_memory_is_no_matter_of_one_job(
         raise MemoryError
 
     monkeypatch.setattr(Batches, "train_together", no_memory)
-    monkeypatch.setattr(fused.Replica, "samples_of", no_memory)
+    monkeypatch.setattr(Replica, "samples_of", no_memory)
     tiny = grouped(tmp_path)
     found = tiny.execute(*tiny.jobs, trainer="fused")
     assert {item.outcome for item in found} == {"oom"}
@@ -502,9 +503,9 @@ def test_one_beat_a_step(tmp_path: Path) -> None:
 def test_progress_is_told_of_each_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_run, "EVENT_SECONDS", 0.0)
     tiny = grouped(tmp_path, params=TrainerParams(epochs=1, print_frequency=2))
-    _, news = tiny.group()
+    _, events = tiny.group()
     for job in tiny.jobs:
-        told = [item for item in news if isinstance(item, Progress) and item.job_id == job.id]
+        told = [item for item in events if isinstance(item, Progress) and item.job_id == job.id]
         count = told[0].batches
         assert [item.batch for item in told] == list(range(1, count + 1))
         assert f"epoch 1/1 batch 2/{count} loss" in tiny.log(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +13,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from asynckfold import models
+from asynckfold.training.fusion import FusedModule
 
 CLASSES = 3
+
+
+def state_of(fused: FusedModule, replica: int) -> dict[str, Any]:
+    """A copy of what the plain model of a replica would return as its ``state_dict``."""
+    return copy.deepcopy(fused.models[replica].state_dict())
 
 
 @dataclass(frozen=True)

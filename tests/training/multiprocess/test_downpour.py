@@ -20,9 +20,9 @@ from asynckfold.jobs.reproducibility import claim
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.dry_run import preflight
-from asynckfold.training.multiprocess.downpour import Replica
-from asynckfold.training.parameter_server.server import Held
-from tests.training.multiprocess.teams import (
+from asynckfold.training.multiprocess.downpour import ReplicaClient
+from asynckfold.training.parameter_server.server import ServedParameters
+from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     attempt,
     params,
@@ -45,9 +45,11 @@ class One(nn.Module):
 
 
 @contextmanager
-def served(model: nn.Module, replicas: int, **given: Any) -> Iterator[tuple[Held, list[Any]]]:
+def served(
+    model: nn.Module, replicas: int, **given: Any
+) -> Iterator[tuple[ServedParameters, list[Any]]]:
     """A server in threads, and the lines to it."""
-    held = Held(model, **given)
+    held = ServedParameters(model, **given)
     pairs = [socket.socketpair() for _ in range(replicas)]
 
     def serve(line: socket.socket) -> None:
@@ -68,12 +70,12 @@ def served(model: nn.Module, replicas: int, **given: Any) -> Iterator[tuple[Held
             pair[0].close()
 
 
-def replica(line: socket.socket, model: One, n_push: int = 1, n_pull: int = 1) -> Replica:
+def replica(line: socket.socket, model: One, n_push: int = 1, n_pull: int = 1) -> ReplicaClient:
     given = params("parameter_server", n_push=n_push, n_pull=n_pull)
-    return Replica(model, line, given)
+    return ReplicaClient(model, line, given)
 
 
-def stepped(model: One, ours: Replica, count: int = 1) -> float:
+def stepped(model: One, ours: ReplicaClient, count: int = 1) -> float:
     for _ in range(count):
         model.step()
         ours.stepped()
@@ -140,8 +142,8 @@ def test_one_replica_takes_the_steps_of_the_plain_trainer_to_rounding(tmp_path: 
 
     def weights(name: str, given: TrainerParams) -> dict[str, Any]:
         tiny = Tiny(tmp_path / name, opt_fn=opt_fn, params=given, batch_size=20)
-        news = (attempt(tiny) if given.processes > 1 else tiny.attempt())[1]
-        ref = checkpoints(news)[0]
+        events = (attempt(tiny) if given.processes > 1 else tiny.attempt())[1]
+        ref = checkpoints(events)[0]
         found: dict[str, Any] = checkpoint.load(tiny.root / ref.file, ref.sha256, tiny.root)
         return found["model"]
 
@@ -173,8 +175,8 @@ def test_it_tells_pushes_and_staleness_of_all_attempts(tmp_path: Path) -> None:
         assert (attempts > 1) == (stops > 0)
         return tiny.log()
 
-    assert "15 pushes; between" in told("whole", 0)
-    assert "15 pushes; between" in told("parts", 2)
+    assert "15 pushes, with" in told("whole", 0)
+    assert "15 pushes, with" in told("parts", 2)
     tiny = Tiny(tmp_path / "event", params=params("parameter_server", epochs=1))
     (remark,) = [item for item in attempt(tiny)[1] if isinstance(item, Noted)]
     assert remark.kind == "parameter_server"

@@ -21,8 +21,8 @@ from asynckfold.training.process_group.shared_tensors import (
     share_state,
     shared,
 )
-from tests.training.multiprocess import teams
-from tests.training.multiprocess.teams import (
+from tests.training.multiprocess import attempts
+from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     Fragile,
     attempt,
@@ -34,7 +34,7 @@ from tests.training.multiprocess.teams import (
 )
 from tests.training.tiny import FEATURES, Tiny
 
-params = partial(teams.params, "hogwild")
+params = partial(attempts.params, "hogwild")
 
 
 @pytest.mark.parametrize("shared_state", [False, True])
@@ -56,15 +56,15 @@ def test_a_checkpoint_has_what_each_optimizer_keeps(tmp_path: Path) -> None:
     def kept(shared_state: bool) -> int:
         tiny = Tiny(tmp_path / str(shared_state), params=params(2, shared_state=shared_state))
         seen: list[int] = []
-        original = hogwild.Hogwild.optimizer_state
+        original = hogwild.HogwildTraining.optimizer_state
 
-        def look(self: hogwild.Hogwild) -> dict[str, Any]:
+        def look(self: hogwild.HogwildTraining) -> dict[str, Any]:
             found = original(self)
             seen.append(len(found["ranks"]))
             return found
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hogwild.Hogwild, "optimizer_state", look)
+            patch.setattr(hogwild.HogwildTraining, "optimizer_state", look)
             # Also after the first epoch: after the last, no step will want it.
             patch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
             patch.setattr(checkpointing, "SHARE", math.inf)

@@ -20,7 +20,7 @@ from asynckfold.jobs.result import DIVERGED, Averaged
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.multiprocess.base import average
-from tests.training.multiprocess.teams import (
+from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     attempt,
     counting,
@@ -166,8 +166,8 @@ def test_a_mean_of_clones_is_weighted_by_samples(tmp_path: Path) -> None:
     found = weights(tiny, attempt)
     alone = Tiny(tmp_path / "alone", opt_fn=opt_fn, params=TrainerParams(epochs=1), batch_size=15)
     refs: list[CheckpointRef] = []
-    _, news = alone.attempt(stop=lambda: True)
-    refs = checkpoints(news)
+    _, events = alone.attempt(stop=lambda: True)
+    refs = checkpoints(events)
     first = checkpoint.load(alone.root / refs[0].file, refs[0].sha256, alone.root)["model"]
     from asynckfold.training.batches import epoch_order
 
@@ -187,8 +187,8 @@ def test_a_mean_of_clones_is_weighted_by_samples(tmp_path: Path) -> None:
 
 def test_it_tells_rounds_time_and_samples_of_each(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, params=params("averaging", 2, epochs=2, print_frequency=3), batch_size=5)
-    result, news = attempt(tiny)
-    (told,) = [item for item in news if isinstance(item, Noted)]
+    result, events = attempt(tiny)
+    (told,) = [item for item in events if isinstance(item, Noted)]
     assert told.kind == "averaging"
     # 8 batches an epoch: the very first alone, then rounds of 4.
     assert "4 rounds in" in told.text

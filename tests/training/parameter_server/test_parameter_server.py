@@ -20,7 +20,7 @@ from torch import nn
 
 from asynckfold import Hogwild, InputError, PeerLostError, Server
 from asynckfold.training.parameter_server import Served, wire
-from asynckfold.training.parameter_server.flat_parameters import Layout
+from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
 from tests.leftovers import gone
 from tests.nursery import Nursery, Started
 
@@ -219,7 +219,7 @@ def test_several_servers_hold_what_one_would() -> None:
             step(other, divided, inputs)
         alone.close()
         divided.close()
-    layout = Layout.of(whole)
+    layout = ParameterLayout.of(whole)
     for number, part in enumerate(parts):
         place = layout.part(number, 3)
         assert torch.equal(flat(part)[place], flat(whole)[place])
@@ -311,7 +311,7 @@ def test_they_meet_where_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nobody_comes() -> None:
     server = Server(net(), address=ANY, timeout_s=0.2)
-    with pytest.raises(PeerLostError, match=f"no replica came to {server.address} within 0.2"):
+    with pytest.raises(PeerLostError, match=f"no replica joined {server.address} within 0.2"):
         server.serve()
 
 
@@ -324,7 +324,9 @@ def test_who_is_missing_is_not_waited_for_without_end() -> None:
 def test_nothing_answers_and_something_else_does() -> None:
     with wire.listen(ANY) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(PeerLostError, match=rf"at {address} ended or answers no more \(timed"):
+        with pytest.raises(
+            PeerLostError, match=rf"at {address} has ended or does not answer \(timed"
+        ):
             hogwild(net(), address, timeout_s=0.3)
         with ThreadPoolExecutor() as pool:
             pool.submit(_speak_http, silent)
@@ -357,7 +359,7 @@ def test_a_replica_that_talks_nonsense_harms_nobody(name: str) -> None:
     with serving(served, replicas=2) as (addresses, done):
         ours = hogwild(replica, addresses)
         with wire.connect(addresses[0], 5) as line:
-            wire.send(line, {"model": Layout.of(served).to_json()})
+            wire.send(line, {"model": ParameterLayout.of(served).to_json()})
             _, size = wire.receive(line)
             wire.fill(line, memoryview(bytearray(size)), size)
             wire.send(line, {"kind": "begin"})
@@ -403,7 +405,9 @@ def test_a_server_that_is_closed_ends_its_replica_with_a_checkpoint(tmp_path: Pa
         ours = hogwild(replica, server.address, checkpoint=path)
         step(replica, ours, batches(1)[0])
         server.close()
-        with pytest.raises(PeerLostError, match=rf"{server.address} ended .*saved in {path}\. "):
+        with pytest.raises(
+            PeerLostError, match=rf"{server.address} has ended .*saved in {path}\. "
+        ):
             train_on(replica, ours)
         assert len(done.result().lost) == 1
     other = net(9)
@@ -527,4 +531,4 @@ def test_a_server_that_stands_still_is_left_after_the_timeout(
     group.server.send_signal(signal.SIGSTOP)
     (replica,) = group.replicas
     assert replica.wait(30) == 1
-    assert "answers no more (timed out): the model was saved in" in replica.printed()
+    assert "does not answer (timed out): the model was saved in" in replica.printed()

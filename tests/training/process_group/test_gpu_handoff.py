@@ -20,9 +20,9 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import pretraining
 from asynckfold.training.multiprocess import train
 from asynckfold.training.multiprocess.base import frozen, thawed
-from asynckfold.training.process_group.gpu_handoff import GpuToTake, SparedGpu, spared
+from asynckfold.training.process_group.gpu_handoff import GpuToTake, HiddenGpu, hide_gpus
 from tests.leftovers import descendants
-from tests.training.multiprocess.teams import OPTIMIZERS, noted, noting
+from tests.training.multiprocess.attempts import OPTIMIZERS, noted, noting
 from tests.training.tiny import (
     CLASSES,
     FEATURES,
@@ -69,14 +69,14 @@ def attempt(
     refs: list[CheckpointRef] | None = None,
     stop: Any = never,
 ) -> tuple[Result | None, list[RunEvent]]:
-    news: list[RunEvent] = []
+    events: list[RunEvent] = []
     task = Task(made.jobs[0], number, tuple(refs or ()))
     before = descendants()
     try:
-        found = train.train(made.bundle, task, made.batches, (), news.append, stop, gpu=gpu)
+        found = train.train(made.bundle, task, made.batches, (), events.append, stop, gpu=gpu)
     finally:
         assert descendants() <= before
-    return found, news
+    return found, events
 
 
 def trained(made: Tiny, gpu: GpuToTake | None) -> Result:
@@ -111,7 +111,7 @@ def test_where_it_computes_changes_no_bit(tmp_path: Path, optimizer: str, how: A
 
 def test_the_last_process_alone_takes_the_gpu_and_trains_its_part(tmp_path: Path) -> None:
     path, models = tmp_path / "noted", {"m": noting(tmp_path / "noted", Plain)}
-    _, news = attempt(tiny(tmp_path / "run", models=models), Fake(tmp_path / "taken"))
+    _, events = attempt(tiny(tmp_path / "run", models=models), Fake(tmp_path / "taken"))
     (taker,) = map(int, (tmp_path / "taken").read_text().split())
     counts: dict[int, int] = {}
     for pid, numbers in noted(path):
@@ -120,7 +120,7 @@ def test_the_last_process_alone_takes_the_gpu_and_trains_its_part(tmp_path: Path
     assert taker != os.getpid()
     assert counts.pop(os.getpid()) == 3 * 10
     assert list(counts.values()) == [3 * 10]
-    (remark,) = [item.text for item in news if isinstance(item, Noted)]
+    (remark,) = [item.text for item in events if isinstance(item, Noted)]
     assert remark.endswith("samples × epochs of each process: 30, 30, 270 (GPU)")
 
 
@@ -147,10 +147,10 @@ def test_stopped_after_every_round_the_bits_are_the_same(
     stopped, refs = made("stopped"), list[CheckpointRef]()
     result: Result | None = None
     for number in range(1, 100):
-        result, news = attempt(stopped, Fake(tmp_path / "taken"), number, refs, always)
+        result, events = attempt(stopped, Fake(tmp_path / "taken"), number, refs, always)
         if result is not None:
             break
-        refs = checkpoints(news)
+        refs = checkpoints(events)
     assert number > 3
     assert result is not None
     whole = trained(made("whole"), Fake(tmp_path / "taken"))
@@ -214,7 +214,7 @@ def test_while_the_last_process_has_more_to_do_there_are_signs_of_life(tmp_path:
     made = tiny(tmp_path / "run", 2, 1, models={"slow": Slow}, **parts)
     heartbeat, gpu = Counting(), Fake(tmp_path / "taken")
     task = Task(made.jobs[0], 1, ())
-    train.train(made.bundle, task, made.batches, (), lambda news: None, never, heartbeat, gpu)
+    train.train(made.bundle, task, made.batches, (), lambda events: None, never, heartbeat, gpu)
     # It takes 18 steps, and rank 0 the first batch alone; some more are of the evaluation.
     assert heartbeat.count >= 12
 
@@ -282,16 +282,16 @@ def test_a_gpu_is_hidden_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(torch.cuda, "init", lambda: calls.append(see()))
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    with spared(1) as gpu:
+    with hide_gpus(1) as gpu:
         assert see() == ("", "1")
         assert not torch.cuda.is_available()
-        assert isinstance(gpu, SparedGpu)
+        assert isinstance(gpu, HiddenGpu)
         assert gpu.take() == torch.device("cuda", 1)
     assert calls == [("3,5", None), 1]
-    with pytest.raises(ZeroDivisionError), spared(0):
+    with pytest.raises(ZeroDivisionError), hide_gpus(0):
         raise ZeroDivisionError
     assert see() == ("3,5", None)
-    with spared(None) as nothing:
+    with hide_gpus(None) as nothing:
         assert (nothing, see()) == (None, ("", "1"))
 
 
@@ -307,7 +307,7 @@ def test_gpus_of_amd_are_hidden_by_the_variables_that_count_there(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    with spared(0) as gpu:
+    with hide_gpus(0) as gpu:
         assert gpu is not None
         # What torch makes of the variables; AMD's runtime takes an empty one for none.
         assert torch.cuda._parse_visible_devices() == []

@@ -1,4 +1,4 @@
-"""The rules: what is known of torch's functions, one family a file."""
+"""The rules of torch's functions, one family per file."""
 
 from __future__ import annotations
 

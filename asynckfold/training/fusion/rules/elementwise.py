@@ -1,4 +1,4 @@
-"""Functions of single elements: any layout will do, as long as all arguments have the same one."""
+"""Element-wise functions: any layout, as long as all arguments have the same."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def of_method(name: str) -> Rule:
 
 
 def same(low: Lowering, input: Value, *args: Any, **kwargs: Any) -> Emitted:
-    """What changes the memory at most: the value itself."""
+    """Return the value: the function changes at most its memory layout."""
     return input.layout, input.node
 
 
@@ -65,13 +65,8 @@ def _prelu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 0, x, slope * x)
 
 
-def maximum(function: Callable[..., Any], low: Lowering, input: Value, other: Any) -> Emitted:
-    """``torch.max`` of two tensors."""
-    return of_function(function)(low, input, other)
-
-
 def assigned(low: Lowering, input: Value, value: Any) -> Emitted:
-    """What ``copy_`` and ``fill_`` leave."""
+    """Emit the result of ``copy_`` and ``fill_``."""
     return of_function(_assigned)(low, input, value)
 
 
@@ -81,7 +76,7 @@ def _assigned(x: torch.Tensor, value: Any) -> torch.Tensor:
     return value.to(x.dtype).expand_as(x)
 
 
-# One table for functions and methods: what torch has under a name in both forms is the same thing.
+# One table for functions and methods, which mean the same under one name.
 _NAMES = """
 abs add addcdiv addcmul atan atan2 bitwise_and bitwise_not bitwise_or ceil clamp clamp_max
 clamp_min clip clone cos cosh deg2rad div eq erf erfc exp exp2 expm1 floor floor_divide fmod frac ge

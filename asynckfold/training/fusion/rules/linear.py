@@ -20,7 +20,7 @@ def linear(low: Lowering, input: Value, weight: Value, bias: Value | None = None
     else:
         transposed = low.emit_method("transpose", low.stacked(weight), 1, 2)
     shift = None if bias is None else low.stacked(bias)
-    return Layout.STACKED, low.emit(affine, low.stacked(input), transposed, shift)
+    return low.on_stacked(affine, input, transposed, shift)
 
 
 def affine(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -36,7 +36,7 @@ def affine(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 def matmul(low: Lowering, input: Value, other: Value) -> Emitted:
     """Emit a product whose plain factors are vectors, matrices or batches of matrices."""
     if other.rank == 2 and other.layout is not Layout.SHARED and input.rank >= 2:
-        return Layout.STACKED, low.emit(affine, low.stacked(input), low.stacked(other), None)
+        return low.on_stacked(affine, input, low.stacked(other), None)
     nodes = [low.stacked(input), low.stacked(other)]
     ranks = [input.rank, other.rank]
     return Layout.STACKED, low.emit(_matmul, *nodes, *ranks)

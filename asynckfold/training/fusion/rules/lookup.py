@@ -190,9 +190,6 @@ def _before_keys(mask: torch.Tensor) -> torch.Tensor:
     return mask[..., :, None, None, :]
 
 
-FUNCTIONS: dict[Any, Rule] = {
-    F.embedding: embedding,
-    F.scaled_dot_product_attention: attention,
-}
+FUNCTIONS: dict[Any, Rule] = {F.embedding: embedding, F.scaled_dot_product_attention: attention}
 
 LEAVES: dict[type[nn.Module], Rule] = {nn.MultiheadAttention: multihead}

@@ -55,52 +55,35 @@ def _reduced(losses: torch.Tensor, reduction: str) -> torch.Tensor:
     return flat.sum(1) / (losses.shape[1] if reduction == "batchmean" else 1)
 
 
-def cross_entropy(
-    low: Lowering,
-    input: Value,
-    target: Value,
-    weight: Value | None = None,
-    size_average: None = None,
-    ignore_index: int = -100,
-    reduce: None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Emitted:
-    """``F.cross_entropy``, of class indices or of probabilities."""
-    _check(reduction, size_average, reduce)
-    if input.rank < 2:
-        raise NotFusible("cross entropy without a batch dimension")
-    probabilities = target.example.dtype.is_floating_point
-    if weight is not None and (probabilities or label_smoothing):
-        raise NotFusible("class weights with label smoothing or with probabilities")
-    nodes = [low.stacked(input), low.stacked(target), _node(low, weight)]
-    settings = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    return Layout.STACKED, low.emit(
-        _classified, "cross_entropy", *nodes, reduction, probabilities, settings
-    )
+def _classification_rule(name: str) -> Rule:
+    """Return the rule of ``F.cross_entropy`` or ``F.nll_loss``."""
 
+    def loss(
+        low: Lowering,
+        input: Value,
+        target: Value,
+        weight: Value | None = None,
+        size_average: None = None,
+        ignore_index: int = -100,
+        reduce: None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Emitted:
+        _check(reduction, size_average, reduce)
+        if input.rank < 2:
+            raise NotFusible(f"{name} without a batch dimension")
+        probabilities = name == "cross_entropy" and target.example.dtype.is_floating_point
+        if weight is not None and (probabilities or label_smoothing):
+            raise NotFusible("class weights with label smoothing or with probabilities")
+        nodes = low.stacked(input), low.stacked(target), weight and low.stacked(weight)
+        settings: dict[str, Any] = {"ignore_index": ignore_index}
+        if name == "cross_entropy":
+            settings["label_smoothing"] = label_smoothing
+        return Layout.STACKED, low.emit(
+            _classified, name, *nodes, reduction, probabilities, settings
+        )
 
-def nll_loss(
-    low: Lowering,
-    input: Value,
-    target: Value,
-    weight: Value | None = None,
-    size_average: None = None,
-    ignore_index: int = -100,
-    reduce: None = None,
-    reduction: str = "mean",
-) -> Emitted:
-    """``F.nll_loss``."""
-    _check(reduction, size_average, reduce)
-    if input.rank < 2:
-        raise NotFusible("nll_loss without a batch dimension")
-    nodes = [low.stacked(input), low.stacked(target), _node(low, weight)]
-    settings = {"ignore_index": ignore_index}
-    return Layout.STACKED, low.emit(_classified, "nll_loss", *nodes, reduction, False, settings)
-
-
-def _node(low: Lowering, weight: Value | None) -> Any:
-    return None if weight is None else low.stacked(weight)
+    return loss
 
 
 def _classified(
@@ -147,6 +130,6 @@ FUNCTIONS: dict[Any, Rule] = {
             "poisson_nll_loss",
         )
     },
-    F.cross_entropy: cross_entropy,
-    F.nll_loss: nll_loss,
+    F.cross_entropy: _classification_rule("cross_entropy"),
+    F.nll_loss: _classification_rule("nll_loss"),
 }

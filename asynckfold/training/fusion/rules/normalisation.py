@@ -25,7 +25,7 @@ def batch_norm_leaf(
     use_batch = module.training or (module.running_mean is None and module.running_var is None)
     update = module.training and module.track_running_stats
     settings = (use_batch, update, module.momentum, module.eps)
-    return Layout.CHANNELS, low.emit(normalise_batch, low.channels(input), *tensors, *settings)
+    return low.on_channels(normalise_batch, input, *tensors, *settings)
 
 
 def normalise_batch(
@@ -88,9 +88,7 @@ def batch_norm(
         for value in (running_mean, running_var, None, weight, bias)
     ]
     update = training and running_mean is not None
-    return Layout.CHANNELS, low.emit(
-        normalise_batch, low.channels(input), *tensors, training, update, momentum, eps
-    )
+    return low.on_channels(normalise_batch, input, *tensors, training, update, momentum, eps)
 
 
 def instance_norm_leaf(
@@ -104,7 +102,7 @@ def instance_norm_leaf(
         for last in ("weight", "bias")
         for name in [f"{path}.{last}"]
     ]
-    return Layout.CHANNELS, low.emit(_instance_norm, low.channels(input), *tensors, module.eps)
+    return low.on_channels(_instance_norm, input, *tensors, module.eps)
 
 
 def _instance_norm(
@@ -123,17 +121,11 @@ def group_norm(
 ) -> Emitted:
     """Emit R times as many groups."""
     tensors = [None if value is None else low.stacked(value) for value in (weight, bias)]
-    return Layout.CHANNELS, low.emit(
-        _group_norm, low.channels(input), num_groups * low.width, *tensors, eps
-    )
+    return low.on_channels(_group_norm, input, num_groups * low.width, *tensors, eps)
 
 
 def _group_norm(
-    x: torch.Tensor,
-    groups: int,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
+    x: torch.Tensor, groups: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
     return F.group_norm(x, groups, _flat(weight), _flat(bias), eps)
 
@@ -173,13 +165,13 @@ def normalize(
     low: Lowering, input: Value, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
 ) -> Emitted:
     """Emit a division by the norm along a dimension."""
-    return Layout.STACKED, low.emit(F.normalize, low.stacked(input), p, axis(dim), eps)
+    return low.on_stacked(F.normalize, input, p, axis(dim), eps)
 
 
 def weight_norm(low: Lowering, v: Value, g: Value, dim: int = 0) -> Emitted:
     """Emit ``g * v / |v|``, the norm over all dimensions but one (Salimans & Kingma 2016)."""
     dims = [1 + other for other in range(v.rank) if dim < 0 or other != dim]
-    return Layout.STACKED, low.emit(_weight_norm, low.stacked(v), low.stacked(g), dims)
+    return low.on_stacked(_weight_norm, v, low.stacked(g), dims)
 
 
 def _weight_norm(v: torch.Tensor, g: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""What draws random numbers: each replica from its own generator, as its plain model would.
+"""Random functions: each replica draws from its own generator, as its plain model would.
 
 On a CPU these are the numbers that the plain model draws from the global generator in the same
-state: each row of the mask lies in memory as the plain one would, because some kernels fill it in
-the order of the memory. On a GPU ``F.dropout`` has a kernel of its own, which draws others.
+state: each replica's part of a mask has the memory order of the plain mask, because some kernels
+fill it in that order. On a GPU the kernel of ``F.dropout`` draws other numbers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _feature_rule(spatial: int) -> Rule:
             return input.layout, input.node
         if input.rank != spatial + 2:
             raise TypeError(f"an input of {input.rank} dimensions")
-        return Layout.STACKED, low.emit(_drop_features, low.stacked(input), p, low.generators)
+        return low.on_stacked(_drop_features, input, p, low.generators)
 
     return feature_dropout
 
@@ -82,40 +82,33 @@ def _alpha_drop(x: torch.Tensor, p: float, generators: Generators, order: Order)
 
 
 def _mask(x: torch.Tensor, p: float, generators: Generators, order: Order = None) -> torch.Tensor:
-    return _drawn(x, generators, order, lambda row, g: row.bernoulli_(1 - p, generator=g))
+    return _drawn(x, generators, order, lambda own, g: own.bernoulli_(1 - p, generator=g))
 
 
 def _drawn(
     x: torch.Tensor, generators: Generators, order: Order, draw: Callable[..., Any]
 ) -> torch.Tensor:
-    """Return a tensor of the shape of x, each row drawn from its generator."""
+    """Return a tensor of the shape of x, each replica's part drawn from its generator."""
     dims = range(x.dim()) if order is None else (0, *(1 + dim for dim in order))
     drawn = torch.empty_permuted(x.shape, tuple(dims), dtype=x.dtype, device=x.device)
-    for row, generator in zip(drawn.unbind(), generators, strict=True):
-        draw(row, generator)
+    for own, generator in zip(drawn.unbind(), generators, strict=True):
+        draw(own, generator)
     return drawn
 
 
-def rand_like(low: Lowering, input: Value) -> Emitted:
-    """Uniform numbers."""
-    return Layout.STACKED, low.emit(
-        _uniform, low.stacked(input), low.generators, _memory_order(input)
-    )
+def _like_rule(draw: Callable[..., Any]) -> Rule:
+    def like(low: Lowering, input: Value) -> Emitted:
+        return low.on_stacked(draw, input, low.generators, _memory_order(input))
+
+    return like
 
 
 def _uniform(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
-    return _drawn(x, generators, order, lambda row, g: row.uniform_(generator=g))
-
-
-def randn_like(low: Lowering, input: Value) -> Emitted:
-    """Normal numbers."""
-    return Layout.STACKED, low.emit(
-        _normal, low.stacked(input), low.generators, _memory_order(input)
-    )
+    return _drawn(x, generators, order, lambda own, g: own.uniform_(generator=g))
 
 
 def _normal(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
-    return _drawn(x, generators, order, lambda row, g: row.normal_(generator=g))
+    return _drawn(x, generators, order, lambda own, g: own.normal_(generator=g))
 
 
 FUNCTIONS: dict[Any, Rule] = {
@@ -125,8 +118,8 @@ FUNCTIONS: dict[Any, Rule] = {
     F.dropout2d: _feature_rule(2),
     F.dropout3d: _feature_rule(3),
     F.alpha_dropout: alpha_dropout,
-    torch.rand_like: rand_like,
-    torch.randn_like: randn_like,
+    torch.rand_like: _like_rule(_uniform),
+    torch.randn_like: _like_rule(_normal),
 }
 
 # Without training they return what they were given.

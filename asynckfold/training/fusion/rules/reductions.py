@@ -1,4 +1,4 @@
-"""What works along dimensions: sums and their like, softmax, cumulative sums. STACKED."""
+"""Functions along dimensions: sums, extremes, softmax, cumulative sums. STACKED."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from asynckfold.training.fusion.layouts import Layout, NotFusible, Value, axes, axis
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
-from asynckfold.training.fusion.rules.elementwise import maximum
+from asynckfold.training.fusion.rules.elementwise import of_function
 
 Dims = int | Sequence[int] | None
 
@@ -25,15 +25,13 @@ def _over(function: Callable[..., Any]) -> Rule:
         if input.rank == 0:
             return Layout.STACKED, low.stacked(input)
         dims = axes(dim, input.rank)
-        return Layout.STACKED, low.emit(
-            function, low.stacked(input), dims, keepdim=keepdim, **kwargs
-        )
+        return low.on_stacked(function, input, dims, keepdim=keepdim, **kwargs)
 
     return reduction
 
 
 def _spread(function: Callable[..., Any]) -> Rule:
-    """Return the rule of ``var`` and ``std``, in their form of today."""
+    """Return the rule of ``var`` and ``std``."""
 
     def reduction(
         low: Lowering,
@@ -62,7 +60,7 @@ def _extreme(name: str) -> Rule:
 
     def extreme(low: Lowering, input: Value, dim: Any = None, keepdim: bool = False) -> Emitted:
         if isinstance(dim, Value):
-            return maximum(both, low, input, dim)
+            return of_function(both)(low, input, dim)
         if dim is None:
             return of_all(low, input)
         node = low.emit(getattr(torch, name), low.stacked(input), axis(dim), keepdim)
@@ -80,7 +78,7 @@ def _along(function: Callable[..., Any], default: int | None = None) -> Rule:
         if dim is None:
             raise NotFusible("a function along a dimension that is not given")
         kwargs.pop("_stacklevel", None)
-        return Layout.STACKED, low.emit(function, low.stacked(input), axis(dim), *args, **kwargs)
+        return low.on_stacked(function, input, axis(dim), *args, **kwargs)
 
     return along
 
@@ -110,9 +108,7 @@ def vector_norm(
     low: Lowering, x: Value, ord: Any = 2, dim: Dims = None, keepdim: bool = False
 ) -> Emitted:
     """``torch.linalg.vector_norm``."""
-    return Layout.STACKED, low.emit(
-        torch.linalg.vector_norm, low.stacked(x), ord, axes(dim, x.rank), keepdim
-    )
+    return low.on_stacked(torch.linalg.vector_norm, x, ord, axes(dim, x.rank), keepdim)
 
 
 _BOTH: dict[str, Rule] = {

@@ -1,4 +1,4 @@
-"""What moves elements without computing: STACKED, with every dimension shifted by one."""
+"""Functions that only move elements: STACKED, with every dimension shifted by one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def reshape(low: Lowering, input: Value, *shape: Any) -> Emitted:
     sizes = _sizes(shape)
     if isinstance(sizes, torch.dtype):
         raise NotFusible("view as another dtype has no batched form")
-    return Layout.STACKED, low.emit(_reshape, low.stacked(input), sizes)
+    return low.on_stacked(_reshape, input, sizes)
 
 
 def _reshape(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
@@ -59,42 +59,39 @@ def _reshape(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
 
 
 def view_as(low: Lowering, input: Value, other: Value) -> Emitted:
-    """The shape of another."""
-    return Layout.STACKED, low.emit(_view_as, low.stacked(input), low.stacked(other))
-
-
-def _view_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return x.reshape(x.shape[0], *other.shape[1:])
+    """Take the shape of another value."""
+    shape = low.emit(plain_shape, low.stacked(other))
+    return low.on_stacked(_reshape, input, shape)
 
 
 def flatten(low: Lowering, input: Value, start_dim: int = 0, end_dim: int = -1) -> Emitted:
     """Merge dimensions; a number becomes a vector."""
     if input.rank == 0:
-        return Layout.STACKED, low.emit(align, low.stacked(input), 1)
+        return low.on_stacked(align, input, 1)
     dims = axis(start_dim), axis(end_dim)
-    return Layout.STACKED, low.emit(torch.flatten, low.stacked(input), *dims)
+    return low.on_stacked(torch.flatten, input, *dims)
 
 
 def permute(low: Lowering, input: Value, *dims: Any) -> Emitted:
     """Reorder the dimensions behind the replica."""
     order = axes(tuple(d % input.rank for d in _sizes(dims)), input.rank)
-    return Layout.STACKED, low.emit(torch.permute, low.stacked(input), (0, *order))
+    return low.on_stacked(torch.permute, input, (0, *order))
 
 
 def transpose(low: Lowering, input: Value, dim0: int = 0, dim1: int = 1) -> Emitted:
     """Exchange two dimensions; ``t()`` without any."""
-    return Layout.STACKED, low.emit(torch.transpose, low.stacked(input), axis(dim0), axis(dim1))
+    return low.on_stacked(torch.transpose, input, axis(dim0), axis(dim1))
 
 
 def squeeze(low: Lowering, input: Value, dim: int | Sequence[int] | None = None) -> Emitted:
     """Drop dimensions of one, never the replica's."""
     dims = axes(dim, input.rank)
-    return Layout.STACKED, low.emit(torch.squeeze, low.stacked(input), dims)
+    return low.on_stacked(torch.squeeze, input, dims)
 
 
 def expand(low: Lowering, input: Value, *sizes: Any) -> Emitted:
     """Repeat without copying; may add dimensions in front of the plain ones."""
-    return Layout.STACKED, low.emit(_expand, low.stacked(input), _sizes(sizes))
+    return low.on_stacked(_expand, input, _sizes(sizes))
 
 
 def _expand(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
@@ -104,12 +101,12 @@ def _expand(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
 def expand_as(low: Lowering, input: Value, other: Value) -> Emitted:
     """Repeat up to the shape of another."""
     shape = low.emit(plain_shape, low.stacked(other))
-    return Layout.STACKED, low.emit(_expand, low.stacked(input), shape)
+    return low.on_stacked(_expand, input, shape)
 
 
 def repeat(low: Lowering, input: Value, *sizes: Any) -> Emitted:
     """Repeat with copying."""
-    return Layout.STACKED, low.emit(_repeat, low.stacked(input), _sizes(sizes))
+    return low.on_stacked(_repeat, input, _sizes(sizes))
 
 
 def _repeat(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
@@ -120,7 +117,7 @@ def getitem(low: Lowering, input: Value, index: Any) -> Emitted:
     """Index behind the replica; an entry of a tuple of tensors as it is."""
     if not input.is_tensor:
         return input.layout, low.emit(operator.getitem, input.node, index)
-    return Layout.STACKED, low.emit(_getitem, low.stacked(input), _indices(index))
+    return low.on_stacked(_getitem, input, _indices(index))
 
 
 def _indices(index: Any) -> tuple[Any, ...]:
@@ -144,7 +141,7 @@ def setitem(low: Lowering, input: Value, index: Any, value: Any) -> Emitted:
         raise NotFusible("assignment at computed indices has no batched form")
     if isinstance(value, Value) and value.is_tensor:
         value = low.aligned(value, max(value.rank, input.example[indices].dim()))
-    return Layout.STACKED, low.emit(_setitem, low.stacked(input), indices, value)
+    return low.on_stacked(_setitem, input, indices, value)
 
 
 def _setitem(x: torch.Tensor, indices: tuple[Any, ...], value: Any) -> torch.Tensor:
@@ -154,14 +151,11 @@ def _setitem(x: torch.Tensor, indices: tuple[Any, ...], value: Any) -> torch.Ten
     return changed
 
 
-def cat(low: Lowering, tensors: Sequence[Value], dim: int = 0) -> Emitted:
-    """Join along a plain dimension."""
-    return Layout.STACKED, low.emit(torch.cat, [low.stacked(t) for t in tensors], axis(dim))
+def _joining(function: Callable[..., Any]) -> Rule:
+    def join(low: Lowering, tensors: Sequence[Value], dim: int = 0) -> Emitted:
+        return Layout.STACKED, low.emit(function, [low.stacked(t) for t in tensors], axis(dim))
 
-
-def stack(low: Lowering, tensors: Sequence[Value], dim: int = 0) -> Emitted:
-    """Join along a new plain dimension."""
-    return Layout.STACKED, low.emit(torch.stack, [low.stacked(t) for t in tensors], axis(dim))
+    return join
 
 
 def _with_dim(function: Callable[..., Any], default: int | None = None) -> Rule:
@@ -170,7 +164,7 @@ def _with_dim(function: Callable[..., Any], default: int | None = None) -> Rule:
     def rule(low: Lowering, input: Value, setting: Any, dim: int | None = default) -> Emitted:
         if dim is None:
             raise NotFusible("a function without dim has no batched form")
-        return Layout.STACKED, low.emit(function, low.stacked(input), setting, axis(dim))
+        return low.on_stacked(function, input, setting, axis(dim))
 
     return rule
 
@@ -181,46 +175,41 @@ def _dim_first(function: Callable[..., Any], default: int | None = None) -> Rule
     def rule(low: Lowering, input: Value, dim: int | None = default, *settings: Any) -> Emitted:
         if dim is None:
             raise NotFusible("a function without dim has no batched form")
-        return Layout.STACKED, low.emit(function, low.stacked(input), axis(dim), *settings)
+        return low.on_stacked(function, input, axis(dim), *settings)
 
     return rule
 
 
 def unflatten(low: Lowering, input: Value, dim: int, sizes: Any) -> Emitted:
     """Divide a dimension."""
-    return Layout.STACKED, low.emit(torch.unflatten, low.stacked(input), axis(dim), sizes)
+    return low.on_stacked(torch.unflatten, input, axis(dim), sizes)
 
 
 def split(low: Lowering, tensor: Value, split_size_or_sections: Any, dim: int = 0) -> Emitted:
     """Cut into pieces of given sizes."""
     sizes = split_size_or_sections
-    return Layout.STACKED, low.emit(torch.split, low.stacked(tensor), sizes, axis(dim))
-
-
-def method_split(low: Lowering, input: Value, split_size: Any, dim: int = 0) -> Emitted:
-    """``x.split``, whose second argument has another name."""
-    return split(low, input, split_size, dim)
+    return low.on_stacked(torch.split, tensor, sizes, axis(dim))
 
 
 def movedim(low: Lowering, input: Value, source: Any, destination: Any) -> Emitted:
     """Move dimensions."""
     ways = axes(source, input.rank), axes(destination, input.rank)
-    return Layout.STACKED, low.emit(torch.movedim, low.stacked(input), *ways)
+    return low.on_stacked(torch.movedim, input, *ways)
 
 
 def flip(low: Lowering, input: Value, *dims: Any) -> Emitted:
     """Reverse dimensions."""
-    return Layout.STACKED, low.emit(torch.flip, low.stacked(input), axes(_sizes(dims), input.rank))
+    return low.on_stacked(torch.flip, input, axes(_sizes(dims), input.rank))
 
 
 def rolled(low: Lowering, input: Value, shifts: Any, dims: Any) -> Emitted:
     """Rotate along dimensions."""
-    return Layout.STACKED, low.emit(torch.roll, low.stacked(input), shifts, axes(dims, input.rank))
+    return low.on_stacked(torch.roll, input, shifts, axes(dims, input.rank))
 
 
 def one_hot(low: Lowering, input: Value, num_classes: int) -> Emitted:
     """One more dimension behind, of a size that is given."""
-    return Layout.STACKED, low.emit(F.one_hot, low.stacked(input), num_classes)
+    return low.on_stacked(F.one_hot, input, num_classes)
 
 
 def new(name: str) -> Rule:
@@ -264,9 +253,9 @@ _BOTH: dict[str, Rule] = {
 
 FUNCTIONS: dict[Any, Rule] = {
     **{getattr(torch, name): rule for name, rule in _BOTH.items()},
-    torch.cat: cat,
-    torch.concat: cat,
-    torch.stack: stack,
+    torch.cat: _joining(torch.cat),
+    torch.concat: _joining(torch.cat),
+    torch.stack: _joining(torch.stack),
     torch.split: split,
     F.one_hot: one_hot,
     builtins.getattr: attribute,
@@ -282,7 +271,7 @@ METHODS: dict[str, Rule] = {
     "expand": expand,
     "expand_as": expand_as,
     "repeat": repeat,
-    "split": method_split,
+    "split": lambda low, input, split_size, dim=0: split(low, input, split_size, dim),
     "size": size,
     "dim": lambda low, input: (Layout.SHARED, low.emit(_rank, low.stacked(input))),
     "new_zeros": new("new_zeros"),

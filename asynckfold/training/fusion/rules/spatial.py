@@ -1,4 +1,4 @@
-"""What works on each channel by itself: pooling, resizing, padding. CHANNELS in, CHANNELS out."""
+"""Pooling, resizing and padding, which treat channels separately: CHANNELS in, CHANNELS out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from asynckfold.training.fusion.layouts import Layout, NotFusible, Value
+from asynckfold.training.fusion.layouts import NotFusible, Value
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
 
 
@@ -18,7 +18,7 @@ def _rule(function: Any, spatial: int | None) -> Rule:
             raise NotFusible(f"pooling of an input without a batch dimension ({input.rank}-D)")
         if kwargs.pop("return_indices", False):
             raise NotFusible("return_indices has no batched form")
-        return Layout.CHANNELS, low.emit(function, low.channels(input), *args, **kwargs)
+        return low.on_channels(function, input, *args, **kwargs)
 
     return channelwise
 
@@ -32,10 +32,10 @@ def pad(
 ) -> Emitted:
     """Pad the last dimensions; by mirrored or repeated values only what is no channel."""
     if len(pad) // 2 <= input.rank - 2:
-        return Layout.CHANNELS, low.emit(F.pad, low.channels(input), pad, mode, value)
+        return low.on_channels(F.pad, input, pad, mode, value)
     if mode != "constant":
         raise NotFusible(f"padding of an input without a batch dimension ({input.rank}-D)")
-    return Layout.STACKED, low.emit(F.pad, low.stacked(input), pad, mode, value)
+    return low.on_stacked(F.pad, input, pad, mode, value)
 
 
 def _pools() -> dict[Any, Rule]:

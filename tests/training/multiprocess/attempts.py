@@ -45,14 +45,14 @@ def attempt(
     stop: Callable[[], bool] = never,
 ) -> tuple[Result | None, list[RunEvent]]:
     """One attempt at the first job, and what it told; it leaves no process."""
-    news: list[RunEvent] = []
+    events: list[RunEvent] = []
     task = Task(tiny.jobs[0], number, tuple(refs))
     before = descendants()
     try:
-        result = several.train(tiny.bundle, task, tiny.batches, (), news.append, stop)
+        result = several.train(tiny.bundle, task, tiny.batches, (), events.append, stop)
     finally:
         assert descendants() <= before
-    return result, news
+    return result, events
 
 
 def train(tiny: Tiny) -> Result:
@@ -67,10 +67,10 @@ def train_with_stops(tiny: Tiny, stop: Callable[[], bool] = always) -> tuple[Res
     """The first job, stopped whenever `stop` says so, and how many attempts it took."""
     refs: list[CheckpointRef] = []
     for number in range(1, 100):
-        result, news = attempt(tiny, number, refs, stop)
+        result, events = attempt(tiny, number, refs, stop)
         if result is not None:
             return result, number
-        refs = checkpoints(news)
+        refs = checkpoints(events)
     raise AssertionError("the training makes no progress")
 
 
@@ -137,8 +137,8 @@ def check_that_the_learning_rate_is_that_of_one(
     def rates(name: str, params: TrainerParams) -> list[float]:
         schedules = {"exponential": "exponential"}
         tiny = Tiny(folder / name, lr_schedules=schedules, params=params)
-        _, news = attempt(tiny) if params.processes > 1 else tiny.attempt()
-        return [item.epoch.lr for item in news if isinstance(item, EpochEnded)]
+        _, events = attempt(tiny) if params.processes > 1 else tiny.attempt()
+        return [item.epoch.lr for item in events if isinstance(item, EpochEnded)]
 
     found = rates("several", given)
     assert found == pytest.approx(rates("alone", alone))

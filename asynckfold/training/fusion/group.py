@@ -1,0 +1,322 @@
+"""A fusion group in training: its jobs as replicas of one module, each with its own numbers.
+
+::
+
+    GroupBatches ─► backward: one pass of all replicas ─► optimizer.step() per LR schedule
+                                                               │
+       each replica: evaluate ─ LR schedule ─ progress ─ checkpoint ◄┘
+
+The width of a group and the place of each job in it touch the job's bits. A group therefore always
+trains whole, from one common position: a job that has its result already, or that diverged or
+raised, stays in the batch, and its output is discarded. No replica depends on the values of
+another, so a job's numbers are a function of the plan alone, as in the plain loop.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
+from asynckfold.jobs.messages import (
+    CheckpointRef,
+    JobEnded,
+    Noted,
+    RetryableFailure,
+    RunEvent,
+    Task,
+)
+from asynckfold.jobs.result import Result
+from asynckfold.system import process
+from asynckfold.system.heartbeat import Heartbeat
+from asynckfold.training import checkpointing, loop, lr_schedules, seeding, training_run
+from asynckfold.training.fusion.backward import Criterion, backward, clip_gradients
+from asynckfold.training.fusion.group_batches import GroupBatches
+from asynckfold.training.fusion.module import FusedModule
+from asynckfold.training.fusion.optimizers import ReplicaOptimizer
+from asynckfold.training.stopwatch import Stopwatch
+from asynckfold.training.training_run import Report, Training
+
+Tree = dict[str, Any]
+
+Fail = Callable[[Task, BaseException], Result | RetryableFailure]
+"""(job, what its code raised) → its result, or a retryable failure."""
+
+
+@dataclass(eq=False)
+class Replica(Training):
+    """A job of a group: its optimizer and its generator are parts of the group's."""
+
+    index: int = 0
+    shared_optimizer: ReplicaOptimizer = field(kw_only=True)
+    generator: torch.Generator = field(kw_only=True)
+    loaded: dict[str, Any] | None = None
+    saved: tuple[int, int] | None = None
+
+    def begin_epoch(self) -> None:
+        """Order the samples, and seed or restore the replica's generator."""
+        self.order_samples()
+        if self.random is not None:
+            self.generator.set_state(self.random["torch"])
+            self.random = None
+        if self.batch == 0:
+            self.generator.manual_seed(seeding.epoch_seed(self.task.job.seed, self.epoch))
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Let the plain model draw from the replica's generator."""
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.generator.get_state())
+        try:
+            yield
+        finally:
+            self.generator.set_state(torch.get_rng_state())
+            torch.set_rng_state(before)
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the replica's part of the shared optimizer's state."""
+        return self.shared_optimizer.state_dict_of(self.index)
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Keep the state until all replicas of the optimizer have theirs."""
+        self.loaded = state
+
+    def random_state(self) -> dict[str, Any]:
+        """Return the state of the generators as the plain loop has it.
+
+        Models that draw from Python or NumPy are never fused: those are as the epoch began.
+        """
+        with seeding.preserved():
+            seeding.seed_all(seeding.epoch_seed(self.task.job.seed, self.epoch))
+            return {**seeding.state(), "torch": self.generator.get_state()}
+
+    def stand_at(self, epoch: int, batch: int) -> None:
+        """Move a replica whose output is discarded to a position."""
+        self.epoch, self.batch, self.losses = epoch, min(batch, self.batches), []
+
+    def save(self, report: Report) -> None:
+        """Write a checkpoint, unless there is one of this position."""
+        if self.saved != (self.epoch, self.batch):
+            super().save(report)
+            self.saved = self.epoch, self.batch
+
+
+class FusionGroup:
+    """All jobs of a group in progress: the `Course` that the training loop drives.
+
+    ``wanted`` are the ids of jobs without a result; `fail` makes the result of a job whose own code
+    raised.
+    """
+
+    def __init__(
+        self,
+        fused: FusedModule,
+        criterion: Criterion,
+        optimizers: Sequence[ReplicaOptimizer],
+        replicas: Sequence[Replica],
+        wanted: Sequence[str],
+        heartbeat: Heartbeat,
+        fail: Fail,
+    ) -> None:
+        self.fused, self.criterion, self.optimizers = fused, criterion, optimizers
+        self.replicas, self.heartbeat, self.fail = replicas, heartbeat, fail
+        self.gathering = GroupBatches(replicas)
+        self.live = [replica for replica in replicas if replica.task.job.id in wanted]
+        self.results: dict[str, Result] = {}
+        self.unreported: list[Result] = []
+        self.epoch = self.batch = 0
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        """The stopwatch that all replicas share."""
+        return self.replicas[0].stopwatch
+
+    @property
+    def batches(self) -> int:
+        """Most batches that any replica has in an epoch."""
+        return max(replica.batches for replica in self.replicas)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no job is left to train."""
+        return not self.live or self.epoch == self.replicas[0].params.epochs
+
+    def begin_epoch(self) -> None:
+        """Begin the epoch in every replica."""
+        for replica in self.replicas:
+            replica.begin_epoch()
+        self.gathering.begin_epoch()
+        self.fused.train()
+        self.criterion.train()
+
+    def step(self) -> None:
+        """Take one step of all replicas that have a batch left, and of their optimizers."""
+        busy = [self.batch < replica.batches for replica in self.replicas]
+        parts = self.gathering.parts(self.epoch, self.batch, self._ends_only)
+        if not self.live:
+            self.batch += 1
+            return
+        first = self.replicas[0]
+        losses = backward(self.fused, self.criterion, parts, first.params.precision)
+        if first.params.clip_grad_norm is not None:
+            clip_gradients(self.fused, first.params.clip_grad_norm)
+        for optimizer in self.optimizers:
+            own = self._replicas_of(optimizer)
+            if busy[own[0].index]:
+                with self._ends_only(own):
+                    optimizer.step()
+                    schedule = own[0].lr_schedule
+                    if lr_schedules.steps_each_batch(schedule, own[0].params):
+                        schedule.step()
+        for replica, took_part, loss in zip(self.replicas, busy, losses.unbind(), strict=True):
+            if took_part:
+                replica.record_step(loss)
+        self.batch += 1
+
+    def _replicas_of(self, optimizer: ReplicaOptimizer) -> Sequence[Replica]:
+        return self.replicas[optimizer.replicas.start : optimizer.replicas.stop]
+
+    @contextmanager
+    def _ends_only(self, replicas: Sequence[Replica]) -> Iterator[None]:
+        """Let what the code of these jobs raises end them alone.
+
+        Retryable failures, such as running out of memory, end the attempt of the whole group.
+        """
+        try:
+            yield
+        except (StorageError, WorkerDiedError, training_run.Diverged):
+            raise
+        except (Exception, SystemExit) as error:
+            loop.note_position(error, self)
+            for replica in [replica for replica in replicas if replica in self.live]:
+                found = self.fail(replica.task, error)
+                if isinstance(found, RetryableFailure):
+                    raise
+                self._end(replica, found)
+
+    def _end(self, replica: Replica, result: Result) -> None:
+        """Note the result of a job that ends before the others."""
+        result = replace(result, pid=os.getpid(), peak_memory=process.peak_memory())
+        self.results[result.job_id] = result
+        self.live.remove(replica)
+        self.unreported.append(result)
+
+    def _report_ended(self, report: Report) -> None:
+        while self.unreported:
+            report(JobEnded(self.unreported.pop(0)))
+
+    def report_progress(self, report: Report) -> None:
+        """Report the progress of each job that took part in the step."""
+        self._report_ended(report)
+        for replica in self.live:
+            if replica.batch == self.batch:
+                replica.report_progress(report)
+
+    def end_epoch(self, started: float, report: Report) -> None:
+        """Evaluate each job, step each LR schedule, note the epoch."""
+        scored = [(replica, self._scored(replica)) for replica in tuple(self.live)]
+        epochs = {replica: epoch for replica, epoch in scored if epoch is not None}
+        for optimizer in self.optimizers:
+            own = self._replicas_of(optimizer)
+            lead = own[0]
+            # One that reacts to a loss has one replica; where that has ended, there is no loss.
+            if lead in epochs or not lr_schedules.needs_metric(lead.lr_schedule):
+                with self._ends_only(own), lead.drawing(), warnings.catch_warnings():
+                    # After a resume, all steps of this epoch may lie before it.
+                    warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+                    training_run.step_lr_schedule(lead)
+        self._report_ended(report)
+        for replica in self.replicas:
+            if replica in self.live:
+                replica.record_epoch(epochs[replica], started, report)
+            else:
+                replica.stand_at(self.epoch + 1, 0)
+        self.epoch, self.batch = self.epoch + 1, 0
+
+    def _scored(self, replica: Replica) -> Any:
+        """Return the losses of a job's epoch; None where the job diverged or raised."""
+        try:
+            with self._ends_only([replica]), replica.drawing():
+                return replica.score()
+        except training_run.Diverged as error:
+            self._end(replica, loop.diverged(replica, error))
+        return None
+
+    def save(self, report: Report) -> None:
+        """Write a checkpoint of each job.
+
+        They are reported together, so that a kill rarely leaves them at different positions.
+        """
+        written: list[RunEvent] = []
+        for replica in tuple(self.live):
+            with self._ends_only([replica]):
+                replica.save(written.append)
+        self._report_ended(report)
+        for event in written:
+            report(event)
+
+    def restore(self, report: Report) -> None:
+        """Continue from the newest position of which all jobs have an intact checkpoint."""
+        for epoch, batch in _common_positions(self.live):
+            refs = [_ref_at(replica, epoch, batch) for replica in self.live]
+            trees = {
+                replica: tree
+                for replica, ref in zip(self.live, refs, strict=True)
+                if ref is not None and (tree := _tree(replica, ref, report)) is not None
+            }
+            if len(trees) == len(self.live):
+                self._take_up(trees, epoch, batch)
+                return
+
+    def _take_up(self, trees: dict[Replica, Tree], epoch: int, batch: int) -> None:
+        self.epoch, self.batch = epoch, batch
+        for optimizer in self.optimizers:
+            own = self._replicas_of(optimizer)
+            # An optimizer has one count of steps: finished jobs take another replica's state.
+            tree = next((trees[replica] for replica in own if replica in trees), None)
+            for replica in own:
+                if tree is not None:
+                    replica.load_state_dict(trees.get(replica, tree))
+                if replica not in trees:
+                    replica.stand_at(epoch, batch)
+            states = [replica.loaded for replica in own if replica.loaded is not None]
+            if states:
+                optimizer.load(states)
+        for replica in self.live:
+            replica.saved = replica.epoch, replica.batch
+            replica.log.write(f"continues after epoch {replica.epoch}, batch {replica.batch}\n")
+
+    def end_all(self, result_of: Callable[[Training], Result]) -> None:
+        """Note the result of every job that is still in training."""
+        self.results |= {replica.task.job.id: result_of(replica) for replica in self.live}
+
+
+def _common_positions(replicas: Sequence[Replica]) -> list[tuple[int, int]]:
+    """Positions of which all replicas have a checkpoint, the newest first."""
+    known = {(ref.epoch, ref.batch) for replica in replicas for ref in replica.task.checkpoints}
+    return [
+        (epoch, batch)
+        for epoch, batch in sorted(known, reverse=True)
+        if all(_ref_at(replica, epoch, batch) for replica in replicas)
+    ]
+
+
+def _ref_at(replica: Replica, epoch: int, batch: int) -> CheckpointRef | None:
+    """Return the newest checkpoint of a position; a job with fewer batches waits at its last."""
+    place = epoch, min(batch, replica.batches)
+    return next((ref for ref in replica.task.checkpoints if (ref.epoch, ref.batch) == place), None)
+
+
+def _tree(replica: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
+    try:
+        return checkpointing.load(replica.bundle, replica.task, ref)
+    except StoreCorruptError as error:
+        text = f"{error}; its group continues from an older checkpoint, or starts again"
+        report(Noted(replica.task.job.id, "damage", text))
+        return None

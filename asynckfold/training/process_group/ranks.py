@@ -1,0 +1,184 @@
+"""The further processes of a job: forked by its worker, ended with it.
+
+::
+
+    worker ─ fork ─► rank 1, 2 …: waits for an order ─ works, until done or paused ─ answers
+       └─ close: kills and reaps them      the worker raises what they raise, and their death
+
+Ranks share the session and the POSIX process group of their worker, so a signal to that group ends
+all of them. They are forked before OpenMP starts a thread, and have one thread each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+import cloudpickle
+import torch
+
+from asynckfold.errors import WorkerDiedError
+from asynckfold.system import process, terminal
+
+Work = Callable[[int, Any], Any]
+"""(rank, order) → answer."""
+
+
+@dataclass(eq=False)
+class _Rank:
+    number: int
+    pid: int
+    pipe: Connection[Any, Any]
+    busy: bool = False
+
+
+class _RemoteTraceback(Exception):  # noqa: N818
+    """The traceback of a rank, as the cause of its error."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class ProcessGroup:
+    """Processes of ranks 1 and above that carry out orders; their worker has rank 0.
+
+    ``count`` ranks are forked at once. ``work`` sees what this process held at the fork, and what
+    is shared; `cores` has a core for each rank, or is empty for no pinning.
+    """
+
+    def __init__(self, count: int, work: Work, cores: Sequence[int] = ()) -> None:
+        self._ranks: list[_Rank] = []
+        self._work, self._cores = work, cores
+        self.answers: dict[int, Any] = {}
+        self.fork(range(1, count + 1))
+
+    def fork(self, ranks: Iterable[int]) -> None:
+        """Fork those of these ranks that do not exist yet."""
+        there = {rank.number for rank in self._ranks}
+        try:
+            for number in ranks:
+                if number not in there:
+                    self._ranks.append(self._forked(number))
+        except BaseException:
+            self.close()
+            raise
+
+    def _forked(self, number: int) -> _Rank:
+        mine, theirs = Pipe()
+        parent = os.getpid()
+        terminal.flush()
+        with warnings.catch_warnings():
+            # The only other thread of a worker shortens its log, and holds no lock of ours.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            try:
+                mine.close()
+                for rank in self._ranks:
+                    rank.pipe.close()
+                process.die_with_parent(parent)
+                process.pin(0, self._cores[number : number + 1])
+                torch.set_num_threads(1)
+                _obey(number, theirs, self._work)
+            except BaseException:  # noqa: BLE001
+                traceback.print_exc()
+            finally:
+                with contextlib.suppress(Exception):
+                    terminal.flush()
+                os._exit(0)
+        theirs.close()
+        return _Rank(number, pid, mine)
+
+    def order(self, what: Any) -> None:
+        """Send every rank an order; raise `WorkerDiedError` if one has ended."""
+        for rank in self._ranks:
+            rank.busy = True
+            try:
+                rank.pipe.send(what)
+            except OSError:
+                raise self._death(rank) from None
+
+    def receive(self, timeout_s: float = 0.0) -> None:
+        """Wait up to `timeout_s` for the first answer; take all that have come.
+
+        Raises what a rank raised, or `WorkerDiedError` if one has ended.
+        """
+        found = wait([rank.pipe for rank in self._ranks], timeout_s)
+        for rank in [rank for rank in self._ranks if rank.pipe in found]:
+            try:
+                answer, error, text = rank.pipe.recv()
+            except (EOFError, OSError):
+                raise self._death(rank) from None
+            rank.busy = False
+            if text:
+                raise _unpacked(error, text) from _RemoteTraceback(text)
+            self.answers[rank.number] = answer
+
+    def gather(self, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Wait for the answers of all ranks; call `on_wait` every 50 ms. Raises as `receive`."""
+        while any(rank.busy for rank in self._ranks):
+            self.receive(0.05)
+            on_wait()
+
+    def close(self) -> None:
+        """Kill and reap all ranks; shared memory stays as they left it."""
+        for rank in self._ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGKILL)
+        for rank in self._ranks:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(rank.pid, 0)
+            rank.pipe.close()
+        self._ranks = []
+
+    def _death(self, rank: _Rank) -> WorkerDiedError:
+        """Return the error for a rank whose pipe has just closed."""
+        for _ in range(100):
+            pid, status = os.waitpid(rank.pid, os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
+                how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                break
+            time.sleep(0.01)
+        else:
+            how = "its pipe closed"
+        self._ranks.remove(rank)
+        rank.pipe.close()
+        text = f"process {rank.number + 1} of the job ended ({how}), and with it the attempt"
+        return WorkerDiedError(rank.pid, text)
+
+
+def _obey(number: int, pipe: Connection[Any, Any], work: Work) -> None:
+    while True:
+        try:
+            what = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            pipe.send((work(number, what), None, ""))
+        except BaseException as error:  # noqa: BLE001
+            # The user's code may raise anything, picklable or not.
+            text = traceback.format_exc()
+            try:
+                packed = cloudpickle.dumps(error)
+            except Exception:  # noqa: BLE001
+                packed = b""
+            pipe.send((None, packed, text))
+
+
+def _unpacked(packed: bytes, text: str) -> BaseException:
+    try:
+        error = cloudpickle.loads(packed)
+    except Exception:  # noqa: BLE001
+        error = None
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(text.strip().splitlines()[-1])
