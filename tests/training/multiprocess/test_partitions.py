@@ -23,7 +23,7 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Averaged, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.batches import Deal, deal_of, dealt
-from tests.training.multiprocess.teams import attempt, noted, noting, params, train
+from tests.training.multiprocess.attempts import attempt, noted, noting, params, train
 from tests.training.tiny import Noisy, Tiny, checkpoints
 
 
