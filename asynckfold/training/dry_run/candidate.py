@@ -19,20 +19,9 @@ from asynckfold.planning import fusion_groups, memory_format
 from asynckfold.training import lr_schedules, pretraining, seeding, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.compiling import compile_whole
-from asynckfold.training.dry_run import loss_trial, schedule_fit
+from asynckfold.training.dry_run import checks, loss_trial, schedule_fit
 from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
-from asynckfold.training.dry_run.checks import (
-    Refused,
-    check_broadcast,
-    check_gradient,
-    check_log_probabilities,
-    check_loss,
-    check_lr_schedule,
-    check_new,
-    check_optimizer,
-    check_outputs,
-    first_line,
-)
+from asynckfold.training.dry_run.checks import Refused, first_line
 from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.looks import look_at
 from asynckfold.training.flops import FlopCounter
@@ -94,7 +83,7 @@ class Candidate:
         self.lr_schedule = lr_schedules.make(
             recipe.lr_schedules[schedule], self.optimizer, plan.params.epochs
         )
-        check_lr_schedule(schedule, self.lr_schedule)
+        checks.check_lr_schedule(schedule, self.lr_schedule)
         fold = bundle.folds[0]
         self.rows = fold.train
         self.told: list[str] = []
@@ -135,14 +124,14 @@ class Candidate:
         """Refuse an optimizer of another model, and a factory that returns one model twice."""
         with seeding.preserved():
             again = self.bundle.recipe.models[self.name]()
-        check_optimizer(self.name, self.model, self.optimizer)
-        check_new(self.name, self.model, again)
+        checks.check_optimizer(self.name, self.model, self.optimizer)
+        checks.check_new(self.name, self.model, again)
 
     def check_learning(self) -> None:
         """Refuse a step that cannot teach anything."""
-        check_gradient(self.name, self.model, self.optimizer)
+        checks.check_gradient(self.name, self.model, self.optimizer)
         assert self.outputs is not None
-        check_log_probabilities(self.name, self.bundle.recipe.criterion, self.outputs)
+        checks.check_log_probabilities(self.name, self.bundle.recipe.criterion, self.outputs)
 
     def step_seconds(self, looks: dict[str, Look]) -> float:
         """Return the seconds of the fastest of some steps; add the outputs to `looks`.
@@ -163,14 +152,16 @@ class Candidate:
         outputs = self._outputs(self.model.train())
         if looks is not None and isinstance(outputs, torch.Tensor):
             looks[self.name] = look_at(outputs)
-        check_outputs(self.name, outputs, self.targets, self.bundle)
+        checks.check_outputs(self.name, outputs, self.targets, self.bundle)
         # Of the first step: the number of steps depends on their seconds.
         self.outputs = outputs.detach() if self.outputs is None else self.outputs
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             loss = criterion(outputs, self.targets)
-        check_broadcast(self.name, outputs, self.targets, [str(item.message) for item in warned])
-        check_loss(self.name, loss)
+        checks.check_broadcast(
+            self.name, outputs, self.targets, [str(item.message) for item in warned]
+        )
+        checks.check_loss(self.name, loss)
         loss.backward()
         if not isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.step()

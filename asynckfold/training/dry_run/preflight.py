@@ -21,23 +21,9 @@ from asynckfold.data.batches import Batches
 from asynckfold.jobs.messages import Facts
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.dry_run import checks, fingerprints
 from asynckfold.training.dry_run.candidate import Candidate
-from asynckfold.training.dry_run.checks import (
-    Refused,
-    TooFewOutputs,
-    check_fusible,
-    check_pretraining,
-    check_servable,
-    check_shareable,
-    check_storable,
-)
-from asynckfold.training.dry_run.fingerprints import (
-    architecture_of,
-    criterion_text,
-    lr_schedule_settings,
-    optimizer_settings,
-    transformer_text,
-)
+from asynckfold.training.dry_run.checks import Refused, TooFewOutputs
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.losses import SUMS
 
@@ -64,10 +50,12 @@ def check(
             try:
                 with isolated(patches=True) as traces:
                     dry = Candidate(bundle, data, name, schedule)
-                    architectures[name] = architecture_of(dry.model)
-                    settings[name] = optimizer_settings(dry.optimizer)
-                    settings[f"{name}/{schedule}"] = lr_schedule_settings(dry.lr_schedule)
-                    check_storable(f"LR schedule {schedule}", dry.lr_schedule)
+                    architectures[name] = fingerprints.architecture_of(dry.model)
+                    settings[name] = fingerprints.optimizer_settings(dry.optimizer)
+                    settings[f"{name}/{schedule}"] = fingerprints.lr_schedule_settings(
+                        dry.lr_schedule
+                    )
+                    checks.check_storable(f"LR schedule {schedule}", dry.lr_schedule)
                     fit = dry.schedule_fit()
                     problems |= dict.fromkeys(fit.problems)
                     notes |= dict.fromkeys(fit.notes)
@@ -78,12 +66,12 @@ def check(
                         dry.check_criterion()
                         sums = sums or dry.criterion_sums()
                         facts.memory[name] = dry.memory()
-                        check_storable(f"model {name}", dry.model)
-                        check_storable("optimizer", dry.optimizer)
-                        check_storable("criterion", recipe.criterion)
-                        check_shareable(bundle, dry.optimizer)
-                        check_servable(bundle, dry.model)
-                        check_pretraining(bundle, name, dry.model)
+                        checks.check_storable(f"model {name}", dry.model)
+                        checks.check_storable("optimizer", dry.optimizer)
+                        checks.check_storable("criterion", recipe.criterion)
+                        checks.check_shareable(bundle, dry.optimizer)
+                        checks.check_servable(bundle, dry.model)
+                        checks.check_pretraining(bundle, name, dry.model)
                         facts.flops[name] = dry.counter.flops
                         facts.products[name] = dry.counter.products
                         facts.formats[name] = dry.why_not_channels_last()
@@ -98,7 +86,7 @@ def check(
                         reason = facts.fusible[name] = reason or dry.why_not_fusible()
                         if not reason:
                             facts.fused[name] = dry.fused
-                        check_fusible(bundle, name, reason)
+                        checks.check_fusible(bundle, name, reason)
             except Refused as refused:
                 problems[refused.args] = None
             except TooFewOutputs:
@@ -108,8 +96,10 @@ def check(
     recorded = {
         "architecture": architectures,
         "settings": settings,
-        "criterion": criterion_text(recipe.criterion),
-        "preprocess": None if recipe.preprocess is None else transformer_text(recipe.preprocess),
+        "criterion": fingerprints.criterion_text(recipe.criterion),
+        "preprocess": None
+        if recipe.preprocess is None
+        else fingerprints.transformer_text(recipe.preprocess),
         # Plans of other criteria keep the form that they had in earlier versions.
         **(SUMS if sums else {}),
     }
