@@ -1,7 +1,7 @@
-"""Plain data from a file that others may have written, as the types that it should have.
+"""Decode plain data from a file that others may have written.
 
-JSON says nothing of types, and a run's folder may come from anywhere: what does not fit the
-annotation of its field is refused here, once, and nobody behind has to expect it.
+JSON has no types, and a run's folder may come from anywhere. What does not fit the annotation of
+its field is refused here, once.
 """
 
 from __future__ import annotations
@@ -37,13 +37,7 @@ Kind = TypeVar("Kind")
 
 
 def parsed(text: object) -> Any:
-    """Return what a JSON text holds, neither too long nor nested too deeply.
-
-    Raises
-    ------
-    ValueError
-        It is no such text.
-    """
+    """Parse JSON text; raise ValueError where it is invalid, too long, or nested too deeply."""
     if not isinstance(text, str):
         raise ValueError(f"JSON is text, not {type(text).__name__}")
     if len(text) > MOST_BYTES:
@@ -72,25 +66,11 @@ def _depth(value: Any) -> int:
 
 
 def decoded(kind: type[Kind], raw: Any, name: str = "value") -> Kind:
-    """Return plain data as what an annotation says: a dataclass, a mapping, a tuple, a number.
+    """Convert plain data to an annotated type; raise ValueError for the first misfit.
 
-    Parameters
-    ----------
-    kind : type
-        Dataclasses, ``Mapping``, ``tuple``, ``Sequence``, ``list``, unions, ``int``, ``float``,
-        ``str``, ``bool``, ``None`` and ``Any``, in each other.
-    raw : object
-        As `parsed` returns it.
-    name : str
-        What it is called in errors.
+    Knows dataclasses, ``Mapping``, ``tuple``, ``Sequence``, ``list``, unions, ``int``, ``float``,
+    ``str``, ``bool``, ``None`` and ``Any``, nested. `name` is used in errors.
 
-    Raises
-    ------
-    ValueError
-        Names the first value that does not fit.
-
-    Examples
-    --------
     >>> decoded(tuple[int, ...], [1, 2])
     (1, 2)
     >>> decoded(dict[str, float], {"a": "x"}, "scores")
@@ -173,7 +153,7 @@ def _mapping(inner: Sequence[Any], raw: Any, name: str) -> dict[Any, Any]:
 
 
 def _key(kind: Any, key: str, name: str) -> Any:
-    """A key, which JSON knows as text only."""
+    """Convert a key, which JSON stores as text."""
     if kind is not int:
         return key
     try:
@@ -194,26 +174,14 @@ def _sequence(origin: Any, inner: Sequence[Any], raw: Any, name: str) -> Any:
 
 
 def within(value: float, low: float, high: float, name: str) -> float:
-    """Return a number from a range.
-
-    Raises
-    ------
-    ValueError
-        It is outside, or no number.
-    """
+    """Return a number; raise ValueError where it is out of range."""
     if not low <= value <= high:
         raise ValueError(f"{name} must be from {low:g} to {high:g}, not {value:g}")
     return value
 
 
 def finite(values: Mapping[str, float], low: float = -1e12, high: float = 1e12) -> None:
-    """Check named numbers.
-
-    Raises
-    ------
-    ValueError
-        One is NaN, infinite, or out of range.
-    """
+    """Raise ValueError where a named number is NaN, infinite, or out of range."""
     for name, value in values.items():
         if not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number")
