@@ -227,12 +227,7 @@ def _plain(value: Any) -> Any:
 
 
 def _two_valued_problems(
-    array: Array,
-    found: Array,
-    codes: tuple[int, int],
-    is_codes: bool,
-    several: bool,
-    name: str,
+    array: Array, found: Array, codes: tuple[int, int], is_codes: bool, several: bool, name: str
 ) -> list[Problem]:
     if array.ndim not in (1, 2):
         rule = f"{name} needs labels of shape (n,), (n, 1) or (n, n_labels)"

@@ -244,10 +244,7 @@ def _given_labels(source: Opened, targets: Any) -> Any:
 
 
 def _resolved(
-    values: Any,
-    wants_classes: bool | None,
-    names: tuple[str, ...],
-    criterion: Criterion | None,
+    values: Any, wants_classes: bool | None, names: tuple[str, ...], criterion: Criterion | None
 ) -> tuple[Labels | None, tuple[Problem, ...]]:
     """Resolve labels if they are known already; return problems instead of raising."""
     if values is None:

@@ -46,14 +46,7 @@ from asynckfold.data.transforms import (
     to_array,
     varies,
 )
-from asynckfold.data.views import (
-    Facts,
-    Place,
-    Tracing,
-    make_views,
-    some_samples,
-    train_steps,
-)
+from asynckfold.data.views import Facts, Place, Tracing, make_views, some_samples, train_steps
 from asynckfold.errors import InputError, Problem
 
 BASE: Place = ("dataset", 0)

@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asynckfold.data.dataset import Opened
-from asynckfold.data.transforms import (
-    Kind,
-    Step,
-    Trace,
-    View,
-    divide,
-    flatten,
-    step_name,
-    trace,
-)
+from asynckfold.data.transforms import Kind, Step, Trace, View, divide, flatten, step_name, trace
 from asynckfold.errors import InputError, Problem, refuse
 
 TRAIN, OWN, EVAL = "train", "own", "eval"

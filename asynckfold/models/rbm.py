@@ -342,9 +342,7 @@ class RBM(nn.Module):
             {"params": [self.visible_bias, self.hidden_bias]},
         ]
         optimizer = torch.optim.SGD(
-            groups,
-            how.gaussian_lr if self.visible == "gaussian" else how.lr,
-            how.momentum,
+            groups, how.gaussian_lr if self.visible == "gaussian" else how.lr, how.momentum
         )
         mean, hidden_mean = train.mean(0), torch.full_like(self.hidden_bias, 0.5)
         order = torch.empty(0)

@@ -18,12 +18,7 @@ from pathlib import Path
 
 from asynckfold.data.sources.arrays import npz_samples, npz_source
 from asynckfold.data.sources.folders import folder_samples, folder_source
-from asynckfold.data.sources.images import (
-    TORCHVISION,
-    digits,
-    image_transform,
-    torchvision_source,
-)
+from asynckfold.data.sources.images import TORCHVISION, digits, image_transform, torchvision_source
 from asynckfold.data.sources.inspection import (
     Inspection,
     inspect_arrays,
@@ -32,13 +27,7 @@ from asynckfold.data.sources.inspection import (
     inspect_table,
     limited_to,
 )
-from asynckfold.data.sources.source import (
-    Choice,
-    Samples,
-    Source,
-    balanced_subset,
-    limited,
-)
+from asynckfold.data.sources.source import Choice, Samples, Source, balanced_subset, limited
 from asynckfold.data.sources.tables import column_words, csv_samples, csv_source
 from asynckfold.data.sources.text_files import HEADER_CHOICES
 from asynckfold.errors import Problem, nearest, refuse

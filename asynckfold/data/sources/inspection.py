@@ -12,14 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.data.sources.arrays import judged_columns, read_arrays, whole_labels
-from asynckfold.data.sources.columns import (
-    FEATURE,
-    NAMES,
-    Column,
-    Judged,
-    column_notes,
-    matrix,
-)
+from asynckfold.data.sources.columns import FEATURE, NAMES, Column, Judged, column_notes, matrix
 from asynckfold.data.sources.folders import find_images
 from asynckfold.data.sources.images import check_image
 from asynckfold.data.sources.labels import class_indices, class_note, label_problems

@@ -125,10 +125,7 @@ class RandomCrop:
 
 
 def _windows(
-    batch: Tensor,
-    size: tuple[int, int],
-    tops: npt.NDArray[np.int64],
-    lefts: npt.NDArray[np.int64],
+    batch: Tensor, size: tuple[int, int], tops: npt.NDArray[np.int64], lefts: npt.NDArray[np.int64]
 ) -> Tensor:
     """Cut one window (C, height, width) out of each sample."""
     windows = batch.unfold(2, size[0], 1).unfold(3, size[1], 1)
