@@ -1,4 +1,4 @@
-"""Arrays and tables that users pass, as plain arrays by position; what float32 loses of them."""
+"""Arrays and tables from the user as plain arrays; what float32 loses of them."""
 
 from __future__ import annotations
 
@@ -42,22 +42,14 @@ _EXACT_IN_FLOAT64 = (torch.int32, torch.uint32)
 
 
 class ExactArrays(tuple[Any, ...]):
-    """A pair (X, y) whose X stays float64 until something was done to it."""
+    """A pair (X, y) whose X stays float64 until it has been transformed or preprocessed."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """A dataset and its transforms as the user gave them, but arrays by position, in one type.
-
-    Parameters
-    ----------
-    dataset, train_transform, eval_transform
-        As `AsyncKFold` gets them.
-    notes : tuple of str
-        What is lost.
-    """
+    """A dataset and its transforms, as `AsyncKFold` gets them, with arrays in one form."""
 
     dataset: Any
     train_transform: Any
@@ -66,29 +58,18 @@ class Given:
 
     @property
     def exact(self) -> bool:
-        """Whether X is float64 until its transforms, or a preprocessor, were applied."""
+        """Whether X stays float64 until transforms or a preprocessor were applied."""
         return isinstance(self.dataset, ExactArrays)
 
 
 def as_given(
     dataset: Any, train_transform: Any, eval_transform: Any, *, preprocessed: bool
 ) -> Given:
-    """Return what models get as float32: X of float64 becomes it after all that is done to it.
+    """Convert a pair (X, y) to what models get: float64 becomes float32, as late as possible.
 
-    That is after the transforms, or after `preprocess` where there is one. A data set that is no
-    pair of arrays stays as it is.
-
-    Parameters
-    ----------
-    dataset, train_transform, eval_transform
-        As `AsyncKFold` gets them.
-    preprocessed : bool
-        Whether a scikit-learn transformer gets the samples before models do.
-
-    Raises
-    ------
-    InputError
-        X is sparse or masked, or holds no numbers and no transform makes any of it.
+    That is after the transforms, or after `preprocess` if the run has one (`preprocessed`). A
+    dataset that is no pair of arrays stays as it is. Raises `InputError` where X is sparse, masked,
+    or not numeric.
     """
     views = train_transform, eval_transform
     pair = dataset.tensors if type(dataset) is TensorDataset else dataset
@@ -127,7 +108,7 @@ def as_given(
 
 
 def _conversion_notes(samples: Any) -> tuple[str, ...]:
-    """Say what whole numbers, which models get as they are, lose in a model that converts them."""
+    """Note what integers lose in a model that converts them to float32."""
     if samples.dtype not in (torch.int64, np.dtype(np.int64), np.dtype(np.uint64)):
         return ()
     lost = rounded(samples.numpy() if isinstance(samples, Tensor) else samples)
@@ -135,7 +116,7 @@ def _conversion_notes(samples: Any) -> tuple[str, ...]:
 
 
 def not_half(samples: Any) -> Any:
-    """Return an array or tensor of half precision in float32, any other as it is."""
+    """Convert half precision to float32; return anything else as it is."""
     if samples.dtype not in _HALVES:
         return samples
     return samples.float() if isinstance(samples, Tensor) else samples.astype(np.float32)
@@ -154,26 +135,12 @@ def _number_problems(given: Any, samples: Array) -> Iterator[Problem]:
 
 
 def plain(values: Any, name: str) -> Any:
-    """Return a tensor as it is, and anything else as a NumPy array, by position.
+    """Return a tensor as it is, anything else as a NumPy array, by position.
 
-    Tables of pandas lose their index. Their columns of numbers, truth values and nullable numbers
-    become one array of numbers, missing values NaN. So do numbers that are held as objects.
+    Tables of pandas lose their index; numeric, boolean and nullable columns become one array,
+    missing values NaN. Numbers held as objects are converted. Raises `InputError` for sparse,
+    masked and ragged values; `name` is "X" or "y".
 
-    Parameters
-    ----------
-    values : array-like
-        Such as a tensor, an array, a list or a DataFrame.
-    name : str
-        ``"X"`` or ``"y"``, for messages.
-
-    Raises
-    ------
-    InputError
-        A sparse matrix or tensor, an array with masked values, or a list whose items differ in
-        shape.
-
-    Examples
-    --------
     >>> plain([[1, 2.5], [3, 4]], "X").tolist()
     [[1.0, 2.5], [3.0, 4.0]]
     """
@@ -196,12 +163,9 @@ def plain(values: Any, name: str) -> Any:
 
 
 def by_position(values: Any, name: str) -> Any:
-    """Return what pandas holds as a NumPy array, without its index, and anything else as it is.
+    """Return a pandas object as a NumPy array, without its index; anything else as it is.
 
-    Raises
-    ------
-    InputError
-        A sparse matrix, or an array with masked values.
+    Raises `InputError` for sparse matrices and masked values.
     """
     if is_sparse(values):
         remedy = f"Pass {name}.toarray() if it fits the memory."
@@ -214,15 +178,7 @@ def by_position(values: Any, name: str) -> Any:
 
 
 def column_problems(one: Any, other: Any, name: str) -> Iterator[Problem]:
-    """Yield that two tables have other columns, or the same in another order.
-
-    Parameters
-    ----------
-    one, other : array-like
-        Compared where both are tables of pandas: only these name their columns.
-    name : str
-        Of the other one.
-    """
+    """Yield that two pandas tables have different columns, or a different order."""
     if not (_is_table(one) and _is_table(other)) or list(one.columns) == list(other.columns):
         return
     pairs = enumerate(zip(one.columns, other.columns, strict=False))
@@ -235,7 +191,7 @@ def column_problems(one: Any, other: Any, name: str) -> Iterator[Problem]:
 
 
 def is_sparse(values: Any) -> bool:
-    """Tell whether these are a sparse matrix of SciPy."""
+    """Return whether this is a sparse matrix of SciPy."""
     return hasattr(values, "toarray") and type(values).__module__.startswith("scipy.sparse")
 
 
@@ -257,7 +213,7 @@ def _of_table(table: Any) -> Array:
 
 
 def _numbers(array: Array) -> Array:
-    """Return numbers that are held as objects as float64, None as NaN; anything else as it is."""
+    """Convert numbers held as objects to float64, None to NaN; return anything else as it is."""
     kinds = set(map(type, array.ravel().tolist()))
     missing = {kind for kind in kinds if kind is type(None) or kind.__name__ == "NAType"}
     real = {kind for kind in kinds if issubclass(kind, (numbers.Real, np.bool_))}
@@ -268,7 +224,7 @@ def _numbers(array: Array) -> Array:
 
 
 def unusable(table: Any) -> str:
-    """Name the columns of a table that are no numbers; empty where there are none.
+    """Name the columns of a table that are not numeric, or ``""``.
 
     >>> unusable(np.zeros((2, 2)))
     ''
@@ -303,18 +259,11 @@ def as_float32(sample: Any) -> Any:
 
 
 def exact(inputs: Tensor) -> Array:
-    """Return inputs for scikit-learn, in a type that holds the given one exactly.
+    """Return inputs for scikit-learn in a type that holds the given one exactly.
 
-    Narrow types become float32, since half precision and small integers overflow in arithmetic;
-    int32 becomes float64; float32, float64 and int64 stay.
+    Narrow types become float32 (half precision and small integers overflow in arithmetic), int32
+    becomes float64; float32, float64 and int64 stay. Raises `InputError` for complex numbers.
 
-    Raises
-    ------
-    InputError
-        Complex numbers.
-
-    Examples
-    --------
     >>> exact(torch.tensor([200], dtype=torch.uint8)).dtype, exact(torch.tensor([2**60])).dtype
     (dtype('float32'), dtype('int64'))
     """
@@ -330,24 +279,13 @@ def exact(inputs: Tensor) -> Array:
 
 
 def rounded(array: Array, what: str = "X", names: Any = None) -> str:
-    """Say what an array loses when it is converted to float32; empty where that is little.
+    """Say what an array loses in float32; ``""`` where that is little.
 
-    The loss of a column is the median rounding error of the values that are not exact in float32,
-    as a share of the interquartile range of these values (of their standard deviation where that is
-    0). So neither exact values, such as markers of what is missing, nor single huge values hide it.
-    It is estimated on `LOOKED_AT` samples, evenly spread.
+    The loss of a column is the median rounding error of its values that float32 cannot hold
+    exactly, relative to their interquartile range (standard deviation where that is 0). So neither
+    exact values, such as missing-value markers, nor single huge values hide it. Estimated on
+    `LOOKED_AT` samples, evenly spread. More than two axes, such as images, count as one column.
 
-    Parameters
-    ----------
-    array : ndarray of shape (n, ...)
-        Rows of features; images and the like, which have more axes, are taken as one column.
-    what : str
-        What the message calls it.
-    names : sequence of str, optional
-        Of the columns.
-
-    Examples
-    --------
     >>> rounded(np.linspace(0, 1, 9)[:, None])
     ''
     >>> rounded(1e9 + np.linspace(0, 1, 9)[:, None])
@@ -379,7 +317,7 @@ def _percent(share: float) -> str:
 
 
 def _surely_kept(rows: Array) -> npt.NDArray[np.bool_]:
-    """Tell which columns cannot lose more than `LOST`, whichever of their values are inexact."""
+    """Return which columns cannot lose more than `LOST`."""
     ordered = np.sort(rows, axis=0)
     with np.errstate(all="ignore"):
         largest = np.maximum(np.abs(ordered[0]), np.abs(ordered[-1])).astype(np.float64)

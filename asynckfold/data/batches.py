@@ -1,4 +1,4 @@
-"""Whole batches by sample number, and what a worker gets to make them."""
+"""Whole batches by sample number, and what a worker needs to make them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _ViewBatches(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """A view of a stored array, which resides on the device or else stays where it is."""
+    """A view of a stored array, which is on the device or stays where it is."""
 
     array: Tensor
     view: View
@@ -84,7 +84,7 @@ class _Read:
         return self._read(draw)[0]
 
     def pairs(self, draw: AnyDraw, encoding: Encoding) -> tuple[Tensor, Tensor]:
-        """Return inputs, and targets of the same reads."""
+        """Return inputs and targets of the same reads."""
         batch, labels = self._read(draw)
         targets = map(encoding, labels, draw.indices.tolist())
         return batch, torch.from_numpy(np.stack(list(targets))).to(self.device)
@@ -107,7 +107,7 @@ class _Read:
 
 @dataclass(frozen=True, eq=False)
 class _Changed:
-    """A view whose batches go through a function of arrays, on the CPU."""
+    """A view whose batches pass through a function of arrays, on the CPU."""
 
     view: _ViewBatches
     change: Callable[[Array], Tensor]
@@ -121,7 +121,7 @@ class _Changed:
         return self.changed(self.view.gather(torch.from_numpy(draw.indices), draw), draw)
 
     def changed(self, batch: Tensor, draw: AnyDraw) -> Tensor:
-        """Return what the function makes of a batch of the view."""
+        """Apply the function to a batch of the view."""
         # Each of several batches by itself, since products of matrices round by their shape.
         count = len(draw.batches) if isinstance(draw, JoinedDraw) else 1
         found = [self.change(part) for part in np.split(exact(batch), count)]
@@ -146,15 +146,7 @@ def _same_view(one: _ViewBatches, other: _ViewBatches) -> bool:
 
 
 class Batches:
-    """Whole batches of both views, by sample number.
-
-    Parameters
-    ----------
-    targets : Tensor
-        Of all samples.
-    train_view, eval_view : object
-        With ``gather(rows, draw)`` and ``to(device)``.
-    """
+    """Whole batches of both views, by sample number."""
 
     def __init__(self, targets: Tensor, train_view: _ViewBatches, eval_view: _ViewBatches) -> None:
         self.targets = targets
@@ -167,42 +159,18 @@ class Batches:
         return len(self.targets)
 
     def train(self, indices: Indices | Tensor, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the train view.
+        """Return inputs (B, ...) and targets (B,) or (B, m) of the train view.
 
-        Parameters
-        ----------
-        indices : ndarray or Tensor of int64, shape (B,)
-            Sample numbers.
-        seed, epoch : int
-            What random steps draw from, together with the sample number.
-
-        Returns
-        -------
-        (Tensor, Tensor)
-            Shapes (B, ...) and (B,) or (B, m).
+        Random steps draw from `seed`, `epoch` and the sample number.
         """
         return self._gather(self._train, indices, seed, epoch)
 
     def train_together(
         self, indices: Tensor, seeds: Sequence[int], epoch: int
     ) -> tuple[Tensor, Tensor]:
-        """Return what `train` would return for each of several batches, stacked.
+        """Return what `train` returns for each row of `indices` (R, B), stacked, bit-identical.
 
-        Every step of a view treats each sample by itself, so that the bits are the same.
-
-        Parameters
-        ----------
-        indices : Tensor of int64, shape (R, B)
-            Sample numbers, a row for each batch.
-        seeds : sequence of int
-            What random steps of each batch draw from.
-        epoch : int
-            The same for all.
-
-        Returns
-        -------
-        (Tensor, Tensor)
-            Shapes (R, B, ...) and (R, B) or (R, B, m).
+        `seeds` has one seed per row; shapes are (R, B, ...) and (R, B) or (R, B, m).
         """
         draw = JoinedDraw(seeds, epoch, indices.cpu().numpy())
         inputs, targets = self._gathered(self._train, indices.reshape(-1), draw)
@@ -214,11 +182,11 @@ class Batches:
         return self._gather(self._eval, indices, 0, 0)
 
     def targets_of(self, indices: Indices | Tensor) -> Tensor:
-        """Return the targets that `eval` returns, without the inputs."""
+        """Return the targets that `eval` returns, without reading inputs."""
         return self.targets.index_select(0, torch.as_tensor(indices).to(self.targets.device))
 
     def inputs(self, indices: Indices | Tensor) -> Array:
-        """Return inputs of the eval view for scikit-learn, exactly; see `exact`."""
+        """Return inputs of the eval view for scikit-learn, see `exact`."""
         return exact(self.eval(indices)[0])
 
     @property
@@ -228,21 +196,16 @@ class Batches:
 
     @property
     def one_view(self) -> bool:
-        """Whether samples are the same in both views, at each time."""
+        """Whether both views always give the same samples."""
         return self._train is self._eval or _same_view(self._train, self._eval)
 
     def with_inputs(
         self, inputs: Tensor, change: Callable[[Array], Tensor] | None = None
     ) -> Batches:
-        """Return batches of other inputs, shape (n_samples, ...).
+        """Return batches of other inputs (n_samples, ...) in the eval view.
 
-        Parameters
-        ----------
-        inputs : Tensor of shape (n_samples, ...)
-            Of the eval view.
-        change : callable, optional
-            Makes of inputs of the train view, (B, ...), what there is instead; without it, the
-            train view is the eval view.
+        `change` maps inputs of the train view (B, ...) to what it gives instead; without it, the
+        train view is the eval view.
         """
         held = _Held(inputs, View((), None, (), ()))
         return Batches(
@@ -252,13 +215,8 @@ class Batches:
     def to(self, device: torch.device | str, room: int | None = None) -> Batches:
         """Return the same batches on a device.
 
-        Parameters
-        ----------
-        device : torch.device or str
-            Where batches are wanted.
-        room : int or None
-            Bytes that arrays of inputs may take there; None: any. Where they do not fit, they stay
-            where they are, and each batch is moved.
+        Arrays that need more than `room` bytes there stay where they are (None: no limit), and each
+        batch is moved.
         """
         place = torch.device(device)
         views = self._train, self._eval
@@ -287,18 +245,9 @@ class Batches:
 
 
 def one_by_one(source: Opened, steps: Sequence[Step], targets: Array) -> Batches:
-    """Return batches of samples that nobody stored, in one view: each is read when it is asked for.
+    """Return batches of one view whose samples are read when they are asked for.
 
-    Its bits are those of a view that is stored, which was compared with it.
-
-    Parameters
-    ----------
-    source : Opened
-        Gives untransformed samples.
-    steps : sequence of callable
-        All of the view's transforms.
-    targets : ndarray
-        Of all samples.
+    Bit-identical with a stored view, which was compared with it.
     """
     view = _Read(source, tuple(steps))
     batches = Batches(torch.from_numpy(targets), view, view)
@@ -311,32 +260,18 @@ def one_by_one(source: Opened, steps: Sequence[Step], targets: Array) -> Batches
 
 @dataclass(frozen=True, eq=False)
 class DataHandle:
-    """What travels to a worker.
+    """What travels to a worker. Descriptors are not pickled.
 
-    Parameters
-    ----------
-    specs : tuple of ArraySpec
-        The shared arrays, targets first.
-    train, eval : View
-        Their batch steps.
-    slots : (int, int)
-        Which arrays the train view and the eval view are stored in.
-    source : Opened or None
-        The dataset, where its samples are not held.
-    encoding : Encoding or None
-        Of the targets of a dataset that is random: they come with each sample.
-    fds : tuple of int
-        Descriptors of the arrays in this process, in the order of `specs`. They are not pickled:
-        send them beside the handle (``socket.send_fds``) and give the received ones to `open`.
+    Send `fds` beside the handle (``socket.send_fds``) and pass the received ones to `open`.
     """
 
-    specs: tuple[ArraySpec, ...]
+    specs: tuple[ArraySpec, ...]  # the shared arrays, targets first
     train: View
     eval: View
-    slots: tuple[int, int] = (0, 0)
-    source: Opened | None = None
-    encoding: Encoding | None = None
-    fds: tuple[int, ...] = ()
+    slots: tuple[int, int] = (0, 0)  # arrays of the train view and the eval view
+    source: Opened | None = None  # the dataset, where samples are not held
+    encoding: Encoding | None = None  # of a random dataset's targets, which come with each sample
+    fds: tuple[int, ...] = ()  # in the order of `specs`
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "fds": ()}

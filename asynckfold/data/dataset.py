@@ -1,4 +1,4 @@
-"""A dataset, opened: its samples before their transform, and the transform's steps."""
+"""Open a dataset: its samples before their transform, and the transform's steps."""
 
 from __future__ import annotations
 
@@ -52,58 +52,31 @@ class _Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A dataset, opened: its samples before their transform, and the transform's steps.
+    """A dataset, opened: its samples before their transform, and the transform's steps."""
 
-    Parameters
-    ----------
-    base : Dataset
-        Gives untransformed pairs; the user's own object where it has no ``transform``.
-    steps : tuple of callable
-        The dataset's transform; empty where it has none that can be taken out.
-    rows : ndarray of int64 or None
-        Which samples of `base` make up the dataset; None: all.
-    samples : ndarray or None
-        All base samples, as they are stored, if they can be had without reading one by one.
-    labels : array-like or None
-        All labels of `base`, likewise.
-    names : tuple of str
-        Class names.
-    notes : tuple of str
-        What was noticed.
-    known : bool
-        Whether its samples are rows of `samples`: to read them runs no code of the user's.
-    told : callable or None
-        Told of each sample before it is read.
-    recorder : Recorder or None
-        Stands for the transform of `base`.
-    """
-
-    base: Any
-    steps: tuple[Step, ...] = ()
-    rows: Indices | None = None
+    base: Any  # gives untransformed pairs; the user's object if it has no ``transform``
+    steps: tuple[Step, ...] = ()  # the transform; empty where it cannot be taken out
+    rows: Indices | None = None  # rows of `base` in the dataset; None: all
+    # all of `base` as stored, if they can be had without reading one by one
     samples: Array | None = None
-    labels: Any = None
-    names: tuple[str, ...] = ()
+    labels: Any = None  # likewise
+    names: tuple[str, ...] = ()  # of the classes
     notes: tuple[str, ...] = ()
-    known: bool = False
+    known: bool = False  # samples are rows of `samples`: reading them runs no user code
+    # called with each sample number before it is read
     told: Callable[[int], object] | None = field(default=None, repr=False)
+    # stands for the transform of `base`
     recorder: Recorder | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.base) if self.rows is None else len(self.rows)
 
     def row(self, index: int) -> int:
-        """Return where a sample is in `base`."""
+        """Return the position of a sample in `base`."""
         return index if self.rows is None else int(self.rows[index])
 
     def read(self, index: int) -> tuple[Any, Any]:
-        """Return an untransformed pair.
-
-        Raises
-        ------
-        InputError
-            The dataset raised, or gave something else than a pair.
-        """
+        """Return an untransformed pair; raise `InputError` where the dataset gives none."""
         if self.told is not None:
             self.told(index)
         try:
@@ -124,7 +97,7 @@ class Opened:
         return item[0], item[1]
 
     def without_arrays(self) -> Opened:
-        """Return what reads the same, sample by sample, and is less to keep and to send."""
+        """Return a source that reads the same samples one by one, and is cheaper to send."""
         return replace(self, samples=None, labels=None)
 
     @property
@@ -135,7 +108,7 @@ class Opened:
 
 
 def unreadable(index: int, error: BaseException) -> Problem:
-    """Say that a sample could not be read or transformed."""
+    """Report that a sample could not be read or transformed."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return Problem(
@@ -163,18 +136,9 @@ def _not_a_pair(index: int, found: Any) -> Problem:
 
 
 class OneByOne:
-    """One view as an ordinary map-style data set: what a DataLoader gets in an ordinary script.
+    """One view as an ordinary map-style dataset, as a DataLoader gets it in an ordinary script.
 
-    Parameters
-    ----------
-    source : Opened
-        Gives untransformed samples.
-    steps : sequence of callable
-        The user's transforms, in order.
-    targets : ndarray
-        As jobs use them.
-    encoding : Encoding or None
-        Of the targets of a random dataset: sample and target are then of one read.
+    With an `encoding` (random dataset), sample and target come from one read.
     """
 
     def __init__(
@@ -202,18 +166,11 @@ class OneByOne:
 
 
 def open_source(dataset: Any) -> Opened:
-    """Take a dataset apart without changing it.
+    """Take a dataset, or a tuple (X, y) of arrays, apart without changing it.
 
-    Parameters
-    ----------
-    dataset : map-style torch Dataset, or tuple (X, y) of arrays
-        `Subset` is followed to the dataset below it; a ``transform`` attribute is taken out of a
-        shallow copy.
-
-    Raises
-    ------
-    InputError
-        It is not map-style, has fewer than two samples, or X and y differ in length.
+    `Subset` is followed to the dataset below; a ``transform`` is taken out of a shallow copy.
+    Raises `InputError` where it is not map-style, has fewer than two samples, or X and y differ in
+    length.
     """
     if isinstance(dataset, tuple):
         return _sized(_open_arrays(dataset))
@@ -246,28 +203,17 @@ def _below_subsets(dataset: Any) -> tuple[Any, Indices | None]:
 
 
 class _Unlabelled(Opened):
-    """Samples whose targets, where they have any, do not matter."""
+    """Samples whose targets, if any, do not matter."""
 
     def _pair(self, index: int, item: Any) -> tuple[Any, Any]:
         return (item[0] if isinstance(item, (tuple, list)) and len(item) in (1, 2) else item), 0
 
 
 def open_inputs(inputs: Any, *, undress: bool = False, exact: bool = False) -> Opened:
-    """Take samples apart whose targets, where they have any, do not matter.
+    """Take samples apart whose targets, if any, do not matter: arrays, (X, y), or a dataset.
 
-    Parameters
-    ----------
-    inputs : array, tensor, tuple (X, y) of arrays, or map-style torch Dataset
-        The samples of a data set are x or (x, y); one is enough.
-    undress : bool
-        Take out its ``transform``, for which another stands.
-    exact : bool
-        Leave an array of float64 as it is.
-
-    Raises
-    ------
-    InputError
-        It is none of these, or is empty, or its transform cannot be taken out.
+    `undress`: take out its ``transform``, which another one replaces. `exact`: leave float64 arrays
+    as they are. Raises `InputError` where there is no sample, or the transform cannot be taken out.
     """
     if isinstance(inputs, tuple):
         inputs = inputs[0] if len(inputs) == 2 else None
@@ -356,8 +302,8 @@ PLAIN, RECORDED, DRESSED = "without a transform", "as its transform gets them", 
 class Recorder:
     """Stands for a dataset's transform: keeps what it gets, and returns itself.
 
-    A dataset that returns it as the sample has sent a sample through its transform once, and done
-    nothing to the result. Anything else is seen at each sample that is read.
+    A dataset that returns it as the sample has called its transform once and has not changed the
+    result. Anything else is noticed at each sample.
     """
 
     def __init__(self) -> None:
@@ -370,13 +316,13 @@ class Recorder:
         return self
 
     def taken(self, result: Any) -> list[Any]:
-        """Return the sample that the transform got, or nothing where the result is another's."""
+        """Return the sample that the transform got; empty where the result is something else."""
         given, self.given = self.given, []
         return given if result is self and len(given) == 1 else []
 
 
 def how_to_undress(source: Opened) -> str:
-    """Return how samples before the dataset's transform can be had; some are read in both ways."""
+    """Return how to get samples before the dataset's transform; reads some in both ways."""
     transform = getattr(source.base, "transform", None)
     if transform is None or source.known:
         return PLAIN
@@ -400,7 +346,7 @@ def redressed(source: Opened, how: str) -> Opened:
 
 
 def _redressed(dataset: Any, transform: Any, replacement: Any) -> Any:
-    """Return a shallow copy with another transform, or None where it cannot be set."""
+    """Return a shallow copy with another transform; None where it cannot be set."""
     dressed = copy.copy(dataset)
     try:
         dressed.transform = replacement
@@ -434,7 +380,7 @@ def _reads_alike_at(index: int, source: Opened, bare: Opened) -> bool:
 
 
 def _repeats(steps: Sequence[Step], sample: Any) -> bool:
-    """Tell whether one seed gives one sample: not with a generator of the transform's own."""
+    """Return whether one seed gives one sample: not so if the transform has its own generator."""
     results = []
     for _ in range(2):
         seed_generators(0)

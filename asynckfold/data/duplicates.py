@@ -1,4 +1,4 @@
-"""Validation samples that are copies of training samples, or random: scores of something else."""
+"""Notes on validation samples that equal training samples, or are random."""
 
 from __future__ import annotations
 
@@ -27,17 +27,10 @@ NOT_LOOKED = (
 
 
 def digests(samples: Array) -> npt.NDArray[np.int64]:
-    """Return a number for each sample, equal for equal ones and for those that mirror each other.
+    """Return a number per sample, equal for equal samples and for mirrored uint8 images.
 
-    Only images of uint8 are mirrored, left to right. Numbers are those of this process.
+    Valid in this process only.
 
-    Parameters
-    ----------
-    samples : ndarray of shape (n, ...)
-        As they are stored: images channels first.
-
-    Examples
-    --------
     >>> found = digests(np.array([[1, 2], [3, 4], [1, 2]]))
     >>> bool(found[0] == found[2]), bool(found[0] == found[1])
     (True, False)
@@ -58,10 +51,8 @@ def _are_images(samples: Array) -> bool:
 def copies(
     numbers: npt.NDArray[np.int64], folds: Iterable[Fold]
 ) -> list[tuple[tuple[int, int], int, int]]:
-    """Return by fold its key, and how many validation samples of how many equal a training sample.
+    """Return for each fold its key, and how many of its validation samples equal a training sample.
 
-    Examples
-    --------
     >>> fold = Fold(0, 0, np.array([0, 1, 2]), np.array([3, 4]))
     >>> copies(np.array([7, 8, 9, 8, 6]), [fold])
     [((0, 0), 1, 2)]
@@ -80,16 +71,9 @@ def copies(
 
 
 def copies_note(samples: Array | None, folds: Sequence[Fold]) -> str:
-    """Say how many validation samples equal training samples; empty where that is nothing odd.
+    """Note validation samples that equal training samples; ``""`` where there are few.
 
-    Rows that have few features of few values are equal by chance, and no copies.
-
-    Parameters
-    ----------
-    samples : ndarray of shape (n, ...) or None
-        All samples, as they are stored; None where they are not.
-    folds : sequence of Fold
-        What is trained on, and what is validated on.
+    Rows with few features of few values may be equal by chance; they do not count.
     """
     if samples is None:
         return NOT_LOOKED
@@ -115,11 +99,7 @@ def copies_note(samples: Array | None, folds: Sequence[Fold]) -> str:
 
 
 def random_note(notes: Iterable[str]) -> str:
-    """Say that validation samples are random, where the notes on a data set say that it is.
-
-    >>> bool(random_note(["the dataset is random by itself"])), random_note([])
-    (True, '')
-    """
+    """Note that validation samples are random, where the dataset's notes say that it is."""
     if not any("random by itself" in note for note in notes):
         return ""
     return (

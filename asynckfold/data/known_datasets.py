@@ -1,7 +1,7 @@
-"""Datasets whose code is known: whole arrays, or a list of files, in place of reading each sample.
+"""Datasets whose code is known: whole arrays, or a list of files, instead of reading each sample.
 
-Attributes such as ``data`` and ``targets`` are taken only where the class is exactly one of these:
-of a subclass, or of any other class, what ``__getitem__`` returns is the truth.
+``data`` and ``targets`` are used only where the class is exactly one of these; for a subclass or
+any other class, ``__getitem__`` is the truth.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LOADERS = (
 
 
 def _is_exactly(dataset: Any, known: Any) -> bool:
-    """Whether the class is one of these, and its methods are those that it was written with."""
+    """Whether the class is one of these, with its original methods."""
     kind = type(dataset)
     place = kind.__module__, kind.__qualname__
     if place not in known or getattr(sys.modules.get(place[0]), place[1], None) is not kind:
@@ -55,7 +55,7 @@ def _is_exactly(dataset: Any, known: Any) -> bool:
 
 
 def subset_of(dataset: Any) -> bool:
-    """Tell whether a dataset is samples of another by their numbers, and nothing else."""
+    """Return whether a dataset only selects samples of another."""
     return type(dataset) is Subset or _is_exactly_subclass(dataset, "Selection")
 
 
@@ -70,10 +70,9 @@ def _is_exactly_subclass(dataset: Any, name: str) -> bool:
 
 
 def whole_arrays(dataset: Any) -> tuple[Array, Any] | None:
-    """Return pixels (n, C, H, W) and n labels of a dataset that gives images of one array.
+    """Return pixels (n, C, H, W) and n labels of a dataset of images in one array.
 
-    None where its class is not exactly one of those known, or it was changed so that it may give
-    something else.
+    None where the class is not exactly a known one, or was modified.
     """
     if not _is_exactly(dataset, _ARRAYS) or getattr(dataset, "target_transform", None) is not None:
         return None
@@ -99,7 +98,7 @@ def whole_arrays(dataset: Any) -> tuple[Array, Any] | None:
 
 
 def file_labels(dataset: Any) -> list[int] | None:
-    """Return the labels of a folder of images that torchvision reads, without reading them."""
+    """Return the labels of torchvision's image folder without reading images."""
     if not _is_exactly(dataset, _FOLDERS) or dataset.target_transform is not None:
         return None
     loader = dataset.loader
@@ -109,13 +108,7 @@ def file_labels(dataset: Any) -> list[int] | None:
 
 
 def listing(dataset: Any, rows: Indices | None) -> bytes:
-    """Return a digest of the files of such a folder: names in it, sizes, times of last change.
-
-    Raises
-    ------
-    InputError
-        A file is not there any more.
-    """
+    """Return a digest of the folder's files: relative names, sizes, modification times."""
     digest = hashlib.sha256()
     for row in range(len(dataset.samples)) if rows is None else rows.tolist():
         path, target = dataset.samples[row]
@@ -130,5 +123,5 @@ def listing(dataset: Any, rows: Indices | None) -> bytes:
 
 
 def all_known(steps: Sequence[Any]) -> bool:
-    """Tell whether all steps are torchvision's own code."""
+    """Return whether all steps are torchvision's own code."""
     return all(is_known(step) for step in steps)

@@ -1,4 +1,4 @@
-"""Labels: class indices, 0 and 1, or numbers, checked, in one form, and what they were."""
+"""Check labels and bring them into one form: class indices, 0 and 1, or numbers."""
 
 from __future__ import annotations
 
@@ -28,52 +28,37 @@ MOST_CLASSES = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Targets as jobs use them.
+    """Targets as jobs use them."""
 
-    Parameters
-    ----------
-    targets : ndarray
-        int64 class indices (n,), or float32 numbers (n,) or (n, m): regression targets, or codes of
-        two classes each.
-    classes : tuple of str
-        Class names by index, from the least to the greatest index there may be; empty for numbers
-        and for several labels of a sample.
-    classification : bool
-        Whether the targets are class indices.
-    notes : tuple of str
-        What was done to them.
-    objective : Objective
-        What they ask of a model, as far as it is known before a model ran.
-    ignore_index : int
-        The class that the criterion leaves out.
-    """
-
+    # int64 class indices (n,), or float32 (n,) or (n, m): regression targets or binary codes
     targets: Array
+    # names by index up to the greatest possible; empty for numbers and multilabel
     classes: tuple[str, ...]
-    classification: bool
+    classification: bool  # targets are class indices
     notes: tuple[str, ...] = ()
+    # as far as it is known before a model ran
     objective: Objective = field(default_factory=lambda: ordinary(True))
     ignore_index: int = -100
 
     @property
     def strata(self) -> Array | None:
-        """The class of each sample; None where it has none, or several."""
+        """The class of each sample; None for numbers and multilabel."""
         return self.objective.codes(self.targets) if self.objective.is_classes else None
 
     @property
     def highest(self) -> int:
-        """The greatest class index of a sample; -1 for numbers."""
+        """The greatest class index; -1 for numbers."""
         return int(self.targets.max()) if self.classification else -1
 
     @property
     def may_be_numbered(self) -> bool:
-        """Whether they are class indices as they are, which would be less if numbered anew."""
+        """Whether class indices have gaps, so that renumbering would need fewer outputs."""
         if not self.classification or self.objective.labels:
             return False
         return len(np.unique(self.targets)) <= self.highest
 
     def numbered(self) -> Labels:
-        """Return whole numbers, which were class indices as they are, numbered by sorted order."""
+        """Return class indices renumbered by sorted order."""
         found = np.unique(self.targets)
         codes = np.searchsorted(found, self.targets).astype(np.int64)
         names = tuple(self.classes[label] for label in found.tolist())
@@ -96,29 +81,12 @@ def resolve_labels(
 ) -> Labels:
     """Check labels and bring them into one form.
 
-    Whole numbers that are not negative are class indices as they are, so that pretrained heads,
-    weights of a criterion and `ignore_index` mean what they mean in a loop of one's own. Strings
-    and negative numbers are numbered by sorted order.
+    Non-negative integers are class indices as they are, so pretrained heads, class weights and
+    `ignore_index` keep their meaning. Strings and negative integers are numbered by sorted order.
+    Numbers with a fraction are regression targets. `criterion` decides over `wants_classes`;
+    without both, the labels' type does. Raises `InputError` with all problems, each naming the
+    first bad index and value.
 
-    Parameters
-    ----------
-    values : array, tensor or sequence of n labels
-        Integers, booleans or strings are classes; numbers with a fraction part are regression
-        targets.
-    wants_classes : bool or None
-        Whether the criterion needs class indices; None: told by the labels' type.
-    names : sequence of str
-        The dataset's class names, if it has any.
-    criterion : Criterion or None
-        What the criterion asks for; it stands above `wants_classes`.
-
-    Raises
-    ------
-    InputError
-        All problems, each naming the first offending index and value.
-
-    Examples
-    --------
     >>> labels = resolve_labels(["dog", "cat", "dog"])
     >>> labels.targets.tolist(), labels.classes
     ([1, 0, 1], ('cat', 'dog'))
@@ -254,17 +222,12 @@ def _two_valued(array: Array, criterion: Criterion, names: tuple[str, ...]) -> L
 
 
 def _plain(value: Any) -> Any:
-    """A whole number as int, so that labels 1.0 and 2.0 are 1 and 2."""
+    """Convert 1.0 to 1."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _two_valued_problems(
-    array: Array,
-    found: Array,
-    codes: tuple[int, int],
-    is_codes: bool,
-    several: bool,
-    name: str,
+    array: Array, found: Array, codes: tuple[int, int], is_codes: bool, several: bool, name: str
 ) -> list[Problem]:
     if array.ndim not in (1, 2):
         rule = f"{name} needs labels of shape (n,), (n, 1) or (n, n_labels)"

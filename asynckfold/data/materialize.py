@@ -1,4 +1,4 @@
-"""Reading a dataset once: into shared arrays, or where that cannot be, what must be known of it.
+"""Read a dataset once: into shared arrays, or where that is impossible, labels and a digest.
 
 ::
 
@@ -35,13 +35,7 @@ STREAMED = "samples are read one by one in the workers, as a DataLoader does, si
 
 
 class Readers(Protocol):
-    """Carries out tasks where the code of a dataset may run.
-
-    Attributes
-    ----------
-    notes : list of str
-        What must be said of how it was read.
-    """
+    """Runs tasks where the code of a dataset may run; `notes` says how it was read."""
 
     notes: list[str]
 
@@ -50,27 +44,15 @@ class Readers(Protocol):
     ) -> list[Any]:
         """Return what the task gave for consecutive ranges of `count` samples, in order.
 
-        Parameters
-        ----------
-        task : Task
-            What to do.
-        count : int
-            Samples; 0 for a task without a range.
-        arrays : sequence of SharedArray
-            What it writes into.
-        seconds : float
-            Expected for all samples.
-
-        Raises
-        ------
-        InputError
-            The process that read died or hung; the sample is named.
+        `count` is 0 for a task without a range, `seconds` the expected time of all samples. The
+        task writes into `arrays`. Raises `InputError`, naming the sample, where the reading process
+        died or hung.
         """
         ...
 
 
 class Here:
-    """Reads in this process, with one thread as everywhere: so last digits are the same."""
+    """Reads in this process, with one thread as everywhere, so that bits are equal."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -89,30 +71,14 @@ class Here:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What reading the dataset gave: arrays, or the reason why there are none.
+    """What reading the dataset gave: arrays, or a note why there are none."""
 
-    Parameters
-    ----------
-    arrays : tuple of SharedArray
-        Empty where samples are read one by one in the workers.
-    slots : (int, int)
-        Which arrays the train view and the eval view are stored in.
-    labels : array-like or None
-        Of all samples, where they were read.
-    notes : tuple of str
-        What must be said.
-    random : bool
-        Whether each read of a sample may give another pair.
-    digest : bytes
-        Of samples that no array holds.
-    """
-
-    arrays: tuple[SharedArray, ...] = ()
-    slots: tuple[int, int] = (0, 0)
-    labels: Any = None
+    arrays: tuple[SharedArray, ...] = ()  # empty: samples are read one by one in the workers
+    slots: tuple[int, int] = (0, 0)  # arrays of the train view and the eval view
+    labels: Any = None  # of all samples, where they were read
     notes: tuple[str, ...] = ()
-    random: bool = False
-    digest: bytes = b""
+    random: bool = False  # another read of a sample may give another pair
+    digest: bytes = b""  # of samples that no array holds
 
     @property
     def held(self) -> bool:
@@ -120,30 +86,18 @@ class Reading:
         return bool(self.arrays)
 
     def close(self) -> None:
-        """Let go of the arrays."""
+        """Close the arrays."""
         for array in self.arrays:
             array.close()
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """A dataset of which some samples were looked at.
-
-    Parameters
-    ----------
-    look : Look
-        What was asked.
-    looked : Looked
-        What was found.
-    source : Opened
-        The dataset, its transform taken out.
-    views : Views
-        Both views.
-    """
+    """A dataset of which some samples were looked at."""
 
     look: Look
     looked: Looked
-    source: Opened
+    source: Opened  # with its transform taken out
     views: Views
 
     @property
@@ -153,20 +107,14 @@ class Seen:
 
 
 def look_at(look: Look, readers: Readers) -> Seen:
-    """Look at some samples.
-
-    Raises
-    ------
-    InputError
-        They cannot be read, or a step raised.
-    """
+    """Look at some samples; raise `InputError` where one cannot be read or transformed."""
     (looked,) = readers(look, 0, (), 0.0)
     refuse(looked.problems)
     return seen_by(look, looked)
 
 
 def seen_by(look: Look, looked: Looked) -> Seen:
-    """Repeat here, without reading a sample, what was found by looking at some."""
+    """Repeat here what `Look` found elsewhere, without reading a sample."""
     source = redressed(open_source(look.dataset), looked.how)
     traced = Traced(looked.traces)
     views = make_views(source, look.train_transform, look.eval_transform, traced)
@@ -174,7 +122,7 @@ def seen_by(look: Look, looked: Looked) -> Seen:
 
 
 def runs_user_code(look: Look) -> bool:
-    """Tell whether the samples come by code that is neither torch's nor torchvision's."""
+    """Return whether reading samples runs code other than torch's and torchvision's."""
     source = open_source(look.dataset)
     given = (*flatten(look.train_transform), *flatten(look.eval_transform))
     return not (source.known and all_known((*source.steps, *given)))
@@ -192,7 +140,7 @@ class _Found:
 
     @property
     def anew(self) -> bool:
-        """Whether all is to be read once more, otherwise."""
+        """Whether all must be read again with other views."""
         return self.dressed or bool(self.drew)
 
 
@@ -201,10 +149,7 @@ def read_all(
 ) -> Reading | Seen:
     """Read all samples into shared arrays, or digests of them.
 
-    Returns
-    -------
-    Reading or Seen
-        The second where a step turned out to draw random numbers, so that the views are others.
+    Returns `Seen` instead where a step turned out to be random, so that the views change.
     """
     why = _why_not_held(seen)
     if not why:
@@ -220,7 +165,7 @@ def read_all(
 
 
 def labels_of(seen: Seen, readers: Readers) -> list[Any]:
-    """Read all labels, of a dataset whose samples cannot be used as they are."""
+    """Read all labels of a dataset whose samples cannot be used as they are."""
     work = Pass(seen.look.dataset, seen.looked.how, (), hold=False, random=True)
     digests = SharedArray(ArraySpec((len(seen.source), DIGEST_BYTES), "uint8"))
     try:
@@ -282,12 +227,12 @@ def _hold(
 
 
 def _slots(slots: tuple[int, int]) -> tuple[int, int]:
-    """Return the places among shared arrays, of which the targets are the first."""
+    """Shift by one: the first shared array holds the targets."""
     return slots[0] + 1, slots[1] + 1
 
 
 def _passed(seen: Seen, readers: Readers, work: Pass, arrays: Sequence[SharedArray]) -> _Found:
-    """Read all samples; say what drew or did not fit, and refuse what cannot be read."""
+    """Read all samples; report what drew or did not fit, refuse what cannot be read."""
     count = len(seen.source)
     parts: list[Part] = readers(work, count, arrays, seen.looked.seconds * count)
     first = sorted((part for part in parts if part.at >= 0), key=lambda part: part.at)
@@ -305,7 +250,7 @@ def _passed(seen: Seen, readers: Readers, work: Pass, arrays: Sequence[SharedArr
 
 
 def _stream(seen: Seen, readers: Readers, why: str) -> Reading | Seen:
-    """Return what must be known of samples that jobs read: labels, and a digest."""
+    """Return labels and a digest of samples that jobs will read themselves."""
     source, view = seen.source, seen.views.eval
     if not seen.random and all_known(view.pipeline):
         if source.known and source.samples is not None:
@@ -356,7 +301,7 @@ def _digest_of_rows(samples: Array, rows: Any) -> bytes:
 
 
 def _distinct_prefixes(views: Views) -> list[tuple[Pipeline, Kind]]:
-    """Return what is stored: of both views together, where they begin alike."""
+    """Return what is stored: one array for both views where they begin alike."""
     train, evaluation = views.train, views.eval
     assert train.stored is not None
     assert evaluation.stored is not None
@@ -397,7 +342,7 @@ def _allocate(
 
 
 def _refuse_odd_sample(views: Views, odd: str) -> None:
-    """Refuse samples of several shapes where no later step could make them equal."""
+    """Refuse samples of several shapes where no later step could equalise them."""
     if not views.train.steps or not views.eval.steps:
         remedy = "Add Resize and CenterCrop, or padding, to the transform."
         refuse([Problem("all samples must have one shape and type", odd, remedy)])

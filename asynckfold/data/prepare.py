@@ -1,4 +1,4 @@
-"""A dataset, ready for all jobs: opened, checked, divided, read, and audited."""
+"""Prepare a dataset for all jobs: open, check, divide its transform, read, fingerprint."""
 
 from __future__ import annotations
 
@@ -39,42 +39,17 @@ _PATIENCE_SECONDS = 5.0
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A dataset, ready for all jobs; it lives in the parent process.
+    """A dataset, ready for all jobs; lives in the parent process."""
 
-    Parameters
-    ----------
-    targets : ndarray
-        int64 class indices (n,), or float32 numbers (n,) or (n, m): regression targets, or codes of
-        two classes each.
-    classes : tuple of str
-        Class names by index; empty for numbers and for several labels of a sample.
-    classification : bool
-        Whether the targets are class indices.
-    n_samples : int
-        Number of samples.
-    fingerprint : str
-        SHA-256 of stored samples and targets; what is done per batch is the plan's code.
-    fingerprint_before : str
-        The same with a text of what is done per batch, as runs have it whose plan holds no code.
-    notes : tuple of str
-        What the log must say.
-    held : bool
-        False: samples are read one by one in the workers.
-    sample_shape : tuple of int
-        Of one input of the eval view.
-    seen : Seen
-        How the dataset was taken apart.
-    """
-
-    targets: Array
+    targets: Array  # as in `Labels`
     classes: tuple[str, ...]
     classification: bool
     n_samples: int
-    fingerprint: str
-    fingerprint_before: str
+    fingerprint: str  # SHA-256 of stored samples and targets; code per batch is in the plan
+    fingerprint_before: str  # the same with the steps per batch, for plans that hold no code
     notes: tuple[str, ...]
-    held: bool
-    sample_shape: tuple[int, ...]
+    held: bool  # False: samples are read one by one in the workers
+    sample_shape: tuple[int, ...]  # of one input of the eval view
     seen: Seen
     _handle: DataHandle
     _shared: tuple[SharedArray, ...]
@@ -89,24 +64,21 @@ class Prepared:
 
     @property
     def strata(self) -> Array | None:
-        """The class of each sample; None where it has none, or several."""
+        """As in `Labels`."""
         return self._labels.strata
 
     @property
     def highest(self) -> int:
-        """The greatest class index of a sample; -1 for numbers."""
+        """As in `Labels`."""
         return self._labels.highest
 
     @property
     def may_be_numbered(self) -> bool:
-        """Whether labels are class indices as they are, which would be less if numbered anew."""
+        """As in `Labels`."""
         return self._labels.may_be_numbered
 
     def numbered(self) -> Prepared:
-        """Return the data with labels that are numbered by sorted order.
-
-        The arrays are the same, filled anew; what was opened before is not to be used any more.
-        """
+        """Return the data with renumbered labels; earlier handles must not be used any more."""
         labels = self._labels.numbered()
         train, evaluation = self._ordinary
         encoding = self._handle.encoding
@@ -131,7 +103,7 @@ class Prepared:
         )
 
     def ordinary(self) -> tuple[OneByOne, OneByOne]:
-        """Return the train view and the eval view as data sets that read sample by sample."""
+        """Return the train view and the eval view as datasets that read sample by sample."""
         return self._ordinary
 
     def handle(self) -> DataHandle:
@@ -240,7 +212,7 @@ def _is_quick(seen: Seen) -> bool:
 
 
 def _same_here(prepared: Prepared, seen: Seen) -> bool:
-    """Compare some samples of the eval view with those that this process reads."""
+    """Compare some samples of the eval view with what this process reads."""
     handle, source = prepared.handle(), seen.source
     probes = np.array(source.probes[:3], dtype=np.int64)
     ours = handle.open(handle.fds).eval(probes)[0].numpy()
@@ -272,12 +244,9 @@ def _given_labels(source: Opened, targets: Any) -> Any:
 
 
 def _resolved(
-    values: Any,
-    wants_classes: bool | None,
-    names: tuple[str, ...],
-    criterion: Criterion | None,
+    values: Any, wants_classes: bool | None, names: tuple[str, ...], criterion: Criterion | None
 ) -> tuple[Labels | None, tuple[Problem, ...]]:
-    """Resolve labels, if there are any yet; return problems, to be told with others."""
+    """Resolve labels if they are known already; return problems instead of raising."""
     if values is None:
         return None, ()
     try:
@@ -330,14 +299,14 @@ def _handle(
 
 
 def _travelling(view: View, held: bool) -> View:
-    """Return what a worker needs of a view: less to send, and no torchvision to import."""
+    """Return what a worker needs of a view, so that it need not import torchvision."""
     return replace(view, prefix=(), pipeline=()) if held else replace(view, prefix=(), steps=())
 
 
 def _fingerprints(
     handle: DataHandle, shared: Sequence[SharedArray], labels: Labels, samples: bytes
 ) -> tuple[str, str]:
-    """Return the fingerprint of the samples, and the one with a text of the steps per batch."""
+    """Return `Prepared.fingerprint` and `Prepared.fingerprint_before`."""
     digest = hashlib.sha256(repr((handle.specs, labels.classes, handle.slots)).encode())
     for array in shared:
         with memoryview(mmap.mmap(array.fd, 0, access=mmap.ACCESS_READ)) as memory:

@@ -1,13 +1,12 @@
-"""What a reader does, in a process of its own: looks at some samples, then reads a range of them.
+"""What a reader does in its own process: look at some samples, then read a range of them.
 
 ::
 
     Look   some samples ── how the transform is taken out, what steps make of them, what is random
     Pass   a range of samples ── arrays, labels, digests; the first that draws or does not fit
 
-Nothing but this runs the code of a dataset and of the user's transforms before jobs do. A `Pass`
-watches the generators at each step of each sample: a step that draws for one sample in a thousand
-is random.
+Only this code runs the dataset and the user's transforms before jobs do. A `Pass` watches the
+generators at each step of each sample: a step that draws for one sample in a thousand is random.
 """
 
 from __future__ import annotations
@@ -47,14 +46,7 @@ from asynckfold.data.transforms import (
     to_array,
     varies,
 )
-from asynckfold.data.views import (
-    Facts,
-    Place,
-    Tracing,
-    make_views,
-    some_samples,
-    train_steps,
-)
+from asynckfold.data.views import Facts, Place, Tracing, make_views, some_samples, train_steps
 from asynckfold.errors import InputError, Problem
 
 BASE: Place = ("dataset", 0)
@@ -70,66 +62,32 @@ go on."""
 
 @dataclass(frozen=True)
 class Looked:
-    """What some samples tell.
+    """What some samples tell."""
 
-    Parameters
-    ----------
-    how : str
-        How the transform is taken out, see `how_to_undress`.
-    traces : dict
-        For `Traced`.
-    notes : tuple of str
-        What must be said.
-    random : bool
-        Whether the dataset itself is random.
-    steady : bool
-        Whether one seed gives one sample and one target.
-    equal : bool
-        Whether batches equal single samples.
-    seconds : float
-        Of a sample.
-    problems : tuple of Problem
-        Why none could be read.
-    """
-
-    how: str = ""
-    traces: dict[str, Facts] = field(default_factory=dict)
+    how: str = ""  # to take the transform out, see `how_to_undress`
+    traces: dict[str, Facts] = field(default_factory=dict)  # for `Traced`
     notes: tuple[str, ...] = ()
-    random: bool = False
-    steady: bool = True
-    equal: bool = True
-    seconds: float = 0.0
-    problems: tuple[Problem, ...] = ()
+    random: bool = False  # the dataset itself is random
+    steady: bool = True  # one seed gives one sample and one target
+    equal: bool = True  # batches equal single samples
+    seconds: float = 0.0  # per sample
+    problems: tuple[Problem, ...] = ()  # why none could be read
 
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """Looks at some samples of a dataset.
-
-    Parameters
-    ----------
-    dataset, train_transform, eval_transform
-        As the user gave them.
-    random : bool
-        Whether the dataset is said to be random.
-    drawn : frozenset of Place
-        Steps that were seen to draw.
-    unseeded : frozenset of Place
-        Those of them that drew from a generator of their own.
-    dressed : bool
-        Whether the transform cannot be taken out, as a `Pass` found.
-    """
+    """Looks at some samples of a dataset."""
 
     dataset: Any
     train_transform: Any = None
     eval_transform: Any = None
-    random: bool = False
-    drawn: frozenset[Place] = frozenset()
-    unseeded: frozenset[Place] = frozenset()
-    dressed: bool = False
+    random: bool = False  # the user says that the dataset is random
+    drawn: frozenset[Place] = frozenset()  # steps seen to draw
+    unseeded: frozenset[Place] = frozenset()  # of these, those with a generator of their own
+    dressed: bool = False  # a `Pass` found that the transform cannot be taken out
 
     def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> Looked:
-        """Return what was found; the range is of no meaning."""
+        """Return what was found; the range has no meaning."""
         with generators_kept():
             try:
                 return self._found(beat)
@@ -173,12 +131,9 @@ def _varies(source: Opened) -> bool:
 
 
 def _steadiness(source: Opened, steps: Sequence[Step]) -> tuple[tuple[str, ...], bool]:
-    """Return what to say of generators that cannot be seeded, and whether the dataset has none.
+    """Return a note on generators that cannot be seeded, and whether the dataset has none.
 
-    Raises
-    ------
-    InputError
-        Input and target vary together: no evaluation would see a pair.
+    Raises `InputError` where input and target both vary: no evaluation would see a pair.
     """
     if source.known and all_known(steps):
         return (), True
@@ -213,8 +168,8 @@ def _unsteady_pair(index: int) -> Problem:
 def _batches_equal(source: Opened, view: View) -> bool:
     """Compare a few samples of the eval view, read in both ways.
 
-    The user's own steps are the reference, so that a change in torchvision can cost speed but
-    never changes a number.
+    The user's own steps are the reference, so a change in torchvision can cost speed but never
+    changes a number.
     """
     if view.stored is None:
         return True
@@ -230,78 +185,37 @@ def _batches_equal(source: Opened, view: View) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """Steps that each sample goes through in a `Pass`.
-
-    Parameters
-    ----------
-    steps : tuple of callable
-        The user's.
-    places : tuple of tuple of Place
-        Where each of them comes from; a pipeline may be that of both views.
-    """
+    """Steps that each sample passes in a `Pass`, and where each comes from."""
 
     steps: tuple[Step, ...]
-    places: tuple[tuple[Place, ...], ...]
+    places: tuple[tuple[Place, ...], ...]  # several where both views share the step
 
 
 @dataclass(frozen=True)
 class Part:
-    """What reading a range gave.
+    """What reading a range gave; it ends at the first sample that draws, fails or does not fit."""
 
-    Parameters
-    ----------
-    labels : list
-        As the dataset gives them, tensors as arrays; as far as it was read.
-    drew : tuple of Place
-        What was seen to draw random numbers: then the range was left there.
-    unseeded : bool
-        Whether from a generator of its own.
-    dressed : bool
-        Whether the dataset gives something else than its transform makes of the sample.
-    odd : str
-        What does not fit about the first sample of another shape: then it was left there.
-    at : int
-        Which sample that was.
-    problems : tuple of Problem
-        Why it could not be read.
-    """
-
-    labels: list[Any]
-    drew: tuple[Place, ...] = ()
-    unseeded: bool = False
-    dressed: bool = False
-    odd: str = ""
-    at: int = -1
+    labels: list[Any]  # as the dataset gives them, tensors as arrays
+    drew: tuple[Place, ...] = ()  # steps that drew random numbers
+    unseeded: bool = False  # from a generator of their own
+    dressed: bool = False  # the dataset changes what its transform returns
+    odd: str = ""  # how the sample differs from others
+    at: int = -1  # number of that sample
     problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """Reads each sample of a range once.
-
-    Parameters
-    ----------
-    dataset : Dataset
-        As the user gave it.
-    how : str
-        How its transform is taken out.
-    pipelines : tuple of Pipeline
-        What samples go through.
-    hold : bool
-        Whether each pipeline's results are stored, each in an array; else the first array gets a
-        digest of each sample, shape (n, `DIGEST_BYTES`).
-    random : bool
-        Whether the dataset is random: each sample is read under its seed of evaluation.
-    """
+    """Reads each sample of a range once."""
 
     dataset: Any
-    how: str
+    how: str  # to take the transform out
     pipelines: tuple[Pipeline, ...]
-    hold: bool
-    random: bool = False
+    hold: bool  # store results, one array per pipeline; else digests (n, DIGEST_BYTES)
+    random: bool = False  # read each sample under its evaluation seed
 
     def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> Part:
-        """Read samples from `low` to `high`, and write what they become."""
+        """Read samples from `low` to `high` into `outputs`."""
         whole = open_source(self.dataset)
         labels: list[Any] = []
         with generators_kept():
@@ -337,7 +251,7 @@ class _DressedError(Exception):
 
 
 class _Reading:
-    """Reads samples one by one, and watches what draws."""
+    """Reads samples one by one and watches what draws."""
 
     def __init__(self, work: Pass, whole: Opened, source: Opened) -> None:
         self.work, self.source = work, source
@@ -351,7 +265,7 @@ class _Reading:
         self.watch = Watch(source.base, *(step for step in steps if not is_known(step)))
 
     def one(self, index: int, seed: int, outputs: Sequence[Array]) -> tuple[Any, str]:
-        """Read a sample; return its label, and what is odd about it."""
+        """Read a sample; return its label, and how it does not fit."""
         if self.work.random:
             self.watch.sync(seed)
         try:
@@ -405,7 +319,7 @@ def _stored(result: Any, output: Array, index: int) -> str:
 
 
 def digest_of(sample: Any) -> bytes:
-    """Return a digest of a sample; those of targets are taken together."""
+    """Return a digest of a sample."""
     kind = kind_of(sample)
     digest = hashlib.sha256(repr(kind).encode())
     if kind.storable:

@@ -1,4 +1,4 @@
-"""Arrays without a name that processes share by file descriptor."""
+"""Anonymous arrays that processes share by file descriptor."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class ArraySpec:
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
     def map(self, fd: int) -> Tensor:
-        """Map the array behind a descriptor; the descriptor may be closed afterwards.
+        """Map the array privately; the descriptor may be closed afterwards.
 
-        The mapping is private: a write changes this process's own copy of the page, so that no
-        worker can damage what the others read.
+        A write changes this process's own copy of the page, so no worker can damage what others
+        read.
         """
         memory = mmap.mmap(fd, max(1, self.nbytes), access=mmap.ACCESS_COPY)
         return torch.from_numpy(self.view(memory))
 
     def map_writable(self, fd: int) -> Array:
-        """Map the array behind a descriptor for filling."""
+        """Map the array for filling."""
         return self.view(mmap.mmap(fd, max(1, self.nbytes)))
 
     def view(self, memory: mmap.mmap) -> Array:
@@ -47,16 +47,7 @@ class ArraySpec:
 
 
 class SharedArray:
-    """An array in memory without a name, or in a file without a name.
-
-    Parameters
-    ----------
-    spec : ArraySpec
-        Shape and type.
-    folder : Path or None
-        Where the file goes; None: memory (``memfd_create``; where there is none, a file in the
-        system's folder for temporary files).
-    """
+    """An array in anonymous memory (``memfd_create``), or in an unnamed file in `folder`."""
 
     def __init__(self, spec: ArraySpec, folder: Path | None = None) -> None:
         self.spec = spec
@@ -67,7 +58,7 @@ class SharedArray:
         return self.spec.map_writable(self.fd)
 
     def close(self) -> None:
-        """Close the descriptor; the memory goes when the last mapping does."""
+        """Close the descriptor; the memory is freed with the last mapping."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -1,4 +1,4 @@
-"""Targets of samples that are read again and again: raw labels in the form that jobs use."""
+"""Encode the raw labels of samples that are read again and again."""
 
 from __future__ import annotations
 
@@ -15,25 +15,16 @@ from asynckfold.errors import InputError, Problem
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """Brings a single label into the form of `Labels`.
+    """Brings a single raw label into the form of `Labels`."""
 
-    Parameters
-    ----------
-    indices : Mapping or None
-        Class index, or what stands for the class, by raw label; None: labels are numbers.
-    shape : tuple of int
-        Of one target.
-    dtype : str
-        Of targets.
-    """
-
+    # class index or code by raw label; None: labels are numbers
     indices: Mapping[Hashable, float] | None
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one target
     dtype: str = "float32"
 
     @classmethod
     def of(cls, values: Any, labels: Labels) -> Encoding:
-        """Learn from raw labels and what became of them."""
+        """Learn the encoding from raw labels and their targets."""
         shape, dtype = labels.targets.shape[1:], str(labels.targets.dtype)
         if labels.strata is None:
             return cls(None, shape, dtype)
@@ -46,7 +37,7 @@ class Encoding:
         return cls(indices, shape, dtype)
 
     def numbered(self, before: Array, after: Array) -> Encoding:
-        """Return this encoding with other class indices: those of all samples are given."""
+        """Return this encoding with renumbered classes."""
         if self.indices is None:
             return self
         other = dict(zip(before.tolist(), after.tolist(), strict=True))
@@ -54,13 +45,7 @@ class Encoding:
         return replace(self, indices=kept)
 
     def __call__(self, label: Any, index: int) -> Array:
-        """Return the target.
-
-        Raises
-        ------
-        InputError
-            It is of no class that was there when the targets were read.
-        """
+        """Return the target; raise `InputError` for a class that was not there before."""
         array = label_array([label])[0]
         if self.indices is None:
             return np.asarray(array, self.dtype).reshape(self.shape)

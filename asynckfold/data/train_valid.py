@@ -1,4 +1,4 @@
-"""Two parts of one data set: what is trained on, and what it is scored on."""
+"""Join a training set and a validation set into one dataset."""
 
 from __future__ import annotations
 
@@ -16,20 +16,11 @@ from asynckfold.jobs.folds import Indices
 
 
 def joined(dataset: Any, other: Any) -> tuple[Any, Indices, Indices]:
-    """Return one data set of the samples of two, and where those of each are in it.
+    """Return one dataset with the samples of two, and where those of each are.
 
-    Parameters
-    ----------
-    dataset, other : map-style torch Dataset, or tuple (X, y) of arrays
-        Both of one kind. Of two data sets, each sample comes by its own transform.
+    Both are datasets, each keeping its own transform, or both are tuples (X, y). Raises
+    `InputError` where kinds or sample shapes differ.
 
-    Raises
-    ------
-    InputError
-        One has arrays, the other is a data set, or the shapes of their samples differ.
-
-    Examples
-    --------
     >>> both, first, second = joined((np.zeros((3, 2)), [0, 1, 0]), (np.ones((1, 2)), [1]))
     >>> both[0].shape, both[1].tolist(), first.tolist(), second.tolist()
     ((4, 2), [0, 1, 0, 1], [0, 1, 2], [3])
@@ -48,17 +39,8 @@ def joined(dataset: Any, other: Any) -> tuple[Any, Indices, Indices]:
 
 
 def repeated(dataset: Any, most: int) -> tuple[Any, Indices, Indices]:
-    """Return a data set with some of its samples, evenly spread, once more at its end.
+    """Return a dataset with up to `most` of its samples, evenly spread, appended again.
 
-    Parameters
-    ----------
-    dataset : map-style torch Dataset, or tuple (X, y) of arrays
-        What is trained on.
-    most : int
-        How many samples stand twice, if there are so many.
-
-    Examples
-    --------
     >>> both, first, second = repeated((np.arange(4.0), [0, 1, 0, 1]), 2)
     >>> both[0].tolist(), first.tolist(), second.tolist()
     ([0.0, 1.0, 2.0, 3.0, 0.0, 3.0], [0, 1, 2, 3], [4, 5])
@@ -76,11 +58,7 @@ def repeated(dataset: Any, most: int) -> tuple[Any, Indices, Indices]:
 
 
 def evenly(count: int, most: int) -> Indices:
-    """Return the numbers of up to `most` of `count` samples, evenly spread.
-
-    >>> evenly(4, 2).tolist(), evenly(2, 9).tolist()
-    ([0, 3], [0, 1])
-    """
+    """Return the numbers of up to `most` of `count` samples, evenly spread."""
     rows: Indices = np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)
     return rows
 

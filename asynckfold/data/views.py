@@ -7,16 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asynckfold.data.dataset import Opened
-from asynckfold.data.transforms import (
-    Kind,
-    Step,
-    Trace,
-    View,
-    divide,
-    flatten,
-    step_name,
-    trace,
-)
+from asynckfold.data.transforms import Kind, Step, Trace, View, divide, flatten, step_name, trace
 from asynckfold.errors import InputError, Problem, refuse
 
 TRAIN, OWN, EVAL = "train", "own", "eval"
@@ -31,39 +22,21 @@ Facts = tuple[tuple[bool, ...], tuple[Kind | None, ...]] | tuple[Problem, ...]
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """The train view and the eval view of a source, with what was found about them.
-
-    Parameters
-    ----------
-    train, eval : View
-        The views.
-    sample_shape : tuple of int
-        Of one input of the eval view.
-    notes : tuple of str
-        What was decided.
-    problems : tuple of Problem
-        Why they cannot be used.
-    places : (tuple of Place, tuple of Place)
-        Where the steps of the train view and of the eval view come from.
-    """
+    """Both views of a source, and what was found about them."""
 
     train: View
     eval: View
-    sample_shape: tuple[int, ...]
+    sample_shape: tuple[int, ...]  # of one input of the eval view
     notes: tuple[str, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[Problem, ...]  # why they cannot be used
+    # where the steps of the train view and of the eval view come from
     places: tuple[tuple[Place, ...], tuple[Place, ...]]
 
 
 class Tracing:
-    """Traces with some samples, and keeps what was found for a `Traced`.
+    """Traces untransformed samples, and keeps what was found for a `Traced`.
 
-    Parameters
-    ----------
-    samples : sequence
-        Untransformed samples.
-    drawn : collection of Place
-        Steps that were seen to draw random numbers.
+    `drawn`: steps seen to draw random numbers.
     """
 
     def __init__(self, samples: Sequence[Any], drawn: Collection[Place] = ()) -> None:
@@ -72,13 +45,7 @@ class Tracing:
         self.found: dict[str, Facts] = {}
 
     def __call__(self, name: str, steps: Sequence[Step]) -> Trace:
-        """Return the trace of a pipeline.
-
-        Raises
-        ------
-        InputError
-            A step raised.
-        """
+        """Return the trace of a pipeline; raise `InputError` where a step fails."""
         drawn = [place for pipeline, place in self.drawn if pipeline == name]
         try:
             made = trace(steps, self.samples, drawn)
@@ -91,7 +58,7 @@ class Tracing:
 
 @dataclass(frozen=True)
 class Traced:
-    """Repeats what a `Tracing` found, in another process, for the steps that are there."""
+    """Repeats what a `Tracing` found, in another process."""
 
     found: Mapping[str, Facts]
 
@@ -110,16 +77,9 @@ Tracer = Tracing | Traced
 def make_views(
     source: Opened, train_transform: Any, eval_transform: Any, traced: Tracer | None = None
 ) -> Views:
-    """Divide the pipelines of both views; see `prepare` for which transform goes where.
+    """Divide the pipelines of both views; `prepare` says which transform goes where.
 
-    Parameters
-    ----------
-    source : Opened
-        With its transform taken out.
-    train_transform, eval_transform : callable, optional
-        As the user gave them.
-    traced : Tracer, optional
-        Knows what samples become; by default some are read here.
+    Without `traced`, some samples are read here.
     """
     traced = traced or Tracing(some_samples(source))
     while True:
@@ -133,7 +93,7 @@ def make_views(
 def _made(
     source: Opened, train_transform: Any, eval_transform: Any, traced: Tracer
 ) -> tuple[Views, tuple[Place, ...]]:
-    """Return the views, and random steps that a derived eval view has still."""
+    """Return the views, and random steps left in a derived eval view."""
     own, given_eval = source.steps, flatten(eval_transform)
     steps = train_steps(source, train_transform, eval_transform)
     train = traced(TRAIN, steps)
@@ -215,7 +175,7 @@ def _given(traced: Trace) -> _Evaluation:
 
 
 def _derived(name: str, origin: Trace, expected: Kind | None, tracer: Tracer) -> _Evaluation:
-    """Leave the random steps out and say so; ask for another pipeline if that does not work."""
+    """Leave out the random steps with a note; ask for eval_transform if that fails."""
     kept, drawn = origin.split()
     places = _places(name, origin, kept=True)
     if not drawn:

@@ -1,7 +1,4 @@
-"""What is known of a model's cost: seconds of a step by threads, floating-point operations, bytes.
-
-Pure data: a probe measures it, a rule estimates it, a plan is decided by it.
-"""
+"""What a model costs: seconds of a step by threads, floating-point operations, bytes. Pure data."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 
 @dataclass(frozen=True)
 class Work:
-    """What one job has to do: training steps and evaluation batches, over all its epochs."""
+    """Training steps and evaluation batches of one job, over all its epochs."""
 
     steps: int
     evaluations: int
@@ -27,8 +24,6 @@ class Work:
 def work_of(fold: Fold, params: TrainerParams, batch_size: int) -> Work:
     """Return the work of a job that holds out `fold`.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> fold = Fold(0, 0, np.arange(100), np.arange(100, 150))
     >>> work_of(fold, TrainerParams(epochs=2, eval_batch_size=20), batch_size=32)
@@ -42,46 +37,19 @@ def work_of(fold: Fold, params: TrainerParams, batch_size: int) -> Work:
 
 @dataclass(frozen=True)
 class Timing:
-    """What one probe of one model found, or the traceback of what its code raised.
+    """What one probe of one model measured, or the traceback of what it raised."""
 
-    Parameters
-    ----------
-    step_seconds, eval_seconds : float
-        Seconds of a training step and of an evaluation batch.
-    memory, gpu_memory : int
-        Peak bytes above what the process had before.
-    failure : str
-        The traceback; empty where all went well.
-    """
-
-    step_seconds: float = 0.0
-    eval_seconds: float = 0.0
-    memory: int = 0
+    step_seconds: float = 0.0  # of a training step
+    eval_seconds: float = 0.0  # of an evaluation batch
+    memory: int = 0  # peak bytes above what the process had before
     gpu_memory: int = 0
-    failure: str = ""
+    failure: str = ""  # traceback; empty on success
 
 
 @dataclass(frozen=True)
 class Cost:
     """What a model costs.
 
-    Parameters
-    ----------
-    step_seconds, eval_seconds : Mapping of int to float
-        Seconds of a training step and of an evaluation batch by number of threads, with all
-        allotted cores busy with the same work. One thread is always among them.
-    flops : int
-        Floating-point operations of a training step, forward and backward.
-    memory, gpu_memory : int
-        Bytes of a job, beyond what its process has anyway.
-    pair_seconds : float
-        Seconds of a training step of each of two jobs on one GPU at once; 0 where not known.
-    fused_gain : float
-        How many times faster training steps of jobs as one are than one after another, of five jobs
-        or more; 0 where not known.
-
-    Examples
-    --------
     >>> cost = Cost({1: 0.004, 2: 0.003}, {1: 0.002, 2: 0.001})
     >>> round(cost.seconds(Work(100, 10), threads=2), 6)
     0.31
@@ -89,12 +57,14 @@ class Cost:
     True
     """
 
+    # of a training step, by threads (1 included), all cores busy with this
     step_seconds: Mapping[int, float]
-    eval_seconds: Mapping[int, float]
-    flops: int = 0
-    memory: int = 0
+    eval_seconds: Mapping[int, float]  # of an evaluation batch, likewise
+    flops: int = 0  # of a training step, forward and backward
+    memory: int = 0  # bytes of a job beyond its process's baseline
     gpu_memory: int = 0
-    pair_seconds: float = 0.0
+    pair_seconds: float = 0.0  # of a step of each of two jobs on one GPU; 0: unknown
+    # speedup of fused steps over separate ones, from five jobs on; 0: unknown
     fused_gain: float = 0.0
 
     def seconds(self, work: Work, threads: int) -> float:
@@ -103,10 +73,7 @@ class Cost:
         return work.steps * step + work.evaluations * evaluation
 
     def scaled(self, step_seconds: float) -> Cost:
-        """Return this cost with other seconds of a step with one thread, all others in proportion.
-
-        Seconds that are no positive number leave it as it is.
-        """
+        """Return this cost scaled to `step_seconds` of one thread, if that is positive."""
         if not 0 < step_seconds < math.inf:
             return self
         ratio = step_seconds / self.step_seconds[1]
@@ -117,12 +84,10 @@ class Cost:
         )
 
     def shared_by(self, processes: int) -> Cost:
-        """Return the cost of jobs whose steps and evaluations so many processes share.
+        """Return the cost of jobs of `processes` processes with one thread each.
 
-        What stands under so many threads is meant for so many processes of one thread.
+        The entry for that many threads then stands for that many processes.
 
-        Examples
-        --------
         >>> round(Cost({1: 0.004}, {1: 0.002}).shared_by(2).seconds(Work(100, 10), threads=2), 6)
         0.21
         """
@@ -137,16 +102,12 @@ class Cost:
         )
 
     def shared(self, jobs: int) -> Cost:
-        """Return the cost of one of so many jobs on a GPU at once; what is not known, as alone."""
+        """Return the cost of one of `jobs` jobs that share a GPU; unknown sharing costs nothing."""
         return self.scaled(self.pair_seconds) if jobs > 1 else self
 
     def fused(self, gain: float) -> Cost:
-        """Return the cost of one of several jobs as one, whose steps are so many times faster.
+        """Return the cost of a job fused with others: steps `gain` times faster, evaluation not.
 
-        Evaluation gains nothing: each job of a group evaluates by itself.
-
-        Examples
-        --------
         >>> Cost({1: 0.004}, {1: 0.002}).fused(2.0).seconds(Work(100, 10), threads=1)
         0.22
         """
@@ -159,13 +120,7 @@ class Cost:
 
     @classmethod
     def from_dict(cls, raw: Any) -> Cost:
-        """Read what `to_dict` returned, also after a way through JSON.
-
-        Raises
-        ------
-        ValueError
-            It is anything else.
-        """
+        """Read what `to_dict` returned, also through JSON; raise ValueError for anything else."""
         try:
             steps, evaluations = (
                 {int(count): float(seconds) for count, seconds in raw[name].items()}
@@ -187,20 +142,11 @@ class Cost:
 
 
 def at(seconds: Mapping[int, float], threads: int) -> float:
-    """Return the seconds at a number of threads, between those that are known.
+    """Interpolate seconds at a number of threads.
 
-    Linear in 1 / threads, as in Amdahl (1967); beyond the largest number that is known, more
-    threads bring nothing.
+    Linear in 1 / threads (Amdahl 1967); beyond the largest known number, more threads bring
+    nothing.
 
-    Parameters
-    ----------
-    seconds : Mapping of int to float
-        By number of threads, with an entry for 1.
-    threads : int
-        At least 1.
-
-    Examples
-    --------
     >>> at({1: 8.0, 4: 2.0}, 2)
     4.0
     >>> at({1: 8.0, 4: 2.0}, 16)
@@ -217,10 +163,10 @@ def at(seconds: Mapping[int, float], threads: int) -> float:
 
 
 def gathered(timings: Mapping[int, Sequence[Timing]], flops: int) -> Cost:
-    """Return the cost that probes found: by threads, those that ran side by side.
+    """Return the cost that probes found: per thread count, those that ran side by side.
 
-    Of their seconds the lower median counts: another program on one of the cores must not change
-    what is decided. Of their bytes, the most.
+    The lower median of seconds counts, so that another program on one core does not change what is
+    decided; of bytes, the maximum.
     """
     every = [timing for found in timings.values() for timing in found]
     return Cost(

@@ -1,4 +1,4 @@
-"""What each criterion asks of targets, and what it makes of outputs: one table.
+"""What each criterion asks of targets, and the scale of its outputs: one table.
 
 A model trained with ``BCEWithLogitsLoss`` gives log-odds, one trained with ``PoissonNLLLoss`` the
 logarithm of a rate. Labels, scores, predictions and reports all read it here.
@@ -24,23 +24,11 @@ is not even known where one class ends; the user's `output_transform` gives what
 
 @dataclass(frozen=True)
 class Criterion:
-    """What a criterion asks for.
+    """What a criterion asks for."""
 
-    Parameters
-    ----------
-    name : str
-        Its class in ``torch.nn``.
-    targets : {"classes", "odds", "signs", "numbers"}
-        What it compares outputs with.
-    outputs : str
-        Their scale.
-    ignore_index : int
-        The class that it leaves out.
-    """
-
-    name: str
-    targets: str
-    outputs: str
+    name: str  # class in ``torch.nn``
+    targets: str  # classes, odds, signs, or numbers
+    outputs: str  # their scale
     ignore_index: int = -100
 
 
@@ -115,12 +103,10 @@ _FUNCTIONS: Mapping[str, str] = {
 
 
 def criterion_of(criterion: Any) -> Criterion | None:
-    """Return what a criterion asks for; None where it is the user's own.
+    """Return what a criterion asks for; None for the user's own.
 
-    A class of the user's own that is derived from one of ``torch.nn`` asks for what that asks for.
+    A subclass of one in ``torch.nn`` asks for what its base asks for.
 
-    Examples
-    --------
     >>> from torch import nn
     >>> criterion_of(nn.PoissonNLLLoss(log_input=False)).outputs
     'values'
@@ -153,7 +139,7 @@ def _ignores(row: Criterion) -> bool:
 
 
 def _name_and_words(criterion: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return the name in ``torch.nn``, ``""`` for others, and what the criterion was given."""
+    """Return the name in ``torch.nn``, ``""`` for others, and the criterion's settings."""
     words: dict[str, Any] = {}
     while isinstance(criterion, functools.partial):
         words = {**criterion.keywords, **words}

@@ -1,4 +1,4 @@
-"""Who is held out when: the folds, made once and shared by every candidate.
+"""The folds: made once, shared by every candidate.
 
 Any scikit-learn splitter, an integer, or a list of (train, valid) index pairs becomes a tuple of
 `Fold`. An integer means seeded, shuffled folds: stratified by class for integer targets, and never
@@ -122,7 +122,7 @@ def make_folds(
 def _kind_problems(
     found: Sequence[tuple[int, int, npt.NDArray[Any], npt.NDArray[Any]]], n_samples: int
 ) -> list[Problem]:
-    """Indices that are neither whole numbers nor a mask, which would be cut to whole numbers."""
+    """Refuse indices that are neither integers nor a mask: a cast would truncate them."""
     masks = [
         Problem(
             f"{_name(repeat, index)}: {side}, a mask, must say yes or no of each sample",

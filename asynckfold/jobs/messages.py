@@ -1,4 +1,4 @@
-"""What passes between the sweep and its workers: tasks one way, news the other. Plain data."""
+"""Messages between the sweep and its workers: tasks one way, events the other. Plain data."""
 
 from __future__ import annotations
 
@@ -12,53 +12,29 @@ from asynckfold.jobs.result import Epoch, Result
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """A checkpoint file that was durable when this was recorded.
-
-    Parameters
-    ----------
-    job_id, attempt : str, int
-        Who wrote it.
-    epoch, batch : int
-        Whole epochs that it contains, and batches of the next one.
-    file : str
-        Path relative to the run's folder.
-    sha256 : str
-        Digest of the file.
-    bytes : int
-        Its size.
-    """
+    """A checkpoint file that was durable when this was recorded."""
 
     job_id: str
     attempt: int
-    epoch: int
-    batch: int
-    file: str
+    epoch: int  # completed epochs
+    batch: int  # completed batches of the next epoch
+    file: str  # relative to the run's folder
     sha256: str
     bytes: int
 
 
 @dataclass(frozen=True)
 class Task:
-    """One attempt at one job.
-
-    Parameters
-    ----------
-    job : Job
-        What to train.
-    attempt : int
-        Number of the attempt, from 1; names the files it writes.
-    checkpoints : tuple of CheckpointRef
-        Where earlier attempts got to, newest first.
-    """
+    """One attempt at one job."""
 
     job: Job
-    attempt: int = 1
-    checkpoints: tuple[CheckpointRef, ...] = ()
+    attempt: int = 1  # from 1; names the files it writes
+    checkpoints: tuple[CheckpointRef, ...] = ()  # of earlier attempts, newest first
 
 
 @dataclass(frozen=True)
 class Started:
-    """A worker process has an attempt in hand."""
+    """A worker process has begun an attempt."""
 
     job_id: str
     attempt: int
@@ -112,24 +88,12 @@ class Noted:
 
 @dataclass(frozen=True)
 class Left:
-    """What a job changed in its process and what could not be put back.
+    """What a job changed in its process that could not be restored."""
 
-    Parameters
-    ----------
-    job_id : str or None
-        The job, or one of those that were trained as one; None of a dry run.
-    names : tuple of str
-        What it is.
-    goes_on : bool
-        Whether the process trains further jobs; a worker ends.
-    numbers : bool
-        Whether those may have other numbers by it.
-    """
-
-    job_id: str | None
+    job_id: str | None  # one of the fused jobs; None for a dry run
     names: tuple[str, ...]
-    goes_on: bool = True
-    numbers: bool = True
+    goes_on: bool = True  # the process trains further jobs; a worker ends
+    numbers: bool = True  # their results may differ because of it
 
 
 RunEvent = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Noted | Left
@@ -137,64 +101,31 @@ RunEvent = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Note
 
 @dataclass(frozen=True)
 class RetryableFailure:
-    """In place of a result: a failure that another attempt may mend.
+    """Sent in place of a result: a failure that another attempt may avoid."""
 
-    Parameters
-    ----------
-    outcome : {"oom", "died"}
-        How the attempt ended, see `asynckfold.scheduling.retries`.
-    result : Result
-        What the job comes to when it is not tried again.
-    """
-
-    outcome: str
-    result: Result
+    outcome: str  # ``"oom"`` or ``"died"``, see `asynckfold.scheduling.retries`
+    result: Result  # the job's result if it is not retried
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a dry run of the candidates found, before any job starts.
+    """What a dry run of the candidates found, before any job starts; dicts are by model name."""
 
-    Parameters
-    ----------
-    recipe : dict
-        What the plan says of the live objects: architectures, optimizer and LR schedule settings.
-    step_seconds : dict of str to float
-        Seconds of one training step by model name.
-    memory : dict of str to int
-        Bytes of parameters, gradients and optimizer state by model name.
-    problems : tuple of (rule, received, remedy)
-        What makes the sweep impossible.
-    failures : dict of str to str
-        Traceback by candidate whose own code raised; its jobs will fail by themselves.
-    flops : dict of str to int
-        Floating-point operations of one training step by model name.
-    fusible : dict of str to str
-        By model name why its jobs are not to be trained as one; empty where they can be. Models
-        that could not be checked are not in it.
-    fused : dict of str to str
-        What a check of fused models found, by the names of those that can be: how far they are from
-        plain ones, and how their optimizers step.
-    formats : dict of str to str
-        The same of training channels last in memory.
-    products : dict of str to int
-        By model name, among how many products of matrices and convolutions `flops` are divided.
-    notes : tuple of str
-        What the log must say of LR schedules and scores; it forbids nothing.
-    looks : dict of str to Look
-        What was seen of the outputs of each model; also of one whose outputs are too few for the
-        class indices, and which was looked at no further.
-    """
-
-    recipe: dict[str, Any]
-    step_seconds: dict[str, float]
-    memory: dict[str, int]
+    recipe: dict[str, Any]  # for the plan: architectures, optimizer and LR schedule settings
+    step_seconds: dict[str, float]  # of one training step
+    memory: dict[str, int]  # bytes of parameters, gradients and optimizer state
+    # (rule, received, remedy): what makes the sweep impossible
     problems: tuple[tuple[str, str, str], ...] = ()
+    # by candidate: traceback of its own code; its jobs will fail by themselves
     failures: dict[str, str] = field(default_factory=dict)
-    flops: dict[str, int] = field(default_factory=dict)
+    flops: dict[str, int] = field(default_factory=dict)  # of one training step
+    # why jobs cannot be fused; empty: they can; missing: not checked
     fusible: dict[str, str] = field(default_factory=dict)
-    formats: dict[str, str] = field(default_factory=dict)
+    formats: dict[str, str] = field(default_factory=dict)  # the same for channels last
+    # what the check of a fused model found: deviation, optimizer steps
     fused: dict[str, str] = field(default_factory=dict)
+    # number of matrix products and convolutions that `flops` are divided among
     products: dict[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # on LR schedules and scores, for the log
+    # outputs that were seen, also of models with too few outputs for the classes
     looks: dict[str, Look] = field(default_factory=dict)

@@ -7,8 +7,8 @@
     outputs ───┤     kind, scale of the outputs, original labels, positive label
     the user ──┘
 
-Targets that jobs train with are codes: class indices, 0 and 1, or numbers. Labels are what the
-user's data holds: scores and predictions are of these.
+Jobs train on codes: class indices, 0 and 1, or numbers. Scores and predictions are in the original
+labels of the user's data.
 """
 
 from __future__ import annotations
@@ -44,40 +44,22 @@ sample may have at once; numbers."""
 
 @dataclass(frozen=True)
 class Objective:
-    """What is asked of a model.
+    """What is asked of a model."""
 
-    Parameters
-    ----------
-    kind : {"multiclass", "binary", "multilabel", "regression"}
-        What targets are.
-    scale : str
-        What outputs are, see `criteria`.
-    labels : tuple of int, bool or str
-        Original labels, by code; empty where they are the codes.
-    signs : bool
-        Whether the codes of two classes are -1 and 1, not 0 and 1.
-    pos_label : int, bool, str or None
-        The class that scores such as ``"f1"`` take for positive; None: scikit-learn's rule, 1.
-    transform : str
-        Digest of the user's `output_transform`; ``""`` without one.
-    apart : tuple of (model, scale)
-        Models whose outputs have another scale.
-    """
-
-    kind: str
-    scale: str
-    labels: tuple[Any, ...] = ()
-    signs: bool = False
-    pos_label: Any = None
-    transform: str = ""
-    apart: tuple[tuple[str, str], ...] = ()
+    kind: str  # multiclass, binary, multilabel, or regression
+    scale: str  # of outputs, see `criteria`
+    labels: tuple[Any, ...] = ()  # original labels by code; empty: they are the codes
+    signs: bool = False  # binary codes are -1 and 1
+    pos_label: Any = None  # for scores such as f1; None: scikit-learn's rule, 1
+    transform: str = ""  # digest of the user's `output_transform`
+    apart: tuple[tuple[str, str], ...] = ()  # (model, scale) of models with another scale
 
     def of(self, model: str) -> Objective:
-        """Return what is asked of one model."""
+        """Return the objective of one model."""
         return replace(self, scale=dict(self.apart).get(model, self.scale), apart=())
 
     def of_models(self, models: Collection[str]) -> Objective:
-        """Return what is asked of some models."""
+        """Return the objective of some models."""
         return replace(self, apart=tuple(pair for pair in self.apart if pair[0] in models))
 
     @property
@@ -86,20 +68,18 @@ class Objective:
         return self.kind in (MULTICLASS, BINARY)
 
     def codes(self, targets: Array) -> npt.NDArray[np.int64]:
-        """Return class indices (n,), or rows of 0 and 1 (n, n_labels), of targets."""
+        """Return targets as class indices (n,), or rows of 0 and 1 (n, n_labels)."""
         if self.kind == MULTICLASS:
             return np.asarray(targets, np.int64)
         found = (np.asarray(targets) > (0 if self.signs else 0.5)).astype(np.int64)
         return found.reshape(len(found)) if self.kind == BINARY else found
 
     def labels_of(self, codes: Array, columns: int) -> Array:
-        """Return the original labels of class indices, of `columns` outputs."""
+        """Return the original labels of class indices."""
         return self.all_labels(columns)[codes] if self.labels else codes
 
     def all_labels(self, columns: int) -> Array:
-        """Return the original label of each output; those beyond the classes have one that no
-        sample has.
-        """
+        """Return the original label of each output; unused labels beyond the classes."""
         if not self.labels:
             return np.arange(max(2, columns))
         more = range(columns - len(self.labels))
@@ -109,24 +89,21 @@ class Objective:
         return np.array([*self.labels, *beyond] if beyond else list(self.labels))
 
     def originals(self, targets: Array) -> Array:
-        """Return targets as the user's data has them: labels in place of class indices."""
+        """Return targets with original labels instead of class indices."""
         if not self.is_classes or not self.labels:
             return targets
         return self.labels_of(self.codes(targets), len(self.labels))
 
 
 def ordinary(is_classes: bool) -> Objective:
-    """Return what most runs ask: a class of each sample by logits, or numbers."""
+    """Return the usual objective: classes by logits, or numbers."""
     return Objective(MULTICLASS, LOGITS) if is_classes else Objective(REGRESSION, VALUES)
 
 
 def predicted(objective: Objective, outputs: Array, transform: Transform | None = None) -> Array:
-    """Return what outputs say: class indices (n,), rows of 0 and 1, or numbers.
+    """Return predictions: class indices (n,), rows of 0 and 1, or numbers.
 
-    Raises
-    ------
-    ValueError
-        It takes `output_transform` to know.
+    Raises ValueError where that takes an `output_transform`.
     """
     kind, scale = objective.kind, objective.scale
     if kind == REGRESSION:
@@ -145,17 +122,9 @@ def predicted(objective: Objective, outputs: Array, transform: Transform | None 
 def probabilities(
     objective: Objective, outputs: Array, transform: Transform | None = None
 ) -> npt.NDArray[np.float64]:
-    """Return probabilities of outputs (..., n, columns), in float64.
+    """Return float64 probabilities, (n, n_classes) or (n, n_labels), of outputs (..., n, columns).
 
-    Returns
-    -------
-    ndarray of shape (n, n_classes), or (n, n_labels)
-        Of one class for each sample, or of each label that it may have.
-
-    Raises
-    ------
-    ValueError
-        Outputs are margins, or `output_transform` gives no probabilities.
+    Raises ValueError where outputs are margins, or `output_transform` gives no probabilities.
     """
     from scipy.special import expit, softmax
 
@@ -189,7 +158,7 @@ def _of_two(found: Array, kind: str) -> npt.NDArray[np.float64]:
 
 
 def _checked(found: Array, count: int, kind: str) -> npt.NDArray[np.float64]:
-    """Return what `output_transform` gave, adding up to 1 exactly."""
+    """Return the result of `output_transform`, normalised to sum to 1."""
     if found.ndim != 2 or len(found) != count:
         raise ValueError(f"output_transform gave shape {found.shape} of {count} samples")
     if np.nanmin(found, initial=0) < 0 or np.nanmax(found, initial=0) > 1 + 1e-6:
@@ -221,27 +190,19 @@ def _numbers(objective: Objective, outputs: Array, transform: Transform | None) 
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """Outputs of one model, as the dry run saw them.
+    """Outputs of one model, as the dry run saw them."""
 
-    Parameters
-    ----------
-    rows : ndarray of float32, shape (k, ...)
-        Outputs of some samples.
-    last : str
-        ``"Sigmoid"``, ``"Softmax"`` or ``"LogSoftmax"`` where that made them.
-    """
-
-    rows: Array
-    last: str = ""
+    rows: Array  # float32, (k, ...): outputs of some samples
+    last: str = ""  # ``"Sigmoid"``, ``"Softmax"`` or ``"LogSoftmax"`` if the model ends in it
 
     @property
     def columns(self) -> int:
-        """Outputs of a sample."""
+        """Outputs per sample."""
         return int(np.prod(self.rows.shape[1:]))
 
     @property
     def is_distribution(self) -> bool:
-        """Whether rows are not negative and add up to 1."""
+        """Whether rows are non-negative and sum to 1."""
         rows = self.rows
         if rows.ndim != 2 or rows.shape[1] < 2 or not np.isfinite(rows).all():
             return False
@@ -249,12 +210,12 @@ class Look:
 
     @property
     def is_log_distribution(self) -> bool:
-        """Whether they are the logarithms of such rows."""
+        """Whether rows are logarithms of distributions."""
         return bool(self.rows.max(initial=0) <= 1e-2) and Look(np.exp(self.rows)).is_distribution
 
     @property
     def is_share(self) -> bool:
-        """Whether a sigmoid or a softmax made them, each from 0 to 1."""
+        """Whether a sigmoid or a softmax made them."""
         return self.last in ("Sigmoid", "Softmax") or (self.rows.ndim == 2 and self.is_distribution)
 
 
@@ -275,14 +236,14 @@ def scale_of(kind: str, criterion: Criterion | None, look: Look) -> str:
 
 
 def natural_scale(kind: str, criterion: Criterion | None) -> str:
-    """Return the scale that a criterion asks for."""
+    """Return the scale that a criterion expects."""
     if criterion is not None:
         return criterion.outputs
     return {MULTICLASS: LOGITS, REGRESSION: VALUES}.get(kind, UNKNOWN)
 
 
 def scale_note(model: str, kind: str, criterion: Criterion | None, scale: str) -> str:
-    """Return that a model gives its criterion what that does not ask for; ``""`` where it does."""
+    """Note a model whose outputs are not what its criterion expects; ``""`` otherwise."""
     if criterion is None or scale == natural_scale(kind, criterion):
         return ""
     name, wanted = criterion.name, natural_scale(kind, criterion)
@@ -312,27 +273,10 @@ def decided(
     pos_label: Any,
     transform: str,
 ) -> tuple[Objective, tuple[str, ...]]:
-    """Decide what is asked of the models of a sweep.
+    """Decide the objective of a sweep; return it with notes.
 
-    Parameters
-    ----------
-    given : Objective
-        What labels and criterion tell by themselves.
-    criterion : Criterion or None
-        What the criterion asks for.
-    looks : Mapping of str to Look
-        What was seen of the outputs of each model that ran.
-    pos_label : int, bool, str or None
-        What the user says.
-    transform : str
-        Digest of the user's `output_transform`; ``""`` without one.
-
-    Returns
-    -------
-    Objective
-        What is asked, with the scale of each model's outputs.
-    tuple of str
-        What should be said of it.
+    `given` comes from labels and criterion, `looks` from the models that ran; `pos_label` and the
+    digest `transform` of `output_transform` from the user.
     """
     kind = given.kind
     if kind == MULTICLASS and criterion is None and _one_output(looks):
@@ -354,7 +298,7 @@ def _one_output(looks: Mapping[str, Look]) -> bool:
 def output_problems(
     highest: int, criterion: Criterion | None, looks: Mapping[str, Look]
 ) -> Iterator[Problem]:
-    """Yield that some models have outputs for the labels as they are, and some have not."""
+    """Yield that some models have enough outputs for the labels as they are, and some do not."""
     widths = {model: width(criterion, look) for model, look in looks.items()}
     few = [model for model, count in widths.items() if count <= highest]
     if few and len(few) < len(widths):
@@ -368,19 +312,19 @@ def output_problems(
 
 
 def must_be_numbered(highest: int, criterion: Criterion | None, looks: Mapping[str, Look]) -> bool:
-    """Whether labels, which are whole numbers up to `highest`, are beyond what models have."""
+    """Return whether labels up to `highest` exceed the outputs of some model."""
     return any(width(criterion, look) <= highest for look in looks.values())
 
 
 def width(criterion: Criterion | None, look: Look) -> int:
-    """Return how many classes the outputs of a model stand for."""
+    """Return how many classes a model's outputs stand for."""
     return 2 if criterion is None and look.columns == 1 else look.columns
 
 
 def pos_label_of(
     value: Any, objective: Objective, names: Sequence[str]
 ) -> tuple[Any, list[Problem]]:
-    """Return the user's `pos_label` as one of the labels, which may be named by its class."""
+    """Return the user's `pos_label` as one of the labels; it may be a class name."""
     if value is None:
         return None, []
     value = value.item() if isinstance(value, np.generic) else value

@@ -1,7 +1,7 @@
 """What is to be done: jobs, and the plan that holds them. Pure data.
 
-A plan is everything that a result depends on. Two runs of equal plans give equal bits on the same
-machine and software; where, when and beside whom a job runs is not in it.
+A plan is everything that a result depends on: equal plans give equal bits on the same machine and
+software. Where, when and beside what a job runs is not in it.
 """
 
 from __future__ import annotations
@@ -116,16 +116,16 @@ class Plan:
     objective: Objective | None = None
 
     def objective_of(self, model: str) -> Objective:
-        """Return what targets, and outputs of a model, mean."""
+        """Return the objective of a model."""
         return (self.objective or ordinary(bool(self.classes))).of(model)
 
     def with_objective(self, objective: Objective | None) -> Plan:
-        """Return this plan with what targets and outputs mean. One form for the ordinary."""
+        """Return this plan with an objective; the ordinary one is stored as None."""
         is_ordinary = objective == ordinary(bool(self.classes))
         return replace(self, objective=None if is_ordinary else objective)
 
     def group_of(self, job_id: str) -> tuple[str, ...]:
-        """Return the ids of all jobs that are trained as one with a job, itself included."""
+        """Return the ids of a job's fusion group, or just its own."""
         return next((group for group in self.groups if job_id in group), (job_id,))
 
     def is_channels_last(self, job: Job) -> bool:
@@ -133,16 +133,16 @@ class Plan:
         return job.model in self.channels_last and len(self.group_of(job.id)) == 1
 
     def threads_of(self, model: str) -> int:
-        """Return the threads inside each job of a model, but for the last ones."""
+        """Return the threads of a model's jobs, except those in `last_threads`."""
         return self.threads.get(model, self.threads_per_job)
 
     def most_threads_of(self, model: str) -> int:
-        """Return the threads of the job of a model that has most."""
+        """Return the largest thread count of a model's jobs."""
         last = (self.last_threads.get(job.id, 0) for job in self.jobs if job.model == model)
         return max(self.threads_of(model), *last, 0)
 
     def cores_of(self, model: str) -> int:
-        """Return the cores that each job of a model takes: threads × processes."""
+        """Return the cores of each of a model's jobs: threads × processes."""
         return self.threads_of(model) * self.params.processes
 
     def with_threads(
@@ -166,7 +166,7 @@ class Plan:
 
     @property
     def threads_text(self) -> str:
-        """``"1; VGG 2"``: the threads of a job, and of models and jobs that have others."""
+        """``"1; VGG 2"``: the threads of a job, and the exceptions."""
         others = {**self.threads, **self.last_threads}
         more = [f"{name} {count}" for name, count in others.items()]
         return "; ".join([str(self.threads_per_job), *more])
@@ -226,7 +226,7 @@ class Plan:
         return found or _first(rest, mine, theirs)
 
     def changed_parts(self, other: Plan) -> dict[str, str]:
-        """Return what changed in `other` of the live objects, by part."""
+        """Return what changed in the live objects of `other`, by part."""
         mine, theirs = self.recipe.get("code"), other.recipe.get("code")
         if mine is None or theirs is None:
             return {}
@@ -282,14 +282,14 @@ class Plan:
 
 @lru_cache(maxsize=4)
 def _read(text: str) -> Plan:
-    """Read a plan; it is asked for several times by whoever looks at a run."""
+    """Read a plan; cached, since a reader of a run asks several times."""
     plan = decoded(Plan, parsed(text), "plan")
     _check(plan)
     return plan
 
 
 def _check(plan: Plan) -> None:
-    """Raise ValueError unless a plan can be one of ours."""
+    """Raise ValueError for a plan that we would not have written."""
     ids = [job.id for job in plan.jobs]
     known = set(ids)
     if len(known) < len(ids) or not plan.scoring:
@@ -315,7 +315,7 @@ _BY_CANDIDATE = ("architecture", "settings")
 
 
 def _common(part: str, mine: Any, theirs: Any) -> Any:
-    """What a greater plan's recipe says of the candidates that the smaller one has, too."""
+    """Restrict a larger plan's recipe to the candidates of the smaller one."""
     if part == "code":
         return changes.common(mine, theirs)
     if part not in _BY_CANDIDATE or mine is None:
@@ -363,9 +363,9 @@ def _short(value: Any) -> str:
 
 
 def job_seed(random_state: int, repeat: int, fold: int) -> int:
-    """Return the seed of a fold's jobs: a function of the root seed, the repeat and the fold only.
+    """Return the seed of a fold's jobs: a function of root seed, repeat and fold only.
 
-    Uses NumPy's ``SeedSequence`` (O'Neill 2015), whose streams do not overlap for near inputs.
+    NumPy's ``SeedSequence`` (O'Neill 2015), whose streams do not overlap for similar inputs.
     """
     return int(np.random.SeedSequence([random_state, repeat, fold]).generate_state(1)[0])
 
@@ -375,8 +375,6 @@ def make_jobs(
 ) -> tuple[Job, ...]:
     """Return folds × models × LR schedules, candidate by candidate.
 
-    Examples
-    --------
     >>> one = np.array([0]), np.array([1])
     >>> [job.id for job in make_jobs(["A"], ["step", "warm"], [Fold(0, 0, *one)], 0)]
     ['A/step/fold-0', 'A/warm/fold-0']

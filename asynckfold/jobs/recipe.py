@@ -1,8 +1,8 @@
-"""What cannot be written as JSON: the live objects of a sweep, named, checked and packed.
+"""The live objects of a sweep: named, checked and packed.
 
 Models, LR schedules, the optimizer function and the criterion travel to the workers by value
-(cloudpickle), so that lambdas, notebook cells and definitions in ``__main__`` work. What truly
-cannot be sent is named by its attribute path before any work starts.
+(cloudpickle), so lambdas, notebook cells and definitions in ``__main__`` work. What cannot be sent
+is reported by its attribute path before work starts.
 """
 
 from __future__ import annotations
@@ -32,32 +32,20 @@ LR_SCHEDULES = (
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """The live objects that every job is made of.
+    """The live objects that every job is made of."""
 
-    Parameters
-    ----------
-    models : Mapping of str to callable
-        Name → function without arguments that returns a new ``nn.Module``.
-    lr_schedules : Mapping of str to str or callable
-        Name → name of a built-in LR schedule, or function optimizer → LR schedule.
-    opt_fn : callable
-        Model → optimizer.
-    criterion : callable
-        (outputs, targets) → scalar loss; copied for each job.
-    preprocess : object or None
-        Unfitted scikit-learn transformer; each job fits a clone on its training fold only.
-    """
-
-    models: Mapping[str, Callable[[], Any]]
+    models: Mapping[str, Callable[[], Any]]  # name → factory without arguments
+    # name → built-in name, or optimizer → LR schedule
     lr_schedules: Mapping[str, str | Callable[[Any], Any]]
-    opt_fn: Callable[[Any], Any]
-    criterion: Callable[..., Any]
+    opt_fn: Callable[[Any], Any]  # model → optimizer
+    criterion: Callable[..., Any]  # (outputs, targets) → scalar loss; copied for each job
+    # unfitted scikit-learn transformer, cloned and fitted on each training fold
     preprocess: Any = None
 
 
 @dataclass(frozen=True)
 class InitialState:
-    """A model factory made from an instance: each job starts from a copy of its first state."""
+    """A model factory made of an instance: each job starts from a copy of its weights."""
 
     module: Any
 
@@ -67,24 +55,10 @@ class InitialState:
 
 
 def named_models(models: Any) -> tuple[dict[str, Callable[[], Any]], list[Problem], list[str]]:
-    """Give each model a name.
+    """Give each model a name; return factories by name, problems, and notes.
 
-    Parameters
-    ----------
-    models : class, callable, module instance, sequence of these, or mapping of name to these
-        What the user passed.
+    Takes a class, callable, module instance, sequence of these, or mapping of name to these.
 
-    Returns
-    -------
-    named : dict of str to callable
-        Factories by name.
-    problems : list of Problem
-        Duplicate, impossible or missing names; what is not a model.
-    notes : list of str
-        What should be said once.
-
-    Examples
-    --------
     >>> named_models([dict, list])[0]
     {'dict': <class 'dict'>, 'list': <class 'list'>}
     >>> [str(problem) for problem in named_models([dict, dict])[1]]
@@ -119,22 +93,10 @@ def named_models(models: Any) -> tuple[dict[str, Callable[[], Any]], list[Proble
 def named_lr_schedules(
     schedulers: Any,
 ) -> tuple[dict[str, str | Callable[[Any], Any]], list[Problem]]:
-    """Give each LR schedule a name; refuse names that do not exist.
+    """Give each LR schedule a name; return them by name, and problems.
 
-    Parameters
-    ----------
-    schedulers : str, callable, sequence of these, or mapping of name to these
-        What the user passed.
+    Takes a name, callable, sequence of these, or mapping of name to these.
 
-    Returns
-    -------
-    named : dict of str to str or callable
-        LR schedules by name.
-    problems : list of Problem
-        Unknown, duplicate or missing names.
-
-    Examples
-    --------
     >>> named_lr_schedules(["cosine", "warm"])[0]
     {'cosine': 'cosine', 'warm': 'warm'}
     >>> print(named_lr_schedules("cosin")[1][0])
@@ -221,7 +183,7 @@ def _name_problems(names: Sequence[str], what: str) -> list[Problem]:
 
 
 def pack(value: Any) -> bytes:
-    """Return `value` pickled by value; definitions of ``__main__`` and lambdas included."""
+    """Pickle by value, including lambdas and definitions of ``__main__``."""
     import cloudpickle
 
     data: bytes = cloudpickle.dumps(value)
@@ -229,20 +191,8 @@ def pack(value: Any) -> bytes:
 
 
 def sending_problems(parts: Mapping[str, Any]) -> list[Problem]:
-    """Name what cannot be sent to a worker, by its attribute path.
+    """Report by attribute path what cannot be sent to a worker.
 
-    Parameters
-    ----------
-    parts : Mapping of str to object
-        What has to be sent, by the name that the user knows it by.
-
-    Returns
-    -------
-    list of Problem
-        One for each part that cannot be pickled.
-
-    Examples
-    --------
     >>> import threading
     >>> class Loss:
     ...     def __init__(self):
@@ -285,7 +235,7 @@ def _deepest(value: Any, path: str, reason: str, depth: int) -> tuple[str, str]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what is packed with a value, and how to get there from it."""
+    """Yield what is pickled with a value, and the path to it."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, (list, tuple, set, frozenset)):
@@ -321,7 +271,7 @@ def _function_parts(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
-    """Names that a function may look up, those of functions defined inside it included."""
+    """Names that a function may look up, also in functions defined inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,8 +1,8 @@
-"""May a run's bits be claimed to be those that its plan gives anywhere, and if not, why not?
+"""Are a run's results reproducible, and if not, why not?
 
-Equal plans give equal bits with equal software on an equal kind of processor. A run remembers with
-what each of its sessions trained; what makes the claim untenable is a list of rules, each a pure
-function from these facts to sentences. A new reason is a new rule.
+Equal plans give equal bits with equal software on an equal kind of processor. A run records the
+software of each session; each rule is a pure function from these records to reasons. A new reason
+is a new rule.
 """
 
 from __future__ import annotations
@@ -75,10 +75,8 @@ DECISIVE = (
 
 
 def differences(there: Software, here: Software) -> tuple[str, ...]:
-    """Name what may give other bits; nothing where either was not recorded.
+    """Name what may change bits; nothing where either was not recorded.
 
-    Examples
-    --------
     >>> differences({"torch": "2.6.0", "python": "3.10"}, {"torch": "2.7.1", "python": "3.12"})
     ('torch: 2.6.0 there, 2.7.1 here',)
     """
@@ -146,10 +144,8 @@ RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True)
 class Claim:
-    """Whether bit-identity is claimed, and why not, a sentence each.
+    """Whether the run is reproducible, and each reason why not.
 
-    Examples
-    --------
     >>> print(Claim(()))
     bit-identity claimed
     >>> print(Claim(("the weather was bad",)))
@@ -169,15 +165,7 @@ class Claim:
 
 
 def claim(plan: Plan, sessions: Sequence[Software]) -> Claim:
-    """Apply all rules.
-
-    Parameters
-    ----------
-    plan : Plan
-        What was trained.
-    sessions : sequence of Software
-        With what each session trained that did, the first one first.
-    """
+    """Apply all rules to the plan and the software of each session, the first one first."""
     found = (reason for rule in RULES for reason in rule(plan, sessions))
     return Claim(tuple(dict.fromkeys(found)))
 

@@ -1,4 +1,4 @@
-"""What comes out of one job, and what its serial baseline is."""
+"""What one job returns, and the serial baseline."""
 
 from __future__ import annotations
 
@@ -48,41 +48,20 @@ class Epoch:
 
 @dataclass(frozen=True)
 class StageEpoch:
-    """One epoch of a stage before the training, such as the pretraining of a layer.
+    """One epoch of a stage before the training, such as the pretraining of a layer."""
 
-    Parameters
-    ----------
-    stage : str
-        ``"layer 1"``: what the model calls this part of it.
-    number : int
-        From 1.
-    measures : Mapping of str to float
-        What was measured after it, by name.
-    seconds : float
-        Wall time since the one before, or since the stage began.
-    """
-
-    stage: str
-    number: int
-    measures: Mapping[str, float]
-    seconds: float
+    stage: str  # the model's name for it, such as ``"layer 1"``
+    number: int  # from 1
+    measures: Mapping[str, float]  # by name
+    seconds: float  # since the previous epoch, or since the stage began
 
 
 @dataclass(frozen=True)
 class Averaged:
-    """What parameter averaging did in one job.
+    """What parameter averaging did in one job."""
 
-    Parameters
-    ----------
-    rounds : int
-        How often the clones of its processes were averaged.
-    samples : tuple of int
-        Samples × epochs of each process: how many it trained on, those of later epochs counted
-        again.
-    """
-
-    rounds: int
-    samples: tuple[int, ...]
+    rounds: int  # averages of the processes' models
+    samples: tuple[int, ...]  # samples × epochs of each process
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +163,7 @@ def _array_digest(array: npt.NDArray[Any]) -> str:
 
 
 def fingerprint(digests: Mapping[str, str]) -> str:
-    """Return one hash for all jobs' canonical results; `digests` maps job id to `Result.digest`."""
+    """Return one hash of all results; `digests` maps job id to `Result.digest`."""
     return hashlib.sha256(json.dumps(dict(sorted(digests.items()))).encode()).hexdigest()
 
 
@@ -194,13 +173,7 @@ _PLACE = re.compile(
 
 
 def cause(error: str) -> str:
-    """Return an error without the epoch and batch in which a job ended: equal ones are one.
-
-    >>> cause("ValueError: bad (epoch 2, batch 1 of 4)")
-    'ValueError: bad'
-    >>> cause("timed out: trained 9.03 s, at epoch 2 of 5, batch 1 of 4; job_timeout_s is 9.")
-    'timed out: job_timeout_s is 9.'
-    """
+    """Return an error without epoch and batch, so that equal causes are equal."""
     return _PLACE.sub("", error)
 
 
@@ -260,7 +233,7 @@ class Baseline:
 
     @property
     def disturbance(self) -> str:
-        """Who else used the machine while times were taken; empty where nobody did."""
+        """Which timing other programs disturbed; empty for none."""
         if not self.others <= OTHERS_CORES:
             return f"other programs used {self._of(self.others)} while the serial loop was timed"
         if not self.packed_others <= max(OTHERS_CORES, OTHERS_SHARE * self.cores):

@@ -42,44 +42,19 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the shell has to know of a model before it can make one.
+    """What the shell needs to build a model."""
 
-    Parameters
-    ----------
-    name : str
-        The word on the command line.
-    model : type of nn.Module
-        The class.
-    input_shape : tuple of int, or None
-        (channels, height, width) of the sample that the class is made for; None when any shape
-        will do.
-    variant : str
-        First argument of the class; empty when there is none.
-    """
-
-    name: str
+    name: str  # on the command line
     model: type[nn.Module]
+    # (channels, height, width) that it is made for; None: any
     input_shape: tuple[int, int, int] | None = None
-    variant: str = ""
+    variant: str = ""  # first argument of the class, if any
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> Callable[[], nn.Module]:
-        """Return a zero-argument factory, which can be pickled, for samples of a given shape.
+        """Return a picklable factory for samples of shape (channels, height, width) or (features,).
 
-        Parameters
-        ----------
-        input_shape : tuple of int
-            (channels, height, width) of the images that the model will get, or (features,) of a
-            table's rows.
-        num_classes : int
-            Number of classes.
+        Raises `InputError` where the model cannot take them.
 
-        Raises
-        ------
-        InputError
-            The model cannot take samples of this shape.
-
-        Examples
-        --------
         >>> factory = ARCHITECTURES["lenet5"].build((3, 32, 32), num_classes=6)
         >>> factory()[0].in_channels
         3
@@ -126,11 +101,9 @@ def shared_input_shape(
 ) -> tuple[int, ...]:
     """Return the one sample shape that suits all models of a sweep.
 
-    The channels are the data's; the height and width are what the models need, or the data's own
-    when every model takes any shape. Rows of a table stay as they are.
+    Channels come from the data; height and width from the models, or from the data if every model
+    takes any shape. Rows of a table stay as they are.
 
-    Examples
-    --------
     >>> shared_input_shape([ARCHITECTURES["mlp"], ARCHITECTURES["lenet5"]], (1, 8, 8))
     (1, 32, 32)
     >>> shared_input_shape([ARCHITECTURES["mlp"]], (1, 8, 8))

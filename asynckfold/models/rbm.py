@@ -21,7 +21,7 @@ Part = Callable[[Any, int, int], Sequence[Tensor]]
 
 
 class Summing(Protocol):
-    """Adds up, for as long as a context lasts, what the processes of a job do of each order."""
+    """Sums what the processes of a job compute for each order, while a context lasts."""
 
     @property
     def processes(self) -> int:
@@ -30,14 +30,11 @@ class Summing(Protocol):
     def __call__(
         self, part: Part, seen: Sequence[Tensor], like: Sequence[Tensor]
     ) -> AbstractContextManager[Callable[[Any], Sequence[Tensor]]]:
-        """Return order → sum over the ranks, of tensors like these.
-
-        All see what becomes of the tensors in `seen`.
-        """
+        """Return order → sum over ranks, shaped like `like`; all see changes to `seen`."""
 
 
 class _Alone:
-    """`Summing` for one: everything is done in this process."""
+    """`Summing` in one process."""
 
     processes = 1
 
@@ -119,16 +116,16 @@ class Pretraining:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Some rows of a batch of `count`, those of one process."""
+    """One process's rows of a batch of `count`."""
 
     low: int
     high: int
     count: int
 
     def chosen(self, probability: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Draw 0 or 1: on a CPU the bits of `torch.bernoulli`, in less than half of its time.
+        """Draw 0 or 1: on a CPU the bits of `torch.bernoulli`, in less than half the time.
 
-        Numbers are drawn for the whole batch, so that each row has its own whoever draws.
+        Draws for the whole batch, so that each row gets the same number in any process.
         """
         numbers = torch.rand(
             (self.count, probability.shape[1]),
@@ -234,11 +231,10 @@ class RBM(nn.Module):
         return own - functional.softplus(field).sum(1)
 
     def free_energy_gap(self, train: Tensor, valid: Tensor) -> float:
-        """Return how much higher the mean free energy of other samples is: it grows by overfitting.
+        """Return how much higher the free energy of validation samples is: grows with overfitting.
 
-        Hinton (2010), section 6: the mean over validation samples less that over a fixed subset of
-        those that are trained on, each of which has the same partition function, so that it cancels
-        though nobody knows it. About 0 while nothing is overfitted.
+        Hinton (2010), section 6: the mean over validation samples minus that over a fixed subset of
+        the training samples; the unknown partition function cancels.
         """
         with torch.no_grad():
             return float(self.free_energy(valid).mean() - self.free_energy(train).mean())
@@ -346,9 +342,7 @@ class RBM(nn.Module):
             {"params": [self.visible_bias, self.hidden_bias]},
         ]
         optimizer = torch.optim.SGD(
-            groups,
-            how.gaussian_lr if self.visible == "gaussian" else how.lr,
-            how.momentum,
+            groups, how.gaussian_lr if self.visible == "gaussian" else how.lr, how.momentum
         )
         mean, hidden_mean = train.mean(0), torch.full_like(self.hidden_bias, 0.5)
         order = torch.empty(0)

@@ -18,12 +18,7 @@ from pathlib import Path
 
 from asynckfold.data.sources.arrays import npz_samples, npz_source
 from asynckfold.data.sources.folders import folder_samples, folder_source
-from asynckfold.data.sources.images import (
-    TORCHVISION,
-    digits,
-    image_transform,
-    torchvision_source,
-)
+from asynckfold.data.sources.images import TORCHVISION, digits, image_transform, torchvision_source
 from asynckfold.data.sources.inspection import (
     Inspection,
     inspect_arrays,
@@ -32,13 +27,7 @@ from asynckfold.data.sources.inspection import (
     inspect_table,
     limited_to,
 )
-from asynckfold.data.sources.source import (
-    Choice,
-    Samples,
-    Source,
-    balanced_subset,
-    limited,
-)
+from asynckfold.data.sources.source import Choice, Samples, Source, balanced_subset, limited
 from asynckfold.data.sources.tables import column_words, csv_samples, csv_source
 from asynckfold.data.sources.text_files import HEADER_CHOICES
 from asynckfold.errors import Problem, nearest, refuse
@@ -138,19 +127,8 @@ def load_samples(
 ) -> Samples:
     """Load samples whose labels may be missing: ``y``, a column, or folders of classes.
 
-    Parameters
-    ----------
-    spec, data_root, download, header
-        As for `load_source`.
-    like : Source, optional
-        Of a text file, whose columns another text file must have.
-    target : str, optional
-        For ``csv:`` only: column of the class labels; by default that of `like`, if it is there.
-
-    Raises
-    ------
-    InputError
-        There is no such source, an option does not apply to it, or its data cannot be used.
+    Arguments as for `load_source`. `like`: the source that the models were trained on; a text file
+    must have its columns, and its target column is the default for `target`.
     """
     word, colon, path = spec.partition(":")
     choice = Choice(target, header)
@@ -175,22 +153,10 @@ def inspect(
     limit: int | None = None,
     random_state: int = 0,
 ) -> Inspection:
-    """Say what a run would read from a source: columns, classes, what is left out, and problems.
+    """Describe what a run would read: columns, classes, what is left out, and all problems.
 
-    Parameters
-    ----------
-    spec, data_root, download, limit, random_state
-        As for `load_source`.
-    choice : Choice
-        What is said of a table.
+    Raises `InputError` only where the source cannot be read at all.
 
-    Raises
-    ------
-    InputError
-        There is no such source, an option does not apply to it, or it cannot be read at all.
-
-    Examples
-    --------
     >>> found = inspect("digits")
     >>> found.samples, found.sample_shape, found.classes["0"], found.repeated
     (1797, (1, 8, 8), 178, 0)

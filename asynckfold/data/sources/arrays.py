@@ -33,16 +33,11 @@ Array = npt.NDArray[Any]
 
 
 def npz_source(name: str, path: Path, choice: Choice) -> Source:
-    """Return the samples ``X`` and labels ``y`` of an ``.npz`` file; nothing in it is unpickled.
+    """Return samples ``X`` and labels ``y`` of an ``.npz`` file; nothing in it is unpickled.
 
-    ``X`` of shape (n, features) is a table, of whose columns the module `columns` says what they
-    are. Of dtype uint8 and shape (n, height, width), (n, height, width, channels) or (n, channels,
-    height, width), with 1 or 3 channels, it is images.
-
-    Raises
-    ------
-    InputError
-        The file is no ``.npz`` file, lacks an array, or the arrays cannot be samples and labels.
+    ``X`` of shape (n, features) is a table, whose columns `columns` judges. uint8 of shape (n,
+    height, width), (n, height, width, channels) or (n, channels, height, width), with 1 or 3
+    channels, is images.
     """
     arrays = read_arrays(path)
     refuse(arrays.problems)
@@ -60,14 +55,9 @@ def npz_source(name: str, path: Path, choice: Choice) -> Source:
 
 
 def npz_samples(path: Path, like: Source | None = None) -> Samples:
-    """Return the samples ``X`` of an ``.npz`` file as `npz_source` does, with ``y`` if it is there.
+    """Return the samples ``X`` of an ``.npz`` file, with ``y`` if it is there.
 
-    Columns of a table that are left out in `like` are left out here, where ``X`` has them.
-
-    Raises
-    ------
-    InputError
-        As for `npz_source`, but for what it says of classes.
+    Columns that were left out in `like` are left out here, too.
     """
     from asynckfold.data.sources.datasets import TableRows
 
@@ -96,19 +86,7 @@ def _used(samples: Array, like: Source | None) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """The arrays of an ``.npz`` file, as they were read, and what is wrong with them.
-
-    Parameters
-    ----------
-    samples : ndarray
-        ``X``.
-    labels : ndarray or None
-        ``y``.
-    problems : tuple of Problem
-        What keeps them from being samples and labels.
-    notes : tuple of str
-        What was decided.
-    """
+    """The arrays of an ``.npz`` file, and every problem."""
 
     samples: Array
     labels: Array | None
@@ -122,13 +100,7 @@ class Arrays:
 
 
 def read_arrays(path: Path, needed: Sequence[str] = ("X", "y")) -> Arrays:
-    """Read an ``.npz`` file.
-
-    Raises
-    ------
-    InputError
-        It is none, or lacks an array.
-    """
+    """Read an ``.npz`` file; raise `InputError` where it is none, or lacks an array."""
     try:
         with path.open("rb") as file:
             names, arrays = _wanted(np.load(file, allow_pickle=False))
@@ -158,7 +130,7 @@ def _layout_note(samples: Array) -> str:
 
 
 def _image_shape(samples: Array) -> tuple[int, int, int]:
-    """Return channels, height and width; channels are in the last axis or in the second."""
+    """Return (channels, height, width) for channels in the last axis or the second."""
     shape = samples.shape[1:]
     if len(shape) == 2:
         return 1, *shape
@@ -260,7 +232,7 @@ def _image_problems(samples: Array) -> Iterator[Problem]:
 
 
 def whole_labels(labels: Array) -> Array:
-    """Return labels as whole numbers, if all of them are."""
+    """Return labels as integers, if all are whole."""
     if labels.dtype.kind == "f" and (labels == np.rint(labels)).all():
         return labels.astype(np.int64)
     return labels
@@ -277,13 +249,7 @@ def _choice_problems(choice: Choice) -> Iterator[Problem]:
 
 
 def judged_columns(samples: Array, choice: Choice) -> tuple[list[Judged], list[Problem]]:
-    """Return what the columns of X are, and what is wrong with them.
-
-    Raises
-    ------
-    InputError
-        A column that was named is not there.
-    """
+    """Return what the columns of X are, and their problems."""
     import pandas as pd
 
     count = samples.shape[1]

@@ -107,33 +107,15 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Column:
-    """What a column of a table is.
+    """What a column of a table is."""
 
-    Parameters
-    ----------
-    name : str
-        As in the header, or ``"column 3"``.
-    role : {"feature", "target", "left out", "refused"}
-        What it is used for.
-    dtype : str
-        ``"float64"``, ``"int64"``, ``"bool"`` or ``"names"``.
-    why : str
-        Why it is left out or refused.
-    categories : tuple of str
-        The names in a column of names, each of them a feature.
-    missing : int
-        Number of cells without a value.
-    different : int
-        Number of different values.
-    """
-
-    name: str
-    role: str
-    dtype: str = ""
-    why: str = ""
-    categories: tuple[str, ...] = ()
-    missing: int = 0
-    different: int = 0
+    name: str  # from the header, or ``"column 3"``
+    role: str  # feature, target, left out, or refused
+    dtype: str = ""  # float64, int64, bool, or names
+    why: str = ""  # reason why it is left out or refused
+    categories: tuple[str, ...] = ()  # of a column of names; each becomes a feature
+    missing: int = 0  # cells without a value
+    different: int = 0  # distinct values
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -147,17 +129,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the caller says of columns, by position.
-
-    Parameters
-    ----------
-    drop : frozenset of int
-        Left out.
-    keep : frozenset of int
-        Features, though they seem to count or to identify the rows.
-    category : frozenset of int
-        Columns of names, even where these are numbers.
-    """
+    """The caller's `Choice` for columns, by position."""
 
     drop: frozenset[int] = frozenset()
     keep: frozenset[int] = frozenset()
@@ -166,7 +138,7 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A column, what it is, and its numbers; or the rule that it breaks, and how."""
+    """A column and its numbers, or the rule that it breaks and where."""
 
     column: Column
     values: npt.NDArray[Any] | None = None
@@ -177,22 +149,10 @@ class Judged:
 def judge(
     name: str, position: int, cells: Any, asked: Asked, *, unnamed: bool, zeros: bool = False
 ) -> Judged:
-    """Say what a column is that is not the target, by the rule of this module.
+    """Decide what a column other than the target is, by the rule of this module.
 
-    Parameters
-    ----------
-    name : str
-        What it is called.
-    position : int
-        Where it stands, from 0.
-    cells : pandas.Series
-        As read: numbers, booleans, or texts; NaN where a cell is missing.
-    asked : Asked
-        What the caller says.
-    unnamed : bool
-        Whether the table has a header, which leaves the column without a name.
-    zeros : bool
-        Whether numbers in it are written with leading zeros.
+    `cells` is a Series as pandas read it. `unnamed`: the table has a header, but not for this
+    column. `zeros`: some of its numbers have leading zeros.
     """
     if position in asked.drop:
         return _left_out(name, cells, _ON_REQUEST)
@@ -204,7 +164,7 @@ def judge(
 
 
 def _idle(name: str, position: int, cells: Any, judged: Judged, unnamed: bool) -> str:
-    """Return why a column tells nothing but which row it is; empty where it may tell more."""
+    """Return why a column says nothing but which row it is; ``""`` if it may say more."""
     if unnamed and cells.isna().all():
         return _EMPTY
     if unnamed and position == 0:
@@ -308,7 +268,7 @@ def _texts(name: str, cells: Any) -> Judged:
 
 
 def _spelled_numbers(name: str, cells: Any, texts: npt.NDArray[np.object_]) -> Judged:
-    """Numbers that pandas left as texts: too long, too great, or with spaces around them."""
+    """Numbers that pandas left as text: too long, or too large."""
     import pandas as pd
 
     if all(re.fullmatch(r"[+-]?\d+", text) for text in texts):
@@ -333,7 +293,7 @@ def _one_hot(name: str, cells: Any, categories: Sequence[str] | None = None) -> 
 
 
 def encode_as(column: Column, cells: Any) -> Judged:
-    """Encode a column of another table as the models were trained on it."""
+    """Encode a column as the models were trained on it."""
     missing = np.flatnonzero(cells.isna())
     if len(missing):
         return _fault(column.name, cells, _MISSING_RULE, missing)
@@ -350,7 +310,7 @@ def encode_as(column: Column, cells: Any) -> Judged:
 
 
 def row_dtype(columns: Sequence[Column]) -> npt.DTypeLike:
-    """Return what holds all features: float32 where each came in few bits, float64 otherwise."""
+    """Return float32 where every feature is exact in it, else float64."""
     few = all(column.dtype in _FEW_BITS for column in columns if column.role == FEATURE)
     return np.float32 if few else np.float64
 
@@ -369,7 +329,7 @@ def matrix(judged: Sequence[Judged]) -> npt.NDArray[Any]:
 
 
 def feature_problems(what: str, judged: Sequence[Judged]) -> Iterator[Problem]:
-    """Yield the rules that columns break, each once, with the columns that break it."""
+    """Yield each broken rule once, with all columns that break it."""
     if not any(item.values is not None or item.fault for item in judged):
         left = (f"{_label(item.column.name)}: {item.column.why}" for item in judged)
         yield Problem(
@@ -387,7 +347,7 @@ def feature_problems(what: str, judged: Sequence[Judged]) -> Iterator[Problem]:
 def column_notes(
     judged: Sequence[Judged], targets: npt.NDArray[np.int64] | None = None
 ) -> Iterator[str]:
-    """Yield what should be said of columns: what is left out, constant, or gives the class away."""
+    """Yield notes on columns that are left out, constant, encoded, or suspicious."""
     left_out = [item.column for item in judged if item.column.role == LEFT_OUT]
     for column in left_out:
         if column.why != _ON_REQUEST:
@@ -423,7 +383,7 @@ def _label(name: str) -> str:
 
 
 def _word(name: str) -> str:
-    """What a column is called in a flag: by its position where it has no name."""
+    """Spell a column for a flag: by position where it has no name."""
     nameless = re.fullmatch(r"column (\d+)", name)
     if nameless:
         return nameless[1]
@@ -431,7 +391,7 @@ def _word(name: str) -> str:
 
 
 def _tells(item: Judged, targets: npt.NDArray[np.int64]) -> bool:
-    """Whether values and classes are the same division of the samples."""
+    """Whether values and classes partition the samples alike."""
     classes = int(targets.max(initial=0)) + 1
     if item.values is None or item.column.different != classes or classes < 2:
         return False

@@ -1,4 +1,4 @@
-"""Numbers that only count the samples: found by what independent values would not do."""
+"""Detect columns that only number the samples."""
 
 from __future__ import annotations
 
@@ -21,23 +21,15 @@ _UNEVEN = 1e-3
 
 
 def counts(values: npt.NDArray[Any]) -> bool:
-    """Tell whether numbers only count: all or nearly all different, in a narrow range or in order.
+    """Return whether numbers only count rows: nearly all different, in a narrow range or in order.
 
-    d values drawn from a range of s whole numbers are all different with the chance
-    p = (1 - 1/s) (1 - 2/s) … (1 - (d-1)/s), the birthday problem; the number of repeats is nearly
-    Poisson distributed with mean -log p. Where d values differ and k repeat others, as in rows that
-    are there twice, the chance is that of k repeats or fewer; in rising order it is 1/d! of that.
-    Below `CHANCE` the values count: a range of numbers in any order, with any offset and step, most
-    of it, or, in rising order, any part of it. Numbers with a fraction count where they are evenly
-    spaced.
+    d values drawn from s whole numbers are all different with probability p = (1 - 1/s) (1 - 2/s) …
+    (1 - (d-1)/s), the birthday problem; the number of repeats is nearly Poisson with mean -log p.
+    With d different values and k repeats (duplicated rows), the probability is that of at most k
+    repeats, times 1/d! if the values never fall. Below `CHANCE` the column counts: a range in any
+    order, offset and step, or any rising part of one. Numbers with a fraction count where they are
+    evenly spaced.
 
-    Parameters
-    ----------
-    values : ndarray of numbers, shape (n,)
-        Of one column.
-
-    Examples
-    --------
     >>> rows = np.random.default_rng(0).permutation(300)
     >>> counts(rows), counts(rows[:100] + 7000), counts(np.sort(rows[:20]))
     (True, True, True)
@@ -69,7 +61,7 @@ def counts(values: npt.NDArray[Any]) -> bool:
 
 
 def _whole_steps(found: npt.NDArray[Any]) -> npt.NDArray[np.uint64] | None:
-    """Return sorted different values less the first, in whole steps; None if they have none."""
+    """Return sorted distinct values as whole steps from the first; None if there is no step."""
     low, high = found[0], found[-1]
     if found.dtype.kind in "iu":
         # Differences of int64 may need 64 bits without a sign; these wrap around as they should.

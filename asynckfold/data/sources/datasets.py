@@ -14,19 +14,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 
 class ImageArrays(Dataset[tuple[Any, int]]):
-    """Images of one size in one array, given out as PIL images.
-
-    Parameters
-    ----------
-    data : ndarray of uint8, shape (n, height, width) or (n, height, width, 3)
-        Grey or RGB.
-    targets : ndarray of int64, shape (n,)
-        Class indices.
-    transform : callable, optional
-        PIL image to sample.
-    classes : sequence of str
-        Class names by index, if they have any.
-    """
+    """Images in one uint8 array, (n, height, width) or (n, height, width, 3), as PIL images."""
 
     def __init__(
         self,
@@ -51,19 +39,7 @@ class ImageArrays(Dataset[tuple[Any, int]]):
 
 
 class ImageFiles(Dataset[tuple[Any, int]]):
-    """Images in files.
-
-    Parameters
-    ----------
-    paths : sequence of Path
-        The files.
-    loader : callable
-        Path to PIL image.
-    targets : ndarray of int64, shape (n,)
-        Class indices.
-    classes : sequence of str
-        Class names by index, if they have any.
-    """
+    """Images in files; `loader` turns a path into a PIL image."""
 
     def __init__(
         self,
@@ -85,17 +61,7 @@ class ImageFiles(Dataset[tuple[Any, int]]):
 
 
 class TableRows(TensorDataset):
-    """Rows of numbers and their classes.
-
-    Parameters
-    ----------
-    features : ndarray of float64 or float32, shape (n, n_features)
-        The rows.
-    targets : ndarray of int64, shape (n,)
-        Class indices.
-    classes : sequence of str
-        Class names by index.
-    """
+    """Rows of float numbers (n, n_features) and their class indices."""
 
     def __init__(
         self,
@@ -113,19 +79,7 @@ class TableRows(TensorDataset):
 
 
 class Selection(Subset[Any]):
-    """Some samples of a dataset, with their classes known beforehand.
-
-    Parameters
-    ----------
-    dataset : torch Dataset
-        Where the samples are.
-    indices : ndarray of int64, shape (n,)
-        Which samples.
-    targets : ndarray of int64, shape (n,)
-        Class indices of these samples.
-    classes : sequence of str
-        Class names by index.
-    """
+    """Some samples of a dataset, with their classes known beforehand."""
 
     def __init__(
         self,

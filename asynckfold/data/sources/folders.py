@@ -1,9 +1,7 @@
 """Images in folders: which files are samples, and of which class.
 
-Each folder in the one that is named is a class; images below it, however deep, are its samples.
-Hidden files and folders are left out, as are files that are no images by their names. Links to
-folders are followed where they are classes, and nowhere else: below that they may lead round in a
-circle, and give one image many times.
+Each subfolder is a class; all images below it are its samples. Hidden files and files without an
+image extension are left out. Symlinks are followed for classes only: deeper ones may form a cycle.
 """
 
 from __future__ import annotations
@@ -39,31 +37,17 @@ _NUMBERED_PART = re.compile(r"(fold|part|split)[ _-]?\d+")
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The images below a folder.
-
-    Parameters
-    ----------
-    classes : tuple of str
-        Names of the folders that are classes, sorted.
-    paths : tuple of Path
-        All images, those of one class after those of another, sorted.
-    targets : ndarray of int64, shape (n,)
-        Class index of each.
-    notes : tuple of str
-        What lies deeper than a class, and what is there and is no sample.
-    problems : tuple of Problem
-        What keeps them from being samples and classes.
-    """
+    """The images below a folder, class by class, sorted."""
 
     classes: tuple[str, ...]
     paths: tuple[Path, ...]
     targets: npt.NDArray[np.int64]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # on nested folders, and on files that are not samples
     problems: tuple[Problem, ...]
 
 
 def find_images(path: Path) -> Found:
-    """Return the images of all classes below a folder; what is wrong is told, not raised."""
+    """Return the images of all classes below a folder; problems are collected, not raised."""
     if not path.is_dir():
         rule = "folder: must name an existing folder"
         problem = Problem(rule, str(path), "It holds one folder per class.")
@@ -108,7 +92,7 @@ def _is_image(name: str) -> bool:
 
 
 def _below(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the images below a folder, sorted, and what else is there."""
+    """Return the images below a folder, sorted, and the other files."""
     images: list[Path] = []
     others: list[Path] = []
     for place, folders, files in os.walk(folder):
@@ -188,7 +172,7 @@ def _empty_problems(path: Path, names: Sequence[str]) -> Iterator[Problem]:
 
 
 def _twice_problems(path: Path, paths: Sequence[Path]) -> Iterator[Problem]:
-    """Yield that a file is there under two names: one sample may be trained on and scored."""
+    """Yield that one file has two names: it could be both trained on and scored."""
     links = any(item.is_symlink() for item in paths) or any(
         item.is_symlink() for item in path.iterdir()
     )
@@ -207,14 +191,7 @@ def _twice_problems(path: Path, paths: Sequence[Path]) -> Iterator[Problem]:
 
 
 def folder_source(name: str, path: Path) -> Source:
-    """Return the images under `path`, where each folder is a class; all are read as RGB.
-
-    Raises
-    ------
-    InputError
-        There are fewer than two classes, a class without images, one image under two names, or
-        `path` holds parts such as ``train`` and ``test`` instead of classes.
-    """
+    """Return the images under `path` as RGB, where each folder is a class."""
     from asynckfold.data.sources.datasets import ImageFiles
 
     found = find_images(path)
@@ -236,13 +213,7 @@ def folder_source(name: str, path: Path) -> Source:
 
 
 def folder_samples(path: Path) -> Samples:
-    """Return all images under `path`, in the order of their names; folders in it are classes.
-
-    Raises
-    ------
-    InputError
-        There is none.
-    """
+    """Return all images under `path`, sorted by name; top-level folders are labels."""
     from asynckfold.data.sources.datasets import ImageFiles
 
     found, others = _below(path) if path.is_dir() else ([], [])

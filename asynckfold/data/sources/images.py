@@ -53,13 +53,7 @@ def digits() -> Source:
 
 
 def torchvision_source(name: str, data_root: Path, download: bool) -> Source:
-    """Return the training part of a torchvision collection, without a transform.
-
-    Raises
-    ------
-    InputError
-        The files are not under `data_root`, are damaged, or cannot be downloaded.
-    """
+    """Return the training part of a torchvision dataset, without a transform."""
     from torchvision import datasets
 
     collection = getattr(datasets, TORCHVISION[name])
@@ -105,13 +99,7 @@ def _damaged(name: str, data_root: Path, error: Exception) -> Problem:
 
 
 def open_rgb(path: str) -> Any:
-    """Read an image file as a PIL image in RGB, turned as its EXIF orientation says.
-
-    Raises
-    ------
-    InputError
-        The file is not an image, is damaged, or has more than 8 bits a channel.
-    """
+    """Read an image file as a PIL image in RGB, rotated by its EXIF orientation."""
     from PIL import Image, ImageOps
 
     try:
@@ -129,34 +117,16 @@ def open_rgb(path: str) -> Any:
 
 @dataclass(frozen=True)
 class Checked:
-    """What is in an image file.
+    """What is in an image file."""
 
-    Parameters
-    ----------
-    size : tuple of int
-        (width, height), turned as EXIF says.
-    mode : str
-        PIL's word for its kind.
-    frames : int
-        Number of images in the file.
-    digest : bytes
-        Equal for files of equal pixels.
-    """
-
-    size: tuple[int, int]
-    mode: str
+    size: tuple[int, int]  # (width, height), rotated by EXIF
+    mode: str  # PIL's
     frames: int
-    digest: bytes
+    digest: bytes  # equal for equal pixels
 
 
 def check_image(path: str) -> Checked:
-    """Read an image file whole, and say what is in it.
-
-    Raises
-    ------
-    InputError
-        As `open_rgb`.
-    """
+    """Read an image file completely and describe it."""
     from PIL import Image
 
     image = open_rgb(path)

@@ -1,7 +1,4 @@
-"""What would be read from a source: columns, classes and their counts, and what is left out.
-
-Where a run would be refused, everything that was found is still told, and then the problems.
-"""
+"""What would be read from a source; problems are listed after everything that was found."""
 
 from __future__ import annotations
 
@@ -15,14 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.data.sources.arrays import judged_columns, read_arrays, whole_labels
-from asynckfold.data.sources.columns import (
-    FEATURE,
-    NAMES,
-    Column,
-    Judged,
-    column_notes,
-    matrix,
-)
+from asynckfold.data.sources.columns import FEATURE, NAMES, Column, Judged, column_notes, matrix
 from asynckfold.data.sources.folders import find_images
 from asynckfold.data.sources.images import check_image
 from asynckfold.data.sources.labels import class_indices, class_note, label_problems
@@ -41,15 +31,7 @@ from asynckfold.errors import InputError, Problem, refuse
 
 @dataclass(frozen=True)
 class Described:
-    """A column, and what is in it.
-
-    Parameters
-    ----------
-    column : Column
-        What it is.
-    values : str
-        The range of its numbers, or its names.
-    """
+    """A column, and the range of its numbers or its names."""
 
     column: Column
     values: str = ""
@@ -57,42 +39,18 @@ class Described:
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What a run would read.
-
-    Parameters
-    ----------
-    name : str
-        The source.
-    kind : {"image", "table"}
-        What a sample is.
-    samples : int
-        Number of samples.
-    sample_shape : tuple of int
-        (channels, height, width) of an image, of the first where they differ; (features,) of a row.
-    class_names : tuple of str
-        By index.
-    targets : ndarray of int64
-        Class index of each sample that has a label.
-    columns : tuple of Described
-        Of a table.
-    repeated : int
-        Number of samples that occurred before, in all that is used of them.
-    notes : tuple of str
-        What was decided.
-    problems : tuple of Problem
-        Why a run would be refused.
-    """
+    """What a run would read."""
 
     name: str
     kind: str
     samples: int
-    sample_shape: tuple[int, ...]
+    sample_shape: tuple[int, ...]  # (channels, height, width) of the first image, or (features,)
     class_names: tuple[str, ...]
-    targets: npt.NDArray[np.int64]
-    columns: tuple[Described, ...] = ()
-    repeated: int = 0
+    targets: npt.NDArray[np.int64]  # class index of each labelled sample
+    columns: tuple[Described, ...] = ()  # of a table
+    repeated: int = 0  # samples that equal an earlier one in all used parts
     notes: tuple[str, ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Problem, ...] = ()  # why a run would be refused
 
     @property
     def classes(self) -> dict[str, int]:
@@ -102,13 +60,7 @@ class Inspection:
 
 
 def inspect_table(name: str, path: Path, choice: Choice) -> Inspection:
-    """Say what would be read from a text file.
-
-    Raises
-    ------
-    InputError
-        It cannot be divided into rows and columns, or a column that was named is not there.
-    """
+    """Inspect a text file."""
     table = read_table(path, choice, count_repeats=True)
     values = {item.column.name: _shown(item) for item in table.judged}
     columns = tuple(Described(column, values.get(column.name, "")) for column in table.columns)
@@ -127,13 +79,7 @@ def inspect_table(name: str, path: Path, choice: Choice) -> Inspection:
 
 
 def inspect_arrays(name: str, path: Path, choice: Choice) -> Inspection:
-    """Say what would be read from an ``.npz`` file.
-
-    Raises
-    ------
-    InputError
-        It is none, or its arrays cannot be samples and labels at all.
-    """
+    """Inspect an ``.npz`` file."""
     arrays = read_arrays(path)
     refuse(arrays.problems)
     assert arrays.labels is not None
@@ -162,7 +108,7 @@ def inspect_arrays(name: str, path: Path, choice: Choice) -> Inspection:
 
 
 def inspect_folder(name: str, path: Path) -> Inspection:
-    """Say what would be read from a folder of images; every image is read."""
+    """Inspect a folder of images; reads every image."""
     found = find_images(path)
     sizes: Counter[tuple[int, int]] = Counter()
     modes: Counter[str] = Counter()
@@ -203,7 +149,7 @@ def inspect_folder(name: str, path: Path) -> Inspection:
 
 
 def inspect_source(source: Source) -> Inspection:
-    """Say what is in a source whose images are in memory, as those of torchvision are."""
+    """Inspect a source whose images are in memory, such as torchvision's."""
     images = np.asarray(source.dataset.data)  # type: ignore[attr-defined]
     return Inspection(
         source.name,
@@ -219,7 +165,7 @@ def inspect_source(source: Source) -> Inspection:
 
 
 def limited_to(found: Inspection, limit: int, random_state: int) -> Inspection:
-    """Return what remains of the classes where only a part of the samples is used."""
+    """Restrict an inspection to a balanced subset."""
     problems = (*found.problems, *limit_problems(limit, len(found.class_names)))
     if limit >= found.samples or problems:
         return replace(found, problems=problems)

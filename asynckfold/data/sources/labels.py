@@ -1,4 +1,4 @@
-"""Class labels, whatever they are, to class names and class indices."""
+"""Class labels of any kind to class names and class indices."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ _LEADING_ZERO = re.compile(r"\s*[+-]?0\d")
 
 
 def class_indices(labels: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """Return the class names in order, and the index of each label's class.
+    """Return the class names in order, and the index of each label.
 
-    Names are sorted by value when all are numbers, else as text. Numbers that are equal are one
-    class, named as it is first spelled.
+    Sorted by value if all are numbers, else as text. Equal numbers are one class, named by its
+    first spelling.
 
-    Examples
-    --------
     >>> classes, indices = class_indices(["10", "2", "2.0", "10"])
     >>> classes, indices.tolist()
     (('2', '10'), [1, 0, 0, 1])
@@ -44,10 +42,8 @@ def class_indices(labels: Sequence[str]) -> tuple[tuple[str, ...], npt.NDArray[n
 
 
 def indices_in(classes: Sequence[str], labels: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return the index of each label's class, -1 where there is none; equal numbers are one class.
+    """Return the index of each label in `classes`, -1 if missing; equal numbers are one class.
 
-    Examples
-    --------
     >>> indices_in(("2", "10"), ["10", "2.0", "3"]).tolist()
     [1, 0, -1]
     """
@@ -63,8 +59,6 @@ def _key(label: str) -> Decimal | str:
 def number(text: str) -> Decimal | None:
     """Return the finite number that a text spells, or None.
 
-    Examples
-    --------
     >>> number(" 1.50 "), number("1e3"), number("nan"), number("1_000"), number("one")
     (Decimal('1.50'), Decimal('1E+3'), None, None, None)
     """
@@ -78,10 +72,8 @@ def number(text: str) -> Decimal | None:
 
 
 def class_note(what: str, classes: Sequence[str]) -> Iterator[str]:
-    """Yield that numbers were taken as classes, where they may be amounts: several, or fractions.
+    """Yield a note where numbers that may be quantities were taken as classes.
 
-    Examples
-    --------
     >>> list(class_note("rings", ["1", "2.5"]))
     ['the 2 different numbers of rings are taken as classes, not as amounts']
     """
@@ -92,10 +84,8 @@ def class_note(what: str, classes: Sequence[str]) -> Iterator[str]:
 
 
 def spelling_problems(what: str, labels: Iterable[str]) -> Iterator[Problem]:
-    """Yield that two labels are equal as numbers, and may be two codes: 07 and 7.
+    """Yield that two labels are equal as numbers but may be different codes: 07 and 7.
 
-    Examples
-    --------
     >>> [problem.received for problem in spelling_problems("kind", ["7", "07", "1", "1.0"])]
     ["'7' and '07'"]
     """
@@ -112,7 +102,7 @@ def spelling_problems(what: str, labels: Iterable[str]) -> Iterator[Problem]:
 
 
 def label_problems(what: str, classes: Sequence[str], n_samples: int) -> Iterator[Problem]:
-    """Yield what keeps labels from being classes: one class only, or values without classes."""
+    """Yield what keeps labels from being classes: a single class, or continuous values."""
     if len(classes) < 2:
         yield Problem(
             f"{what} must hold two classes or more",

@@ -1,4 +1,4 @@
-"""What a named source of data gives to the shell: samples, class names, and what suits them."""
+"""What a named source gives to the shell: samples, class names, and which transforms suit them."""
 
 from __future__ import annotations
 
@@ -20,75 +20,35 @@ IMAGE, TABLE = "image", "table"
 
 @dataclass(frozen=True)
 class Choice:
-    """What the caller says of a table.
+    """Options for a table; columns by name, or by position from 0, negative from the end."""
 
-    Parameters
-    ----------
-    target : str or None
-        ``csv:`` only: column of the class labels, by name or by position from 0, negative from the
-        end; a name goes before a position. None: the last.
-    header : {"auto", "yes", "no"}
-        ``csv:`` only: whether the first row names the columns.
-    drop : tuple of str
-        Columns to leave out, by name or position.
-    keep : tuple of str
-        Columns to use as features, though they seem to count or to identify the rows.
-    category : tuple of str
-        Columns of names, even where these are numbers.
-    """
-
-    target: str | None = None
-    header: str = "auto"
+    target: str | None = None  # ``csv:`` only: column of the class labels; None: the last
+    header: str = "auto"  # ``csv:`` only: does the first row name the columns: auto, yes, no
     drop: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
-    category: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()  # features, although they look like row numbers or identifiers
+    category: tuple[str, ...] = ()  # categorical, even where the values are numbers
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
     """Labelled samples under a name.
 
-    Parameters
-    ----------
-    name : str
-        What the caller asked for: ``"digits"``, ``"csv:glass.csv"``.
-    dataset : torch Dataset
-        Map-style; sample *i* is (x, class index). x is a PIL image, or a float64 row of a table.
-        ``dataset.targets`` and ``dataset.classes`` tell all class indices and names without reading
-        a sample.
-    classes : tuple of str
-        Class names by index.
-    sample_shape : tuple of int
-        (channels, height, width) of an image, of the first one where they differ; (features,) of a
-        row.
-    kind : {"image", "table"}
-        What a sample is.
-    standardize : bool
-        Whether features should be standardised on each training fold, as tables should.
-    features : tuple of str
-        Names of a row's numbers; empty for images.
-    notes : tuple of str
-        What was decided about the data and should be said once.
-    photographs : bool
-        Whether crops and flips keep the class, so that augmentation makes sense.
-    mean, std : tuple of float
-        Statistics of each channel, for values from 0 to 1; empty where images are not normalised.
-    columns : tuple of Column
-        All columns of a table, in order, and what each of them is; empty for images.
+    ``dataset.targets`` and ``dataset.classes`` hold all class indices and names, so that no sample
+    has to be read for them.
     """
 
-    name: str
-    dataset: Dataset[Any]
+    name: str  # as the caller spelled it: ``"digits"``, ``"csv:glass.csv"``
+    dataset: Dataset[Any]  # map-style: (PIL image or float row, class index)
     classes: tuple[str, ...]
-    sample_shape: tuple[int, ...]
-    kind: str
-    standardize: bool = False
-    features: tuple[str, ...] = ()
+    sample_shape: tuple[int, ...]  # (channels, height, width) of the first image, or (features,)
+    kind: str  # ``"image"`` or ``"table"``
+    standardize: bool = False  # standardise on each training fold
+    features: tuple[str, ...] = ()  # names of a row's numbers; empty for images
     notes: tuple[str, ...] = ()
-    photographs: bool = False
-    mean: tuple[float, ...] = ()
+    photographs: bool = False  # crops and flips keep the class
+    mean: tuple[float, ...] = ()  # of each channel, for values in [0, 1]; empty: no normalisation
     std: tuple[float, ...] = ()
-    columns: tuple[Column, ...] = ()
+    columns: tuple[Column, ...] = ()  # every column of a table, in order; empty for images
 
     @property
     def targets(self) -> npt.NDArray[np.int64]:
@@ -98,35 +58,21 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples to be predicted, whose labels may be missing.
-
-    Parameters
-    ----------
-    dataset : torch Dataset
-        Map-style, of samples as a `Source` has them; what targets it has mean nothing.
-    labels : tuple of str or None
-        The class of each, where all have one.
-    names : tuple of str
-        Of each sample; empty where it has none but its number.
-    notes : tuple of str
-        What should be said once.
-    """
+    """Samples to predict; labels may be missing. The dataset's own targets mean nothing."""
 
     dataset: Dataset[Any]
-    labels: tuple[str, ...] | None = None
-    names: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = None  # class names, where every sample has one
+    names: tuple[str, ...] = ()  # of the samples; empty where they only have numbers
     notes: tuple[str, ...] = ()
 
 
 def balanced_subset(
     targets: npt.NDArray[Any], limit: int, random_state: int
 ) -> npt.NDArray[np.int64]:
-    """Return `limit` sample numbers, ascending, with classes as equal in number as they can be.
+    """Return `limit` sample numbers, ascending, with class counts as equal as possible.
 
-    Samples are drawn from a seeded shuffle, one of each class in turn, until a class has no more.
+    Takes one sample of each class in turn, in seeded random order, until a class runs out.
 
-    Examples
-    --------
     >>> balanced_subset(np.array([0, 0, 0, 0, 1, 1]), 4, random_state=0).tolist()
     [2, 3, 4, 5]
     """
@@ -140,12 +86,9 @@ def balanced_subset(
 
 
 def limited(source: Source, limit: int, random_state: int) -> Source:
-    """Return a source of at most `limit` samples, classes balanced.
+    """Return a source of at most `limit` samples with balanced classes.
 
-    Raises
-    ------
-    InputError
-        There are more classes than `limit`.
+    Raises `InputError` where there are more classes than `limit`.
     """
     refuse(limit_problems(limit, len(source.classes)))
     total = len(source.targets)
@@ -163,7 +106,7 @@ def limited(source: Source, limit: int, random_state: int) -> Source:
 
 
 def part_note(limit: int, total: int, random_state: int) -> str:
-    """Return how a part of the samples was chosen."""
+    """Describe how a subset was drawn."""
     return f"{limit} of {total} samples, classes balanced, drawn with seed {random_state}"
 
 

@@ -5,8 +5,7 @@
     text_files: head, cells ──► target column ──► class names, class indices
                        └──────► columns: the rule that says what each other column is
 
-Nothing is scaled here, and nothing is filled in: standardising belongs to each training fold, and a
-missing value is the caller's to judge.
+Nothing is scaled or imputed here: both would leak from the held-out fold.
 """
 
 from __future__ import annotations
@@ -53,34 +52,14 @@ _SHOWN_COLUMNS, _SHOWN_CLASSES, _SHOWN_LETTERS = 20, 8, 20
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A text file with labels, as it was read: what is good in it, and what is wrong.
+    """A labelled text file as it was read: what can be used, and every problem."""
 
-    Parameters
-    ----------
-    columns : tuple of Column
-        All of them, in order.
-    judged : tuple of Judged
-        Those that are not the target.
-    classes : tuple of str
-        Class names.
-    targets : ndarray of int64, shape (n,)
-        Class indices of all rows that have a label.
-    n_rows : int
-        Number of rows.
-    repeated : int
-        Number of rows that occurred before.
-    problems : tuple of Problem
-        What keeps it from being samples and classes.
-    notes : tuple of str
-        What was decided.
-    """
-
-    columns: tuple[Column, ...]
-    judged: tuple[Judged, ...]
+    columns: tuple[Column, ...]  # all, in order
+    judged: tuple[Judged, ...]  # all but the target
     classes: tuple[str, ...]
-    targets: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]  # class indices of the rows that have a label
     n_rows: int
-    repeated: int
+    repeated: int  # rows that equal an earlier one
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
@@ -96,12 +75,9 @@ class Table:
 
 
 def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Table:
-    """Read a text file with labels; what is wrong with its cells is told, not raised.
+    """Read a labelled text file; problems of its cells are collected, not raised.
 
-    Raises
-    ------
-    InputError
-        It cannot be divided into rows and columns, or a column that was named is not there.
+    Raises `InputError` where it has no rows and columns, or a named column is missing.
     """
     head = read_head(path, choice.header)
     refuse([*position_problems(head, choice), *_default_target_problems(head, choice.target)])
@@ -147,7 +123,7 @@ def _shown(classes: Sequence[str]) -> str:
 
 
 def _repeats(cells: Any, columns: Sequence[Column]) -> int:
-    """Return how many rows equal an earlier one in all that is used of them."""
+    """Count rows that equal an earlier one in all used columns."""
     used = [at for at, column in enumerate(columns) if column.role != LEFT_OUT]
     return int(cells[used].duplicated().sum())
 
@@ -155,24 +131,9 @@ def _repeats(cells: Any, columns: Sequence[Column]) -> int:
 def csv_source(name: str, path: Path, choice: Choice) -> Source:
     """Return the rows of a text file as samples and one of its columns as classes.
 
-    How the file is divided and whether it has a header, the module `text_files` says; what becomes
-    of each column, the module `columns`. The last column holds the classes, unless `choice` names
-    another one; where another than the last is called ``class``, ``label`` or ``target``, one of
-    them must be named.
-
-    Parameters
-    ----------
-    name : str
-        What to call the source.
-    path : Path
-        The file, in UTF-8.
-    choice : Choice
-        The target, whether there is a header, and what is said of columns.
-
-    Raises
-    ------
-    InputError
-        Naming all columns that cannot be features, or what else is wrong with the file.
+    The last column holds the classes unless `choice` names another. If another column is called
+    ``class``, ``label`` or ``target``, the target must be named. `text_files` decides on delimiter
+    and header, `columns` what each column becomes.
     """
     table = read_table(path, choice)
     refuse(table.problems)
@@ -200,27 +161,12 @@ def table_source(name: str, table: Table) -> Source:
 def csv_samples(
     path: Path, like: Source | None, *, target: str | None = None, header: str = "auto"
 ) -> Samples:
-    """Return the rows of a text file as samples, encoded as those of another one were.
+    """Return the rows of a text file as samples, encoded like those of another file.
 
-    Columns are found by their names, or by their order where one of the files has none; those that
-    the other one has not are left out, and the notes say so. The classes may be missing.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    like : Source or None
-        The other one; where it is no text file, all columns but `target` are judged anew.
-    target : str, optional
-        Column of the class labels; that of the other file by default, where this one has it.
-    header : {"auto", "yes", "no"}
-        Whether the first row names the columns. ``"auto"``: it does when it names one of the other
-        file's, or as for `csv_source`.
-
-    Raises
-    ------
-    InputError
-        Naming all columns that are missing or hold something else, or what else is wrong.
+    Columns are matched by name, or by order where one file has no header. Columns that `like` does
+    not have are left out, with a note. Labels may be missing. Where `like` is no text file, columns
+    are judged anew. ``header="auto"`` also takes the first row as header where it holds the names
+    of `like`.
     """
     known = like.columns if like else ()
     wanted = [column.name for column in known if column.role == FEATURE]
@@ -277,20 +223,14 @@ def _judged(path: Path, head: Head, cells: Any, asked: Asked, target: int | None
 
 
 def position_of(head: Head, word: str) -> int:
-    """Return where a column stands that is named, or given by position; it must be there."""
+    """Return the position of a column that is named, or given by position."""
     if word in head.names:
         return head.names.index(word)
     return int(word) % head.n_columns
 
 
 def asked_of(head: Head, choice: Choice, target: int | None) -> Asked:
-    """Return what is said of columns, by position; all of them must be there.
-
-    Raises
-    ------
-    InputError
-        Two flags contradict each other, or the target.
-    """
+    """Return the caller's choice by position; refuse flags that contradict each other."""
 
     def positions(words: Sequence[str]) -> frozenset[int]:
         return frozenset(position_of(head, word) for word in words)
@@ -314,7 +254,7 @@ def _asked_problems(head: Head, asked: Asked, target: int | None) -> Iterator[Pr
 
 
 def position_problems(head: Head, choice: Choice) -> Iterator[Problem]:
-    """Yield the columns that are asked for and are not there."""
+    """Yield the columns that are asked for and missing."""
     last = head.n_columns - 1
     given = [("--target", choice.target)] if choice.target is not None else []
     for flag, words in (
@@ -352,10 +292,8 @@ def _default_target_problems(head: Head, target: str | None) -> Iterator[Problem
 
 
 def column_words(text: str | None) -> tuple[str, ...]:
-    """Return the columns of a flag's text: names or positions between commas, quoted at need.
+    """Split a flag's text into columns: names or positions between commas, quoted at need.
 
-    Examples
-    --------
     >>> column_words('id, "a, b",-1'), column_words(None)
     (('id', 'a, b', '-1'), ())
     """
@@ -390,7 +328,7 @@ def _label_problems(labels: Any, label: str) -> Iterator[Problem]:
 def _as_columns(
     path: Path, head: Head, like: Source, position: int | None
 ) -> tuple[Head, int | None, str]:
-    """Return the head with the other file's names, where the classes are, and what to say."""
+    """Return the head with the other file's names, the target's position, and a note."""
     known = [column.name for column in like.columns]
     target = next((column.name for column in like.columns if column.role == TARGET), None)
     named = known != [f"column {at}" for at in range(len(known))]

@@ -1,9 +1,12 @@
 """A text file of rows: its delimiter and header, and its cells as pandas reads them.
 
-The delimiter is the first of tab, semicolon and comma that divides the first lines, without one row
-longer than the first; where both semicolon and comma do, all commas must be decimal commas. The
-first row is the header where it can be nothing else, a sample where it can be nothing else, and the
-caller is asked where it can be both: `header_of`.
+The delimiter is the first of tab, semicolon and comma that divides the first lines without a row
+longer than the first. Where both semicolon and comma do, every comma must be a decimal comma.
+`header_of` decides on the header; where the first row may be either, the caller is asked.
+
+Cells have the dtype that `pandas.read_csv` infers over the whole column (``low_memory=False``):
+int64, float64, bool, or text. `MISSING` lists the only cells that are missing. Labels and
+categories stay text, so that 007 and 7 differ.
 """
 
 from __future__ import annotations
@@ -37,58 +40,35 @@ _FEW_NAMES, _ENOUGH_ROWS, _LONG_SERIES, _GREAT = 0.1, 10, 3, 1e12
 
 @dataclass(frozen=True)
 class Head:
-    """What the first lines tell about a file.
-
-    Parameters
-    ----------
-    delimiter : str
-        Between the cells of a row.
-    n_columns : int
-        Of the first row.
-    names : tuple of str
-        Of the columns, ``""`` for one without a name; empty where the file has no header.
-    has_header : bool
-        Whether the first row names the columns.
-    """
+    """What the first lines tell about a file."""
 
     delimiter: str
     n_columns: int
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # ``""`` for a column without a name; empty without a header
     has_header: bool
 
     def name(self, position: int) -> str:
-        """Return what a column is called here."""
+        """Return the name of a column."""
         return (self.names[position] if self.names else "") or f"column {position}"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What all columns are called."""
+        """Names of all columns."""
         return tuple(map(self.name, range(self.n_columns)))
 
     def label(self, position: int) -> str:
-        """Return what messages call a column."""
+        """Return the name of a column for messages."""
         named = self.names[position] if self.names else ""
         return f"column {named!r}" if named else f"column {position}"
 
 
 def read_head(path: Path, header: str, known: Sequence[str] = (), least: int = 2) -> Head:
-    """Return what the first lines of a file tell.
+    """Read the first lines of a file.
 
-    Parameters
-    ----------
-    path : Path
-        The file, in UTF-8.
-    header : {"auto", "yes", "no"}
-        Whether the first row names the columns; ``"auto"``: as `header_of` says.
-    known : sequence of str
-        Names that make the first row a header where it holds them all.
-    least : int
-        Fewest columns.
+    `known`: names that make the first row a header where it holds them all. `least`: minimum number
+    of columns.
 
-    Raises
-    ------
-    InputError
-        It cannot be read as rows, two columns have one name, or the first row may be both.
+    Raises `InputError` where the file has no rows, a name twice, or an ambiguous first row.
     """
     refuse(_kind_problems(path))
     rows, delimiter = _divided(path)
@@ -107,13 +87,13 @@ def read_head(path: Path, header: str, known: Sequence[str] = (), least: int = 2
 
 
 def _holds(first: Sequence[str], known: Sequence[str]) -> bool:
-    """Whether a row holds all names; one or two numbers may be in a sample by chance."""
+    """Whether a row holds all names; one or two numbers may be a coincidence."""
     telling = len(known) >= _LONG_SERIES or any(number(name) is None for name in known)
     return telling and set(known) <= set(first)
 
 
 def _divided(path: Path) -> tuple[list[list[str]], str]:
-    """Return the first rows, and the delimiter that divides them."""
+    """Return the first rows, and the delimiter."""
     import pandas as pd
 
     found: dict[str, list[list[str]]] = {}
@@ -157,7 +137,7 @@ def _first_rows(path: Path, delimiter: str) -> list[list[str]]:
 
 
 def _divides(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether rows have several columns, which is more than a delimiter in the first line."""
+    """Whether most rows have several columns."""
     return bool(rows) and len(rows[0]) > 1 and sum(bool(row[-1]) for row in rows) * 2 > len(rows)
 
 
@@ -232,21 +212,13 @@ def _ragged(path: Path, error: Exception) -> Problem:
 
 
 def header_of(rows: Sequence[Sequence[str]]) -> tuple[bool | None, str]:
-    """Tell whether the first row names the columns; None, and why, where it may be both.
+    """Return whether the first row names the columns; None, and why, where it is ambiguous.
 
-    Looked at are the columns that hold only numbers below the first row. It is a header where its
-    cells above them are texts, and a sample where they are numbers. It may be both where they are
-    of both kinds, or a series such as 0, 1, 2, or where they are numbers but its labels occur in no
-    other row. Without such columns it is a header when its cells are all different texts and none
-    of them occurs below in its column.
+    Judged by the columns that are numeric below the first row. Text above them makes it a header,
+    numbers make it a sample. Ambiguous are: both kinds, a series such as 0, 1, 2, and numbers next
+    to a label that no other row has. Without numeric columns, the first row is a header if its
+    cells are distinct texts and none of them occurs below.
 
-    Parameters
-    ----------
-    rows : sequence of rows of texts, of equal length
-        The first ones, stripped.
-
-    Examples
-    --------
     >>> header_of([["width", "kind"], ["1.5", "a"]])
     (True, '')
     >>> header_of([["2.5", "b"], ["1.5", "a"], ["1.5", "b"]])
@@ -304,22 +276,7 @@ def _all_numbers(cells: Sequence[str]) -> bool:
 
 
 def read_cells(path: Path, head: Head, texts: Sequence[int]) -> Any:
-    """Return all cells as a frame whose columns are positions.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    head : Head
-        What its first lines told.
-    texts : sequence of int
-        Columns whose cells stay as they are written.
-
-    Raises
-    ------
-    InputError
-        A row is longer than the first, or the file is no text or too large.
-    """
+    """Return all cells as a frame whose columns are positions; `texts` stay as they are written."""
     import pandas as pd
 
     try:
@@ -362,10 +319,7 @@ def _frame(path: Path, head: Head, texts: Sequence[int], only: Sequence[int] | N
 
 
 def zeros_before(path: Path, head: Head, cells: Any) -> frozenset[int]:
-    """Return the columns of whole numbers some of which are written with leading zeros.
-
-    They are codes, of which 007 and 7 may be two.
-    """
+    """Return the integer columns with leading zeros: codes, of which 007 and 7 may be two."""
     whole = [int(at) for at in cells.columns if cells[at].dtype.kind in "iu"]
     if not whole or not _may_lead_with_zeros(path):
         return frozenset()

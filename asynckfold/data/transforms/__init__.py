@@ -1,4 +1,4 @@
-"""Dividing a transform pipeline: what is done once per sample, and what is done per batch.
+"""Divide a transform pipeline into what runs once per sample and what runs per batch.
 
 ::
 
@@ -7,20 +7,9 @@
     View            prefix   steps, each for a whole batch (B, C, H, W)
                     applied once, result stored as uint8
 
-A random step draws for each sample from (seed, epoch, sample number, place of the step) alone, so
-that a sample is augmented alike whatever batch it is in. From the first random step on, steps for
-which no batched form is known run sample by sample, in `PerSample`, under generators seeded the
-same way.
-
-========================= ================================================================
-`pipeline`                dividing: `View`, `Trace`
-`equivalents`             which batch step gives what a torchvision step gives
-`batch_steps`             crop, flip, scale and normalise whole batches; `PerSample`
-`steps`                   the user's own steps: random or not, equal or not
-`generators`, `draws`     randomness that is seeded, and randomness that is counted
-`watching`                whether code draws random numbers
-`samples`                 what a sample is, and how it is stored
-========================= ================================================================
+A random step draws from (seed, epoch, sample number, position of the step) only, so augmentation
+does not depend on how samples are batched. From the first random step on, steps without a batched
+form run sample by sample (`PerSample`), with the global generators seeded the same way.
 """
 
 from asynckfold.data.transforms.batch_steps import (
@@ -34,21 +23,9 @@ from asynckfold.data.transforms.batch_steps import (
 )
 from asynckfold.data.transforms.draws import AnyDraw, Draw, JoinedDraw, splitmix64
 from asynckfold.data.transforms.equivalents import batch_step
-from asynckfold.data.transforms.generators import (
-    generators_kept,
-    seed_generators,
-    seeded,
-    varies,
-)
+from asynckfold.data.transforms.generators import generators_kept, seed_generators, seeded, varies
 from asynckfold.data.transforms.pipeline import Trace, View, divide, trace
-from asynckfold.data.transforms.samples import (
-    Array,
-    Kind,
-    copied,
-    kind_of,
-    same_sample,
-    to_array,
-)
+from asynckfold.data.transforms.samples import Array, Kind, copied, kind_of, same_sample, to_array
 from asynckfold.data.transforms.steps import (
     Step,
     apply,

@@ -27,7 +27,7 @@ class BatchStep(Protocol):
 
 @dataclass(frozen=True)
 class Unchanged:
-    """What leaves stored samples as they are, such as PILToTensor."""
+    """A step that leaves stored samples as they are, such as PILToTensor."""
 
     def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Return the batch."""
@@ -36,21 +36,11 @@ class Unchanged:
 
 @dataclass(frozen=True)
 class ToFloat:
-    """Pixels as floating-point numbers, to the bit as torchvision has them.
-
-    Parameters
-    ----------
-    dtype : torch.dtype
-        The floating-point type.
-    scale : {"divide", "multiply", "keep"}
-        By 255 (``ToTensor``), by 1/255 (v2's ``ToDtype``, whose rounding differs), or not at all.
-    channels_last : bool
-        Whether the batch is (B, H, W) or (B, H, W, C), of arrays.
-    """
+    """Pixels (B, C, H, W) to floating point, bit-identical with torchvision."""
 
     dtype: torch.dtype = torch.float32
-    scale: str = "divide"
-    channels_last: bool = False
+    scale: str = "divide"  # divide by 255 (ToTensor), multiply by 1/255 (v2.ToDtype), or keep
+    channels_last: bool = False  # the batch is (B, H, W) or (B, H, W, C)
 
     def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Return (B, C, H, W) of `dtype`."""
@@ -83,18 +73,10 @@ def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.de
 
 @dataclass(frozen=True)
 class RandomFlip:
-    """Mirror each sample with probability `p`.
-
-    Parameters
-    ----------
-    p : float
-        Probability.
-    dim : int
-        -1 mirrors left and right, -2 top and bottom.
-    """
+    """Mirror each sample with probability `p`."""
 
     p: float = 0.5
-    dim: int = -1
+    dim: int = -1  # -1: left and right; -2: top and bottom
 
     def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Return the batch (B, C, H, W), changed in place."""
@@ -111,20 +93,10 @@ class RandomFlip:
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """Pad with a constant and cut a window at a random place, every place equally likely.
-
-    Parameters
-    ----------
-    size : (int, int)
-        Height and width.
-    padding : (int, int, int, int)
-        Left, top, right, bottom.
-    fill : float
-        The constant.
-    """
+    """Pad with a constant and cut a window (height, width) at a uniformly random place."""
 
     size: tuple[int, int]
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)  # left, top, right, bottom
     fill: float = 0
 
     def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
@@ -141,10 +113,10 @@ class RandomCrop:
     def corners(
         n_tops: int, n_lefts: int, draw: AnyDraw
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the upper left corners, drawn from ``range(n_tops)`` and ``range(n_lefts)``.
+        """Draw upper left corners from ``range(n_tops)`` and ``range(n_lefts)``.
 
-        A 32-bit number times the count, shifted down by 32 bits (Lemire 2019, "Fast random integer
-        generation in an interval"); no place is favoured by more than ``count / 2**32``.
+        A 32-bit number times the count, shifted right by 32 (Lemire 2019, "Fast random integer
+        generation in an interval"); the bias is below ``count / 2**32``.
         """
         bits, half = draw.bits(), np.uint64(32)
         tops = ((bits >> half) * np.uint64(n_tops)) >> half
@@ -153,10 +125,7 @@ class RandomCrop:
 
 
 def _windows(
-    batch: Tensor,
-    size: tuple[int, int],
-    tops: npt.NDArray[np.int64],
-    lefts: npt.NDArray[np.int64],
+    batch: Tensor, size: tuple[int, int], tops: npt.NDArray[np.int64], lefts: npt.NDArray[np.int64]
 ) -> Tensor:
     """Cut one window (C, height, width) out of each sample."""
     windows = batch.unfold(2, size[0], 1).unfold(3, size[1], 1)
@@ -170,18 +139,10 @@ def _windows(
 
 @dataclass(frozen=True)
 class PerSample:
-    """Steps without a batched form: each sample goes through them alone, under its own seed.
-
-    Parameters
-    ----------
-    steps : tuple of callable
-        The user's own.
-    kind : Kind
-        What the stored samples are turned back into.
-    """
+    """Steps without a batched form: each sample passes them alone, under its own seed."""
 
     steps: tuple[Step, ...]
-    kind: Kind
+    kind: Kind  # what stored samples are turned back into
 
     def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Return the stacked results, on the batch's device."""

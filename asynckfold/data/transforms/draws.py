@@ -1,4 +1,4 @@
-"""Random numbers that depend on nothing but their place."""
+"""Counter-based random numbers."""
 
 from __future__ import annotations
 
@@ -14,33 +14,18 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def _mix(state: int) -> int:
-    """Return what `splitmix64` makes of one state; Python's integers are quicker for one number."""
+    """One state of `splitmix64`; Python integers are faster for a single number."""
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
     return state ^ (state >> 31)
 
 
 def splitmix64(seed: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Return numbers of the SplitMix64 sequence of `seed`, by their place in it.
+    """Return numbers of the SplitMix64 sequence of `seed` (mod 2**64) by position, from 0.
 
-    Parameters
-    ----------
-    seed : int
-        State of the generator; taken modulo 2**64.
-    places : ndarray of int64, shape (n,)
-        Which numbers of the sequence, from 0.
-
-    Returns
-    -------
-    ndarray of uint64, shape (n,)
-
-    Notes
-    -----
     Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators". The state is a
-    counter, so that any number of the sequence is had without the ones before it.
+    counter, so any number can be computed without the ones before it.
 
-    Examples
-    --------
     >>> hex(int(splitmix64(0, np.array([0]))[0]))
     '0xe220a8397b1dcdaf'
     """
@@ -56,22 +41,12 @@ def splitmix64(seed: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint6
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """The random numbers of one step, one 64-bit number for each sample of a batch.
-
-    Parameters
-    ----------
-    seed, epoch : int
-        The job's seed and the epoch, from 0.
-    indices : ndarray of int64, shape (B,)
-        Sample numbers.
-    place : int
-        Place of the step among the steps of its view.
-    """
+    """The random numbers of one step: one 64-bit number per sample of a batch."""
 
     seed: int
     epoch: int
-    indices: npt.NDArray[np.int64]
-    place: int = 0
+    indices: npt.NDArray[np.int64]  # sample numbers, (B,)
+    place: int = 0  # position of the step in its view
 
     def bits(self) -> npt.NDArray[np.uint64]:
         """Return one 64-bit number per sample, shape (B,)."""
@@ -87,23 +62,11 @@ class Draw:
 
 @dataclass(frozen=True, eq=False)
 class JoinedDraw:
-    """Those of several batches of one size that are one, one batch after another.
+    """The draws of several batches of one size, joined."""
 
-    Parameters
-    ----------
-    seeds : sequence of int
-        The seed of each batch's job.
-    epoch : int
-        The epoch, from 0.
-    batches : ndarray of int64, shape (R, B)
-        Sample numbers.
-    place : int
-        Place of the step among the steps of its view.
-    """
-
-    seeds: Sequence[int]
+    seeds: Sequence[int]  # of each batch's job
     epoch: int
-    batches: npt.NDArray[np.int64]
+    batches: npt.NDArray[np.int64]  # sample numbers, (R, B)
     place: int = 0
 
     @property

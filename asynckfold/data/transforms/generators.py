@@ -16,7 +16,7 @@ from asynckfold.data.transforms.samples import same_sample
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of Python, NumPy and torch (CPU); put them back afterwards."""
+    """Seed the global generators of Python, NumPy and torch (CPU); restore them afterwards."""
     with generators_kept():
         seed_generators(seed)
         yield
@@ -24,7 +24,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Put the global generators of Python, NumPy and torch (CPU) back as they were."""
+    """Restore the global generators of Python, NumPy and torch (CPU) afterwards."""
     kept = _generator_states()
     try:
         yield
@@ -52,10 +52,10 @@ def _drew(before: tuple[Any, Any, Tensor], after: tuple[Any, Any, Tensor]) -> bo
 
 
 def varies(call: Callable[[], Any]) -> bool:
-    """Tell whether a call is random: it draws from a global generator, or two results differ.
+    """Return whether a call is random: it draws from a global generator, or two results differ.
 
-    A call that draws is taken as random even when both results are equal, since a rare event
-    (a flip in one of a hundred samples) does not show in a few results.
+    A call that draws is random even if both results are equal: a rare event (a flip in one of a
+    hundred samples) does not show in a few results.
     """
     results = []
     for seed in (1, 2):

@@ -19,27 +19,15 @@ from asynckfold.errors import InputError, Problem
 
 @dataclass(frozen=True)
 class View:
-    """A pipeline in two parts.
+    """A pipeline in two parts."""
 
-    Parameters
-    ----------
-    prefix : tuple of callable
-        Applied once per sample; the result is stored.
-    stored : Kind or None
-        Of the samples that are stored; None when they differ among samples or cannot be stacked.
-    steps : tuple of BatchStep
-        The rest, for whole batches.
-    pipeline : tuple of callable
-        All of the user's steps, for reading samples one by one.
-    """
-
-    prefix: tuple[Step, ...]
-    stored: Kind | None
-    steps: tuple[BatchStep, ...]
-    pipeline: tuple[Step, ...]
+    prefix: tuple[Step, ...]  # run once per sample; the result is stored
+    stored: Kind | None  # None: samples differ in shape, or cannot be stacked
+    steps: tuple[BatchStep, ...]  # the rest, for whole batches
+    pipeline: tuple[Step, ...]  # all of the user's steps, to read samples one by one
 
     def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
-        """Send stored samples (B, ...) through the batch steps."""
+        """Apply the batch steps to stored samples (B, ...)."""
         for place, step in enumerate(self.steps):
             batch = step(batch, draw.at(place))
         return batch
@@ -47,25 +35,16 @@ class View:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a few samples became on their way through a pipeline.
-
-    Parameters
-    ----------
-    steps : tuple of callable
-        The flattened pipeline.
-    random : tuple of bool
-        For each step, whether it is random.
-    kinds : tuple of (Kind or None)
-        Before each step and after the last; None where the samples differ in kind.
-    """
+    """What a few samples became on their way through a pipeline."""
 
     steps: tuple[Step, ...]
-    random: tuple[bool, ...]
+    random: tuple[bool, ...]  # by step
+    # before each step and after the last; None where samples differ in kind
     kinds: tuple[Kind | None, ...]
 
     @property
     def final(self) -> Kind | None:
-        """What came out."""
+        """Kind of the results."""
         return self.kinds[-1]
 
     def split(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
@@ -78,21 +57,10 @@ class Trace:
 
 
 def trace(steps: Sequence[Step], samples: Sequence[Any], drawn: Collection[int] = ()) -> Trace:
-    """Send a few samples through the steps, one step after the other.
+    """Send copies of a few samples through the steps, one step after the other.
 
-    Parameters
-    ----------
-    steps : sequence of callable
-        A flattened pipeline.
-    samples : sequence
-        Some samples as the dataset gives them; they are copied, not changed.
-    drawn : collection of int
-        Places of steps that were seen to draw random numbers, be it for other samples only.
-
-    Raises
-    ------
-    InputError
-        A step raised; it is named.
+    `drawn`: steps already seen to draw random numbers, perhaps for other samples only. Raises
+    `InputError`, naming the step, where one fails.
     """
     values = [copied(sample) for sample in samples]
     flags, kinds = [], [_common_kind(values)]
@@ -123,8 +91,8 @@ def _common_kind(values: Sequence[Any]) -> Kind | None:
 def divide(traced: Trace) -> View:
     """Divide a pipeline into what is stored and what is done per batch.
 
-    The stored part ends before the first random step, and earlier where the steps in between have a
-    batched form and start from pixels of one byte: what is stored stays small.
+    The stored part ends before the first random step, or earlier, where the steps in between have a
+    batched form and start from uint8 pixels: that keeps the stored array small.
     """
     steps = traced.steps
     forms = [batch_step(step, kind) for step, kind in zip(steps, traced.kinds, strict=False)]

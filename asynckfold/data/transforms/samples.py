@@ -18,25 +18,15 @@ _STORED_MODES = {"L": 1, "RGB": 3, "RGBA": 4}
 
 @dataclass(frozen=True)
 class Kind:
-    """What a sample is at one point of the pipeline, and how it is stored there.
+    """What a sample is at one point of the pipeline, and how it is stored there."""
 
-    Parameters
-    ----------
-    form : {"image", "tensor", "array", "number", "other"}
-        A PIL image, a torch tensor, a NumPy array, a number, or none of these.
-    shape : tuple of int
-        As stored: channels first for images.
-    dtype : str
-        NumPy's name, as stored.
-    """
-
-    form: str
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
+    form: str  # image (PIL), tensor, array, number, other
+    shape: tuple[int, ...] = ()  # as stored: channels first for images
+    dtype: str = ""  # NumPy's name, as stored
 
     @property
     def is_uint8_image(self) -> bool:
-        """Whether pixels of one byte are held, so that storing here takes least memory."""
+        """Whether it is uint8 pixels: the cheapest point to store."""
         image_like = len(self.shape) == 3 or (self.form == "array" and len(self.shape) == 2)
         return self.dtype == "uint8" and image_like
 

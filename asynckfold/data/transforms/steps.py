@@ -1,4 +1,4 @@
-"""The user's own steps: a pipeline as a list, which of them are random, which are equal."""
+"""The user's own steps: flattening a pipeline; which steps are random, which are equal."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ _RANDOM_NAMES = {
 
 
 def flatten(transform: Any) -> tuple[Step, ...]:
-    """Return a pipeline as a list of steps: nested ``Compose`` and ``Sequential`` are opened.
+    """Return a pipeline as a list of steps; nested ``Compose`` and ``Sequential`` are opened.
 
-    Examples
-    --------
     >>> flatten(None)
     ()
     >>> flatten(abs)
@@ -53,17 +51,15 @@ def flatten(transform: Any) -> tuple[Step, ...]:
 
 
 def is_torchvision(step: Any, *names: str) -> bool:
-    """Tell whether a step is torchvision's own, of one of these names if any are given."""
+    """Return whether a step is torchvision's own, with one of these names if any are given."""
     kind = type(step)
     is_its_own = kind.__module__.startswith("torchvision.transforms")
     return is_its_own and (not names or kind.__name__ in names)
 
 
 def is_known(step: Step) -> bool:
-    """Tell whether a step is torchvision's own code throughout, so that its class tells all of it.
+    """Return whether a step is torchvision's own code throughout.
 
-    Examples
-    --------
     >>> is_known(abs)
     False
     """
@@ -85,14 +81,10 @@ def step_name(step: Any) -> str:
 
 
 def is_random(step: Step, samples: Sequence[Any] = ()) -> bool:
-    """Tell whether a step may give another result for the same sample.
+    """Return whether a step may give another result for the same sample.
 
-    Parameters
-    ----------
-    step : callable
-        Torchvision's own transforms are told by their class and settings.
-    samples : sequence
-        Samples on which any other callable is tried, under different seeds.
+    Torchvision's own transforms are judged by class and settings, anything else by trying it on
+    `samples` under different seeds.
     """
     if not is_torchvision(step) or is_torchvision(step, "Lambda"):
         return any(varies(partial(_try, step, sample)) for sample in samples)
@@ -113,17 +105,10 @@ def _is_range(setting: Any) -> bool:
 
 
 def describe(step: Any, depth: int = 3) -> str:
-    """Return a text that is equal, in any process, for equal steps, and else most likely not.
+    """Return a text that equal steps share in any process, and others most likely do not.
 
-    Parameters
-    ----------
-    step : object
-        A step, or a setting of one.
-    depth : int
-        How deep to look into attributes, which may refer back to where they came from.
+    `depth` limits how deep attributes are followed; they may refer back.
 
-    Examples
-    --------
     >>> describe(lambda x: x + 1) == describe(lambda x: x + 2)
     False
     """
@@ -133,7 +118,7 @@ def describe(step: Any, depth: int = 3) -> str:
 
 
 def _inside(step: Any) -> list[Any]:
-    """Return what a step's text does not show: its code, its settings, its parts."""
+    """Return what a step's repr does not show: code, settings, parts."""
     if isinstance(step, CodeType):
         constants = [value for value in step.co_consts if isinstance(value, CodeType)]
         plain = [value for value in step.co_consts if not isinstance(value, CodeType)]

@@ -1,7 +1,7 @@
-"""Sees whether code draws random numbers, at the cost of a comparison per sample.
+"""Detect whether code draws random numbers, at the cost of one comparison per sample.
 
-The states of the global generators are large: to compare them takes 40 us. So each has a twin, and
-after the code has run both give a number: if these differ, one of the two was used meanwhile.
+Comparing the large states of the global generators takes 40 us. Instead, each has a twin: after the
+code has run, both give a number, and if these differ, one of the two was used meanwhile.
 """
 
 from __future__ import annotations
@@ -30,20 +30,11 @@ _GLOBAL = (
 
 
 class Watch:
-    """Tells whether a generator was used since the last look.
+    """Tells whether a generator was used since the last check.
 
-    Watched are the global generators of Python, NumPy and torch (CPU), which it seeds: use it
-    within `generators_kept`.
-
-    Parameters
-    ----------
-    *holders : object
-        Code whose own generators are watched as well, see `held_generators`.
-
-    Attributes
-    ----------
-    own : bool
-        Whether one of these was used, which nobody seeds.
+    Watches the global generators of Python, NumPy and torch (CPU), which it seeds (use it within
+    `generators_kept`), and the generators that `holders` hold; `own` tells whether one of those was
+    used, which nobody seeds.
     """
 
     def __init__(self, *holders: Any) -> None:
@@ -56,7 +47,7 @@ class Watch:
         self.sync(0)
 
     def sync(self, seed: int) -> None:
-        """Seed the global generators, and look from now on."""
+        """Seed the global generators and start watching."""
         seed_generators(seed)
         self._python.seed(seed)
         self._numpy.seed(seed % 2**32)
@@ -64,7 +55,7 @@ class Watch:
         self._states = [_state(generator) for generator in self._held]
 
     def drew(self) -> bool:
-        """Return whether a generator was used since the last look, or since `sync`."""
+        """Return whether a generator was used since the last check."""
         self._words[0].random_()
         self._words[1].random_(generator=self._torch)
         same = [
@@ -89,8 +80,6 @@ class Watch:
 def held_generators(*holders: Any) -> list[Any]:
     """Return the generators that objects hold: in attributes, closures, defaults and globals.
 
-    Examples
-    --------
     >>> rng = np.random.default_rng(0)
     >>> held_generators(lambda x: x + rng.random()) == [rng]
     True
@@ -113,7 +102,7 @@ def held_generators(*holders: Any) -> list[Any]:
 
 
 def _state(item: Any) -> bytes | None:
-    """Return the state of a generator; None of anything else, and of one without a state."""
+    """Return the state of a generator; None for anything else."""
     if isinstance(item, random.Random):
         known = type(item).getstate is random.Random.getstate
         return pickle.dumps(item.getstate()) if known else None

@@ -1,4 +1,4 @@
-"""What the live objects of a run are, by value: named digests, by which a changed one is told.
+"""Digests of a run's live objects, by which a changed one is named.
 
 ::
 
@@ -9,14 +9,15 @@
     criterion       weight                     #77d0…         tensors and all else, by content
     eval_transform  step 1 (Resize).size       =(32, 32)
 
-The user's own functions and classes are followed: code, defaults, closures, the globals that are
-read, base classes. Those of libraries go by name; their versions are checked elsewhere. Nothing
-depends on addresses, on the order of sets and dicts, on names of modules or on where files lie.
+The user's own functions and classes are followed: code, defaults, closures, globals, base classes.
+Those of libraries go by name; their versions are checked elsewhere. Nothing depends on addresses,
+on the order of sets and dicts, on module names or on file locations.
 
 ::
 
-    parts       Digest: live objects → components by name
-    values      a value → a short text          states      what an object has
+    run         live objects → Digest: parts, each by its components
+    parts       one part → components by name
+    values      a value → a short text          states      an object's settings
     bytecode    a function → its form           ownership   the user's own, or a library's
     changes     two plans → what changed, in words
 """

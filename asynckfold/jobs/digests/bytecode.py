@@ -1,4 +1,4 @@
-"""What a function computes, as text: its bytecode in a form that no harmless edit changes.
+"""What a function computes, as text that no harmless edit changes.
 
 ::
 
@@ -7,12 +7,11 @@
         return x * 2        ────────►    BINARY_OP 5
                                          RETURN_VALUE
 
-The loaded code is read, not its source: a file may have changed since it was imported, and lambdas
-of a console have none. Left out is what no result depends on: lines, file names, docstrings, names
-of local variables, where blocks lie and what the interpreter has specialised. What stands between
-two jumps is the same whatever its layout, since the code is followed as it would run.
+The loaded code is read, not its source: a file may have changed since its import, and lambdas of a
+console have none. Left out are line numbers, file names, docstrings, names of local variables, the
+order of blocks and the interpreter's specialisations. Code is followed as it would run.
 
-The form differs between versions of Python, whose bytecode differs: `PYTHON` says of which it is.
+Bytecode differs between versions of Python; `PYTHON` names the version.
 """
 
 from __future__ import annotations
@@ -58,46 +57,29 @@ _CHANGING = {
 
 @dataclass(frozen=True)
 class Use:
-    """What a function looks up, and what it changes, those defined inside it included.
+    """What a function reads and changes, including functions defined inside it.
 
-    Parameters
-    ----------
-    reads : tuple of (str, tuple of str)
-        Global names, each with what is taken of it in a row, such as ``(".models", ".width")`` or
-        ``("['lr']",)``, sorted.
-    free : tuple of (str, tuple of str)
-        The same of closure variables.
-    imports : tuple of (str, int)
-        Modules imported inside it, with the level of a relative import, sorted.
-    changes : frozenset of str
-        Global and closure variables that it assigns, or whose content it changes.
-    attributes : frozenset of str
-        Attributes of its first argument that it assigns, or whose content it changes.
-    methods : frozenset of str
-        Attributes of its first argument that it takes.
-    passes : bool
-        Whether it does anything else with its first argument, so that others may take more of it.
+    Reads pair a name with the attributes or items taken in a row: ``(".models", ".width")``,
+    ``("['lr']",)``.
     """
 
-    reads: tuple[tuple[str, tuple[str, ...]], ...]
-    free: tuple[tuple[str, tuple[str, ...]], ...]
-    imports: tuple[tuple[str, int], ...]
-    changes: frozenset[str]
-    attributes: frozenset[str]
-    methods: frozenset[str]
-    passes: bool
+    reads: tuple[tuple[str, tuple[str, ...]], ...]  # globals, sorted
+    free: tuple[tuple[str, tuple[str, ...]], ...]  # closure variables
+    imports: tuple[tuple[str, int], ...]  # (module, level of a relative import), sorted
+    changes: frozenset[str]  # globals and closure variables that it assigns or mutates
+    attributes: frozenset[str]  # of its first argument that it assigns or mutates
+    methods: frozenset[str]  # attributes of its first argument that it reads
+    passes: bool  # it uses its first argument otherwise, so others may read more of it
 
     def chains(self, name: str) -> list[tuple[str, ...]]:
-        """Return what is taken of a variable, each time that it is read."""
+        """Return what is read of a variable, each time."""
         return [chain for known, chain in (*self.reads, *self.free) if known == name]
 
 
 @lru_cache(maxsize=4096)
 def digest(code: CodeType) -> str:
-    """Return the SHA-256 of the form of a code object, shortened.
+    """Return the shortened SHA-256 of the form of a code object.
 
-    Examples
-    --------
     >>> one, same, other = (digest(f.__code__) for f in (
     ...     lambda x: x + 1, lambda x: (x + 1), lambda x: x + 2))
     >>> one == same, one == other
@@ -110,7 +92,7 @@ def digest(code: CodeType) -> str:
 
 
 def is_rewritten(code: CodeType) -> bool:
-    """Whether pytest has put other asserts into a function, as it does in modules of tests."""
+    """Whether pytest has rewritten asserts in a function."""
     inner = (value for value in code.co_consts if isinstance(value, CodeType))
     return "@pytest_ar" in code.co_names or any(map(is_rewritten, inner))
 
@@ -166,7 +148,7 @@ class _Steps:
                 self.caught[offset] = entry.target
 
     def order(self) -> Iterator[int]:
-        """Yield places as they are reached; -1 - place where the code goes on at an earlier one."""
+        """Yield positions as they are reached; -1 - position for a jump back."""
         seen: set[int] = set()
         starts = deque([0])
         while starts:
@@ -187,7 +169,7 @@ class _Steps:
                 place = self.thread(place + 1)
 
     def thread(self, place: int) -> int:
-        """Return where the code goes on that has come to a place: jumps do nothing."""
+        """Follow unconditional jumps from a position."""
         passed = set()
         while place < len(self.kept) and self.kept[place].opname in _JUMPS:
             if place in passed:
@@ -197,10 +179,10 @@ class _Steps:
         return place
 
     def jump(self, place: int) -> tuple[str, int | None]:
-        """Return the name of an instruction, and where it jumps if it does.
+        """Return the name of an instruction, and its target if it jumps.
 
-        A conditional jump to another one that decides on the same value goes where both together
-        go. Compilers do that themselves, but for jumps between lines.
+        A conditional jump to another one on the same value goes where both together go, as
+        compilers do, except across lines.
         """
         step = self.kept[place]
         name = _plain(step.opname)
@@ -221,12 +203,12 @@ class _Steps:
         return name, target
 
     def handler(self, place: int) -> int | None:
-        """Return where an exception is taken to."""
+        """Return the position of the exception handler."""
         offset = self.caught.get(self.kept[place].offset)
         return None if offset is None else self.thread(self.places[offset])
 
     def argument(self, step: dis.Instruction) -> str:
-        """Return what an instruction works on, without numbers of tables."""
+        """Return the argument of an instruction, without table indices."""
         if step.arg is None:
             return ""
         if step.opname == "KW_NAMES":
@@ -245,7 +227,7 @@ def _plain(name: str) -> str:
 
 
 def _without_labels(steps: list[dis.Instruction]) -> Iterator[dis.Instruction]:
-    """Leave out where a class body notes its text and its place."""
+    """Leave out where a class body stores its docstring and location."""
     skip = False
     for step, after in zip(steps, [*steps[1:], None], strict=True):
         if skip:
@@ -270,8 +252,6 @@ def _without_labels(steps: list[dis.Instruction]) -> Iterator[dis.Instruction]:
 def constant(value: Any) -> str:
     """Return a constant of a code object as text, with its type.
 
-    Examples
-    --------
     >>> constant((1, True, 1.0, frozenset({"b", "a"})))
     "(int:1, bool:True, float:1.0, {str:'a', str:'b'})"
     """
@@ -286,7 +266,7 @@ def constant(value: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def use(code: CodeType) -> Use:
-    """Return what a function looks up, and what it changes."""
+    """Return what a function reads and changes."""
     reads: set[tuple[str, tuple[str, ...]]] = set()
     inner_reads: set[tuple[str, tuple[str, ...]]] = set()
     imports: set[tuple[str, int]] = set()
@@ -357,7 +337,7 @@ def use(code: CodeType) -> Use:
 
 
 def _taken(steps: list[dis.Instruction], place: int) -> Iterator[str]:
-    """Yield the attributes, or items by text, that are taken in a row of what was loaded."""
+    """Yield the attributes, or items by text, that are taken in a row."""
     while place < len(steps):
         step, after = steps[place], steps[place + 1 : place + 2]
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -376,7 +356,7 @@ def _taken(steps: list[dis.Instruction], place: int) -> Iterator[str]:
 
 
 def _is_changed(steps: list[dis.Instruction], place: int) -> bool:
-    """Whether a method is taken that changes the container that was loaded."""
+    """Whether a mutating method of the loaded container is taken."""
     ahead = steps[place : place + 1]
     return (
         bool(ahead)
@@ -386,7 +366,7 @@ def _is_changed(steps: list[dis.Instruction], place: int) -> bool:
 
 
 def _filled(code: CodeType) -> Iterator[tuple[str, ...]]:
-    """Yield the containers to which an item is assigned: a name, or one and its attribute."""
+    """Yield containers to which an item is assigned: a name, or a name and its attribute."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
     for place, step in enumerate(steps):
         twice = step.opname == "COPY" and step.arg == 2

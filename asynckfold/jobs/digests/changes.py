@@ -24,10 +24,8 @@ _NAMED = ("model", "scheduler", "scorer")
 def changes(there: Code, here: Code) -> dict[str, str]:
     """Return what changed, by part.
 
-    Bytecode is compared only where both are of one version of Python: see `incomparable`.
+    Bytecode is compared only between equal versions of Python: see `incomparable`.
 
-    Examples
-    --------
     >>> there, here = ({"model net": {"forward()": text}} for text in ("code:1", "code:2"))
     >>> changes(there, here)
     {'model net': "model 'net': forward() changed"}
@@ -47,7 +45,7 @@ def changes(there: Code, here: Code) -> dict[str, str]:
 
 
 def difference(there: Code, here: Code, candidates: Sequence[tuple[str, str]] = ()) -> str | None:
-    """Name what changed, and which of the candidates depend on it, or None."""
+    """Name what changed and which candidates depend on it, or None."""
     found = changes(there, here)
     if not found:
         return None
@@ -68,14 +66,14 @@ def _affected_text(parts: Sequence[str], candidates: Sequence[tuple[str, str]]) 
 
 
 def incomparable(there: Code, here: Code) -> str:
-    """Return why the bytecode of some parts cannot be compared, or nothing where it can."""
+    """Return why bytecode cannot be compared; ``""`` where it can."""
     pairs = ((there[part].get(PYTHON), here[part].get(PYTHON)) for part in there if part in here)
     found = [f"{old}, and this is {new}" for old, new in pairs if old != new]
     return found[0] if found else ""
 
 
 def kept(there: Code, here: Code) -> dict[str, Mapping[str, str]]:
-    """Return `here` with the parts that did not change in the form of `there`."""
+    """Return `here`, with unchanged parts as in `there`."""
     changed = changes(there, here)
     return {
         part: there[part] if part in there and part not in changed else components
@@ -88,8 +86,6 @@ def affected(
 ) -> tuple[tuple[str, str], ...]:
     """Return the candidates whose results depend on one of these parts.
 
-    Examples
-    --------
     >>> affected(["model A"], [("A", "step"), ("B", "step")])
     (('A', 'step'),)
     >>> len(affected(["criterion"], [("A", "step"), ("B", "step")]))
@@ -107,7 +103,7 @@ def affected(
 
 
 def common(mine: Code | None, theirs: Code) -> dict[str, Mapping[str, str]]:
-    """Return what a greater plan says of the models and LR schedules that `mine` has, too."""
+    """Restrict a larger plan's parts to the models and LR schedules of `mine`."""
     if mine is None:
         return dict(theirs)
     return {
@@ -126,7 +122,7 @@ def _comparable(components: Mapping[str, str], code: bool) -> dict[str, str]:
 
 
 def _components(there: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
-    """Yield what changed in a part, first what tells most."""
+    """Yield what changed in a part, the most telling first."""
     differing = [
         name for name in dict.fromkeys([*there, *here]) if there.get(name) != here.get(name)
     ]

@@ -1,7 +1,7 @@
-"""Whose code it is: the user's own project, or a library, whose version is checked elsewhere.
+"""Whose code it is: the user's own, or a library's, whose version is checked elsewhere.
 
-The user's own is what was typed into a console or a notebook, and every file outside the standard
-library and ``site-packages``; installed from the working tree (``pip install -e``) it stays so.
+The user's own is what was typed into a console or notebook, and every file outside the standard
+library and ``site-packages``, also if installed with ``pip install -e``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def is_own(value: Any) -> bool:
-    """Whether a function, class or module is of the user's own project, and no library's."""
+    """Whether a function, class or module is the user's own."""
     if isinstance(value, FunctionType):
         scope = value.__globals__
         return _is_own_place(str(scope.get("__name__") or ""), scope.get("__file__"))
@@ -38,13 +38,13 @@ def _is_own_place(name: str, file: Any) -> bool:
 
 
 def is_asynckfold(name: str) -> bool:
-    """Whether a module is one of this package."""
+    """Whether a module belongs to this package."""
     return name == "asynckfold" or name.startswith("asynckfold.")
 
 
 @functools.lru_cache(maxsize=4096)
 def is_own_file(file: str) -> bool:
-    """Whether a file of Python is of the user's own project."""
+    """Whether a Python file is the user's own."""
     if file.endswith((".so", ".pyd")) or re.search(r"[/\\](site|dist)-packages[/\\]", file):
         return False
     return not any(file.startswith(folder) for folder in _library_folders())

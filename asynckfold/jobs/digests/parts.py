@@ -1,4 +1,4 @@
-"""One part of a run, such as a model or `opt_fn`, by its components."""
+"""The components of one part of a run, such as a model or `opt_fn`."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ _UNTOLD = {
 class Part:
     """The components of one part.
 
-    Functions and classes of the user's wait in a queue, so that a long chain of calls among them is
-    no deep recursion here.
+    The user's functions and classes wait in a queue, so a long chain of calls is no deep recursion.
     """
 
     def __init__(self, tensors: Tensors, *, is_used: bool, is_data: bool) -> None:
@@ -80,7 +79,7 @@ class Part:
     # What values refer to
 
     def refer(self, value: Any, path: str) -> str | None:
-        """Return the text for a function, class or module of the user's, which is noted."""
+        """Return the text for a user's function, class or module, and queue it."""
         if id(value) in self._labels:
             return f"={self._labels[id(value)]}"
         if not isinstance(value, (type, FunctionType, ModuleType)) or not is_own(value):
@@ -98,7 +97,7 @@ class Part:
         return f"={label}"
 
     def module(self, path: str, module: Any, *, whole: bool = False) -> None:
-        """Note a module of torch: settings by name, its own tensors too unless it is a model."""
+        """Record a torch module: settings by name; its own tensors too, unless it is a model."""
         colon = f"{path}: " if path else ""
         weights, has_weights = hashlib.sha256(), False
         for name, inner in module.named_modules():
@@ -128,7 +127,7 @@ class Part:
         self._put(here, "#" + sha(f"{kind} {content}"))
 
     def skip(self, path: str, value: Any) -> str:
-        """Note what goes by its type only."""
+        """Record what is compared by type only."""
         kind = type(value).__name__
         self.skipped[f"{path} ({kind})" if path else kind] = None
         return f"?{kind}"
@@ -136,7 +135,7 @@ class Part:
     # Names
 
     def _label(self, value: Any, wanted: str) -> str:
-        """Give an object a name: the one that is wanted, or with a number behind it."""
+        """Give an object a unique name."""
         name, number = wanted, 1
         while name in self._taken:
             number += 1
@@ -147,7 +146,7 @@ class Part:
         return name
 
     def _put(self, name: str, text: str) -> None:
-        """Note a component; another one of the same name is told apart by a number."""
+        """Record a component; number it where the name is taken."""
         key, number = name, 1
         while self.components.get(key, text) != text:
             number += 1
@@ -157,7 +156,7 @@ class Part:
     # Values by their components
 
     def _expand(self, path: str, value: Any, depth: int = 0) -> None:
-        """Note a value by its components, so that the one that changed can be named."""
+        """Record a value by its components, so that a changed one can be named."""
         self._kept.append(value)
         known = id(value) in self._labels or id(value) in self._within
         inside = None
@@ -178,7 +177,7 @@ class Part:
             self._within.discard(id(value))
 
     def _inside(self, path: str, value: Any) -> list[tuple[str, Any]] | None:
-        """Return what a value consists of, each with its name; None where it is one thing."""
+        """Return the named components of a value; None where it has none."""
         colon = f"{path}: " if path else ""
         if isinstance(value, functools.partial):
             self._put(f"{colon}its arguments", f"={len(value.args)}")
@@ -232,7 +231,7 @@ class Part:
     # Functions and what they look up
 
     def _function(self, label: str, function: FunctionType) -> None:
-        """Note a function of the user's."""
+        """Record a user's function."""
         code = function.__code__
         kind = "asserted" if bytecode.is_rewritten(code) else "code"
         self._put(label, f"{kind}:{bytecode.digest(code)}")
@@ -256,7 +255,7 @@ class Part:
         self._globals(function, used)
 
     def _globals(self, function: FunctionType, used: bytecode.Use) -> None:
-        """Note the globals that a function reads, and the modules that it imports itself."""
+        """Record the globals that a function reads, and the modules that it imports."""
         scope = function.__globals__
         for name in dict.fromkeys(name for name, _ in used.reads if name in scope):
             value, chains = scope[name], used.chains(name)
@@ -278,7 +277,7 @@ class Part:
         chains: Sequence[tuple[str, ...]],
         used: bytecode.Use,
     ) -> None:
-        """Note a variable: what is read of it, where that is known to be some settings only."""
+        """Record a variable, or only the settings that are read of it."""
         if isinstance(value, (type, FunctionType, ModuleType)):
             text = self._values.text(value, word.removeprefix("the global "))
             if text not in (f"={name}", f"={name}()"):
@@ -296,7 +295,7 @@ class Part:
             self._expand(word, value, 1)
 
     def _partly(self, word: str, value: Any, names: Sequence[str]) -> bool:
-        """Note what some methods of an object use of it, where that is known: whether it was."""
+        """Record what some methods use of an object; return whether that is known."""
         kind = type(value)
         if not names or is_module(value) or not is_own(kind) or not hasattr(value, "__dict__"):
             return False
@@ -317,7 +316,7 @@ class Part:
         return True
 
     def _whole(self, path: str, module: ModuleType) -> None:
-        """Note all that a module of the user's defines: what is used of it is not known."""
+        """Record all that a user's module defines."""
         for name, value in sorted(vars(module).items()):
             if name.startswith("__") or isinstance(value, ModuleType):
                 continue
@@ -327,7 +326,7 @@ class Part:
                 self.refer(value, f"{path}.{name}")
 
     def _imported(self, name: str, package: str, seen: set[str]) -> None:
-        """Note a module of the user's that a function imports when it is called: by its file."""
+        """Record a user's module that a function imports when it is called, by its file."""
         try:
             full = importlib.util.resolve_name(name, package or None)
             spec = importlib.util.find_spec(full)
@@ -353,7 +352,7 @@ class Part:
     # Classes
 
     def _class(self, label: str, kind: type) -> None:
-        """Note a class of the user's with its methods and bases."""
+        """Record a user's class with its methods and bases."""
         of = "" if kind is self._main else f"{label}."
         bases = [self._values.text(base, label) for base in (*kind.__bases__, type(kind))]
         self._put(f"the bases of {label}", "#" + sha(repr(bases)))
@@ -388,7 +387,7 @@ class Part:
 
 
 def _main_of(value: Any) -> Any:
-    """Return the function or class that a part mainly is: its methods need no name before them."""
+    """Return a part's main function or class: its methods need no prefix."""
     while isinstance(value, functools.partial):
         value = value.func
     if isinstance(value, (type, FunctionType)):
@@ -399,7 +398,7 @@ def _main_of(value: Any) -> Any:
 
 
 def _lookups(value: Any) -> dict[str, Any]:
-    """Return the settings of a value by what a function writes to get them."""
+    """Return the settings of a value by the expression that reads them."""
     if type(value) is dict:
         return {f"[{name!r}]": item for name, item in value.items()}
     if is_module(value) or isinstance(value, (functools.partial, MethodType)):
@@ -408,7 +407,7 @@ def _lookups(value: Any) -> dict[str, Any]:
 
 
 def _followed(path: str, value: Any, chain: tuple[str, ...]) -> tuple[str, Any, tuple[str, ...]]:
-    """Follow attributes of modules; return the path, the value, and the rest of the chain."""
+    """Follow attributes of modules; return path, value, and the rest of the chain."""
     rest = list(chain)
     while rest and isinstance(value, ModuleType) and hasattr(value, rest[0][1:]):
         path, value = path + rest[0], getattr(value, rest.pop(0)[1:])

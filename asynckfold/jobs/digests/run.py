@@ -1,4 +1,4 @@
-"""The live objects of a run, by part, each by its components."""
+"""Digest of all live objects of a run."""
 
 from __future__ import annotations
 
@@ -15,37 +15,20 @@ from asynckfold.jobs.digests.values import Tensors
 
 @dataclass(frozen=True)
 class Digest:
-    """The live objects of a run by value.
+    """The live objects of a run, by value."""
 
-    Parameters
-    ----------
-    parts : Mapping of str to Mapping of str to str
-        By part, such as ``"model net"``, the components by name, each as a short text.
-    skipped : tuple of str
-        What is compared by its type only, or not at all.
-    modules : tuple of str
-        The user's own modules that workers import by themselves, from their files.
-    """
-
-    parts: Mapping[str, Mapping[str, str]]
-    skipped: tuple[str, ...]
-    modules: tuple[str, ...] = ()
+    parts: Mapping[str, Mapping[str, str]]  # components by name, by part, such as ``"model net"``
+    skipped: tuple[str, ...]  # compared by type only, or not at all
+    modules: tuple[str, ...] = ()  # the user's modules, which workers import from their files
 
 
 def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str = "") -> Digest:
-    """Return the digest of live objects.
+    """Return the digest of live objects; None stands for a missing one.
 
-    Parameters
-    ----------
-    parts : Mapping of str to object
-        By the name that the user knows it by; None for what is not there.
-    used_here : iterable of str
-        Parts that this process itself calls, so that they may have changed their own state.
-    data : str
-        The part whose arrays and long containers are samples.
+    `used_here`: parts that this process calls, so that their state may have changed. `data`: the
+    part whose arrays and long containers are samples.
 
-    Examples
-    --------
+    >>> import functools
     >>> found = digested({"scheduler steps": functools.partial(range, 3)})
     >>> found.parts["scheduler steps"]["argument 1"]
     '=3'
@@ -66,15 +49,7 @@ def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str 
 
 
 def of_run(recipe: Any, settings: Any) -> Digest:
-    """Return the digest of all live objects of a call.
-
-    Parameters
-    ----------
-    recipe : Recipe
-        What jobs are made of.
-    settings : Settings
-        What else a result depends on: scores, transforms, the data set.
-    """
+    """Return the digest of all live objects of a call."""
     here = {
         **{f"scorer {name}": item for name, item in _scorers(settings.scoring)},
         "train_transform": settings.train_transform,
@@ -85,10 +60,10 @@ def of_run(recipe: Any, settings: Any) -> Digest:
 
 
 def imported_otherwise(recipe: Any, sent: Mapping[str, Mapping[str, str]]) -> str:
-    """Say in what a recipe that was unpacked here is not what was sent, or nothing.
+    """Say how a recipe that was unpacked here differs from what was sent; ``""`` if it does not.
 
-    The code of modules is not sent: whoever unpacks it imports their files as they are now. Told
-    are differences of code and of numbers, of what is known on both sides.
+    Module code is not sent; whoever unpacks it imports the files as they are now. Compares code and
+    numbers that are known on both sides.
     """
     here = digested(_of_jobs(recipe)).parts
     mine: dict[str, dict[str, str]] = {}
@@ -110,7 +85,7 @@ _SURE = re.compile(r"code:|=(?:[-(\[\d]|True$|False$|None$)")
 
 
 def _is_sure(name: str) -> bool:
-    """Whether a name does not depend on what else was met."""
+    """Whether a name does not depend on what else was recorded."""
     return not re.search(r" \(\d+\)", name)
 
 
@@ -125,7 +100,7 @@ def _of_jobs(recipe: Any) -> dict[str, Any]:
 
 
 def _scorers(scoring: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the scores that are functions, or have settings."""
+    """Yield scores that are functions, or have settings."""
     if isinstance(scoring, Mapping):
         pairs = [(str(name), item) for name, item in scoring.items()]
     else:

@@ -1,4 +1,4 @@
-"""What an object has: its settings, without what only its work left there."""
+"""An object's settings, without state that only its work left there."""
 
 from __future__ import annotations
 
@@ -27,22 +27,11 @@ Settings = list[tuple[str, Any]]
 
 
 def settings_of(value: Any, *, is_used: bool = False) -> tuple[Settings, list[str]] | None:
-    """Return the attributes of an object.
+    """Return an object's settings by name, and names that its own work changes.
 
-    Parameters
-    ----------
-    value : object
-        No module of torch: see `module_settings`.
-    is_used : bool
-        Whether it works in this process, and may have changed its own state by that.
+    None where it has no attributes. `is_used`: it works in this process, which may have changed its
+    state. For torch modules see `module_settings`.
 
-    Returns
-    -------
-    (list of (str, object), list of str) or None
-        Settings by name, and names of what its own work changes; None where it has no attributes.
-
-    Examples
-    --------
     >>> settings_of(types.SimpleNamespace(sigma=0.5))
     ([('sigma', 0.5)], [])
     """
@@ -82,7 +71,7 @@ def _attributes(value: Any, own: bool) -> dict[str, Any]:
 
 
 def _own_state(value: Any) -> Any:
-    """Return what the class of an object says is to be sent of it, if it says so."""
+    """Return the object's own __getstate__, if it defines one."""
     method = getattr(type(value), "__getstate__", None)
     if not isinstance(method, FunctionType) or not is_own(method):
         return None
@@ -93,10 +82,7 @@ def _own_state(value: Any) -> Any:
 
 
 def changed_by_use(kind: type) -> frozenset[str]:
-    """Return the attributes that an object's own working methods assign.
-
-    What a property keeps once it was computed is among them.
-    """
+    """Return the attributes that an object's working methods assign, cached properties included."""
     found = {
         name
         for base in kind.__mro__
@@ -119,13 +105,7 @@ def changed_by_use(kind: type) -> frozenset[str]:
 
 
 def reached(kind: type, names: Iterable[str]) -> tuple[dict[str, FunctionType], set[str]] | None:
-    """Return what calls of some methods of a user's class use of an object.
-
-    Returns
-    -------
-    (dict of str to function, set of str) or None
-        Methods and attributes by name; None where it is not known.
-    """
+    """Return the methods and attributes that calls of some methods use; None if unknown."""
     methods: dict[str, FunctionType] = {}
     attributes: set[str] = set()
     wanted = list(names)
@@ -148,7 +128,7 @@ def reached(kind: type, names: Iterable[str]) -> tuple[dict[str, FunctionType], 
 
 
 def module_settings(module: Any, *, is_used: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield what a module of torch has besides tensors and modules."""
+    """Yield a torch module's attributes other than tensors and submodules."""
     usual = _bare_module()
     library = not is_own(type(module))
     changed = changed_by_use(type(module)) if is_used and not library else frozenset()
@@ -173,7 +153,7 @@ def is_module(value: Any) -> bool:
 
 
 def steps_of(value: Any) -> list[Any] | None:
-    """Return the steps of a composed transform of torchvision."""
+    """Return the steps of torchvision's Compose."""
     kind = type(value)
     if kind.__module__.startswith("torchvision.transforms") and kind.__name__ == "Compose":
         return list(value.transforms)

@@ -1,7 +1,6 @@
-"""A value as a short text that is equal for equal values, in any process.
+"""A value as a short text, equal for equal values in any process.
 
-``=0.1`` shows the value itself, ``#5be1…`` stands for its content, ``?Lock`` for something of which
-nothing but the type is known.
+``=0.1`` is the value itself, ``#5be1…`` a hash of its content, ``?Lock`` only its type.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ _CHOSEN_SEED = 2**64
 
 
 class Named(Protocol):
-    """What has components of its own: it is noted elsewhere, and a value refers to it by name."""
+    """Holds what has components of its own; values refer to it by name."""
 
     is_used: bool
     is_data: bool
 
     def refer(self, value: Any, path: str) -> str | None:
-        """Return the text for what is noted under a name; None for any other value."""
+        """Return the text for what is recorded under a name; None otherwise."""
 
     def module(self, path: str, module: Any) -> None:
-        """Note a module of torch by its components."""
+        """Record a torch module by its components."""
 
     def skip(self, path: str, value: Any) -> str:
-        """Note that a value goes by its type; return the text for it."""
+        """Record that a value is compared by type; return its text."""
 
 
 class Tensors:
@@ -68,7 +67,7 @@ class Tensors:
 
 
 class Values:
-    """The texts of values of one part."""
+    """The texts of one part's values."""
 
     def __init__(self, named: Named, tensors: Tensors) -> None:
         self.named = named
@@ -76,7 +75,7 @@ class Values:
         self._within: set[int] = set()
 
     def text(self, value: Any, path: str, depth: int = 0) -> str:
-        """Return the text of a value; `path` says where it stands."""
+        """Return the text of a value at `path`."""
         if type(value) in PLAIN:
             return f"={value!r}"
         if type(value) is str:
@@ -117,7 +116,7 @@ class Values:
         return self._object(value, path, depth) if found is None else found
 
     def is_known(self, value: Any) -> bool:
-        """Whether a value is of a library that holds it in memory of its own."""
+        """Whether a library holds the value in memory of its own."""
         if is_module(value):
             return False
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
@@ -171,14 +170,14 @@ class Values:
         return "#" + sha(f"dict {pairs if ordered else sorted(pairs)}")
 
     def _of_library(self, value: Any, path: str, depth: int) -> str:
-        """Return the text of a library's function, class or module: its name."""
+        """Return a library's function, class or module by name."""
         is_made = isinstance(value, FunctionType) and "<locals>" in value.__qualname__
         cells = list(closure_of(value)) if is_made else []
         inside = [(name, self.text(item, f"{path}.{name}", depth)) for name, item in cells]
         return "#" + sha(f"{full_name(value)} {inside}") if inside else f"={full_name(value)}"
 
     def _known(self, value: Any, path: str, depth: int) -> str | None:
-        """Return the text of what torch, NumPy and others hold in memory of their own."""
+        """Return the text of a value of torch, NumPy, pandas and the like."""
         for package, function in (("torch", self._torch), ("numpy", self._numpy)):
             library = sys.modules.get(package)
             found = function(library, value, path, depth) if library is not None else None
@@ -237,7 +236,7 @@ class Values:
         return None
 
     def _object(self, value: Any, path: str, depth: int) -> str:
-        """Return the text of an object by its class and its settings."""
+        """Return an object by class and settings."""
         if is_module(value):
             self.named.module(path, value)
             return f"={type(value).__name__}"
@@ -255,7 +254,7 @@ class Values:
         return "#" + sha(f"{kind} {texts}")
 
     def _pickled(self, value: Any, kind: str, path: str, depth: int) -> str:
-        """Return the text of an object that has no attributes: by what it is pickled as."""
+        """Return an object without attributes by its pickled form."""
         found = value.__reduce_ex__(4)
         if isinstance(found, str):
             return f"={full_name(value)}"
@@ -265,7 +264,7 @@ class Values:
 
 
 def sha(text: str, data: Any = b"") -> str:
-    """Return the SHA-256 of a text, and of bytes after it, shortened."""
+    """Return the shortened SHA-256 of a text and bytes."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
     digest.update(data)
     return digest.hexdigest()[:16]
@@ -281,7 +280,7 @@ _NAMED_BEFORE = {
 
 
 def full_name(value: Any) -> str:
-    """Return the name of a function, class or module with that of its module."""
+    """Return a qualified name with its module."""
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     module = getattr(value, "__module__", None) or ""
     return f"{_NAMED_BEFORE.get(module, module)}.{name or type(value).__name__}".strip(".")
@@ -308,10 +307,8 @@ def _tensor(tensor: Any) -> str:
 
 
 def _without_place(text: str, everywhere: bool) -> str:
-    """Return a text, of an absolute path its last part only: files may lie elsewhere.
+    """Reduce an absolute path to its last part: files may move.
 
-    Examples
-    --------
     >>> _without_place("/data/weights.pt", False), _without_place("a/b.pt", False)
     ('weights.pt', 'a/b.pt')
     >>> _without_place("../data", True)
