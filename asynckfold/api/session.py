@@ -238,7 +238,7 @@ class Session:
             if placement.threads < min(usual, len(make.machine.unreserved())):
                 self.store.event("baseline", _told_fewer(placement.threads, usual))
             try:
-                baseline = ask(engine, placement, make.max_wait, sampler, self.signals)
+                baseline = ask(engine, placement, make.max_wait, self.signals, sampler)
             except (WorkerDiedError, NoRoomError) as error:
                 self.store.event("baseline", f"the serial baseline could not run: {error}")
                 return
