@@ -318,7 +318,7 @@ def test_variables_that_libraries_read_when_loaded_need_a_new_server(
     second = warm_pool.take()
     try:
         assert second is not first
-        assert second.libraries["MKL_CBWR"] == "COMPATIBLE"
+        assert second.server.libraries["MKL_CBWR"] == "COMPATIBLE"
     finally:
         second.close()
 
