@@ -89,7 +89,7 @@ class DryRun:
     def _alone(self, engine: Engine, name: str, placement: Placement) -> Facts:
         for _ in range(ATTEMPTS):
             try:
-                found: Facts = ask(engine, placement, self.max_wait, signals=self.signals)
+                found: Facts = ask(engine, placement, self.max_wait, self.signals)
             except WorkerDiedError as death:
                 error = death
             else:

@@ -49,14 +49,13 @@ class Patience:
         return begins
 
 
-def room(engine: Engine, max_wait: float | None, signals: Interruption | None = None) -> Load:
+def room(engine: Engine, max_wait: float | None, signals: Interruption) -> Load:
     """Wait until something may start, and return the load; raise `NoRoomError` after `max_wait`."""
     patience = Patience(max_wait)
     while (load := engine.load([])).blocked:
         patience.look(time.monotonic(), load.blocked)
         time.sleep(TICK_SECONDS)
-        if signals is not None:
-            signals.check()
+        signals.check()
     return load
 
 
@@ -80,9 +79,9 @@ class Sampler:
 def ask(
     engine: Engine,
     placement: Placement,
-    max_wait: float | None = None,
+    max_wait: float | None,
+    signals: Interruption,
     sampler: Sampler | None = None,
-    signals: Interruption | None = None,
 ) -> Any:
     """Run a placement that belongs to no job (a dry run, a baseline); return its finding.
 
@@ -96,8 +95,7 @@ def ask(
     room(engine, max_wait, signals)
     future = engine.submit(placement, [])
     while not wait([future], timeout=TICK_SECONDS).done:
-        if signals is not None:
-            signals.check()
+        signals.check()
         load = engine.load([placement])
         if sampler is not None:
             sampler.look(load)

@@ -20,7 +20,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -65,10 +64,10 @@ def resolve_n_jobs(n_jobs: int | str, cores: int) -> int | None:
     return count if count > 0 else max(1, cores + 1 + count)
 
 
-def total_memory(host: Host | None = None, readers: CounterReaders | None = None) -> int:
+def total_memory() -> int:
     """Return the bytes of memory that this process may use in all; 0 if unknown."""
-    total = _size((readers or CounterReaders()).total_memory) or 0
-    group = group_memory(host)
+    total = _size(CounterReaders().total_memory) or 0
+    group = group_memory()
     return min(total or group.limit, group.limit) if group else total
 
 
@@ -152,7 +151,6 @@ class Machine:
         own: Mapping[int, tuple[int, ...]] | None = None,
         *,
         threads: int = 1,
-        reserve_gpu_memory: int = 0,
     ) -> Load:
         """Return what this run may use now.
 
@@ -167,8 +165,6 @@ class Machine:
             Own processes and their pinned cores.
         threads : int
             Threads of a job, for a number of jobs.
-        reserve_gpu_memory : int
-            Bytes on each GPU that must stay free.
 
         Returns
         -------
@@ -183,10 +179,7 @@ class Machine:
         busy = others if n_jobs is None or self._yields else frozenset[int]()
         chosen = self._choose(count, running, busy)
         idle = tuple(core for core in self._sampler.idlest if core in chosen and core not in busy)
-        gpus = tuple(
-            replace(gpu, free=max(0, gpu.free - reserve_gpu_memory))
-            for gpu in self.gpus(own or {}).gpus
-        )
+        gpus = self.gpus(own or {}).gpus
         available = self._available_memory()
         memory = self._free_memory(available, own or {})
         if self.max_memory is not None:

@@ -23,20 +23,20 @@ def has_gpu(*, dev: Path = Path("/dev")) -> bool:
     return any((dev / name).exists() for name in ("nvidiactl", "kfd", "dxg"))
 
 
-def free_memory(*, proc: Path = PROC) -> int:
+def free_memory() -> int:
     """Return the bytes available without swapping; a huge number if unknown."""
     try:
-        lines = (proc / "meminfo").read_text().splitlines()
+        lines = (PROC / "meminfo").read_text().splitlines()
         (line,) = (line for line in lines if line.startswith("MemAvailable:"))
         return int(line.split()[1]) << 10
     except (OSError, ValueError, IndexError):
         return 1 << 62
 
 
-def open_files(*, proc: Path = PROC) -> int:
+def open_files() -> int:
     """Return the number of open descriptors of this process; 0 if unknown."""
     try:
-        return len(os.listdir(proc / "self" / "fd"))  # noqa: PTH208
+        return len(os.listdir(PROC / "self" / "fd"))  # noqa: PTH208
     except OSError as error:
         # At the limit not even this list can be opened.
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if error.errno == errno.EMFILE else 0
@@ -56,12 +56,12 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def children(*, proc: Path = PROC) -> set[int]:
+def children() -> set[int]:
     """Return the children of this process, including adopted ones; empty if unknown."""
     found: set[int] = set()
-    for thread in _threads(os.getpid(), proc):
+    for thread in _threads(os.getpid()):
         with contextlib.suppress(OSError):
-            words = (proc / "self" / "task" / str(thread) / "children").read_text().split()
+            words = (PROC / "self" / "task" / str(thread) / "children").read_text().split()
             found.update(map(int, words))
     return found
 
@@ -76,7 +76,7 @@ def runaways() -> set[int]:
     return found
 
 
-def pin(pid: int, cores: Sequence[int], *, proc: Path = PROC) -> bool:
+def pin(pid: int, cores: Sequence[int]) -> bool:
     """Pin all threads of a process, 0 being the calling one; no cores change nothing.
 
     Returns
@@ -93,7 +93,7 @@ def pin(pid: int, cores: Sequence[int], *, proc: Path = PROC) -> bool:
     if not cores:
         return True
     wanted, pinned = frozenset(cores), set[int]()
-    while fresh := _threads(pid or os.getpid(), proc) - pinned:
+    while fresh := _threads(pid or os.getpid()) - pinned:
         # New threads inherit the mask of a thread that may not be pinned yet.
         for thread in fresh:
             if not _pin_thread(thread, wanted):
@@ -102,9 +102,9 @@ def pin(pid: int, cores: Sequence[int], *, proc: Path = PROC) -> bool:
     return bool(pinned)
 
 
-def _threads(pid: int, proc: Path) -> set[int]:
+def _threads(pid: int) -> set[int]:
     try:
-        return {int(entry.name) for entry in (proc / str(pid) / "task").iterdir()}
+        return {int(entry.name) for entry in (PROC / str(pid) / "task").iterdir()}
     except OSError:
         return set()
 
@@ -128,7 +128,7 @@ GROUP_TRIES, GROUP_SECONDS = 20, 0.1
 """The kernel accepts one change of a session's niceness per 0.1 s, over all sessions."""
 
 
-def renice_session(*, proc: Path = PROC) -> bool:
+def renice_session() -> bool:
     """Give a new session the niceness of its leader, this process; return whether it has it.
 
     If the kernel divides the CPU among sessions (autogroup, see sched(7)), niceness counts only
@@ -137,7 +137,7 @@ def renice_session(*, proc: Path = PROC) -> bool:
     level = os.getpriority(os.PRIO_PROCESS, 0)
     for _ in range(GROUP_TRIES if level > 0 else 0):
         try:
-            (proc / "self" / "autogroup").write_text(str(level))
+            (PROC / "self" / "autogroup").write_text(str(level))
             return True
         except BlockingIOError:
             time.sleep(GROUP_SECONDS)

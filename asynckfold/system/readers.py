@@ -40,10 +40,10 @@ def read_core_seconds() -> dict[int, float]:
     }
 
 
-def _online_cores(count: int, path: Path = Path("/sys/devices/system/cpu/online")) -> list[int]:
+def _online_cores(count: int) -> list[int]:
     """Return the numbers of the online cores, which psutil numbers without gaps."""
     try:
-        text = path.read_text().strip()
+        text = Path("/sys/devices/system/cpu/online").read_text().strip()
     except OSError:
         return list(range(count))
     numbers: list[int] = []

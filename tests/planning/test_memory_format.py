@@ -55,11 +55,11 @@ def test_the_rule_takes_what_was_faster_and_leaves_what_was_slower(
 @pytest.mark.parametrize(
     ("changes", "convolutions", "told"),
     [
-        ({}, [], "no convolution of images"),
+        ({}, [], "no 2-D convolution"),
         ({"device": "cuda"}, [WIDE], "on CPUs only"),
         ({"params": TrainerParams(trainer="hogwild")}, [WIDE], "the trainer 'hogwild'"),
         ({"params": TrainerParams(memory_format="contiguous")}, [WIDE], "is 'contiguous'"),
-        ({"params": TrainerParams(memory_format="channels_last")}, [], "no convolution"),
+        ({"params": TrainerParams(memory_format="channels_last")}, [], "no 2-D convolution"),
         ({}, [WIDE, Convolution((32, 512, 32, 32), (512, 512, 3, 3))], "products per output"),
     ],
 )
