@@ -99,6 +99,24 @@ def is_nightly(item: pytest.Item) -> bool:
     return callspec is None or callspec.id not in marker.kwargs.get("but", ())
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(name: str) -> Generator[None, Any, Any]:
+    made = yield
+    if isinstance(made, list) and made and isinstance(made[0], pytest.Function):
+        _check_kept(name, made)
+    return made
+
+
+def _check_kept(name: str, items: list[pytest.Function]) -> None:
+    """Refuse to leave all of a test to the night because its parameters were renamed."""
+    marker = items[0].get_closest_marker("nightly")
+    if marker is None or "but" not in marker.kwargs:
+        return
+    known = {item.callspec.id for item in items if hasattr(item, "callspec")}
+    if unknown := set(marker.kwargs["but"]) - known:
+        raise pytest.UsageError(f"{name} has no parameters {sorted(unknown)}, but {sorted(known)}")
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if is_worker(session.config):
         session.config.workeroutput["left"] = dict(session.config.stash[_LEFT])  # type: ignore[attr-defined]

@@ -352,7 +352,7 @@ import os, queue, signal, sys, time
 from pathlib import Path
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
-from asynckfold.placement import Placement
+from asynckfold.jobs.placement import Placement
 from tests.engines.test_pool import Forks, busy_worker, look
 from tests.toy import task, toy_bundle
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import Reservations, place
+from tests.size import examples
 
 
 @st.composite
@@ -69,7 +70,7 @@ def by_gpu(placements: Sequence[Placement]) -> dict[int, list[Placement]]:
     return found
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(situations())
 def test_no_core_is_booked_twice(
     situation: tuple[list[Request], list[Placement], Load],
@@ -117,7 +118,7 @@ def test_a_placement_gives_what_was_requested(
         assert len(placement.cores) == min(request.threads, len(load.cores))
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(situations())
 def test_what_must_be_alone_never_shares_the_machine(
     situation: tuple[list[Request], list[Placement], Load],
@@ -150,7 +151,7 @@ def test_every_job_gets_its_turn(pending: list[Request], load: Load) -> None:
     assert all(request.gpu and not load.gpus for request in left)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(situations())
 def test_memory_is_kept_where_something_runs_beside(
     situation: tuple[list[Request], list[Placement], Load],

@@ -50,6 +50,7 @@ from tests.faults.test_other_programs import (
 from tests.leftovers import gone
 from tests.nursery import Nursery
 from tests.results.test_utilization import CHOICE, FOLDS, PLAN, TARGETS
+from tests.size import examples
 from tests.sweep.test_loop import FakeEngine, Recording, done, open_store, store
 from tests.synthetic import FakeClockStore
 from tests.system.fakes import FakeMachine
@@ -108,7 +109,7 @@ def test_laws_of_making_room(machine: tuple[dict[str, Held], Load, list[int]]) -
 
 
 @given(waves, st.integers(1, 2), st.booleans())
-@settings(max_examples=15)
+@settings(max_examples=examples(50))
 def test_at_most_two_changes_a_minute_whatever_others_do(
     others: list[Wave], threads: int, quota: bool
 ) -> None:
@@ -273,7 +274,7 @@ def test_no_core_is_held_twice_whatever_happens(
 
 
 def happens(store: RunStore, actions: Sequence[tuple[str, int]], threads: Sequence[int]) -> None:
-    store._db.execute("PRAGMA synchronous=OFF")
+    store.file.connection.execute("PRAGMA synchronous=OFF")
     world = World()
     requests = {
         job.id: Request(job.id, float(number), count, memory=10)
@@ -410,6 +411,7 @@ def test_a_paused_job_hangs_not_and_comes_to_the_same_bits(root: Path, pool: Wor
     assert (found.status, found.digest) == (DONE, usual.digest)
 
 
+@pytest.mark.nightly
 def test_a_pause_is_no_training_that_a_limit_counts(root: Path, pool: WorkerPool) -> None:
     limit_s = 5.0
     with toy_bundle(root, models={"Slow": Slow}, epochs=6) as (bundle, data):
@@ -439,6 +441,7 @@ def test_a_paused_job_saves_itself_when_the_run_is_interrupted(
         assert list((root / "Slow").rglob("checkpoint-*"))
 
 
+@pytest.mark.nightly
 def test_a_paused_worker_that_is_lost_is_told_as_ever(root: Path, pool: WorkerPool) -> None:
     with toy_bundle(root, models={"Slow": Slow}, epochs=50) as (bundle, data):
         job = bundle.plan.jobs[0]
@@ -458,7 +461,7 @@ import sys, time
 from pathlib import Path
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
-from asynckfold.placement import Placement
+from asynckfold.jobs.placement import Placement
 from tests.scheduling.test_preemption import Slow, look
 from tests.toy import task, toy_bundle
 
@@ -490,6 +493,7 @@ def test_a_paused_worker_dies_with_its_server(root: Path, pool: WorkerPool) -> N
         engine.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.crashes("the sweep is killed while a job pauses")
 def test_a_paused_worker_dies_with_its_sweep(root: Path, warm: Nursery) -> None:
     sweep = warm.start(["-c", SWEEP, root], root.with_name("printed"))
@@ -592,6 +596,7 @@ def test_a_run_in_which_a_job_paused_has_the_same_bits(
     assert polite.fingerprint == usual.fingerprint
 
 
+@pytest.mark.nightly
 @needs_two_cores
 @pytest.mark.usefixtures("quiet_machine", "no_worker_stays")
 def test_a_job_pauses_for_a_busy_process_and_goes_on_when_it_ends(tmp_path: Path) -> None:

@@ -234,6 +234,7 @@ def test_timed_out_after_each_batch_it_ends_with_the_same_bits(tmp_path: Path) -
     assert result.digest == Tiny(tmp_path / "whole").train().digest
 
 
+@pytest.mark.nightly(but=["hogwild", "averaging"])
 @pytest.mark.parametrize("trainer", SEVERAL)
 def test_so_does_a_job_of_several_processes_which_leaves_none(tmp_path: Path, trainer: str) -> None:
     def tiny(name: str) -> Tiny:
