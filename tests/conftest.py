@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # How long an example takes says how busy the machine is; no test asserts a speed.
-    settings.register_profile("asynckfold", deadline=None, max_examples=100 if size.NIGHTLY else 25)
+    settings.register_profile("asynckfold", deadline=None, max_examples=size.examples(100))
     settings.load_profile("asynckfold")
     config.addinivalue_line(
         "markers", "damages(reason): leaves runs whose accounts do not add up, on purpose"

@@ -320,6 +320,7 @@ sys.exit(cli.program())
 """
 
 
+@pytest.mark.nightly(but=["flush", "Output"])
 @pytest.mark.parametrize("moment", ["make_parser", "Output", "flush"])
 def test_ctrl_c_before_there_is_a_command_and_after_its_last_word(
     tmp_path: Path, moment: str, warm: Nursery

@@ -118,7 +118,6 @@ def at(spans: Sequence[Span], when: float) -> list[Span]:
     return [span for span in spans if span.start <= when < span.end]
 
 
-@settings(max_examples=examples(100))
 @given(cases())
 def test_every_job_is_attempted_until_it_is_done_or_given_up(case: Case) -> None:
     found = case.run()
@@ -138,7 +137,6 @@ def test_every_job_is_attempted_until_it_is_done_or_given_up(case: Case) -> None
     assert {span.job for span in found.spans} == {item.job_id for item in case.requests}
 
 
-@settings(max_examples=examples(100))
 @given(cases())
 def test_nothing_is_booked_twice_at_any_moment(case: Case) -> None:
     found = case.run()
@@ -182,7 +180,6 @@ def fits(case: Case, request: Request, active: dict[Span, Request], when: float)
     return not request.gpu
 
 
-@settings(max_examples=examples(100))
 @given(cases())
 def test_nothing_waits_that_could_run(case: Case) -> None:
     found = case.run()
@@ -197,7 +194,6 @@ def test_nothing_waits_that_could_run(case: Case) -> None:
                 assert not fits(case, request, active, when)
 
 
-@settings(max_examples=examples(100))
 @given(cases(), st.randoms(use_true_random=False))
 def test_the_order_of_the_jobs_does_not_matter(case: Case, random: object) -> None:
     shuffled = list(case.requests)
@@ -205,7 +201,6 @@ def test_the_order_of_the_jobs_does_not_matter(case: Case, random: object) -> No
     assert replace(case, requests=shuffled).run() == case.run()
 
 
-@settings(max_examples=examples(100))
 @given(cases())
 def test_no_schedule_stays_below_the_lower_bound(case: Case) -> None:
     found = case.run()
@@ -214,7 +209,6 @@ def test_no_schedule_stays_below_the_lower_bound(case: Case) -> None:
     assert 0 <= found.use <= 1 + 1e-9
 
 
-@settings(max_examples=examples(100))
 @given(cases(), st.integers(1, 7))
 def test_the_use_over_time_adds_up_to_the_use(case: Case, parts: int) -> None:
     found = case.run()
@@ -261,7 +255,6 @@ def test_no_simulation_exceeds_its_guarantee(case: Case) -> None:
 
 
 @pytest.mark.nightly
-@settings(max_examples=examples(100))
 @given(cases(undisturbed=True))
 def test_with_cores_alone_the_guarantee_is_near_the_lower_bound(case: Case) -> None:
     requests = [

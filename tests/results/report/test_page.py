@@ -191,6 +191,7 @@ def test_tables_hold_one_row_per_candidate_fold_and_epoch(folder: Path) -> None:
     assert float(best["mean_accuracy"]) == pytest.approx(sum(mine) / 5)
 
 
+@pytest.mark.nightly
 def test_what_averaging_did_is_in_the_page_and_the_tables(root: Path) -> None:
     run = Synthetic(
         processes=3, rounds=77, folds=2, epochs=1, baseline=None, status=all_but_the_first
