@@ -133,7 +133,7 @@ def test_a_second_kill_at_any_call_of_the_recovery(
     """The first kill leaves a temporary file or a journal; the second hits what clears it up."""
     ran = total = 0
     first_kills = [Point("fsync", 9), Point("renameat", 3), Point("fdatasync", 40)]
-    for base, first in enumerate(first_kills):
+    for base, first in enumerate(first_kills if NIGHTLY else first_kills[:1]):
         inject = f"{first.call}:signal=KILL:when={first.number}"
         probe = tmp_path / f"{base}-probe"
         assert traced.run(probe, inject) == -signal.SIGKILL

@@ -278,7 +278,7 @@ def happens(store: RunStore, actions: Sequence[tuple[str, int]], threads: Sequen
     world = World()
     requests = {
         job.id: Request(job.id, float(number), count, memory=10)
-        for number, (job, count) in enumerate(zip(store.plan.jobs, threads, strict=True))
+        for number, (job, count) in enumerate(zip(store.reader.plan.jobs, threads, strict=True))
     }
     sweep = Sweep(
         store, world, world.inbox, requests, lambda result: result, Recording(), world.clock,
@@ -308,7 +308,7 @@ def happens(store: RunStore, actions: Sequence[tuple[str, int]], threads: Sequen
         if world.running:
             world.end(next(iter(world.running)))
     assert not sweep.unfinished, "it does not end"
-    assert store.counts()["pending"] == 0
+    assert store.reader.counts()["pending"] == 0
 
 
 def test_cores_to_which_a_job_moved_are_told_counted_and_drawn(
