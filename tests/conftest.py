@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # How long an example takes says how busy the machine is; no test asserts a speed.
-    settings.register_profile("asynckfold", deadline=None, max_examples=100 if size.NIGHTLY else 25)
+    settings.register_profile("asynckfold", deadline=None, max_examples=size.examples(100))
     settings.load_profile("asynckfold")
     config.addinivalue_line(
         "markers", "damages(reason): leaves runs whose accounts do not add up, on purpose"
@@ -97,6 +97,24 @@ def is_nightly(item: pytest.Item) -> bool:
         return False
     callspec = getattr(item, "callspec", None)
     return callspec is None or callspec.id not in marker.kwargs.get("but", ())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(name: str) -> Generator[None, Any, Any]:
+    made = yield
+    if isinstance(made, list) and made and isinstance(made[0], pytest.Function):
+        _check_kept(name, made)
+    return made
+
+
+def _check_kept(name: str, items: list[pytest.Function]) -> None:
+    """Refuse to leave all of a test to the night because its parameters were renamed."""
+    marker = items[0].get_closest_marker("nightly")
+    if marker is None or "but" not in marker.kwargs:
+        return
+    known = {item.callspec.id for item in items if hasattr(item, "callspec")}
+    if unknown := set(marker.kwargs["but"]) - known:
+        raise pytest.UsageError(f"{name} has no parameters {sorted(unknown)}, but {sorted(known)}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -104,6 +104,12 @@ def check() -> tuple[int, int]:
     return len(tools), sum(run(f"{folder / tool}", *words)[0] != 0 for tool, *words in tools)
 
 
+def docs() -> tuple[int, int]:
+    """Build the site, with all links checked."""
+    code, _ = run("make", "docs")
+    return 1, int(code != 0)
+
+
 def kills(trainer: str, count: int) -> tuple[int, int]:
     """Kill at random; the tables go to ``reports/chaos``."""
     words = ["--seed", "0", "--kills", f"{count}"]
@@ -129,6 +135,7 @@ def parts() -> dict[str, Part]:
     """Return all parts by name, in their order."""
     return {
         "lint, types, layers": check,
+        "docs": docs,
         "tests": lambda: tests("--ignore", "tests/durability"),
         "durability": lambda: tests(*LONG, "tests/durability"),
         "chaos": lambda: kills("plain", KILLS),

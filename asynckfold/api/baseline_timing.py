@@ -49,7 +49,7 @@ def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
         if placement.threads < min(usual, len(make.machine.unreserved())):
             store.event("baseline", _told_fewer(placement.threads, usual))
         try:
-            baseline = ask(engine, placement, make.max_wait, sampler, session.signals)
+            baseline = ask(engine, placement, make.max_wait, session.signals, sampler)
         except (WorkerDiedError, NoRoomError) as error:
             store.event("baseline", f"the serial baseline could not run: {error}")
             return

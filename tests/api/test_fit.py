@@ -230,6 +230,7 @@ def has_checkpoint(root: Path) -> bool:
         return False  # there is no run yet
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_killed_and_called_again_it_ends_with_the_same_bits(tmp_path: Path, warm: Nursery) -> None:
     def start(name: str) -> Started:

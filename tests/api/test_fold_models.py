@@ -79,6 +79,7 @@ def assert_as_recorded(results: CVResults, dataset: Any) -> None:
         np.testing.assert_allclose(found, told, rtol=close, atol=close * np.abs(told).max())
 
 
+@pytest.mark.nightly(but=["plain", "fused+preprocess", "repeats"])
 @pytest.mark.parametrize(
     "settings",
     [

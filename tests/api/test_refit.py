@@ -56,6 +56,7 @@ def told(root: Path) -> list[str]:
         return [event.text for event in store.events() if event.kind == "refit"]
 
 
+@pytest.mark.nightly(but=["settings0"])
 @pytest.mark.parametrize("settings", [{}, {"parallelize": True}])
 def test_it_is_what_fit_trains_on_all_samples(root: Path, settings: dict[str, Any]) -> None:
     results = called(root, **settings)
@@ -116,6 +117,7 @@ class Named(Dataset[tuple[Any, int]]):
         return X[number], 10 * int(Y[number])
 
 
+@pytest.mark.nightly(but=["data0-settings0", "data3-settings3"])
 @pytest.mark.parametrize(
     ("data", "settings"),
     [
@@ -231,6 +233,7 @@ trainer_params = {"epochs": 6}
 """
 
 
+@pytest.mark.nightly
 def test_killed_in_the_middle_the_same_command_continues_it(
     tmp_path: Path,
     warm: Nursery,

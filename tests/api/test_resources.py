@@ -139,6 +139,7 @@ class Floor:
         return "the floor is near" if self.looks > self.after else ""
 
 
+@pytest.mark.nightly(but=["False"])
 @pytest.mark.parametrize("parallelize", [True, False])
 def test_a_run_without_room_ends_and_is_continued(
     root: Path, monkeypatch: pytest.MonkeyPatch, parallelize: bool

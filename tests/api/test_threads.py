@@ -113,6 +113,7 @@ class Raises(Tiny):
         return super().forward(inputs)
 
 
+@pytest.mark.nightly
 @two_cores
 def test_a_probe_that_dies_or_raises_is_told_and_the_sweep_goes_on(
     root: Path, probing: None
@@ -173,6 +174,7 @@ class Wide(nn.Sequential):
         )
 
 
+@pytest.mark.nightly
 def test_the_last_job_has_the_threads_that_are_left_and_the_same_bits_each_time(
     tmp_path: Path,
 ) -> None:

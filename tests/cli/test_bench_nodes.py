@@ -144,6 +144,7 @@ def refuse() -> None:
     raise ValueError("not with me")
 
 
+@pytest.mark.nightly(but=["cluster1-kill-WorkerDiedError", "cluster0-refuse-ValueError"])
 @pytest.mark.parametrize(("end", "error"), [(kill, WorkerDiedError), (refuse, ValueError)])
 @pytest.mark.parametrize("cluster", [Cluster(1, 2), Cluster(2, 1)])
 def test_the_end_of_a_task_ends_all_with_its_error(

@@ -299,6 +299,7 @@ settings = {{"kfolds": 3, "batch_size": 10, "baseline": None, "preprocess": None
 """
 
 
+@pytest.mark.nightly(but=["True"])
 @pytest.mark.parametrize("numbers", [False, True])
 def test_a_run_of_a_sweep_file_needs_the_file(
     tmp_path: Path, numbers: bool, capsys: pytest.CaptureFixture[str]

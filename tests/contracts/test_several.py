@@ -78,6 +78,7 @@ def test_one_process_stopped_after_every_batch_ends_alike(tmp_path: Path, traine
     assert result.weights == train(tiny("whole")).weights
 
 
+@pytest.mark.nightly(but=["hogwild", "averaging"])
 @EACH
 def test_all_together_see_each_sample_once_an_epoch(tmp_path: Path, trainer: str) -> None:
     check_that_all_see_each_sample_once_an_epoch(tmp_path, params(trainer, 3))
@@ -129,6 +130,7 @@ def test_an_evaluation_is_divided_and_is_that_of_the_model_that_is_kept(
     np.testing.assert_array_equal(result.outputs, expected)
 
 
+@pytest.mark.nightly(but=["averaging"])
 @EACH
 def test_outputs_of_any_shape_and_type_come_back_whole(tmp_path: Path, trainer: str) -> None:
     class Wide(Plain):
@@ -152,6 +154,7 @@ def test_they_learn_what_one_learns(tmp_path: Path, trainer: str) -> None:
     assert found.epochs[-1].train_loss < found.epochs[0].train_loss / 2
 
 
+@pytest.mark.nightly(but=["hogwild", "averaging"])
 @EACH
 def test_every_process_has_its_own_noise(tmp_path: Path, trainer: str) -> None:
     class Drawing(Plain):
@@ -174,6 +177,7 @@ def _raise() -> None:
     raise FileNotFoundError(2, "gone", "x.png")
 
 
+@pytest.mark.nightly(but=["hogwild", "parameter_server"])
 @EACH
 def test_what_a_member_raises_is_raised_as_it_is(tmp_path: Path, trainer: str) -> None:
     tiny = Tiny(tmp_path, {"m": lambda: Fragile(_raise)}, params=params(trainer))
@@ -182,13 +186,7 @@ def test_what_a_member_raises_is_raised_as_it_is(tmp_path: Path, trainer: str) -
     assert "_raise" in str(caught.value.__cause__)
 
 
-@pytest.mark.nightly(
-    but=[
-        "<lambda>-SIGKILL-hogwild",
-        "<lambda>-exit code 3-allreduce",
-        "<lambda>-SIGKILL-parameter_server",
-    ]
-)
+@pytest.mark.nightly(but=["<lambda>-SIGKILL-hogwild", "<lambda>-exit code 3-allreduce"])
 @EACH
 @pytest.mark.parametrize(
     ("act", "how"),

@@ -14,7 +14,7 @@ import asynckfold
 from tests.docs.snippets import snippets
 
 ROOT = Path(__file__).parents[2]
-SHORT = {"README.md", "files.md"}
+SHORT = {"README.md"}
 """Pages that run at every change."""
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -378,6 +378,7 @@ def thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.nightly
 def test_checking_a_thousand_results_is_fast(thousand: Path) -> None:
     started = time.perf_counter()
     RunStore.read(thousand).close()

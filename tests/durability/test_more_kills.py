@@ -57,7 +57,7 @@ def test_a_worker_killed_at_any_call_leaves_checkpoints_whole(
     golden = train(tmp_path / "golden", [], lambda ref: None)
     assert train(tmp_path / "again", [], lambda ref: None) == golden
     every = [point for point in training.points(tmp_path / "undisturbed") if point.ours]
-    points = chosen(every, 12)
+    points = chosen(every, 6)
     for number, point in enumerate(points):
         root = tmp_path / str(number)
         code = training.run(root, f"{point.call}:signal=KILL:when={point.number}")
@@ -98,7 +98,7 @@ def test_a_kill_while_writing_outputs_and_report(
     assert left_over(tmp_path / "undisturbed") == []
     pages = {path.name for path in (tmp_path / "undisturbed" / "report").iterdir()}
     late = [point for point in every if point.call != "mkdirat" and point.number > 4]
-    points = chosen(late, 12)
+    points = chosen(late, 6)
     with Path(os.devnull).open("wb") as nowhere:
         for number in range(len(points)):
             work(tmp_path / str(number), nowhere.fileno())
@@ -127,6 +127,7 @@ def test_a_kill_while_writing_outputs_and_report(
 # Again and again
 
 
+@pytest.mark.nightly
 def test_killed_in_five_recoveries_in_a_row(
     traced: Nursery, tmp_path: Path, golden: str, record_property: Record
 ) -> None:

@@ -1,4 +1,4 @@
-"""Twenty kills at random; ``make chaos`` makes two hundred. And is the campaign itself sound?"""
+"""Ten kills at random; ``make chaos`` makes two hundred. And is the campaign itself sound?"""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from tests import chaos, leftovers
 from tests.chaos import Campaign, Outcome
 from tests.durability.work import work
 from tests.nursery import Nursery, nursery
+from tests.size import NIGHTLY
 from tests.toy import Tiny, adam, samples
 from tests.watched.chain import Chain, HogwildChain, Hurt, Landed, Rest, compare
 from tests.watched.kills import AT, MOMENTS, PHASES, TARGETS, Kill, of_children, planned
 from tests.watched.sweep import EPOCHS
 
-SEED, KILLS, AT_ONCE = 0, 20, 2
+SEED, AT_ONCE = 0, 2
+KILLS = 20 if NIGHTLY else 10
+"""Of ten, each phase gets one."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def starters() -> Iterator[list[Nursery]]:
 
 
 @pytest.mark.timeout(600)
-def test_twenty_kills_are_no_event(tmp_path: Path, starters: list[Nursery]) -> None:
+def test_kills_at_random_are_no_event(tmp_path: Path, starters: list[Nursery]) -> None:
     outcome = Outcome(SEED, KILLS)
     Campaign(outcome, planned(SEED, KILLS), tmp_path, AT_ONCE, starters).run()
     print(chaos.table(outcome, "…"))
@@ -179,6 +182,7 @@ def test_a_result_that_is_lost_or_made_twice_is_told(chain: Chain) -> None:
         chain._look()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_a_job_of_several_processes_may_lose_one_that_it_needs_no_more(
     tmp_path: Path, starters: list[Nursery]
@@ -224,6 +228,7 @@ class Fragile(Tiny):
         return super().forward(inputs)
 
 
+@pytest.mark.nightly
 def test_the_plan_does_not_depend_on_who_was_killed_in_a_dry_run(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
 

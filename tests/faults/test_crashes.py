@@ -196,6 +196,7 @@ def check(root: Path, results: CVResults | None, case: Case) -> None:
     assert [[item.outcome for item in tries] for tries in attempts.values()] == [["ok"]] * 5
 
 
+@pytest.mark.nightly(but=["segfault", "kill", "exit_now", "odd", "interrupt", "system_exit"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.act.__name__)
 def test_in_forward(root: Path, case: Case) -> None:
     results = run(root, {"Acts": lambda: InForward(case.act), "Tiny": Tiny})
@@ -298,6 +299,7 @@ def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.nightly(but=["in_transform-segfault", "at_unpickle-exit_now", "in_dataset-segfault"])
 @pytest.mark.parametrize("act", [segfault, exit_now])
 @pytest.mark.parametrize("where", [in_dataset, in_transform, at_unpickle])
 def test_a_death_elsewhere_costs_one_attempt(
@@ -354,6 +356,7 @@ class AroundTheAnswer(InForward):
         Connection.send = deadly  # type: ignore[method-assign, assignment]
 
 
+@pytest.mark.nightly(but=["True"])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_death_around_the_answer_recomputes_nothing(
     root: Path, tmp_path: Path, marks: Path, after: bool

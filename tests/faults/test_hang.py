@@ -107,6 +107,7 @@ def log_of(root: Path, job: str) -> str:
     return (root / job / "log.txt").read_text()
 
 
+@pytest.mark.nightly(but=["hold_the_interpreter"])
 @pytest.mark.parametrize("how", [loop_for_ever, sleep_for_ever, hold_the_interpreter, be_stopped])
 def test_a_hang_is_ended_and_the_job_tried_again(
     root: Path, golden: str, how: Callable[[], None]
@@ -128,6 +129,7 @@ def test_a_hang_is_ended_and_the_job_tried_again(
     assert seconds >= TIMEOUT
 
 
+@pytest.mark.nightly
 def test_one_that_always_hangs_fails_and_the_others_do_not(root: Path) -> None:
     models = {"hangs": lambda: HangsAgain(sleep_for_ever), "fine": Tiny}
     with pytest.warns(JobsFailedWarning, match="no batch was finished"):
@@ -209,6 +211,7 @@ print(kfold({"slow": Slow}, ["cosine", "step"], adam, {"epochs": 12}).counts["do
 """
 
 
+@pytest.mark.nightly(but=["everyone"])
 @pytest.mark.parametrize("everyone", [False, True], ids=["the sweep", "everyone"])
 def test_our_own_sleep_kills_nobody(root: Path, warm: Nursery, everyone: bool) -> None:
     """Ctrl-Z stops the sweep; a laptop that is shut, or a frozen container, its workers too."""

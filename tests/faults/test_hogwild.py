@@ -136,6 +136,7 @@ def ended_well(script: Started, root: Path) -> list[str]:
         return [item.outcome for item in store.attempts()]
 
 
+@pytest.mark.nightly(but=["hogwild"])
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("trainer", ["hogwild", "parameter_server"])
 def test_a_killed_member_costs_its_job_no_more_than_since_the_last_checkpoint(
@@ -166,6 +167,7 @@ def test_a_member_that_stands_still_is_found(root: Path, warm: Nursery) -> None:
     assert outcomes == ["hang", "ok", "ok"]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_what_is_killed_or_interrupted_continues(

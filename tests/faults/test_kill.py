@@ -96,6 +96,7 @@ def at_work(root: Path) -> list[dict[str, Any]]:
     raise AssertionError("no worker was named in time")
 
 
+@pytest.mark.nightly(but=["True"])
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_kill_9_in_the_middle_and_again_the_same_command(
     root: Path, start: Start, golden: str, whole_group: bool
@@ -127,6 +128,7 @@ def test_kill_9_in_the_middle_and_again_the_same_command(
     assert not set(tries) & set(kept)  # finished jobs are not trained again
 
 
+@pytest.mark.nightly
 def test_a_worker_that_wakes_up_after_its_sweep_was_killed_changes_nothing(
     root: Path, start: Start, golden: str
 ) -> None:
@@ -178,6 +180,7 @@ def _wait_for_holder(root: Path, pid: int) -> None:
     raise AssertionError(f"{pid} does not hold the run in time")
 
 
+@pytest.mark.nightly
 def test_ctrl_c_saves_running_jobs_in_the_middle_of_an_epoch(
     root: Path, start: Start, golden: str
 ) -> None:

@@ -65,6 +65,7 @@ def grown(before: list[int], pids: list[int]) -> list[int]:
     return [resident(pid) - old for pid, old in zip(pids, before, strict=True)]
 
 
+@pytest.mark.nightly
 def test_fifty_runs_in_one_process_leave_it_as_it_was(tmp_path: Path) -> None:
     me = [os.getpid()]
     # What is imported and cached at first is no leak.

@@ -110,6 +110,7 @@ def test_one_job_at_a_time_beside_a_busy_core_and_two_when_it_is_idle(
     assert most_at_once(root, HOG_SECONDS + 3.0, whole) == cores
 
 
+@pytest.mark.nightly(but=["measure"])
 @pytest.mark.usefixtures("quiet_machine")
 @pytest.mark.parametrize("kind", ["measure", "estimate"])
 def test_the_serial_loop_has_no_thread_on_a_core_that_somebody_else_uses(

@@ -54,6 +54,7 @@ def test_a_sweep_claims_its_bits_and_books_a_core_for_each(root: Path, trainer: 
         assert text.endswith(f": {', '.join(map(str, averaged.samples))}")
 
 
+@pytest.mark.nightly(but=["averaging-all"])
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("trainer", "whom"), [("allreduce", "member"), ("averaging", "all")])
 def test_killed_it_continues_and_ends_with_the_same_bits(
@@ -152,6 +153,7 @@ def test_one_model_alone_has_a_process_on_the_gpu_too(root: Path) -> None:
     assert found.results.to_frame("fold")["device"][0] == "cuda:0"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("_gpu")
 def test_with_its_gpu_process_killed_it_ends_with_the_same_bits(root: Path, warm: Nursery) -> None:

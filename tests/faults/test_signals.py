@@ -320,6 +320,7 @@ sys.exit(cli.program())
 """
 
 
+@pytest.mark.nightly(but=["flush", "Output"])
 @pytest.mark.parametrize("moment", ["make_parser", "Output", "flush"])
 def test_ctrl_c_before_there_is_a_command_and_after_its_last_word(
     tmp_path: Path, moment: str, warm: Nursery
@@ -500,6 +501,7 @@ os.fsync = late
 """
 
 
+@pytest.mark.nightly
 def test_killed_while_a_checkpoint_is_being_written(sweep: Path, root: Path, golden: str) -> None:
     """SIGTERM, and SIGKILL two seconds later, as batch systems do; the disk is slow meanwhile."""
     patch = sweep.parent / "patch"
@@ -628,6 +630,7 @@ def test_ctrl_c_lets_a_job_of_this_process_save_itself(
     assert continued == call(root.parent / "golden", Struck, parallelize=False)
 
 
+@pytest.mark.nightly
 def test_an_exception_between_a_row_and_its_seal_loses_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -671,6 +674,7 @@ def test_ctrl_c_while_a_run_is_checked_is_no_damage_of_it(
         look(root)
 
 
+@pytest.mark.nightly
 def test_it_works_in_a_thread_in_a_loop_and_in_a_daemon(root: Path) -> None:
     found = [call(root / "here")]
 

@@ -192,6 +192,7 @@ def test_a_factory_survives_pickling_and_builds_for_the_data(name: str) -> None:
     assert model(torch.zeros(1, 2, 32, 32)).shape == (1, 4)
 
 
+@pytest.mark.nightly(but=["vgg11", "mobilenet", "alexnet", "lenet", "lenet5", "dbn", "mlp"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_stated_input_shape_is_what_the_bare_class_takes(name: str) -> None:
     shape = ARCHITECTURES[name].input_shape or (784,)

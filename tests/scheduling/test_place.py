@@ -13,6 +13,7 @@ from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.reservations import Reservations
+from tests.size import examples
 
 
 @st.composite
@@ -70,7 +71,7 @@ def by_gpu(placements: Sequence[Placement]) -> dict[int, list[Placement]]:
     return found
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(situations())
 def test_no_core_is_reserved_twice(
     situation: tuple[list[Request], list[Placement], Load],
@@ -118,7 +119,7 @@ def test_a_placement_gives_what_was_requested(
         assert len(placement.cores) == min(request.threads, len(load.cores))
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(situations())
 def test_what_must_be_alone_never_shares_the_machine(
     situation: tuple[list[Request], list[Placement], Load],
@@ -151,7 +152,7 @@ def test_every_job_gets_its_turn(pending: list[Request], load: Load) -> None:
     assert all(request.gpu and not load.gpus for request in left)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(situations())
 def test_memory_is_kept_where_something_runs_beside(
     situation: tuple[list[Request], list[Placement], Load],

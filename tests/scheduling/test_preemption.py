@@ -31,6 +31,7 @@ from asynckfold.sweep.loop import Sweep
 from asynckfold.system.limits import Host
 from asynckfold.system.machine import Machine
 from tests.results.test_utilization import CHOICE, FOLDS, PLAN, TARGETS
+from tests.size import examples
 from tests.sweep.test_loop import FakeEngine, Recording, done, open_store, store
 from tests.synthetic import FakeClockStore
 from tests.system.fakes import FakeMachine
@@ -90,7 +91,7 @@ def test_laws_of_making_room(machine: tuple[dict[str, HeldCores], Load, list[int
 
 
 @given(waves, st.integers(1, 2), st.booleans())
-@settings(max_examples=15)
+@settings(max_examples=examples(50))
 def test_at_most_two_changes_a_minute_whatever_others_do(
     others: list[Wave], threads: int, quota: bool
 ) -> None:

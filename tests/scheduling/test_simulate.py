@@ -28,6 +28,7 @@ from asynckfold.scheduling.simulate import (
     VirtualMachine,
     simulate,
 )
+from tests.size import examples
 
 
 @dataclass(frozen=True)
@@ -246,13 +247,14 @@ def guarantee(
     return alone + 2 * max(work, longest)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(cases(undisturbed=True))
 def test_no_simulation_exceeds_its_guarantee(case: Case) -> None:
     taken = {item.job_id: item.seconds for item in case.requests} | case.seconds
     assert case.run().makespan <= guarantee(case.requests, case.machine, taken) + 1e-9
 
 
+@pytest.mark.nightly
 @given(cases(undisturbed=True))
 def test_with_cores_alone_the_guarantee_is_near_the_lower_bound(case: Case) -> None:
     requests = [

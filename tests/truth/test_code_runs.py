@@ -120,6 +120,7 @@ def _filled(module: nn.Module, value: float) -> nn.Module:
     return module
 
 
+@pytest.mark.nightly(but=["forward", "opt_fn", "transform", "scorer"])
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("row", ROWS)
 def test_a_finished_run_never_answers_for_other_code(root: Path, row: str) -> None:
@@ -259,6 +260,7 @@ def test_a_refit_goes_with_its_run(root: Path) -> None:
         assert "the global RATE" in store.plan.recipe["code"]["opt_fn"]
 
 
+@pytest.mark.nightly(but=["before-connect", "after-set_aside"])
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("where", ["set_aside", "take_lock", "connect"])
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -23,7 +23,7 @@ from tests.truth.grid import (
     make_optimizer,
 )
 
-EVERY = 1 if NIGHTLY else 5
+EVERY = 1 if NIGHTLY else 11
 """Of the cells, one in so many is computed in `make test`; all of them are 1,600 scores."""
 
 CELLS = cells()

@@ -76,7 +76,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return bits(Tiny(tmp_path_factory.mktemp("alone"), {"judge": Judge}), "judge")
 
 
-@pytest.mark.nightly(but=["autocast", "no_grad", "forward hook", "function", "import"])
+@pytest.mark.nightly(but=["no_grad", "forward hook", "function"])
 @pytest.mark.parametrize("leak", IN_PROCESS)
 def test_a_leak_does_not_reach_the_next_job(tmp_path: Path, leak: str, alone: Any) -> None:
     both = Tiny(tmp_path, {"leaking": lambda: Leaking(leak), "judge": Judge})
@@ -183,7 +183,7 @@ def run(root: Path, models: dict[str, Callable[[], Any]], **settings: Any) -> tu
         )
 
 
-@pytest.mark.nightly(but=["import"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("leak", ["inference mode", "import"])
 def test_a_worker_that_cannot_be_restored_is_replaced(tmp_path: Path, leak: str) -> None:
     late = EntersLate if leak == "inference mode" else lambda: Leaking("import")

@@ -176,6 +176,7 @@ def test_a_tester_refuses_labels_that_are_no_outputs(root: Path) -> None:
 # Strings, negative numbers and labels beyond the outputs are numbered, and say so
 
 
+@pytest.mark.nightly(but=["values2-ant = 0, cat = 1, dog = 2"])
 @pytest.mark.parametrize(
     ("values", "note"),
     [
@@ -289,6 +290,7 @@ def test_ordinary_criteria_say_nothing_but_the_default_score(root: Path, criteri
 BITS = (X[:, 0] > 0.5).astype(np.float32)
 
 
+@pytest.mark.nightly(but=["row", "strings"])
 @pytest.mark.parametrize("kind", ["column", "row", "int", "bool", "strings", "numbers"])
 def test_one_output_of_log_odds_is_a_classifier(root: Path, kind: str) -> None:
     labels: Any = {

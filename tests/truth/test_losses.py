@@ -489,6 +489,7 @@ def test_the_recorded_loss_does_not_depend_on_the_batch_size(
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
+@pytest.mark.nightly(but=["averaging-own sum", "hogwild-weights"])
 @pytest.mark.parametrize("kind", ["own sum", "weights"])
 @pytest.mark.parametrize("trainer", ["averaging", "hogwild"])
 def test_trainers_of_several_processes_record_the_same_loss(

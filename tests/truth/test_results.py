@@ -33,6 +33,7 @@ from asynckfold.results.out_of_fold import layers_of
 from asynckfold.training import setup
 from asynckfold.training.fusion import trainer
 from asynckfold.training.stopwatch import Stopwatch
+from tests.size import examples
 from tests.training.fusion.test_trainer import grouped
 from tests.training.tiny import Plain, Tiny, checkpoints
 
@@ -96,7 +97,7 @@ def test_infinite_scores_are_ranked() -> None:
     assert ranks([[-np.inf, 0.1], [0.2, 0.1], [-np.inf, 0.9]]) == [2, 1, 2]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 50), min_size=3, max_size=3), min_size=1, max_size=6),
     st.randoms(use_true_random=False),
@@ -207,7 +208,7 @@ def test_out_of_fold_outputs_are_those_that_were_scored(root: Path, kind: str) -
     assert counts.sum() == held
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.integers(2, 4), st.integers(1, 4), st.integers(0, 99))
 def test_repeats_are_the_layers(n_splits: int, n_repeats: int, seed: int) -> None:
     folds = make_folds(

@@ -81,6 +81,7 @@ def notes_in(folder: Path, count: int) -> dict[int, list[str]]:
     return {int(item.name): item.read_text().splitlines() for item in found}
 
 
+@pytest.mark.nightly(but=["popen"])
 @pytest.mark.parametrize("way", ["popen", "fork"])
 def test_a_daemon_ends_with_its_worker_and_holds_no_output(tmp_path: Path, way: str) -> None:
     """Whoever reads the output of the command to its end waits for all who could write there."""
@@ -176,6 +177,7 @@ class Rude(Plain):
         return super().forward(inputs)
 
 
+@pytest.mark.nightly(but=["few open files"])
 @pytest.mark.usefixtures("_few_files")
 @pytest.mark.parametrize("what", RUDE)
 @pytest.mark.filterwarnings("ignore::asynckfold.api.kfold.JobsFailedWarning")
@@ -200,6 +202,7 @@ def test_a_job_that_takes_its_process_its_files_fails_alone(
         assert "limits" in result.error or "files" in result.error
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_few_files")
 def test_files_that_come_few_at_a_time_end_a_worker_in_time(tmp_path: Path) -> None:
     """The job that finds none left is not the one that took them."""

@@ -33,6 +33,7 @@ from asynckfold.training import checkpoint, training_run
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import trainer as fused
 from asynckfold.training.fusion.group import Replica
+from tests.size import examples
 from tests.training.tiny import (
     CLASSES,
     CPU,
@@ -133,6 +134,7 @@ def grouped(root: Path, model: str = "mlp", **changes: Any) -> Grouped:
     return Grouped(root, {model: MODELS[model]}, **{**defaults, **changes})
 
 
+@pytest.mark.nightly(but=["batch and clipped-conv", "epoch-mlp"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     "params",
@@ -173,6 +175,7 @@ def test_each_job_has_its_own_samples_and_learning_rates(tmp_path: Path) -> None
     assert len(set(digests(results).values())) == 6
 
 
+@pytest.mark.nightly(but=["mlp"])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_group_stopped_after_every_step_gives_the_same_bits(tmp_path: Path, model: str) -> None:
     whole, _ = grouped(tmp_path / "whole", model).group()
@@ -210,7 +213,7 @@ def test_optimizers_of_their_own_step_the_jobs_of_a_group(tmp_path: Path) -> Non
 
 @pytest.mark.nightly(but=["linear"])
 @pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(st.data())
 def test_jobs_that_have_their_result_change_no_bit_of_the_others(
     tmp_path_factory: pytest.TempPathFactory, model: str, data: st.DataObject

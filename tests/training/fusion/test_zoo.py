@@ -45,6 +45,24 @@ def fused_step(animal: Animal, models: Sequence[nn.Module], batches: list) -> Fu
     return fused
 
 
+@pytest.mark.nightly(
+    but=[
+        "mlp",
+        "lenet",
+        "lenet5",
+        "residual",
+        "functional",
+        "transformer",
+        "groups",
+        "grouped",
+        "signal",
+        "volume",
+        "pre-norm",
+        "weight norm",
+        "lists",
+        "frozen",
+    ]
+)
 @pytest.mark.parametrize("name", ZOO)
 def test_fused_is_plain(name: str) -> None:
     animal = ZOO[name]
@@ -81,6 +99,7 @@ def test_fused_twice_gives_the_same_bits(name: str) -> None:
             assert all(torch.equal(mine[key], other[key]) for key in mine)
 
 
+@pytest.mark.nightly(but=["mlp", "lenet5", "lists", "frozen", "transformer"])
 @pytest.mark.parametrize("name", ZOO)
 def test_state_dict_goes_in_and_out_unchanged(name: str) -> None:
     animal = ZOO[name]

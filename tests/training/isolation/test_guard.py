@@ -135,6 +135,7 @@ def fill_random_state() -> None:
     np.random.normal()  # noqa: NPY002
 
 
+@pytest.mark.nightly(but=["threads", "gradients", "seed", "precision", "folder", "variable"])
 @pytest.mark.parametrize(
     "change",
     [*(change for change, _ in CHANGES.values()), fill_random_state],

@@ -153,6 +153,7 @@ def test_one_replica_takes_the_steps_of_the_plain_trainer_to_rounding(tmp_path: 
         torch.testing.assert_close(value, theirs[name])
 
 
+@pytest.mark.nightly(but=["given2"])
 @pytest.mark.parametrize(
     "given", [{"n_push": 3, "n_pull": 2}, {"staleness_aware": True}, {"accumulate": 2}]
 )

@@ -47,6 +47,7 @@ def weights(tiny: Tiny, result_of: Callable[[Tiny], tuple[Any, list[RunEvent]]])
 # Both
 
 
+@pytest.mark.nightly(but=["momentum-allreduce", "adam-averaging"])
 @BOTH
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_again_or_stopped_after_every_step_the_bits_are_the_same(

@@ -506,6 +506,7 @@ def test_a_killed_replica_is_missed_by_nobody(machines: Callable[..., Machines])
     assert gone(pids([group.server, one, other]))
 
 
+@pytest.mark.nightly
 def test_a_killed_server_ends_all_with_an_error_and_a_checkpoint(
     machines: Callable[..., Machines], tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def trained(made: Tiny, gpu: GpuToTake | None) -> Result:
     return found
 
 
+@pytest.mark.nightly(but=["sizes and passes-momentum", "sizes-adam"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     "how",
@@ -124,6 +125,7 @@ def test_the_last_process_alone_takes_the_gpu_and_trains_its_part(tmp_path: Path
     assert remark.endswith("samples × epochs of each process: 30, 30, 270 (GPU)")
 
 
+@pytest.mark.nightly
 def test_it_evaluates_its_share_with_the_model_of_all(tmp_path: Path) -> None:
     path = tmp_path / "noted"
     made = tiny(tmp_path / "run", models={"m": noting(path, Plain, training=False)})
@@ -134,6 +136,7 @@ def test_it_evaluates_its_share_with_the_model_of_all(tmp_path: Path) -> None:
     assert set(seen) <= {int(number) for number in made.bundle.folds[0].valid}
 
 
+@pytest.mark.nightly(but=["how0-adam"])
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize(
     "how", [KINDS, {"partition_size": {"cpu": 10, "gpu": 30}, "steps_per_round": 1}]
@@ -169,6 +172,7 @@ class Stack(DBN):
         super().__init__(FEATURES, (6, 4), CLASSES, pretraining=Pretraining(epochs=2))
 
 
+@pytest.mark.nightly
 def test_a_pretrained_dbn_has_a_process_on_the_gpu_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
