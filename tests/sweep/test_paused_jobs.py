@@ -102,6 +102,7 @@ def test_a_paused_job_hangs_not_and_comes_to_the_same_bits(root: Path, pool: Wor
     assert (found.status, found.digest) == (DONE, usual.digest)
 
 
+@pytest.mark.nightly
 def test_a_pause_is_no_training_that_a_limit_counts(root: Path, pool: WorkerPool) -> None:
     limit_s = 5.0
     with toy_bundle(root, models={"Slow": Slow}, epochs=6) as (bundle, data):
@@ -131,6 +132,7 @@ def test_a_paused_job_saves_itself_when_the_run_is_interrupted(
         assert list((root / "Slow").rglob("checkpoint-*"))
 
 
+@pytest.mark.nightly
 def test_a_paused_worker_that_is_lost_is_reported(root: Path, pool: WorkerPool) -> None:
     with toy_bundle(root, models={"Slow": Slow}, epochs=50) as (bundle, data):
         job = bundle.plan.jobs[0]
@@ -182,6 +184,7 @@ def test_a_paused_worker_dies_with_its_server(root: Path, pool: WorkerPool) -> N
         engine.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.crashes("the sweep is killed while a job pauses")
 def test_a_paused_worker_dies_with_its_sweep(root: Path, warm: Nursery) -> None:
     sweep = warm.start(["-c", SWEEP, root], root.with_name("printed"))
@@ -284,6 +287,7 @@ def test_a_run_in_which_a_job_paused_has_the_same_bits(
     assert polite.fingerprint == usual.fingerprint
 
 
+@pytest.mark.nightly
 @needs_two_cores
 @pytest.mark.usefixtures("quiet_machine", "no_worker_stays")
 def test_a_job_pauses_for_a_busy_process_and_goes_on_when_it_ends(tmp_path: Path) -> None:
