@@ -280,7 +280,7 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
     from rich.text import Text
 
     from asynckfold.api.resources import Sharing
-    from asynckfold.cli import doctor as doctors
+    from asynckfold.cli.doctor import lines, now
     from asynckfold.system.machine import resolve_n_jobs, watched
 
     sharing = Sharing(**given(parsed, Settings))
@@ -288,10 +288,10 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
     machine = watched(sharing.machine())
     n_jobs = resolve_n_jobs(sharing.n_jobs, machine.max_cores)
     found, load = machine.describe(n_jobs), machine.load(n_jobs)
-    would = doctors.now(found["cpu"], load)
+    would = now(found["cpu"], load)
     out.data({**found, "now": {"jobs": would.jobs, "cores": would.cores, "why": would.why}})
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for subject, sentence in doctors.lines(found, load):
+    for subject, sentence in lines(found, load):
         table.add_row(Text(subject, style="dim"), Text(sentence))
     out.say(table)
     return 0

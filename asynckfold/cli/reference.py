@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import MISSING
 
@@ -11,6 +10,7 @@ from asynckfold.cli.flags import Named
 from asynckfold.cli.sweep_file import ELSEWHERE
 from asynckfold.jobs.argument import GROUPS, Argument, arguments
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.system import terminal
 
 _WHERE = {
     Settings: "argument of `AsyncKFold`",
@@ -60,4 +60,4 @@ def _entry(name: str, places: dict[type, Argument]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{reference()}\n")
+    terminal.write(f"{reference()}\n")

@@ -94,7 +94,12 @@ def message(dataset: Any, root: Path, **settings: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.nightly(but=["segfault-dataset[43] must be readable: received the process that read it ended: SIGSEGV", "<lambda>-dataset[43] must be readable: received ZeroDivisionError"])
+@pytest.mark.nightly(
+    but=[
+        "segfault-dataset[43] must be readable: received the process that read it died: SIGSEGV",
+        "<lambda>-dataset[43] must be readable: received ZeroDivisionError",
+    ]
+)
 @pytest.mark.parametrize(
     ("bad", "text"),
     [

@@ -153,7 +153,16 @@ def assert_close(mine: dict, theirs: dict) -> None:
             assert one == (other if other is None else pytest.approx(other, rel=1e-9))
 
 
-@pytest.mark.nightly(but=["lists-SGD with momentum", "lists-Adam", "lists-AdamW in groups", "lists-RMSprop", "branching-rate in a tensor", "branching-Rprop"])
+@pytest.mark.nightly(
+    but=[
+        "lists-SGD with momentum",
+        "lists-Adam",
+        "lists-AdamW in groups",
+        "lists-RMSprop",
+        "branching-rate in a tensor",
+        "branching-Rprop",
+    ]
+)
 @pytest.mark.parametrize("kind", STACKED)
 @pytest.mark.parametrize("name", ANIMALS)
 def test_stacked_optimizers_are_the_plain_ones(name: str, kind: str) -> None:

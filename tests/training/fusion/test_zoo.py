@@ -45,7 +45,24 @@ def fused_step(animal: Animal, models: Sequence[nn.Module], batches: list) -> Fu
     return fused
 
 
-@pytest.mark.nightly(but=["mlp", "lenet", "lenet5", "residual", "functional", "transformer", "groups", "grouped", "signal", "volume", "pre-norm", "weight norm", "lists", "frozen"])
+@pytest.mark.nightly(
+    but=[
+        "mlp",
+        "lenet",
+        "lenet5",
+        "residual",
+        "functional",
+        "transformer",
+        "groups",
+        "grouped",
+        "signal",
+        "volume",
+        "pre-norm",
+        "weight norm",
+        "lists",
+        "frozen",
+    ]
+)
 @pytest.mark.parametrize("name", ZOO)
 def test_fused_is_plain(name: str) -> None:
     animal = ZOO[name]
