@@ -79,7 +79,7 @@ SIMULATE_HELP = (
 
 _DATA = ("data_root", "download", "target", "header")
 _COLUMNS = ("drop", "keep", "category")
-_NOT_ALONE = {"folds": None, "repeats": None, "stratify": None, "baseline": "none", "refit": None}
+_NOT_ALONE = {"folds": None, "repeats": None, "stratify": None, "refit": None}
 """What one model that is trained alone does not have, and what stands for it."""
 
 
@@ -178,7 +178,7 @@ def _run(verb: Verb, required: Collection[str] = ("root",), without: Collection[
 
 def _train(verb: Verb) -> None:
     _run(verb, without=_NOT_ALONE)
-    verb.set_defaults(**_NOT_ALONE)
+    verb.set_defaults(**_NOT_ALONE, baseline="none")
     groups_of(verb)["data"].add_argument(
         "--held-out",
         type=float,

@@ -21,7 +21,7 @@ from asynckfold.jobs.argument import GROUPS, arguments
 PACKAGE = Path(__file__).parents[2] / "asynckfold"
 
 EDITS = {
-    "settings.py": {
+    "api/arguments.py": {
         "    about : Mapping, optional\n": (
             '    patience : int or "off"\n'
             "        Epochs without progress after which a job stops. Looked at after each epoch.\n"
@@ -30,7 +30,7 @@ EDITS = {
             '    patience: int | Literal["off"] = argument("off", group="training", least=2)\n'
         ),
     },
-    "trainer_params.py": {
+    "jobs/trainer_params.py": {
         "    gpu_partition_size, gpu_epochs_per_round :": (
             '    warm_up : {"none", "linear"}\n        How the learning rate begins.\n'
         ),
