@@ -133,20 +133,20 @@ class Display:
         if self._state is not None:
             self._state.placed(placement)
 
-    def heard(self, news: RunEvent) -> None:
+    def heard(self, event: RunEvent) -> None:
         """A worker said something."""
         if self._state is None:
             return
-        self._state.heard(news)
-        if isinstance(news, EpochEnded) and self._verbose >= 3:
-            item = news.epoch
+        self._state.heard(event)
+        if isinstance(event, EpochEnded) and self._verbose >= 3:
+            item = event.epoch
             score = "" if item.accuracy is None else f" accuracy {item.accuracy:.4f}"
             self.note(
-                f"{news.job_id} epoch {item.number} train_loss {item.train_loss:.4f} "
+                f"{event.job_id} epoch {item.number} train_loss {item.train_loss:.4f} "
                 f"valid_loss {item.valid_loss:.4f}{score}"
             )
-        elif isinstance(news, Noted):
-            self.note(f"{news.job_id or 'run'}: {news.text}")
+        elif isinstance(event, Noted):
+            self.note(f"{event.job_id or 'run'}: {event.text}")
 
     def ended(self, result: Result) -> None:
         """A result is durable."""
@@ -180,7 +180,7 @@ def _line(result: Result) -> str:
 
 
 class State:
-    """What the display knows, gathered from the news.
+    """What the display knows, gathered from the events.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class State:
         self.results = {result.job_id: result for result in results}
         self.waiting = {job.id for job in plan.jobs} - set(self.results)
         self.running: dict[str, tuple[Placement, float]] = {}
-        self.news: dict[str, Progress] = {}
+        self.progress: dict[str, Progress] = {}
         self.load: Load | None = None
         self._clock = clock
         self._candidate = {job.id: job.candidate for job in plan.jobs}
@@ -218,19 +218,19 @@ class State:
             self.waiting.discard(name)
             self.running[name] = (placement, self._clock())
 
-    def heard(self, news: RunEvent) -> None:
+    def heard(self, event: RunEvent) -> None:
         """Remember where a job is, and how long its epochs take."""
-        if isinstance(news, Progress):
-            self.news[news.job_id] = news
-        elif isinstance(news, EpochEnded):
-            model = self._candidate[news.job_id].split("/")[0]
-            self._epochs.setdefault(model, []).append(news.epoch.seconds)
+        if isinstance(event, Progress):
+            self.progress[event.job_id] = event
+        elif isinstance(event, EpochEnded):
+            model = self._candidate[event.job_id].split("/")[0]
+            self._epochs.setdefault(model, []).append(event.epoch.seconds)
 
     def ended(self, result: Result) -> None:
         """A job went from running, or from waiting when its worker died, to ended."""
         self.running.pop(result.job_id, None)
         self.waiting.discard(result.job_id)
-        self.news.pop(result.job_id, None)
+        self.progress.pop(result.job_id, None)
         self.results[result.job_id] = result
 
     def seconds_left(self) -> float | None:
@@ -308,17 +308,17 @@ class State:
         return table
 
     def _row(self, name: str) -> tuple[Text, str, str, str, str]:
-        news, (placement, _) = self.news.get(name), self.running[name]
+        event, (placement, _) = self.progress.get(name), self.running[name]
         where = ",".join(map(str, placement.cores))
         if placement.gpu is not None:
             where = f"GPU {placement.gpu}"
-        if news is None:
+        if event is None:
             return Text(one_line(name)), "-", "-", "-", where
         return (
             Text(one_line(name)),
-            f"{news.epoch}/{news.epochs}",
-            f"{news.batch}/{news.batches}",
-            f"{news.loss:.4g}",
+            f"{event.epoch}/{event.epochs}",
+            f"{event.batch}/{event.batches}",
+            f"{event.loss:.4g}",
             where,
         )
 

@@ -303,11 +303,11 @@ class Candidate:
         """Return why separate optimizers cannot step views of the stacked parameters, or None."""
         plain, (inputs, targets) = [copied(model) for model in models], batches[0]
         fused = fuse(models, [inputs])
-        arms, _ = fuse_optimizers(fused, [opt_fn(model) for model in models], [range(2)])
+        optimizers, _ = fuse_optimizers(fused, [opt_fn(model) for model in models], [range(2)])
         criterion = self.bundle.recipe.criterion
         together = fuse_criterion(criterion, len(plain), copied(plain[0])(inputs), targets)
         backward(fused, together, parts_of(batches), self.bundle.plan.params.precision)
-        return why_not_on_views(fused, arms, plain, [opt_fn(model) for model in plain])
+        return why_not_on_views(fused, optimizers, plain, [opt_fn(model) for model in plain])
 
     def _steps(self) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
         """Return the batches of two steps of two replicas.
