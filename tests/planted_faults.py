@@ -48,7 +48,7 @@ FAULTS = (
         "a swapped fold",
         "Fold(repeat, index, _indices(train), _indices(valid))",
         "Fold(repeat, index, _indices(valid), _indices(train))",
-        "test_outputs_stand_in_the_order_of_the_dataset",
+        "test_oof_outputs_are_in_dataset_order",
     ),
     Fault(
         "an off-by-one epoch on resume",
@@ -60,13 +60,13 @@ FAULTS = (
         "an unescaped name",
         "autoescape=True",
         "autoescape=False",
-        "test_every_text_of_a_user_is_inert",
+        "test_user_text_is_inert",
     ),
     Fault(
         "a wrong sign of a scorer",
         "greater_is_better=scorer._sign > 0",
         "greater_is_better=scorer._sign < 0",
-        "test_a_fold_without_a_class_has_a_loss_and_no_area",
+        "test_a_fold_without_a_class_has_a_log_loss_but_no_roc_auc",
     ),
 )
 

@@ -50,6 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> CVResults:
     return called(tmp_path_factory.mktemp("whole") / "run", parallelize=False)
 
 
+@pytest.mark.nightly(but=["False"])
 @pytest.mark.parametrize("parallelize", [True, False])
 def test_the_results_so_far_come_back_and_the_same_call_continues(
     tmp_path: Path, parallelize: bool, whole: CVResults
@@ -88,6 +89,7 @@ def test_a_budget_over_before_there_is_a_plan_is_an_interruption(root: Path) -> 
     assert not root.exists()
 
 
+@pytest.mark.nightly
 def test_one_model_alone_needs_all_of_its_time(root: Path) -> None:
     def train(**settings: Any) -> Any:
         X, y = samples()

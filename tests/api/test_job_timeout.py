@@ -77,7 +77,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
 """Settings, and whether the same bits are promised."""
 
 
-@pytest.mark.nightly(but=["in worker processes", "fused", "averaging"])
+@pytest.mark.nightly(but=["in worker processes"])
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS)
 def test_it_fails_alone_and_the_same_call_with_more_continues_it(tmp_path: Path, way: str) -> None:
@@ -167,6 +167,7 @@ settings = {"kfolds": 2, "batch_size": 8, "job_timeout_s": 3}
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_the_command_ends_with_1_and_off_continues(tmp_path: Path, warm: Nursery) -> None:
     root, marker, sweep = tmp_path / "run", tmp_path / "slow", tmp_path / "sweep.py"

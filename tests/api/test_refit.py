@@ -204,6 +204,7 @@ class Slow(Tiny):
         return super().forward(inputs)
 
 
+@pytest.mark.nightly
 def test_what_is_left_of_a_time_budget_is_its_own(root: Path) -> None:
     """The folds are done; twelve slow batches are too many for what is left."""
     called(root, Slow, refit=False)

@@ -59,6 +59,7 @@ def test_decisions_are_timed_on_a_busy_and_on_an_empty_machine() -> None:
     assert all(row[name] > 0 for row in (few, many) for name in timed)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # threads without limits on a busy machine: that is the point
 def test_a_sweep_is_timed_in_each_way_and_all_learn_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -167,6 +167,7 @@ class HangsAtOnce(Tiny):
         return inputs
 
 
+@pytest.mark.nightly
 def test_a_candidate_that_hangs_in_its_dry_run_does_not_hold_up_the_others(root: Path) -> None:
     """Nothing of it ever runs, so each look takes the tenfold time of a start."""
     kfold = AsyncKFold(
@@ -179,6 +180,7 @@ def test_a_candidate_that_hangs_in_its_dry_run_does_not_hold_up_the_others(root:
     assert results.counts["done"] == 2
 
 
+@pytest.mark.nightly
 def test_a_worker_that_cannot_be_killed_is_left_behind(root: Path, golden: str) -> None:
     warm_pool.close_warm()
     warm_pool.give_back(WorkerPool(["tests.engines.servers.unkillable"]))

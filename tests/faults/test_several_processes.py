@@ -183,7 +183,7 @@ def test_with_its_gpu_process_killed_it_ends_with_the_same_bits(root: Path, warm
             {"devices": "cpu"},
             {"epochs_per_round": {"cpu": 1, "gpu": 3}},
             r"needs a GPU: received epochs_per_round=\{'cpu': 1, 'gpu': 3\}, and none: devices is "
-            r"'cpu'\. Leave the kind 'gpu' out, or pass devices='auto' \(`asynckfold doctor` tells",
+            r"'cpu'\. Leave the kind 'gpu' out, or pass devices='auto' \(`asynckfold doctor` exp",
         ),
         (
             {},
