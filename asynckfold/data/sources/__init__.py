@@ -106,12 +106,8 @@ def load_source(
     >>> source.sample_shape, len(source.dataset), source.classes[:3]
     ((1, 8, 8), 100, ('0', '1', '2'))
     """
-    word, colon, path = spec.partition(":")
     choice = Choice(target, header, tuple(drop), tuple(keep), tuple(category))
-    refuse([*_spec_problems(spec), *_option_problems(word, choice, limit)])
-    place = Path(path).expanduser() if colon else Path(data_root).expanduser()
-    if colon:
-        refuse(_place_problems(word, place))
+    word, place = _checked(spec, data_root, choice, limit)
     source = _load(spec, word, place, download, choice)
     return source if limit is None else limited(source, limit, random_state)
 
@@ -130,18 +126,15 @@ def load_samples(
     Arguments as for `load_source`. `like`: the source that the models were trained on; a text file
     must have its columns, and its target column is the default for `target`.
     """
-    word, colon, path = spec.partition(":")
     choice = Choice(target, header)
-    refuse([*_spec_problems(spec), *_option_problems(word, choice, None)])
-    place = Path(path).expanduser() if colon else Path(data_root).expanduser()
-    if not colon:
-        source = _load(spec, word, place, download, choice)
-        labels = tuple(source.classes[index] for index in source.targets)
-        return Samples(source.dataset, labels, notes=source.notes)
-    refuse(_place_problems(word, place))
+    word, place = _checked(spec, data_root, choice, None)
     if word == "csv":
         return csv_samples(place, like, target=target, header=header)
-    return npz_samples(place, like) if word == "npz" else folder_samples(place)
+    if word in _PATHS:
+        return npz_samples(place, like) if word == "npz" else folder_samples(place)
+    source = _load(spec, word, place, download, choice)
+    labels = tuple(source.classes[index] for index in source.targets)
+    return Samples(source.dataset, labels, notes=source.notes)
 
 
 def inspect(
@@ -161,11 +154,7 @@ def inspect(
     >>> found.samples, found.sample_shape, found.classes["0"], found.repeated
     (1797, (1, 8, 8), 178, 0)
     """
-    word, colon, path = spec.partition(":")
-    refuse([*_spec_problems(spec), *_option_problems(word, choice, limit)])
-    place = Path(path).expanduser() if colon else Path(data_root).expanduser()
-    if colon:
-        refuse(_place_problems(word, place))
+    word, place = _checked(spec, data_root, choice, limit)
     if word == "csv":
         found = inspect_table(spec, place, choice)
     elif word == "npz":
@@ -175,6 +164,16 @@ def inspect(
     else:
         found = inspect_source(_load(spec, word, place, download, choice))
     return found if limit is None else limited_to(found, limit, random_state)
+
+
+def _checked(spec: str, data_root: Path, choice: Choice, limit: int | None) -> tuple[str, Path]:
+    """Return the kind of a source and where its data is."""
+    word, colon, path = spec.partition(":")
+    refuse([*_spec_problems(spec), *_option_problems(word, choice, limit)])
+    place = Path(path if colon else data_root).expanduser()
+    if colon:
+        refuse(_place_problems(word, place))
+    return word, place
 
 
 def _load(spec: str, word: str, place: Path, download: bool, choice: Choice) -> Source:
@@ -225,9 +224,7 @@ def _option_problems(word: str, choice: Choice, limit: int | None) -> Iterator[P
     for flag, given, words in (
         ("--target", choice.target, ("csv",)),
         ("--header", header, ("csv",)),
-        ("--drop", ",".join(choice.drop) or None, ("csv", "npz")),
-        ("--keep", ",".join(choice.keep) or None, ("csv", "npz")),
-        ("--category", ",".join(choice.category) or None, ("csv", "npz")),
+        *((flag, ",".join(words) or None, ("csv", "npz")) for flag, words in choice.columns),
     ):
         if given is not None and word not in words:
             only = " and ".join(f"{item}:" for item in words)

@@ -20,12 +20,11 @@ from asynckfold.data.sources.columns import (
     column_notes,
     feature_problems,
     judge,
-    matrix,
     row_dtype,
 )
 from asynckfold.data.sources.labels import class_indices, class_note, label_problems
-from asynckfold.data.sources.source import IMAGE, TABLE, Choice, Samples, Source
-from asynckfold.data.sources.tables import asked_of, position_problems
+from asynckfold.data.sources.source import IMAGE, Choice, Samples, Source
+from asynckfold.data.sources.tables import asked_of, position_problems, table_source
 from asynckfold.data.sources.text_files import Head
 from asynckfold.errors import InputError, Problem, nearest, refuse
 
@@ -47,11 +46,17 @@ def npz_source(name: str, path: Path, choice: Choice) -> Source:
     refuse(label_problems("y", classes, len(targets)))
     notes = (*arrays.notes, *class_note("y", classes))
     if samples.ndim != 2:
-        refuse(_choice_problems(choice))
+        refuse(
+            Problem(f"{flag} applies to tables only", "it with images", "Drop it.")
+            for flag, words in choice.columns
+            if words
+        )
         return _images(name, samples, classes, targets, notes)
     judged, problems = judged_columns(samples, choice)
     refuse(problems)
-    return _table(name, judged, classes, targets, notes)
+    columns = [item.column for item in judged]
+    notes = (*notes, *column_notes(judged, targets))
+    return table_source(name, judged, columns, classes, targets, notes)
 
 
 def npz_samples(path: Path, like: Source | None = None) -> Samples:
@@ -93,11 +98,6 @@ class Arrays:
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
-        return _image_shape(self.samples)
-
 
 def read_arrays(path: Path, needed: Sequence[str] = ("X", "y")) -> Arrays:
     """Read an ``.npz`` file; raise `InputError` where it is none, or lacks an array."""
@@ -122,14 +122,14 @@ def read_arrays(path: Path, needed: Sequence[str] = ("X", "y")) -> Arrays:
 
 
 def _layout_note(samples: Array) -> str:
-    channels, height, width = _image_shape(samples)
+    channels, height, width = image_shape(samples)
     if channels == 1:
         return f"X is read as grey images of {height}×{width}"
     where = "last" if samples.shape[3] == 3 else "first"
     return f"X is read as RGB images of {height}×{width}, channels {where}"
 
 
-def _image_shape(samples: Array) -> tuple[int, int, int]:
+def image_shape(samples: Array) -> tuple[int, int, int]:
     """Return (channels, height, width) for channels in the last axis or the second."""
     shape = samples.shape[1:]
     if len(shape) == 2:
@@ -238,54 +238,19 @@ def whole_labels(labels: Array) -> Array:
     return labels
 
 
-def _choice_problems(choice: Choice) -> Iterator[Problem]:
-    for flag, words in (
-        ("--drop", choice.drop),
-        ("--keep", choice.keep),
-        ("--category", choice.category),
-    ):
-        if words:
-            yield Problem(f"{flag} applies to tables only", "it with images", "Drop it.")
-
-
 def judged_columns(samples: Array, choice: Choice) -> tuple[list[Judged], list[Problem]]:
     """Return what the columns of X are, and their problems."""
     import pandas as pd
 
     count = samples.shape[1]
-    names = tuple(f"column {at}" for at in range(count))
-    head = Head("", count, names, True)
+    head = Head("", count, tuple(f"column {at}" for at in range(count)), True)
     refuse(position_problems(head, choice))
     asked = asked_of(head, choice, None)
-    columns = np.ascontiguousarray(samples.T)
+    columns = map(pd.Series, np.ascontiguousarray(samples.T))
     judged = [
-        judge(name, at, pd.Series(columns[at]), asked, unnamed=False)
-        for at, name in enumerate(names)
+        judge(head.names[at], at, cells, asked, unnamed=False) for at, cells in enumerate(columns)
     ]
     return judged, list(feature_problems("X", judged))
-
-
-def _table(
-    name: str,
-    judged: Sequence[Judged],
-    classes: tuple[str, ...],
-    targets: npt.NDArray[np.int64],
-    notes: Sequence[str],
-) -> Source:
-    from asynckfold.data.sources.datasets import TableRows
-
-    rows = matrix(judged)
-    return Source(
-        name,
-        TableRows(rows, targets, classes),
-        classes,
-        (rows.shape[1],),
-        TABLE,
-        standardize=True,
-        features=tuple(feature for item in judged for feature in item.column.features),
-        notes=(*notes, *column_notes(judged, targets)),
-        columns=tuple(item.column for item in judged),
-    )
 
 
 def _images(

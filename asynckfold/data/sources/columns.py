@@ -52,10 +52,9 @@ _EXACT = 2**53
 _FEW_BITS = frozenset({NAMES, "bool", "int8", "uint8", "int16", "uint16", "float16", "float32"})
 _IDENTIFIER = re.compile(
     # Not price_index, which is a number of its own.
-    r"^(unnamed: \d+|row|rownames?|row_?num(ber)?|idx|index)$|(^|[^a-z])(id|uid|uuid)$",
-    re.IGNORECASE,
+    r"(?i:^(unnamed: \d+|row|rownames?|row_?num(ber)?|idx|index)$|(^|[^a-z])(id|uid|uuid)$)"
+    r"|[a-z](Id|ID)$"
 )
-_CAMEL_IDENTIFIER = re.compile(r"[a-z](Id|ID)$")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ]\d{1,2}:\d{2}.*)?|\d{1,2}:\d{2}(:\d{2}.*)?")
 _WITH_UNIT = re.compile(r"[<>~]?\s*[$€£]?\s*[+-]?\d[\d.,'\s]*\s*[%$€£]?")
@@ -175,17 +174,13 @@ def _idle(name: str, position: int, cells: Any, judged: Judged, unnamed: bool) -
         numbers = values.to_numpy()
     names = judged.column.dtype == NAMES and judged.fault in ("", _CATEGORIES_RULE)
     different = len(values) > 1 and judged.column.different >= _NEARLY_ALL * len(values)
-    if different and _is_identifier(name) and (names or _is_whole(numbers)):
+    if different and _IDENTIFIER.search(name) and (names or _is_whole(numbers)):
         return "nearly all its values differ, and its name is that of an identifier"
     if names and different and len(values) >= _FEW_ROWS:
         return "nearly all its names differ: they name the rows"
     if not names and numbers is not None and counts(numbers):
         return "it counts the samples"
     return ""
-
-
-def _is_identifier(name: str) -> bool:
-    return bool(_IDENTIFIER.search(name) or _CAMEL_IDENTIFIER.search(name))
 
 
 def _is_whole(numbers: npt.NDArray[Any] | None) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.data.sources.arrays import judged_columns, read_arrays, whole_labels
+from asynckfold.data.sources.arrays import image_shape, judged_columns, read_arrays, whole_labels
 from asynckfold.data.sources.columns import FEATURE, NAMES, Column, Judged, column_notes, matrix
 from asynckfold.data.sources.folders import find_images
 from asynckfold.data.sources.images import check_image
@@ -90,7 +90,7 @@ def inspect_arrays(name: str, path: Path, choice: Choice) -> Inspection:
     repeated = _repeats([sample.tobytes() for sample in samples])
     found = Inspection(name, IMAGE, len(samples), (), classes, targets, (), repeated)
     if samples.ndim > 2:
-        shape = arrays.image_shape
+        shape = image_shape(samples)
         return replace(found, sample_shape=shape, notes=tuple(notes), problems=tuple(problems))
     judged, more = judged_columns(samples, choice)
     problems += more

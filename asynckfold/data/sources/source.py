@@ -28,6 +28,11 @@ class Choice:
     keep: tuple[str, ...] = ()  # features, although they look like row numbers or identifiers
     category: tuple[str, ...] = ()  # categorical, even where the values are numbers
 
+    @property
+    def columns(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Columns by flag."""
+        return ("--drop", self.drop), ("--keep", self.keep), ("--category", self.category)
+
 
 @dataclass(frozen=True, eq=False)
 class Source:

@@ -137,24 +137,33 @@ def csv_source(name: str, path: Path, choice: Choice) -> Source:
     """
     table = read_table(path, choice)
     refuse(table.problems)
-    return table_source(name, table)
+    return table_source(
+        name, table.judged, table.columns, table.classes, table.targets, table.notes
+    )
 
 
-def table_source(name: str, table: Table) -> Source:
-    """Return a table without problems as a source."""
+def table_source(
+    name: str,
+    judged: Sequence[Judged],
+    columns: Sequence[Column],
+    classes: tuple[str, ...],
+    targets: npt.NDArray[np.int64],
+    notes: Sequence[str],
+) -> Source:
+    """Return columns without problems as a source."""
     from asynckfold.data.sources.datasets import TableRows
 
-    rows = matrix(table.judged)
+    rows = matrix(judged)
     return Source(
         name,
-        TableRows(rows, table.targets, table.classes),
-        table.classes,
+        TableRows(rows, targets, classes),
+        classes,
         (rows.shape[1],),
         TABLE,
         standardize=True,
-        features=table.features,
-        notes=table.notes,
-        columns=table.columns,
+        features=tuple(feature for item in judged for feature in item.column.features),
+        notes=tuple(notes),
+        columns=tuple(columns),
     )
 
 
@@ -231,11 +240,9 @@ def position_of(head: Head, word: str) -> int:
 
 def asked_of(head: Head, choice: Choice, target: int | None) -> Asked:
     """Return the caller's choice by position; refuse flags that contradict each other."""
-
-    def positions(words: Sequence[str]) -> frozenset[int]:
-        return frozenset(position_of(head, word) for word in words)
-
-    asked = Asked(positions(choice.drop), positions(choice.keep), positions(choice.category))
+    asked = Asked(
+        *(frozenset(position_of(head, word) for word in words) for _, words in choice.columns)
+    )
     refuse(_asked_problems(head, asked, target))
     return asked
 
@@ -257,14 +264,10 @@ def position_problems(head: Head, choice: Choice) -> Iterator[Problem]:
     """Yield the columns that are asked for and missing."""
     last = head.n_columns - 1
     given = [("--target", choice.target)] if choice.target is not None else []
-    for flag, words in (
-        ("--drop", choice.drop),
-        ("--keep", choice.keep),
-        ("--category", choice.category),
-    ):
-        given += [(flag, word) for word in words]
+    given += [(flag, word) for flag, words in choice.columns for word in words]
     for flag, word in given:
-        if word in head.names or _is_position(word, head.n_columns):
+        is_position = re.fullmatch(r"-?\d+", word) and -head.n_columns <= int(word) <= last
+        if word in head.names or is_position:
             continue
         if head.has_header:
             more = ", …" if last >= _SHOWN_COLUMNS else ""
@@ -273,10 +276,6 @@ def position_problems(head: Head, choice: Choice) -> Iterator[Problem]:
         else:
             remedy = f"The file has no header: pass a position from 0 to {last}, or --header yes."
         yield Problem(f"{flag} must be a column of the file", repr(word), remedy)
-
-
-def _is_position(text: str, n_columns: int) -> bool:
-    return re.fullmatch(r"-?\d+", text) is not None and -n_columns <= int(text) < n_columns
 
 
 def _default_target_problems(head: Head, target: str | None) -> Iterator[Problem]:

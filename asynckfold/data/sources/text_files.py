@@ -284,19 +284,13 @@ def read_cells(path: Path, head: Head, texts: Sequence[int]) -> Any:
     except UnicodeError as error:
         _refuse_file(path, error)
     except pd.errors.EmptyDataError:
-        return _empty(head)
+        return pd.DataFrame(columns=range(head.n_columns))
     except pd.errors.ParserError as error:
         raise InputError([_ragged(path, error)]) from error
     except MemoryError as error:
         rule, size = f"{path} must fit into memory", f"{path.stat().st_size / 2**30:.1f} GiB"
         remedy = "Use fewer rows, or write its numbers with numpy.savez and pass npz:PATH."
         raise InputError([Problem(rule, size, remedy)]) from error
-
-
-def _empty(head: Head) -> Any:
-    import pandas as pd
-
-    return pd.DataFrame(columns=range(head.n_columns))
 
 
 def _frame(path: Path, head: Head, texts: Sequence[int], only: Sequence[int] | None = None) -> Any:
