@@ -85,7 +85,7 @@ def test_killed_it_continues_and_ends_with_the_same_bits(
 ON_GPU = """
 import sys, time
 from pathlib import Path
-from asynckfold.engines import machine
+from asynckfold.system import machine
 from tests import fake_gpu
 from tests.faults.test_hogwild import kfold
 from tests.toy import adam
