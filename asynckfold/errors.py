@@ -24,7 +24,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -200,5 +199,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     >>> nearest("zzz", ["cosine"])
     ''
     """
+    import difflib
+
     close = difflib.get_close_matches(word, list(valid), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

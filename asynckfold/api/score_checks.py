@@ -34,7 +34,6 @@ from asynckfold.jobs.objective import (
     MULTICLASS,
     MULTILABEL,
     REGRESSION,
-    Array,
     Look,
     Objective,
 )
@@ -43,6 +42,7 @@ from asynckfold.results import scoring as scores
 
 if TYPE_CHECKING:
     from asynckfold.data.prepare import Prepared
+    from asynckfold.jobs.objective import Array
 
 MOST_TRIED = 20_000_000
 """Outputs of a fold with which scores are tried before a run; of more, none are."""

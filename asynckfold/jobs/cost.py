@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import median_low
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.trainer_params import TrainerParams
+
+if TYPE_CHECKING:
+    from asynckfold.jobs.folds import Fold
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ def work_of(fold: Fold, params: TrainerParams, batch_size: int) -> Work:
     """Return the work of a job that holds out `fold`.
 
     >>> import numpy as np
+    >>> from asynckfold.jobs.folds import Fold
     >>> fold = Fold(0, 0, np.arange(100), np.arange(100, 150))
     >>> work_of(fold, TrainerParams(epochs=2, eval_batch_size=20), batch_size=32)
     Work(steps=8, evaluations=6)

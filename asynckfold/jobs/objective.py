@@ -15,10 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from asynckfold.errors import Problem
 from asynckfold.jobs.criteria import (
@@ -33,8 +30,13 @@ from asynckfold.jobs.criteria import (
     Criterion,
 )
 
-Array = npt.NDArray[Any]
-Transform = Callable[[Array], Array]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+Transform = Callable[["Array"], "Array"]
 """The user's `output_transform`, of arrays."""
 
 MULTICLASS, BINARY, MULTILABEL, REGRESSION = "multiclass", "binary", "multilabel", "regression"
@@ -69,6 +71,8 @@ class Objective:
 
     def codes(self, targets: Array) -> npt.NDArray[np.int64]:
         """Return targets as class indices (n,), or rows of 0 and 1 (n, n_labels)."""
+        import numpy as np
+
         if self.kind == MULTICLASS:
             return np.asarray(targets, np.int64)
         found = (np.asarray(targets) > (0 if self.signs else 0.5)).astype(np.int64)
@@ -80,6 +84,8 @@ class Objective:
 
     def all_labels(self, columns: int) -> Array:
         """Return the original label of each output; unused labels beyond the classes."""
+        import numpy as np
+
         if not self.labels:
             return np.arange(max(2, columns))
         more = range(columns - len(self.labels))
@@ -105,6 +111,8 @@ def predicted(objective: Objective, outputs: Array, transform: Transform | None 
 
     Raises ValueError where that takes an `output_transform`.
     """
+    import numpy as np
+
     kind, scale = objective.kind, objective.scale
     if kind == REGRESSION:
         return _numbers(objective, outputs, transform)
@@ -126,6 +134,7 @@ def probabilities(
 
     Raises ValueError where outputs are margins, or `output_transform` gives no probabilities.
     """
+    import numpy as np
     from scipy.special import expit, softmax
 
     kind, scale = objective.kind, objective.scale
@@ -149,6 +158,8 @@ def probabilities(
 
 
 def _of_two(found: Array, kind: str) -> npt.NDArray[np.float64]:
+    import numpy as np
+
     if kind != BINARY:
         return found
     if found.ndim == 1 or found.shape[1] == 1:
@@ -159,6 +170,8 @@ def _of_two(found: Array, kind: str) -> npt.NDArray[np.float64]:
 
 def _checked(found: Array, count: int, kind: str) -> npt.NDArray[np.float64]:
     """Return the result of `output_transform`, normalised to sum to 1."""
+    import numpy as np
+
     if found.ndim != 2 or len(found) != count:
         raise ValueError(f"output_transform gave shape {found.shape} of {count} samples")
     if np.nanmin(found, initial=0) < 0 or np.nanmax(found, initial=0) > 1 + 1e-6:
@@ -172,6 +185,7 @@ def _checked(found: Array, count: int, kind: str) -> npt.NDArray[np.float64]:
 
 
 def _numbers(objective: Objective, outputs: Array, transform: Transform | None) -> Array:
+    import numpy as np
     from scipy.special import expit
 
     if objective.scale == TRANSFORMED and transform is not None:
@@ -198,11 +212,15 @@ class Look:
     @property
     def columns(self) -> int:
         """Outputs per sample."""
+        import numpy as np
+
         return int(np.prod(self.rows.shape[1:]))
 
     @property
     def is_distribution(self) -> bool:
         """Whether rows are non-negative and sum to 1."""
+        import numpy as np
+
         rows = self.rows
         if rows.ndim != 2 or rows.shape[1] < 2 or not np.isfinite(rows).all():
             return False
@@ -211,6 +229,8 @@ class Look:
     @property
     def is_log_distribution(self) -> bool:
         """Whether rows are logarithms of distributions."""
+        import numpy as np
+
         return bool(self.rows.max(initial=0) <= 1e-2) and Look(np.exp(self.rows)).is_distribution
 
     @property
@@ -325,6 +345,8 @@ def pos_label_of(
     value: Any, objective: Objective, names: Sequence[str]
 ) -> tuple[Any, list[Problem]]:
     """Return the user's `pos_label` as one of the labels; it may be a class name."""
+    import numpy as np
+
     if value is None:
         return None, []
     value = value.item() if isinstance(value, np.generic) else value

@@ -12,15 +12,15 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from asynckfold.jobs.decoding import decoded, parsed, within
 from asynckfold.jobs.digests import changes
-from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import Objective, ordinary
 from asynckfold.jobs.trainer_params import TrainerParams
+
+if TYPE_CHECKING:
+    from asynckfold.jobs.folds import Fold
 
 
 @dataclass(frozen=True)
@@ -247,6 +247,8 @@ class Plan:
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from asynckfold.jobs.folds import Fold
         >>> fold = Fold(0, 0, np.array([0]), np.array([1]))
         >>> one, two = (make_jobs(models, ["step"], [fold], 0) for models in (["A"], ["B", "A"]))
         >>> plan = Plan(one, TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
@@ -367,6 +369,8 @@ def job_seed(random_state: int, repeat: int, fold: int) -> int:
 
     NumPy's ``SeedSequence`` (O'Neill 2015), whose streams do not overlap for similar inputs.
     """
+    import numpy as np
+
     return int(np.random.SeedSequence([random_state, repeat, fold]).generate_state(1)[0])
 
 
@@ -375,6 +379,8 @@ def make_jobs(
 ) -> tuple[Job, ...]:
     """Return folds × models × LR schedules, candidate by candidate.
 
+    >>> import numpy as np
+    >>> from asynckfold.jobs.folds import Fold
     >>> one = np.array([0]), np.array([1])
     >>> [job.id for job in make_jobs(["A"], ["step", "warm"], [Fold(0, 0, *one)], 0)]
     ['A/step/fold-0', 'A/warm/fold-0']
@@ -397,6 +403,8 @@ def make_jobs(
 
 def folds_fingerprint(folds: Sequence[Fold]) -> str:
     """Return the SHA-256 of all index arrays, in order."""
+    import numpy as np
+
     digest = hashlib.sha256()
     for fold in folds:
         digest.update(np.array([*fold.key, len(fold.train), len(fold.valid)], np.int64).tobytes())

@@ -7,12 +7,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from asynckfold.jobs.plan import Job, Plan
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 DONE, FAILED, DIVERGED, CANCELLED = "done", "failed", "diverged", "cancelled"
 ENDED = (DONE, FAILED, DIVERGED, CANCELLED)
@@ -158,6 +159,8 @@ def _hexadecimal(values: Mapping[str, float]) -> dict[str, str]:
 
 
 def _array_digest(array: npt.NDArray[Any]) -> str:
+    import numpy as np
+
     head = f"{array.dtype.str}{array.shape}".encode()
     return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
 

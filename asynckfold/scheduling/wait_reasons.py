@@ -15,13 +15,10 @@ from asynckfold.jobs.placement import Load, Request, Wait
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.reservations import Reservations
-from asynckfold.system.units import gibibytes
+from asynckfold.system.units import gibibytes, named_cores
 
 SHORTEST_SECONDS = 0.05
 """Shorter waits are not reported."""
-
-MOST_CORES = 8
-"""Cores that are listed one by one."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +77,6 @@ def _gpu_text(request: Request, load: Load) -> str:
         return "a GPU: none is available"
     room = f" with {gibibytes(request.gpu_memory)} free" if request.gpu_memory else ""
     return f"a GPU{room}: none of {len(load.gpus)} has room for another job"
-
-
-def named_cores(cores: Sequence[int]) -> str:
-    """Return core numbers as text.
-
-    >>> named_cores([1]), named_cores([0, 1]), named_cores(range(40))
-    ('core 1', 'cores 0, 1', 'cores 0, 1, 2, 3, 4, 5, 6, 7 and 32 more')
-    """
-    shown = ", ".join(map(str, cores[:MOST_CORES]))
-    more = f" and {len(cores) - MOST_CORES} more" if len(cores) > MOST_CORES else ""
-    return f"{'core' if len(cores) == 1 else 'cores'} {shown}{more}"
 
 
 Totals = Mapping[str, Wait]

@@ -6,17 +6,13 @@ import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from asynckfold.errors import StorageError, StoreCorruptError
 from asynckfold.jobs.decoding import decoded, finite, parsed
-from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import ENDED, Baseline, Epoch, Result, fingerprint
-from asynckfold.store import splits
 from asynckfold.store.database import decoding
 from asynckfold.store.lock import holder_of
 from asynckfold.store.records import (
@@ -37,6 +33,11 @@ from asynckfold.store.records import (
 from asynckfold.store.run_file import Closing, RunFile
 from asynckfold.store.schema import COLUMNS, TYPES
 from asynckfold.store.soundness import check_about, check_outputs, check_result
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from asynckfold.jobs.folds import Fold
 
 _SHAPE = list(TYPES["results"]).index("shape")
 
@@ -109,6 +110,8 @@ class RunReader(Closing):
         StoreCorruptError
             ``splits.npz`` does not hold the folds of the plan.
         """
+        from asynckfold.store import splits
+
         return splits.read(self.root, self.plan, self.file.meta("splits"))
 
     def results(self, folds: Sequence[Fold] | None = None) -> dict[str, Result]:

@@ -6,14 +6,15 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from asynckfold.jobs.decoding import decoded, finite, parsed
 from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.result import Averaged, Epoch, Result, StageEpoch
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 PLACED = "placed"
 """Kind of the event that each attempt starts with."""
@@ -208,6 +209,8 @@ def result_row(result: Result) -> tuple[Any, ...]:
     """Return a result as a row of ``results``, with the digest of what is stored."""
     outputs = result.outputs
     if outputs is not None:
+        import numpy as np
+
         outputs = np.ascontiguousarray(outputs, np.float32)
         result = replace(result, outputs=outputs)
     return (
@@ -274,6 +277,8 @@ def _epoch(item: Any) -> tuple[Any, ...]:
 
 
 def _outputs(data: bytes, shape: str) -> npt.NDArray[np.float32]:
+    import numpy as np
+
     sizes = decoded(tuple[int, ...], parsed(shape), "shape")
     if min(sizes, default=0) < 0:
         raise ValueError("the shape of outputs is negative")

@@ -11,16 +11,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asynckfold.errors import StoreCorruptError
-from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch, Result
-from asynckfold.store import recovery, splits
+from asynckfold.store import recovery
 from asynckfold.store.layout import DATABASE, SPLITS
 from asynckfold.store.lock import now_text
 from asynckfold.store.reader import RunReader
@@ -35,6 +32,11 @@ from asynckfold.store.refusing import refuse_other
 from asynckfold.store.run_file import Closing, RunFile
 from asynckfold.store.schema import FORMAT
 from asynckfold.store.snapshot import snapshot
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from asynckfold.jobs.folds import Fold
 
 Store = TypeVar("Store", bound="RunStore")
 
@@ -154,6 +156,8 @@ class RunStore(Closing):
         StorageError
             The disk refused; calling it again is safe.
         """
+        from asynckfold.store import splits
+
         file = self.file
         stored = file.meta("plan")
         if stored is not None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from asynckfold.jobs.decoding import decoded
-from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, ENDED, Result
 from asynckfold.store.schema import TYPES
+
+if TYPE_CHECKING:
+    from asynckfold.jobs.folds import Fold
 
 _MAX_TEXT = 1 << 28
 """Characters of JSON, errors and tracebacks."""
@@ -111,6 +111,8 @@ def check_result(result: Result) -> None:
 
 def check_folds(folds: Sequence[Fold], targets: Any, plan: Plan) -> None:
     """Raise ValueError unless folds index samples and targets are classes of the plan."""
+    import numpy as np
+
     if targets.ndim < 1 or targets.dtype.kind not in "biufSU":
         raise ValueError("its targets are no numbers or names")
     for fold in folds:

@@ -1,9 +1,10 @@
-"""Sizes in bytes: parsing and formatting."""
+"""Sizes in bytes and numbers of cores: parsing and formatting."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -64,3 +65,14 @@ def gibibytes(count: int, digits: int = 1) -> str:
     if count >= GIB:
         return f"{count / GIB:.{digits}f} GiB"
     return f"{count / MIB:.{digits - 1}f} MiB" if count >= MIB else f"{count} bytes"
+
+
+def named_cores(cores: Sequence[int], most: int = 8) -> str:
+    """Return core numbers as text; at most `most` of them are listed.
+
+    >>> named_cores([1]), named_cores([0, 1]), named_cores(range(40))
+    ('core 1', 'cores 0, 1', 'cores 0, 1, 2, 3, 4, 5, 6, 7 and 32 more')
+    """
+    listed = ", ".join(map(str, cores[:most]))
+    more = f" and {len(cores) - most} more" if len(cores) > most else ""
+    return f"{'core' if len(cores) == 1 else 'cores'} {listed}{more}"

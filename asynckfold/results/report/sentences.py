@@ -12,7 +12,6 @@ from statistics import fmean
 from asynckfold.results.candidates import folds_note as _folds_note
 from asynckfold.results.report.summary import Bar, CandidateRow, Summary
 from asynckfold.results.utilization import Packing
-from asynckfold.scheduling.wait_reasons import named_cores
 from asynckfold.system import units
 
 ACCURACY_LOSS = 0.01
@@ -120,7 +119,7 @@ def gibibytes(count: int | None) -> str:
 
 def ran_on(bar: Bar) -> str:
     """Return where an attempt ran: ``"cores 0, 1"``, ``"GPU 0, core 3"``."""
-    cores = named_cores(bar.cores) if bar.cores else "any core"
+    cores = units.named_cores(bar.cores) if bar.cores else "any core"
     return cores if bar.device == "cpu" else f"GPU {bar.device.partition(':')[2]}, {cores}"
 
 
