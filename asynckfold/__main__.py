@@ -7,18 +7,19 @@ from types import FrameType
 
 
 def program() -> int:
-    """Import what the command needs, which takes a second, and be it; return its exit code."""
+    """Import the command, which takes up to a second, and run it; return its exit code."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
-    from asynckfold.cli import program
+    from asynckfold.cli import load, program
 
+    load(sys.argv[1:])
     signal.signal(signal.SIGINT, before)
     return program()
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End at once: nothing was started, and half an import would only say so at length."""
+    """Exit at once: nothing was started, and an interrupted import would print a traceback."""
     try:
         os.write(2, b"interrupted before anything was started\n")
     finally:

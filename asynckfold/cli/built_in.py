@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.api.arguments import Settings, words_of
-from asynckfold.cli.flags import filled, flags, given, given_settings
+from asynckfold.cli.flags import flag_settings, flag_values, flags, with_defaults
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.terminal import complain
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from asynckfold.data.sources import Source
 
 OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
-"""What an optimizer is made of."""
+"""Flags of the optimizer."""
 
 _AUGMENTED = (
-    "training images are cropped and flipped at random, which changes letters and digits; scores "
-    "are taken without"
+    "training images are cropped and flipped at random, which changes letters and digits; images "
+    "that are scored are not"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class SweepParts:
-    """The live objects of a run from the shell."""
+    """The objects of a sweep: what `AsyncKFold` and its call receive."""
 
     dataset: Any
     criterion: Any
@@ -44,18 +44,26 @@ class SweepParts:
 
 
 def built_in_sweep(parsed: argparse.Namespace) -> SweepParts:
-    """Return the live objects that flags ask for."""
+    """Return the objects of a sweep of built-in models and data."""
     import torch
 
-    parsed = filled(parsed)
+    parsed = with_defaults(parsed)
     names, schedulers = words_of(parsed.models), words_of(parsed.schedulers)
-    problems = [*name_problems(parsed, names, schedulers), *optimizer_problems(parsed)]
+    problems = [
+        *parsed.problems,
+        *name_problems(parsed, names, schedulers),
+        *optimizer_problems(parsed),
+    ]
     imported: dict[str, Any] = {}
     for name in names:
         with gathered(problems):
             imported |= {name: imported_model(name)} if ":" in name else {}
-    with gathered(problems):
-        source = source_of(parsed)
+    if parsed.data:
+        with gathered(problems):
+            source = source_of(parsed)
+    else:
+        remedy = "Pass --data digits, or a sweep file such as sweep.py."
+        problems.append(Problem("a run needs data", "none", remedy))
     _check_settings(parsed, schedulers, problems)
     refuse(problems)
     models, settings = models_and_views(names, imported, source, parsed.augment)
@@ -71,14 +79,14 @@ def built_in_sweep(parsed: argparse.Namespace) -> SweepParts:
         models,
         schedulers,
         optimizer_of(parsed),
-        given(parsed, TrainerParams),
-        {**settings, **given_settings(parsed)},
+        flag_values(parsed, TrainerParams),
+        {**settings, **flag_settings(parsed)},
     )
 
 
 @contextmanager
 def gathered(problems: list[Problem]) -> Iterator[None]:
-    """Collect the problems of a refusal, to report all at once."""
+    """Add the problems of an `InputError` to a list, to report all at once."""
     try:
         yield
     except InputError as error:
@@ -86,7 +94,7 @@ def gathered(problems: list[Problem]) -> Iterator[None]:
 
 
 def source_of(parsed: argparse.Namespace) -> Source:
-    """Return the samples that flags name."""
+    """Return the data source that flags name."""
     from asynckfold.data.sources import column_words, load_source
 
     return load_source(
@@ -106,20 +114,20 @@ def source_of(parsed: argparse.Namespace) -> Source:
 def _check_settings(
     parsed: argparse.Namespace, schedulers: Sequence[str], problems: list[Problem]
 ) -> None:
-    """Add what is wrong with LR schedules, trainer parameters and settings."""
+    """Add the problems of LR schedules, trainer parameters and settings."""
     from asynckfold.jobs.recipe import named_lr_schedules
 
     problems += named_lr_schedules(list(dict.fromkeys(schedulers)))[1] if schedulers else []
     with gathered(problems):
-        TrainerParams.from_mapping(given(parsed, TrainerParams))
-    asked = Settings(dataset=None, root_dir=parsed.root, criterion=len, **given_settings(parsed))
+        TrainerParams.from_mapping(flag_values(parsed, TrainerParams))
+    asked = Settings(dataset=None, root_dir=parsed.root, criterion=len, **flag_settings(parsed))
     problems += asked.problems()
 
 
 def models_and_views(
     names: Sequence[str], imported: Mapping[str, Any], source: Source, augment: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return models that fit the data, and the transforms that make the data fit the models."""
+    """Return models for the shape of the data, and the settings of the data for the models."""
     from asynckfold.data.sources import image_transform
     from asynckfold.models import ARCHITECTURES, shared_input_shape
 
@@ -146,9 +154,9 @@ def models_and_views(
 
 
 def _positive_class(scoring: Sequence[str], given: str | None, source: Source) -> dict[str, str]:
-    """Return the class "1" as the positive one, as in scikit-learn, if a score asks for it.
+    """Return the class "1" as the positive one, as in scikit-learn, if a score needs one.
 
-    Labels of a file are its own words, not the indices made of them.
+    Classes are named by the labels in the file, not by their indices.
     """
     from asynckfold.results.scoring import one_class_scorers
 
@@ -164,8 +172,8 @@ def _positive_class(scoring: Sequence[str], given: str | None, source: Source) -
 
 
 def data_named(source: Source) -> str:
-    """Say what the samples are: ``"digits (scikit-learn), 1,797 samples of 8×8"``."""
-    # Says that these 8×8 pixels are not MNIST.
+    """Describe the samples: ``"digits (scikit-learn), 1,797 samples of 8×8"``."""
+    # These 8×8 images are not MNIST.
     origin = " (scikit-learn)" if source.name == "digits" else ""
     shape = source.sample_shape[1:] if source.sample_shape[:1] == (1,) else source.sample_shape
     sizes = "×".join(map(str, shape))
@@ -176,7 +184,7 @@ def data_named(source: Source) -> str:
 def name_problems(
     parsed: argparse.Namespace, names: Sequence[str], schedulers: Sequence[str]
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the names of models and LR schedules."""
+    """Yield problems of the names of models and LR schedules."""
     from asynckfold.models import ARCHITECTURES
 
     for name in dict.fromkeys(names):
@@ -200,7 +208,7 @@ def name_problems(
 
 
 def optimizer_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
-    """Yield what is wrong with the optimizer and its numbers."""
+    """Yield problems of the optimizer and its flags."""
     from asynckfold.training.named_optimizers import MOMENTUM, OPTIMIZERS
 
     if parsed.optimizer not in OPTIMIZERS:
@@ -227,7 +235,7 @@ def optimizer_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
 
 
 def optimizer_of(parsed: argparse.Namespace) -> Any:
-    """Return the optimizer function that flags ask for."""
+    """Return the optimizer function that flags name."""
     from asynckfold.training.named_optimizers import NamedOptimizer
 
     return NamedOptimizer(*(getattr(parsed, name) for name in OPTIMIZER))
@@ -238,7 +246,7 @@ def imported_model(name: str) -> Any:
     module, _, attribute = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
-        # It stays on the path: the module may import more later, here and in the workers.
+        # For good: the module may import more later, here and in the workers.
         sys.path.insert(0, here)
     try:
         return getattr(import_module(module), attribute)

@@ -1,4 +1,4 @@
-"""The verb ``data``: what would be read from a source, before anything is trained on it."""
+"""The verb ``data``: columns, classes and omissions of a data source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from asynckfold.cli.flags import filled
+from asynckfold.cli.flags import with_defaults
 from asynckfold.cli.output import Output
 from asynckfold.data.sources import Choice, Inspection, column_words, inspect
 from asynckfold.data.sources.columns import FEATURE, LEFT_OUT, REFUSED
@@ -24,8 +24,9 @@ _RARE = 10
 
 
 def data(parsed: argparse.Namespace, out: Output) -> int:
-    """Print columns, classes and notes; then what a run would be refused for."""
-    parsed = filled(parsed)
+    """Print columns, classes and notes; then the problems for which run would refuse the data."""
+    refuse(parsed.problems)
+    parsed = with_defaults(parsed)
     found = inspect(
         parsed.source,
         data_root=Path(parsed.data_root),
@@ -59,7 +60,7 @@ def data(parsed: argparse.Namespace, out: Output) -> int:
 
 
 def _numbers(found: Inspection) -> dict[str, Any]:
-    """The object of ``--json``."""
+    """Return the object of ``--json``."""
     return {
         "data": found.name,
         "kind": found.kind,
@@ -87,12 +88,12 @@ def _column_table(found: Inspection) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     missing = any(item.column.missing for item in found.columns)
     table.add_column("column")
-    table.add_column("is")
-    table.add_column("cells")
+    table.add_column("role")
+    table.add_column("type")
     table.add_column("different", justify="right")
     if missing:
         table.add_column("missing", justify="right")
-    table.add_column("values, or why not")
+    table.add_column("values, or reason")
     plain = hidden = 0
     for item in found.columns:
         column = item.column
@@ -134,11 +135,12 @@ def _lines(found: Inspection) -> Iterator[str]:
     if found.repeated:
         what = "row" if found.columns else "image"
         verb = "equals" if found.repeated == 1 else "equal"
-        yield f"{plural(found.repeated, what)} {verb} an earlier one, perhaps across a fold"
+        count = plural(found.repeated, what)
+        yield f"{count} {verb} an earlier one, perhaps on the other side of a fold"
     rarest = min(found.classes, key=lambda name: found.classes[name], default="")
-    count = found.classes.get(rarest, 0)
-    if 0 < count < _RARE:
-        most = f"at most {count} folds" if count > 1 else "too few for folds"
-        yield f"the rarest class, {rarest}, has {plural(count, 'sample')}: {most}"
+    samples = found.classes.get(rarest, 0)
+    if 0 < samples < _RARE:
+        most = f"at most {samples} folds" if samples > 1 else "too few to cross-validate"
+        yield f"the rarest class, {rarest}, has {plural(samples, 'sample')}: {most}"
     if found.columns and not found.problems:
         yield "each feature is standardised on the training part of each fold"

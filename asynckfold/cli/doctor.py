@@ -1,27 +1,53 @@
-"""What this machine offers, for people: sizes in GiB, and how many jobs would run now and why."""
+"""The verb ``doctor``: what this machine offers, how many jobs would run now, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import argparse
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
+from asynckfold.api.arguments import Settings
+from asynckfold.api.resources import Sharing
+from asynckfold.cli.flags import flag_values
+from asynckfold.cli.output import Output
+from asynckfold.errors import refuse
 from asynckfold.jobs.placement import Load
-from asynckfold.system.units import gibibytes
+from asynckfold.system.machine import resolve_n_jobs, watched
+from asynckfold.system.units import gibibytes, named_cores
+
+
+def doctor(parsed: argparse.Namespace, out: Output) -> int:
+    """Print what this machine offers."""
+    sharing = Sharing(**flag_values(parsed, Settings))
+    refuse([*parsed.problems, *sharing.problems()])
+    machine = watched(sharing.machine())
+    n_jobs = resolve_n_jobs(sharing.n_jobs, machine.max_cores)
+    found, load = machine.describe(n_jobs), machine.load(n_jobs)
+    would = now(found["cpu"], load)
+    out.data({**found, "now": {"jobs": would.jobs, "cores": would.cores, "why": would.why}})
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for subject, sentence in lines(found, load):
+        table.add_row(Text(subject, style="dim"), Text(sentence))
+    out.say(table)
+    return 0
 
 
 @dataclass(frozen=True)
 class Now:
-    """What a run would use at this moment.
+    """What a run would use now.
 
     Parameters
     ----------
     jobs : int
-        Jobs of one thread that would run at once.
+        Number of jobs of one thread that would run at once.
     cores : tuple of int
-        Where.
+        Their cores.
     why : str
-        Which limit won, and which cores are busy.
+        The limit that decides, and the busy cores.
     """
 
     jobs: int
@@ -32,12 +58,12 @@ class Now:
         if not self.jobs:
             return f"nothing would start now: {self.why}"
         many = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
-        where = f" on {_cores(self.cores)}" if self.cores else ""
+        where = f" on {named_cores(self.cores, most=16)}" if self.cores else ""
         return f"{many} of one thread would run now{where}: {self.why}"
 
 
 def now(cpu: Mapping[str, Any], load: Load) -> Now:
-    """Say how many jobs would run now.
+    """Return how many jobs would run now.
 
     Parameters
     ----------
@@ -55,7 +81,7 @@ def now(cpu: Mapping[str, Any], load: Load) -> Now:
     """
     allowed = f"the limit is {cpu['limit']}, {_count(cpu['allowed'])}"
     busy = [f"core {core} ({cpu['foreign_load'][str(core)]:.0%})" for core in cpu["busy"]]
-    # A percent sign stands apart from its number.
+    # A space before the percent sign, as everywhere.
     used = ", ".join(busy).replace("%", " %")
     if load.blocked:
         return Now(0, (), load.blocked)
@@ -69,7 +95,7 @@ def now(cpu: Mapping[str, Any], load: Load) -> Now:
 
 
 def lines(found: Mapping[str, Any], load: Load) -> Iterator[tuple[str, str]]:
-    """Yield (subject, sentence) of all that `Machine.describe` found."""
+    """Yield (subject, sentence) for each fact of `Machine.describe`."""
     cpu, memory = found["cpu"], found["memory"]
     yield "now", str(now(cpu, load))
     yield "cores", f"{cpu['allowed']} of {cpu['cores']} may be used, {cpu['model']}"
@@ -96,14 +122,14 @@ def _limits(cpu: Mapping[str, Any]) -> str:
     return f"{text}; not set: {', '.join(unset)}" if unset else text
 
 
-_OF_THREADS = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT")
 
 
 def _threads(environment: Mapping[str, str]) -> str:
-    """OpenMP's variables, which are often taken for limits of the cores."""
-    found = [f"{name} {environment[name]}" for name in _OF_THREADS if name in environment]
-    text = ", ".join(found) or f"{' and '.join(_OF_THREADS)} are not set"
-    return f"{text}; they limit the threads of one process, and no cores"
+    """Describe OpenMP's variables, which are often mistaken for limits of the cores."""
+    found = [f"{name} {environment[name]}" for name in _THREAD_VARIABLES if name in environment]
+    text = ", ".join(found) or f"{' and '.join(_THREAD_VARIABLES)} are not set"
+    return f"{text}; they limit the threads of a process, not the cores"
 
 
 def _memory(memory: Mapping[str, int | None]) -> str:
@@ -133,8 +159,3 @@ def _number(value: float) -> str:
 
 def _count(cores: int) -> str:
     return "1 core" if cores == 1 else f"{cores} cores"
-
-
-def _cores(cores: Sequence[int]) -> str:
-    shown = ", ".join(map(str, cores[:16])) + (", …" if len(cores) > 16 else "")
-    return f"core {shown}" if len(cores) == 1 else f"cores {shown}"

@@ -1,4 +1,4 @@
-"""The verb ``export``: the weights that a job trained, as a file that other programs read."""
+"""The verb ``export``: the weights that a job trained, as a safetensors file."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from pathlib import Path
 
 from asynckfold.api.kfold import load_results
 from asynckfold.cli.output import Output
-from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.cli.run_folder import open_run
+from asynckfold.errors import InputError, Problem
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.sentences import plural
 from asynckfold.store import RunReader
 from asynckfold.system.files import write_whole
 
 
-def export(parsed: argparse.Namespace, store: RunReader, out: Output) -> int:
+def export(parsed: argparse.Namespace, out: Output) -> int:
     """Write a job's trained weights; an existing file is never replaced."""
     path = Path(parsed.to)
-    refuse(new_file_problems(path))
+    with open_run(parsed.directory, [*parsed.problems, *new_file_problems(path)]) as store:
+        return _export(parsed, path, store, out)
+
+
+def _export(parsed: argparse.Namespace, path: Path, store: RunReader, out: Output) -> int:
     results = load_results(store)
     name = parsed.candidate or best(results)
     state = results.state_dict(name, parsed.fold, parsed.repeat)
@@ -34,18 +39,16 @@ def export(parsed: argparse.Namespace, store: RunReader, out: Output) -> int:
     out.say(f"{name}, {what}: {plural(len(tensors), 'tensor')} in {path}")
     out.say("in Python: model.load_state_dict(safetensors.torch.load_file(...))")
     if left_out:
-        out.error(f"left out, since they are no tensors: {', '.join(left_out)}")
+        out.error(f"left out, not tensors: {', '.join(left_out)}")
     return 0
 
 
 def new_file_problems(path: Path) -> list[Problem]:
-    """Return why nothing can be written there: an existing file is never replaced."""
+    """Return why a new file cannot be written there."""
     if path.exists():
         return [Problem("--to must be a new file", str(path), "Remove it, or name another.")]
     if not path.absolute().parent.is_dir():
-        return [
-            Problem("--to must be in a folder that is there", str(path), "Make the folder first.")
-        ]
+        return [Problem("--to must be in an existing folder", str(path), "Make the folder first.")]
     return []
 
 
@@ -55,12 +58,12 @@ def best(results: CVResults) -> str:
     Raises
     ------
     InputError
-        There is none, so that it must be named.
+        No candidate is best: it must be named.
     """
     try:
         return results.candidates[results.best_index_].name
     except ValueError as error:
         remedy = f"Name one, such as {results.candidates[0].name}."
         raise InputError(
-            [Problem("CANDIDATE must be given where none is best", str(error), remedy)]
+            [Problem("CANDIDATE must be given if none is best", str(error), remedy)]
         ) from error

@@ -2,9 +2,9 @@
 
 ::
 
-    Settings, TrainerParams, Named ── flags ──┬─ add_flags      parser and help
-      (declared with `argument`)              ├─ given          flags → arguments
-                                              └─ in_flags       messages in the words of the shell
+    Settings, TrainerParams, Named ── flags ──┬─ add_flags        parser and help
+      (declared with `argument`)              ├─ flag_values      flags → arguments
+                                              └─ with_flag_names  arguments in messages → flags
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
 
-from asynckfold.api.arguments import Settings
-from asynckfold.errors import InputError
+from asynckfold.errors import InputError, Problem, nearest
 from asynckfold.jobs.argument import GROUPS, Argument, argument, arguments
 from asynckfold.jobs.trainer_params import TrainerParams
 
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """What the shell names, where code passes objects.
+    """Arguments of the command line only: names of what Python code passes as objects.
 
     Parameters
     ----------
@@ -85,19 +84,15 @@ class Named:
     weight_decay: float = argument(0.0, group="candidates")
 
 
-DECLARATIONS: list[type] = [Named, TrainerParams, Settings]
-"""Where arguments are declared. Trainer parameters that `Settings` has, too, are set there."""
-
-
+@cache
 def flags() -> dict[str, Argument]:
     """Return the arguments that have a flag, by the name of its value in the parsed line."""
-    return _flags(*DECLARATIONS)
+    # Takes NumPy and more, which verbs without these flags do without.
+    from asynckfold.api.arguments import Settings
 
-
-@cache
-def _flags(*declarations: Any) -> dict[str, Argument]:
     found: dict[str, Argument] = {}
-    for declaration in declarations:
+    # Trainer parameters that `Settings` repeats are set there.
+    for declaration in (Named, TrainerParams, Settings):
         for item in arguments(declaration).values():
             if item.flag:
                 found.setdefault(_dest(item), item)
@@ -114,16 +109,16 @@ def value_of(parsed: argparse.Namespace, dest: str) -> Any:
     return flags()[dest].shell_default if value is None else value
 
 
-def filled(parsed: argparse.Namespace) -> argparse.Namespace:
-    """Return the command line with the default of each flag that was left out."""
+def with_defaults(parsed: argparse.Namespace) -> argparse.Namespace:
+    """Return the parsed line with the default of each flag that was left out."""
     defaults = {dest: item.shell_default for dest, item in flags().items()}
     words = {name: value for name, value in vars(parsed).items() if value is not None}
     shown = {dest: None if value is MISSING else value for dest, value in defaults.items()}
     return argparse.Namespace(**{**dict.fromkeys(vars(parsed)), **shown, **words})
 
 
-def given(parsed: argparse.Namespace, declaration: type) -> dict[str, Any]:
-    """Return the arguments of a declaration that flags set, by name."""
+def flag_values(parsed: argparse.Namespace, declaration: type) -> dict[str, Any]:
+    """Return the arguments of a declaration that were set by a flag, by name."""
     own, found = arguments(declaration), {}
     for dest, item in flags().items():
         value = getattr(parsed, dest, None)
@@ -132,18 +127,22 @@ def given(parsed: argparse.Namespace, declaration: type) -> dict[str, Any]:
     return found
 
 
-def given_settings(parsed: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of `AsyncKFold` that flags set, but for the folder of the run."""
-    return {name: value for name, value in given(parsed, Settings).items() if name != "root_dir"}
+def flag_settings(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `AsyncKFold` that were set by a flag, except the run's folder."""
+    from asynckfold.api.arguments import Settings
+
+    found = flag_values(parsed, Settings)
+    return {name: value for name, value in found.items() if name != "root_dir"}
 
 
 def _none(item: Argument) -> str | None:
-    """How the shell spells None for an argument; None where it does not."""
+    """Return the word for None on the command line, if there is one."""
     return item.none or None if NoneType in item.types and str not in item.types else None
 
 
 def add_flags(
     verb: argparse.ArgumentParser,
+    problems: list[Problem],
     chosen: Collection[str] | None = None,
     *,
     without: Collection[str] = (),
@@ -155,22 +154,24 @@ def add_flags(
     Parameters
     ----------
     verb : ArgumentParser
-        Where they go.
+        The verb's parser.
+    problems : list of Problem
+        Receives the problem of each value that cannot be read, when a line is parsed.
     chosen : collection of str, optional
         Names of their values; all flags by default.
     without : collection of str
-        Names that are left out.
+        Names to leave out.
     helps : Mapping of str to str, optional
         Help that differs for this verb, by name.
     required : collection of str
-        Names of flags that must be given.
+        Names of the required flags.
     """
     groups = groups_of(verb)
     for dest, item in flags().items():
         if dest in without or (chosen is not None and dest not in chosen):
             continue
         text = (helps or {}).get(dest, help_of(item))
-        more = _reading(item) | ({"required": True} if dest in required else {})
+        more = _reading(item, problems) | ({"required": True} if dest in required else {})
         groups[item.group].add_argument(
             f"--{item.flag}",
             dest=dest,
@@ -181,34 +182,49 @@ def add_flags(
 
 
 def groups_of(verb: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
-    """Return the groups of a verb by name; made when they are first asked for."""
+    """Return the groups of a verb's flags by name; missing ones are added."""
     known = {group.title: group for group in verb._action_groups}
     return {name: known.get(name) or verb.add_argument_group(name) for name in GROUPS}
 
 
-def _reading(item: Argument) -> dict[str, Any]:
+def _reading(item: Argument, problems: list[Problem]) -> dict[str, Any]:
     if item.types == (bool,):
         return {"action": "store_false" if item.default is True else "store_true"}
-    if item.words and all(kind is NoneType for kind in item.types[1:]):
-        none = _none(item)
-        return {"choices": (*item.words, none) if none else item.words}
-    return {"type": _reader(item), "metavar": _metavar(item)}
+    return {"type": _reader(item, problems), "metavar": _metavar(item)}
 
 
-def _reader(item: Argument) -> Callable[[str], Any]:
+def _reader(item: Argument, problems: list[Problem]) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
             return item.read(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            problems.append(_unreadable(item, text, str(error)))
+            return None
 
     return read
+
+
+def _unreadable(item: Argument, text: str, rule: str) -> Problem:
+    """Return the problem of a value that cannot be read; `rule` says what the flag takes."""
+    problem = item.problem(text) if item.is_checked and not item.reads else None
+    if problem is not None:
+        (found,) = with_flag_names(InputError([problem])).problems
+        own = re.compile(rf"(?<![-\w]){item.name}\b")
+        flag = f"--{item.flag}"
+        return replace(found, rule=own.sub(flag, found.rule), remedy=own.sub(flag, found.remedy))
+    default = item.shell_default
+    remedy = nearest(text, item.words).strip() or f"Leave --{item.flag} out" + (
+        "." if default in (None, MISSING) else f" for its default, {default}."
+    )
+    return Problem(f"--{item.flag} {rule}", repr(text), remedy)
 
 
 def _metavar(item: Argument) -> str:
     """Return a placeholder that names the words that a flag takes: ``"N|auto"``."""
     if item.metavar or item.reads:
         return item.metavar or "N"
+    if item.words and all(kind is NoneType for kind in item.types[1:]):
+        return f"{{{','.join(filter(None, [*item.words, _none(item)]))}}}"
     kinds = {int: "N", float: "S" if item.unit == "seconds" else "X", bool: "yes|no"}
     shown = [kinds[kind] for kind in item.types if kind in kinds]
     listed = ["N,N"] if item.takes_lists else []
@@ -248,18 +264,19 @@ def _flag_of(name: str) -> str:
     return next(found, name)
 
 
-def in_flags(error: InputError) -> InputError:
-    """Return the same problems in the words of the command line.
+def with_flag_names(error: InputError) -> InputError:
+    """Return the same problems with flags in place of the names of arguments.
 
     Examples
     --------
-    >>> from asynckfold.errors import Problem
-    >>> print(in_flags(InputError([Problem("n_jobs must not be 0", "0", "Pass n_jobs='auto'.")])))
+    >>> problem = Problem("n_jobs must not be 0", "0", "Pass n_jobs='auto'.")
+    >>> print(with_flag_names(InputError([problem])))
     --n-jobs must not be 0: received 0. Pass --n-jobs auto.
     >>> by_kind = "Pass partition_size={'cpu': 9, 'gpu': 80}, or batch_size=7 or less."
-    >>> in_flags(InputError([Problem("", "", by_kind)])).problems[0].remedy
+    >>> with_flag_names(InputError([Problem("", "", by_kind)])).problems[0].remedy
     'Pass --partition-size cpu=9,gpu=80, or --batch-size 7 or less.'
-    >>> print(in_flags(InputError([Problem("max_wait must be above 0, or None", "0", "Wait.")])))
+    >>> problem = Problem("max_wait must be above 0, or None", "0", "Wait.")
+    >>> print(with_flag_names(InputError([problem])))
     --max-wait must be above 0, or off: received 0. Wait.
     """
     return type(error)(
@@ -271,10 +288,12 @@ def in_flags(error: InputError) -> InputError:
 
 
 def _flagged(text: str) -> str:
+    from asynckfold.api.arguments import Settings
+
     own = {name for declaration in (TrainerParams, Settings) for name in arguments(declaration)}
     known = {item.name: item for item in flags().values() if item.name in own}
     names = "|".join(known)
-    # What is given by kind.
+    # Values by kind of process.
     text = re.sub(
         r"\{('\w+': \d+(?:, '\w+': \d+)*)\}",
         lambda found: re.sub(r"'(\w+)': (\d+)(?:, )?", r"\1=\2,", found[1])[:-1],
@@ -290,7 +309,7 @@ def _flagged(text: str) -> str:
         lambda found: f"--{known[found[1]].flag} {found[3]}",
         text,
     )
-    # At the start of a rule, or unmistakable: "epochs" alone may stand for the epochs themselves.
+    # Only at the start of a rule, or with an underscore: "epochs" may just mean epochs.
     return re.sub(
         rf"(?<![-\w])(^(?:{names})|\w*_\w*|kfolds|(?<=Leave )\w+)\b",
         lambda found: f"--{known[found[1]].flag}" if found[1] in known else found[1],
@@ -298,14 +317,14 @@ def _flagged(text: str) -> str:
     )
 
 
-def names_code(parsed: argparse.Namespace) -> bool:
-    """Whether a command line imports the user's code: a sweep file, or pkg.mod:Name."""
+def imports_user_code(parsed: argparse.Namespace) -> bool:
+    """Whether the command imports code of the user: a sweep file, or pkg.mod:Name."""
     file, models = (getattr(parsed, name, None) for name in ("file", "models"))
     return bool(file) or ":" in (models or "")
 
 
 def from_folder(parsed: argparse.Namespace, folder: Path) -> argparse.Namespace:
-    """Return the command line with its data found from the folder where it was first given."""
+    """Return the parsed line with relative paths resolved against `folder`."""
     found = argparse.Namespace(**vars(parsed))
     word, colon, path = (parsed.data or "").partition(":")
     if colon:

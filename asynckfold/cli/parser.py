@@ -7,9 +7,12 @@ import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from asynckfold.cli.flags import add_flags, flags, from_folder, groups_of, help_of
+from asynckfold.cli.run_folder import REMOVED, stored_words
+from asynckfold.cli.verb_parser import HelpAll, Verb
+from asynckfold.errors import InputError, Problem, nearest
 from asynckfold.system import terminal
 
 SUBJECTS = {
@@ -83,28 +86,19 @@ _NOT_ALONE = {"folds": None, "repeats": None, "stratify": None, "refit": None}
 """What one model that is trained alone does not have, and what stands for it."""
 
 
-class Verb(argparse.ArgumentParser):
-    """The parser of a verb. ``--help`` shows the common flags if there is ``--help-all``."""
+class _Command(argparse.ArgumentParser):
+    """The parser of the whole command."""
 
-    shows_all = True
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found.
 
-    def format_help(self) -> str:
-        """Return the help."""
-        if self.shows_all:
-            return super().format_help()
-        common = {dest for dest, item in flags().items() if item.is_common}
-        hidden = {
-            action: action.help
-            for action in self._actions
-            if action.option_strings and action.dest not in (*common, "help", "help_all")
-        }
-        for action in hidden:
-            action.help = argparse.SUPPRESS
-        try:
-            return super().format_help()
-        finally:
-            for action, text in hidden.items():
-                action.help = text
+        Raises
+        ------
+        InputError
+            Always.
+        """
+        remedy = "`asynckfold --help` shows all verbs."
+        raise InputError([Problem("the command must begin with a verb", message, remedy)])
 
 
 class _Version(argparse.Action):
@@ -115,16 +109,9 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-class _HelpAll(argparse.Action):
-    def __call__(self, parser: Any, *_: Any) -> None:
-        parser.shows_all = True
-        parser.print_help()
-        parser.exit()
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs; the verb's name ends up in ``verb``."""
-    parser = argparse.ArgumentParser(
+    parser = _Command(
         prog="asynckfold",
         description="Cross-validate many PyTorch models at once.",
         epilog=EXIT_CODES,
@@ -139,11 +126,29 @@ def make_parser() -> argparse.ArgumentParser:
             epilog=EXIT_CODES,
             usage=_usage(name) if adds in (_run, _train, _plan) else None,
         )
-        adds(verb)
-        groups_of(verb)["output"].add_argument(
-            "--json", action="store_true", help="print one JSON object"
-        )
+        verb.adds = adds
     return parser
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line.
+
+    Raises
+    ------
+    InputError
+        There is no such verb, or an argument is missing. Other problems are in the attribute
+        ``problems`` of what is returned, to be reported together with those that the verb finds.
+    """
+    verb = next((word for word in words if not word.startswith("-")), None)
+    is_question = any(word.startswith(("-h", "--h", "--v")) for word in words)
+    if verb not in VERBS and not (verb is None and is_question):
+        remedy = f"{nearest(verb or '', VERBS).strip()} `asynckfold --help` explains them.".strip()
+        rule = f"the command must begin with a verb: {', '.join(VERBS)}"
+        raise InputError([Problem(rule, repr(verb) if verb else "none", remedy)])
+    parsed = make_parser().parse_args(words)
+    # Kept with the run: the command that continues it.
+    parsed.line = [word for word in words if word not in REMOVED]
+    return parsed
 
 
 def _usage(verb: str) -> str:
@@ -161,14 +166,15 @@ def _usage(verb: str) -> str:
     )
 
 
-def _run(verb: Verb, required: Collection[str] = ("root",), without: Collection[str] = ()) -> None:
+def _run(verb: Verb, without: Collection[str] = ()) -> None:
     groups_of(verb)["data"].add_argument(
         "file", nargs="?", metavar="SWEEP.py", help="Python file that defines the sweep"
     )
-    add_flags(verb, without=without, required=required)
+    add_flags(verb, verb.problems, without=without)
+    verb.needs = {"root": "runs/first"}
     verb.shows_all = False
     verb.add_argument(
-        "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all flags"
+        "--help-all", action=HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all flags"
     )
     groups_of(verb)["output"].add_argument(
         "--no-report", action="store_true", help="do not build the HTML report"
@@ -181,7 +187,7 @@ def _train(verb: Verb) -> None:
     verb.set_defaults(**_NOT_ALONE, baseline="none")
     groups_of(verb)["data"].add_argument(
         "--held-out",
-        type=float,
+        type=verb.number("--held-out", float, HELD_OUT),
         metavar="X",
         default=HELD_OUT,
         help=f"share of the samples that is held out and scored (default {HELD_OUT})",
@@ -189,14 +195,15 @@ def _train(verb: Verb) -> None:
 
 
 def _plan(verb: Verb) -> None:
-    _run(verb, required=())
+    _run(verb)
+    verb.needs = {}
     verb.set_defaults(root="runs/plan")
 
 
 def _data(verb: Verb) -> None:
     verb.add_argument("source", metavar="SOURCE", help=help_of(flags()["data"]))
     helps = {"seed": "seed of --limit (default 0)"}
-    add_flags(verb, (*_DATA, *_COLUMNS, "limit", "seed"), helps=helps)
+    add_flags(verb, verb.problems, (*_DATA, *_COLUMNS, "limit", "seed"), helps=helps)
 
 
 def _directory(verb: Verb) -> None:
@@ -205,7 +212,7 @@ def _directory(verb: Verb) -> None:
 
 def _resume(verb: Verb) -> None:
     _directory(verb)
-    add_flags(verb, ("allow_different_software",))
+    add_flags(verb, verb.problems, ("allow_different_software",))
     _add_progress_flags(verb)
 
 
@@ -224,13 +231,17 @@ def _export(verb: Verb) -> None:
     verb.add_argument("--to", metavar="FILE", required=True, help="a new file")
     verb.add_argument(
         "--fold",
-        type=_fold,
+        type=lambda text: text if text == "all" else verb.number("--fold", int, 0)(text),
         default=0,
         metavar="K",
         help="the fold that was held out, or all for the model of run --refit (default 0)",
     )
     verb.add_argument(
-        "--repeat", type=int, default=0, metavar="R", help="repeat of the folds (default 0)"
+        "--repeat",
+        type=verb.number("--repeat", int, 0),
+        default=0,
+        metavar="R",
+        help="repeat of the folds (default 0)",
     )
 
 
@@ -242,7 +253,7 @@ def _predict(verb: Verb) -> None:
         "target": "csv: column of the labels by name or position (default: that of the run)",
         "models": "the --models of the run, if they name code (pkg.mod:Name)",
     }
-    add_flags(verb, ("data", *_DATA, "models"), helps=helps, required=("data",))
+    add_flags(verb, verb.problems, ("data", *_DATA, "models"), helps=helps, required=("data",))
     verb.add_argument(
         "--to",
         metavar="FILE",
@@ -268,13 +279,13 @@ def _compare(verb: Verb) -> None:
 
 
 def _doctor(verb: Verb) -> None:
-    add_flags(verb, ("n_jobs", "reserve_cores", "max_memory", "min_free_memory"))
+    add_flags(verb, verb.problems, ("n_jobs", "reserve_cores", "max_memory", "min_free_memory"))
 
 
 def _bench(verb: Verb) -> None:
     verb.add_argument(
         "subject",
-        choices=SUBJECTS,
+        metavar=f"{{{','.join(SUBJECTS)}}}",
         help="; ".join(f"{name}: {text}" for name, text in SUBJECTS.items()),
     )
     verb.add_argument("--quick", action="store_true", help="seconds instead of minutes; rough")
@@ -301,7 +312,11 @@ def _simulate(verb: Verb) -> None:
         ("seed", 0, "seed of the sweep"),
     ):
         verb.add_argument(
-            f"--{name}", type=int, metavar="N", default=value, help=f"{text} (default {value})"
+            f"--{name}",
+            type=verb.number(f"--{name}", int, value),
+            metavar="N",
+            default=value,
+            help=f"{text} (default {value})",
         )
 
 
@@ -343,33 +358,20 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None]]] = {
 """Verbs, in the order of ``--help``: what it does, more about it, what adds its flags."""
 
 
-def stored_command(about: Mapping[str, Any]) -> tuple[list[str], argparse.Namespace | None]:
-    """Return the words that a run was started by, and what they ask for; None for a script.
+def parse_stored(about: Mapping[str, Any]) -> tuple[list[str], argparse.Namespace | None]:
+    """Return the words of the command that started a run, and what they parse to.
 
-    Paths of data are found from the folder where they were first given.
+    None for a script, and for words that cannot be parsed any more. Paths are resolved against the
+    folder where the command was given.
     """
-    stored, folder = about.get("cli"), about.get("folder")
-    words = [str(word) for word in stored] if isinstance(stored, list) else []
-    parsed = _parsed(words) if words else None
-    if parsed is None or parsed.verb not in ("run", "train"):
-        return words, None
-    return words, from_folder(parsed, Path(folder)) if isinstance(folder, str) else parsed
-
-
-def _parsed(words: Sequence[str]) -> argparse.Namespace | None:
-    """Return what words of a run's folder ask for; None where that is nothing, such as help."""
+    words, folder = stored_words(about), about.get("folder")
     nowhere = io.StringIO()
     try:
         with redirect_stdout(nowhere), redirect_stderr(nowhere):
-            return make_parser().parse_args(words)
-    except SystemExit:
-        return None
-
-
-def _fold(text: str) -> int | str:
-    try:
-        return text if text == "all" else int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be all or a number of a fold, received {text!r}"
-        ) from None
+            parsed = parse(words)
+    except (InputError, SystemExit):
+        return words, None
+    if parsed.problems or parsed.verb not in ("run", "train"):
+        return words, None
+    words = parsed.line
+    return words, from_folder(parsed, Path(folder)) if isinstance(folder, str) else parsed

@@ -1,4 +1,4 @@
-"""The verb ``plan``: what was decided for a sweep and why, and what it should take."""
+"""The verb ``plan``: the decisions for a sweep with their reasons, and its predicted time."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from asynckfold.system.units import gibibytes
 
 
 def plan(parsed: argparse.Namespace, out: Output) -> int:
-    """Print what a run would do, after a dry run and probes; or what was decided for one."""
+    """Print what a run would do, after a dry run and probes; or what was decided for a run."""
     if parsed.file and (Path(parsed.file) / DATABASE).is_file():
+        refuse(parsed.problems)
         _of_run(Path(parsed.file), out)
         return 0
     from asynckfold.system.machine import resolve_n_jobs, watched
@@ -51,9 +52,9 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     )
     _say(found, out)
     if kfold.settings.refit:
-        out.say("then the best candidate on all samples, of which the seconds above know nothing")
-    out.say(f"{len(first)} at a time now: {now(machine.describe()['cpu'], load).why}")
-    out.say("nothing was trained, and nothing written into a run's folder")
+        out.say("then the best candidate on all samples; its time is not in the prediction")
+    out.say(f"jobs at a time now: {len(first)}; {now(machine.describe()['cpu'], load).why}")
+    out.say("nothing was trained or written")
     return 0
 
 
@@ -63,15 +64,15 @@ def _of_run(folder: Path, out: Output) -> None:
         found = forecast_of(store)
     if found is None:
         rule = "DIR must hold a run whose decisions were recorded"
-        remedy = "`asynckfold status` says how far it is."
-        refuse([Problem(rule, f"{folder}, begun before they were", remedy)])
+        remedy = f"`asynckfold status {folder}` prints its progress."
+        refuse([Problem(rule, f"{folder}, a run of an earlier version", remedy)])
         return
     out.data(_numbers(found))
     _say(found, out)
 
 
 def _numbers(found: Forecast) -> dict[str, Any]:
-    """The object of ``--json``."""
+    """Return the object of ``--json``."""
     plan, choice = found.plan, found.choice
     return {
         "jobs": [job.id for job in plan.jobs],
@@ -109,7 +110,7 @@ def _numbers(found: Forecast) -> dict[str, Any]:
 
 
 def _channels_last(plan: Plan) -> list[str]:
-    """Return the models some of whose jobs keep images channels last in memory."""
+    """Return the models with a job in the memory format channels_last."""
     return list(dict.fromkeys(job.model for job in plan.jobs if plan.is_channels_last(job)))
 
 
@@ -152,16 +153,15 @@ def _range(values: Sequence[int]) -> str:
 
 def _lines(found: Forecast) -> Iterator[str]:
     plan, choice = found.plan, found.choice
-    measured = "measured here" if choice.overturned else "by the rule, in seconds of its machine"
-    yield f"threads, {measured}:"
+    source = "measured here" if choice.overturned else "step times from the built-in cost model"
+    yield f"threads per job ({source}):"
     for model in dict.fromkeys(job.model for job in plan.jobs):
         yield f"  {model}: {choice.why[model]}"
     if found.fusing:
-        yield "jobs trained as one:"
+        yield "fusion:"
         yield from (f"  {model}: {text}" for model, text in found.fusing.items())
     if last := _channels_last(plan):
-        rule = ", by the rule" if plan.params.memory_format == "auto" else ""
-        yield f"channels last in memory{rule}: {', '.join(last)}"
+        yield f"memory format channels_last: {', '.join(last)}"
     yield from found.notes
     for name, line in {**found.failures, **choice.failures}.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"
@@ -173,10 +173,10 @@ def _lines(found: Forecast) -> Iterator[str]:
     )
     yield (
         f"predicted: {clock(prediction.makespan)} on {cores} {'core' if cores == 1 else 'cores'}, "
-        f"if nobody else uses them; lower bound {clock(prediction.lower_bound)}, the larger of "
+        f"if they are idle; lower bound {clock(prediction.lower_bound)}, the larger of "
         f"core-seconds / cores and the longest job ({clock(prediction.longest)})"
     )
     fused = {job.model for job in plan.jobs if len(plan.group_of(job.id)) > 1}
     if any(not choice.costs[name].fused_gain for name in fused):
-        yield "what fusing gains is predicted by operations and jobs, see `asynckfold bench fusion`"
+        yield "the gain of fusion is an estimate; `asynckfold bench fusion` measures it"
     yield from gantt(found.simulation.spans, range(cores))

@@ -1,4 +1,4 @@
-"""The verb ``predict``: what the models of all folds say of other samples, as a file."""
+"""The verb ``predict``: predictions of other samples by the models of all folds, as a file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import numpy.typing as npt
 from asynckfold.api.arguments import Settings
 from asynckfold.api.kfold import load_results, with_models
 from asynckfold.cli.export import best, new_file_problems
-from asynckfold.cli.flags import names_code, value_of
+from asynckfold.cli.flags import imports_user_code, value_of
 from asynckfold.cli.output import Output
-from asynckfold.cli.parser import make_parser, stored_command
-from asynckfold.cli.sweep_file import live_parts
+from asynckfold.cli.parser import make_parser, parse_stored
+from asynckfold.cli.run_folder import open_run
+from asynckfold.cli.sweep_file import predicting_parts
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.criteria import MARGINS, PROBABILITIES, VALUES
 from asynckfold.jobs.digests import changes
@@ -37,16 +38,21 @@ if TYPE_CHECKING:
     from asynckfold.data.sources import Samples
 
 
-def predict(parsed: argparse.Namespace, store: RunReader, out: Output) -> int:
+def predict(parsed: argparse.Namespace, out: Output) -> int:
     """Write predictions of samples; an existing file is never replaced."""
+    path = Path(parsed.to)
+    problems = [*parsed.problems, *new_file_problems(path), *_suffix_problems(path)]
+    with open_run(parsed.directory, problems) as store:
+        return _predict(parsed, path, store, out)
+
+
+def _predict(parsed: argparse.Namespace, path: Path, store: RunReader, out: Output) -> int:
     from asynckfold.data.sources import load_samples
 
-    path = Path(parsed.to)
-    refuse([*new_file_problems(path), *_suffix_problems(path)])
     stored = load_results(store)
     name = parsed.candidate or best(stored)
     command = _command_of(parsed, store)
-    settings, recipe, source = live_parts(command)
+    settings, recipe, source = predicting_parts(command)
     refuse(_model_problems(name, recipe.models))
     refuse(code_problems(store.plan, name.split("/")[0], recipe, settings))
     live = with_models(stored, settings, recipe)
@@ -77,9 +83,8 @@ def predict(parsed: argparse.Namespace, store: RunReader, out: Output) -> int:
     for metric, value in score.items():
         out.say(f"{metric} {value:.4f}")
     if score and source is not None and _place(parsed.data) == _place(source.name):
-        out.error(
-            f"no estimate: the run's own samples are among these; {_out_of_fold(stored, name)}"
-        )
+        known = _out_of_fold(stored, name)
+        out.error(f"this score is no estimate: the run trained on these samples; {known}")
     if why:
         out.error(why)
     return 0
@@ -91,8 +96,8 @@ def _suffix_problems(path: Path) -> Iterator[Problem]:
 
 
 def _command_of(parsed: argparse.Namespace, store: RunReader) -> argparse.Namespace:
-    """Return the command line that the run's models and data are made by."""
-    words, again = stored_command(store.about)
+    """Return the parsed line that makes the run's models and data."""
+    words, again = parse_stored(store.about)
     shown = shlex.join(["asynckfold", *words]) if words else "the script that started it"
     distrust = "a run's folder is never trusted to name code"
     built_in = again is not None and not again.file
@@ -107,7 +112,7 @@ def _command_of(parsed: argparse.Namespace, store: RunReader) -> argparse.Namesp
         refuse([Problem(f"{distrust}: it must be given", f"a run of {shown}", remedy)])
     assert again is not None
     again.models = parsed.models or again.models
-    if not parsed.models and not parsed.file and names_code(again):
+    if not parsed.models and not parsed.file and imports_user_code(again):
         remedy = f"Pass --models {again.models} to predict, too."
         refuse([Problem(f"{distrust}: it must be given", f"a run of {shown}", remedy)])
     again.root = str(store.root)
@@ -122,15 +127,15 @@ def _model_problems(name: str, models: Any) -> Iterator[Problem]:
 
 
 def code_problems(plan: Plan, model: str, recipe: Recipe, settings: Settings) -> Iterator[Problem]:
-    """Refuse a model or transforms that are not those that the weights were trained with."""
+    """Yield a problem if the model or the transforms changed since the weights were trained."""
     stored, here = plan.recipe.get("code"), of_run(recipe, settings).parts
     if stored is None:
-        return  # it was not recorded yet
+        return  # a run of an earlier version
     view = "train_transform" if settings.eval_transform is None else "eval_transform"
     wanted = (f"model {model}", "preprocess", view)
     there, now = (
         {
-            # An instance gets the trained weights in place of its first ones.
+            # Initial weights do not matter: trained ones replace them.
             part: {key: text for key, text in parts[part].items() if key != WEIGHTS}
             for part in wanted
             if part in parts
@@ -184,13 +189,13 @@ def _rows(
 def _score(
     samples: Samples, found: npt.NDArray[Any], classes: Sequence[str], asked: Objective
 ) -> tuple[dict[str, float], str]:
-    """Return the score where the samples have labels; or why there is none."""
+    """Return the score if the samples have labels, or why there is none."""
     from asynckfold.data.sources.labels import indices_in, number
 
     if samples.labels is None:
         return {}, ""
     if not classes and asked.kind != REGRESSION:
-        return {}, "no score: it takes one probability of each class"
+        return {}, "no score: it needs one probability for each class"
     if classes:
         targets: npt.NDArray[Any] = indices_in(classes, samples.labels)
         unknown = sorted({samples.labels[at] for at in np.flatnonzero(targets < 0)})
@@ -198,9 +203,9 @@ def _score(
         unknown = sorted({text for text in samples.labels if number(text) is None})
         targets = np.array([] if unknown else [float(text) for text in samples.labels])
     if unknown:
-        return {}, f"no score: labels that the run does not know: {', '.join(unknown[:5])}"
+        return {}, f"no score: labels unknown to the run: {', '.join(unknown[:5])}"
     if not classes and found.ndim > 1:
-        return {}, "no score: the models say several numbers of each sample"
+        return {}, "no score: the models predict several numbers for each sample"
     told = Objective(MULTICLASS, PROBABILITIES) if classes else Objective(REGRESSION, VALUES)
     scores = resolve(None, told)
     return {name: float(score(targets, found)) for name, score in scores.items()}, ""
@@ -212,7 +217,7 @@ def _place(data: str) -> str:
 
 
 def _out_of_fold(results: CVResults, name: str) -> str:
-    """What is an estimate in its place."""
+    """Return the out-of-fold score, which is an estimate."""
     row = next(row for row in results.candidates if row.name == name)
     metric = results.plan.scoring[0]
     return f"out of fold, {metric} is {row.scores[metric].mean():.4f}"

@@ -1,4 +1,4 @@
-"""The verb ``simulate``: what the placement makes of a large random sweep, in virtual time."""
+"""The verb ``simulate``: place a large random sweep in virtual time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from rich.text import Text
 from asynckfold.api.display import clock
 from asynckfold.cli.output import Output
 from asynckfold.cli.text_charts import spark
+from asynckfold.errors import refuse
 from asynckfold.scheduling.random_sweep import FAILURES, OTHERS_SHARE, draw_scenario
 from asynckfold.scheduling.simulate import DONE, Bounds, Simulation
 
 PARTS = 60
-"""Parts of the makespan for which the use is told."""
+"""Intervals of the makespan in the line of CPU use."""
 
 
 def simulate(parsed: argparse.Namespace, out: Output) -> int:
-    """Place a random sweep on a virtual machine; print how near to perfect that came."""
+    """Place a random sweep on a virtual machine; print makespan and lower bound."""
+    refuse(parsed.problems)
     found = draw_scenario(parsed.jobs, parsed.cores, parsed.gpus, parsed.seed).simulate()
     out.data(_numbers(parsed, found))
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -31,7 +33,7 @@ def simulate(parsed: argparse.Namespace, out: Output) -> int:
 
 
 def _numbers(parsed: argparse.Namespace, found: Simulation) -> dict[str, Any]:
-    """The object of ``--json``; of the same seed the same, but for the real seconds."""
+    """Return the object of ``--json``. The same seed gives the same, except the real seconds."""
     return {
         "jobs": parsed.jobs,
         "cores": parsed.cores,

@@ -1,31 +1,42 @@
-"""How far a run is, who works on it, and what became of it when nobody does."""
+"""The verb ``status``: how far a run is, which process runs it, or how it ended."""
 
 from __future__ import annotations
 
-import shlex
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from asynckfold.cli.output import Output
+from asynckfold.cli.run_folder import open_run, stored_command
 from asynckfold.jobs.reproducibility import Claim, claim
-from asynckfold.scheduling.wait_reasons import named_cores
 from asynckfold.store import Attempt, RunReader, RunStore, Waiting
 from asynckfold.store.layout import refit_folders
+from asynckfold.system.units import named_cores
+
+
+def status(parsed: argparse.Namespace, out: Output) -> int:
+    """Print how far a run is."""
+    with open_run(parsed.directory, parsed.problems) as store:
+        found = with_refits(store)
+    out.data(found)
+    for line in lines(found):
+        out.say(line)
+    return 0
 
 
 def state_of(store: RunReader) -> dict[str, Any]:
-    """Return what ``asynckfold status --json`` prints of one run: plain data.
+    """Return what ``asynckfold status --json`` prints for one run.
 
     Returns
     -------
     dict
         The jobs by state; ``fingerprint`` and ``bit_identity``; ``holder`` (pid, host, start) or
-        None; ``running_jobs``, one entry a job that a worker has in hand (its pid, attempt, cores
-        and last progress); ``idle``, the cores and GPUs that nobody holds, the cores that are left
-        to ``neighbours``, and how many jobs wait for what, or None where no sweep is at work;
-        ``ended``, what became of the run where nobody holds it;
-        ``continue_with``, the command that does, where there is something to do; and ``refits``,
-        empty here, see `with_refits`.
+        None; ``running_jobs``, one entry for each job in training (its worker's pid, attempt,
+        cores and progress); ``idle``, the free cores and GPUs, the cores that other processes use
+        (``neighbours``), and how many jobs wait for what, or None while no sweep runs; ``ended``,
+        how the run ended, None while it is held; ``continue_with``, the command that continues it,
+        None if nothing is pending; and ``refits``, empty here, see `with_refits`.
     """
     counts, holder, attempts = store.counts(), store.holder(), store.attempts()
     claimed = claim(store.plan, store.software())
@@ -38,13 +49,13 @@ def state_of(store: RunReader) -> dict[str, Any]:
         "running_jobs": [_at_work(store, item) for item in _in_hand(at_work)],
         "idle": _idle(store.waiting, at_work) if holder else None,
         "ended": None if holder else _ended(store, counts, attempts),
-        "continue_with": None if holder or not counts["pending"] else continuation(store.about),
+        "continue_with": None if holder or not counts["pending"] else stored_command(store.about),
         "refits": [],
     }
 
 
 def with_refits(store: RunReader) -> dict[str, Any]:
-    """Return `state_of` a run, and in ``refits`` the same of its runs on all samples."""
+    """Return `state_of` a run and, in ``refits``, of its runs on all samples."""
     return {**state_of(store), "refits": list(_refits(store))}
 
 
@@ -53,13 +64,13 @@ def _refits(store: RunReader) -> Iterator[dict[str, Any]]:
         with RunStore.read(folder) as alone:
             if alone.has_plan:
                 found = state_of(alone)
-                again = found["continue_with"] and continuation(store.about)
+                again = found["continue_with"] and stored_command(store.about)
                 candidate = alone.plan.jobs[0].candidate
                 yield {**found, "candidate": candidate, "continue_with": again}
 
 
 def _in_hand(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Leave out those of a row of jobs that come after the one in hand, on the same cores."""
+    """Leave out jobs of a batch that wait behind a running one on the same cores."""
     taken = {item.last_cores for item in attempts if item.pid}
     return [item for item in attempts if item.pid or item.last_cores not in taken]
 
@@ -104,35 +115,41 @@ def _ended(store: RunReader, counts: Mapping[str, int], attempts: Sequence[Attem
     told = [item.text for item in store.events() if item.kind == "interrupted"]
     if "interrupted" in outcomes and told:
         return told[-1]
-    return "stopped by an I/O fault" if "io" in outcomes else "stopped before its end"
+    return "stopped by an I/O error" if "io" in outcomes else "stopped early"
 
 
-def continuation(about: Mapping[str, Any]) -> str:
-    """Return the command that continues a run, from what it knows about itself."""
-    words, command = about.get("cli"), about.get("command")
-    if isinstance(words, list) and words:
-        return shlex.join(["asynckfold", *map(str, words)])
-    shown = shlex.join(map(str, command)) if isinstance(command, list) and command else ""
-    return f"the same call{f' ({shown})' if shown else ''}"
+def counts_line(counts: Mapping[str, Any], *, is_held: bool = False) -> str:
+    """Return the number of finished jobs, and the others by state.
+
+    >>> counts = {"planned": 20, "done": 12, "failed": 1, "diverged": 0, "cancelled": 0}
+    >>> counts_line({**counts, "pending": 7, "running": 2}, is_held=True)
+    '12 of 20 jobs finished, 1 failed, 2 running, 5 waiting'
+    >>> counts_line({**counts, "pending": 7})
+    '12 of 20 jobs finished, 1 failed, 7 pending'
+    """
+    running = counts.get("running", 0)
+    numbers = {name: counts[name] for name in ("failed", "diverged", "cancelled")}
+    numbers["running"] = running
+    numbers["waiting" if is_held else "pending"] = max(0, counts["pending"] - running)
+    others = "".join(f", {number} {name}" for name, number in numbers.items() if number)
+    planned = counts["planned"]
+    return f"{counts['done']} of {planned} {'job' if planned == 1 else 'jobs'} finished{others}"
 
 
 def lines(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the state in words."""
-    ends = " + ".join(
-        f"{state[name]} {name}" for name in ("done", "failed", "diverged", "cancelled", "pending")
-    )
-    yield f"{state['planned']} planned = {ends} ({state['running']} of them running)"
+    """Yield the lines for people."""
     holder = state["holder"]
+    yield counts_line(state, is_held=bool(holder))
     if holder:
         yield f"held by process {holder.get('pid')} on {holder.get('host')}"
     else:
         then = f"; continue with: {state['continue_with']}" if state["continue_with"] else ""
-        yield f"not held by anyone: {state['ended']}{then}"
+        yield f"{state['ended']}{then}"
     for item in state["running_jobs"]:
         where = item["device"] if item["device"] != "cpu" else f"cores {item['cores']}"
         yield (
             f"  {item['job']}: epoch {item['epochs_done']}/{item['epochs']} done, {where}, "
-            f"attempt {item['attempt']}, process {item['pid'] or 'not yet known'}"
+            f"attempt {item['attempt']}, process {item['pid'] or 'starting'}"
         )
     yield from _idle_lines(state["idle"])
     for refit in state["refits"]:
@@ -147,7 +164,7 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _idle_lines(idle: Mapping[str, Any] | None) -> Iterator[str]:
-    """Say what each core and GPU waits for that no job holds."""
+    """Yield why cores and GPUs are idle."""
     if idle is None:
         return
     waits = [
@@ -158,8 +175,8 @@ def _idle_lines(idle: Mapping[str, Any] | None) -> Iterator[str]:
         if idle[kind]:
             named = named_cores(idle[kind])
             what = named if kind == "cores" else named.replace("core", "GPU")
-            yield f"  idle {what}: {'; '.join(waits) or 'no job is left to start'}"
+            yield f"  idle {what}: {'; '.join(waits) or 'no pending job'}"
     if idle["neighbours"]:
-        yield f"  left to neighbours: {named_cores(idle['neighbours'])}"
+        yield f"  used by other processes: {named_cores(idle['neighbours'])}"
     if waits and not idle["cores"]:
         yield f"  {'; '.join(waits)}"

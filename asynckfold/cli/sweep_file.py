@@ -1,4 +1,4 @@
-"""From a command line to the live objects of a run: by flags, or by a sweep file."""
+"""From a command line to the objects of a sweep: by flags, or by a sweep file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from asynckfold.cli.built_in import (
     optimizer_problems,
     source_of,
 )
-from asynckfold.cli.flags import Named, filled, given, given_settings, value_of
+from asynckfold.cli.flags import Named, flag_settings, flag_values, value_of, with_defaults
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.jobs.argument import arguments
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -39,37 +39,22 @@ FILE_NAMES = ("dataset", "criterion", "models", "schedulers", "opt_fn")
 
 
 ELSEWHERE = {"dataset": "its own name", "criterion": "its own name", "root_dir": "--root"}
-"""Arguments of `AsyncKFold` that the settings of a sweep file do not hold, and what gives them."""
+"""Arguments of `AsyncKFold` that are no settings of a sweep file, and what sets them."""
 
 
 def sweep_parts(parsed: argparse.Namespace) -> SweepParts:
-    """Return the live objects that the command line asks for.
+    """Return the objects of the sweep that the command line names.
 
     Raises
     ------
     InputError
-        Unknown words, missing files, options that do not fit.
+        Unknown names, missing files, flags that do not fit.
     """
+    for flag in parsed.removed:
+        complain(f"{flag} was removed and has no effect")
     if parsed.file and parsed.data:
-        refuse(
-            [
-                Problem(
-                    "a run takes a sweep file or --data",
-                    f"{parsed.file} and --data {parsed.data}",
-                    "Drop one of them.",
-                )
-            ]
-        )
-    if not parsed.file and not parsed.data:
-        refuse(
-            [
-                Problem(
-                    "a run needs data",
-                    "none",
-                    "Pass --data digits, or a sweep file such as sweep.py.",
-                )
-            ]
-        )
+        rule, received = "a run takes a sweep file or --data", f"{parsed.file} and --data"
+        refuse([*parsed.problems, Problem(rule, f"{received} {parsed.data}", "Drop one of them.")])
     from asynckfold.training.worker.lazy_dynamo import import_on_demand
 
     # This process compiles nothing, and torchvision would import the compiler.
@@ -82,15 +67,15 @@ def sweep_parts(parsed: argparse.Namespace) -> SweepParts:
 
 def _from_file(parsed: argparse.Namespace) -> SweepParts:
     path = Path(parsed.file)
-    refuse(_file_problems(parsed, path))
+    refuse([*parsed.problems, *_file_problems(parsed, path)])
     module = _executed(path)
     settings = getattr(module, "settings", {})
     params = getattr(module, "trainer_params", {})
     refuse(_content_problems(path, module, settings, params))
-    settings = {**settings, **given_settings(parsed)}
+    settings = {**settings, **flag_settings(parsed)}
     opt_fn = module.opt_fn
     if parsed.optimizer is not None:
-        named = filled(parsed)
+        named = with_defaults(parsed)
         refuse(optimizer_problems(named))
         opt_fn = optimizer_of(named)
     return SweepParts(
@@ -99,7 +84,7 @@ def _from_file(parsed: argparse.Namespace) -> SweepParts:
         module.models,
         module.schedulers if parsed.schedulers is None else words_of(parsed.schedulers),
         opt_fn,
-        {**params, **given(parsed, TrainerParams)},
+        {**params, **flag_values(parsed, TrainerParams)},
         settings,
     )
 
@@ -145,11 +130,11 @@ def _executed(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     cloudpickle.register_pickle_by_value(module)
     sys.path.insert(0, str(path.parent.absolute()))
-    # The file is the user's code and may raise anything; they need its traceback.
+    # The user's code may raise anything; print its traceback.
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        complain("".join(traceback.format_exception(_without_ours(error, path))).rstrip())
+        complain("".join(traceback.format_exception(_from_users_file(error, path))).rstrip())
         line = traceback.format_exception_only(error)[-1].strip()
         raise InputError(
             [Problem("the sweep file must run", line, f"Repair {path}; its traceback is above.")]
@@ -157,8 +142,8 @@ def _executed(path: Path) -> ModuleType:
     return module
 
 
-def _without_ours(error: BaseException, path: Path) -> BaseException:
-    """Return the error with a traceback that begins in the user's file."""
+def _from_users_file(error: BaseException, path: Path) -> BaseException:
+    """Return the error with a traceback that starts in the user's file."""
     trace = error.__traceback__
     while trace is not None and Path(trace.tb_frame.f_code.co_filename) != path.absolute():
         trace = trace.tb_next
@@ -206,8 +191,8 @@ def _keyword_problems(path: Path, settings: Mapping[str, Any]) -> Iterator[Probl
 # Both
 
 
-def live_parts(parsed: argparse.Namespace) -> tuple[Settings, Recipe, Source | None]:
-    """Return settings, models and data source of a run, to predict with; no job will start.
+def predicting_parts(parsed: argparse.Namespace) -> tuple[Settings, Recipe, Source | None]:
+    """Return settings, recipe and data source of a run, for predictions.
 
     The source is None for a sweep file.
 
@@ -226,7 +211,7 @@ def live_parts(parsed: argparse.Namespace) -> tuple[Settings, Recipe, Source | N
     else:
         import torch
 
-        parsed = filled(parsed)
+        parsed = with_defaults(parsed)
         names = words_of(parsed.models)
         refuse(name_problems(parsed, names, words_of(parsed.schedulers)))
         imported = {name: imported_model(name) for name in names if ":" in name}

@@ -1,4 +1,4 @@
-"""Pictures in text: who holds which core when, and a row of numbers as bars."""
+"""Charts in text: a timeline of the cores, and numbers as bars."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ IDLE = "·"
 def gantt(
     spans: Sequence[Span], cores: Iterable[int], width: int = 100, most_rows: int = 32
 ) -> list[str]:
-    """Draw one row a core and GPU, time from left to right.
+    """Draw a row for each core and GPU, time from left to right.
 
     Parameters
     ----------
     spans : sequence of Span
-        What ran; a span of several cores is drawn on each.
+        The attempts; one on several cores is drawn in each of their rows.
     cores : iterable of int
-        The rows, also of cores on which nothing ran.
+        Cores that get a row, also idle ones.
     width : int
-        Columns at most; at least 40.
+        Maximum number of columns, at least 40.
     most_rows : int
-        Rows at most, before the rest is only counted.
+        Maximum number of rows; the others are counted.
 
     Returns
     -------
     list of str
-        Lines, the last of them with the times of both ends. A job's name stands between brackets,
-        as far as there is room; an attempt that failed ends with ``x``; ``·`` is idle.
+        Lines; the last one has the times of both ends. Brackets hold the name of a job, shortened
+        to fit; a failed attempt ends with ``x``; ``·`` is idle.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def _bar(span: Span, size: int) -> str:
 
 
 def _short(name: str, size: int) -> str:
-    """A name in so many characters; its end tells folds apart.
+    """Return a name shortened to `size` characters; its end tells folds apart.
 
     >>> _short("LeNet5/cosine/fold-3", 10), _short("LeNet5", 3)
     ('LeNet5/…-3', 'LeN')

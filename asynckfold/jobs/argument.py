@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache, cached_property
@@ -24,8 +25,6 @@ from inspect import cleandoc, signature
 from textwrap import indent
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
-
-import numpy as np
 
 from asynckfold.errors import Problem, nearest
 
@@ -228,7 +227,7 @@ class Argument:
             except ValueError:
                 continue
         takes = " or ".join(filter(None, [", ".join(words), *(told for _, told in found)]))
-        raise ValueError(f"must be {takes}, received {text!r}")
+        raise ValueError(f"must be {takes}")
 
 
 def argument(default: Any = MISSING, *, factory: Any = MISSING, **words: Any) -> Any:
@@ -298,7 +297,9 @@ def problems(value: Any) -> Iterator[Problem]:
 
 def plain(value: Any) -> Any:
     """A NumPy number as Python's own, which JSON can hold; everything else as it is."""
-    return value.item() if isinstance(value, np.generic) else value
+    # Without NumPy imported, no value is one of its numbers.
+    generic = getattr(sys.modules.get("numpy"), "generic", ())
+    return value.item() if isinstance(value, generic) else value
 
 
 def one_line(value: Any, most: int = 200) -> str:
@@ -318,7 +319,7 @@ def whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(f"must be a whole number, received {text!r}") from None
+        raise ValueError("must be a whole number") from None
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -34,11 +34,10 @@ def by_kind(text: str) -> int | dict[str, int]:
             return int(text)
         found = {kind.strip(): int(number) for kind, number in pairs}
     except ValueError:
-        raise ValueError(
-            f"must be a whole number, or one by kind such as cpu=1000,gpu=8000, received {text!r}"
-        ) from None
+        rule = "must be a whole number, or one by kind such as cpu=1000,gpu=8000"
+        raise ValueError(rule) from None
     if len(found) < len(pairs):
-        raise ValueError(f"must name each kind once, such as cpu=1000,gpu=8000, received {text!r}")
+        raise ValueError("must name each kind once, such as cpu=1000,gpu=8000")
     return found
 
 

@@ -45,7 +45,7 @@ LOOK = """
 import inspect, sys
 from asynckfold import AsyncKFold, InputError, TrainerParams
 from asynckfold.cli import main
-from asynckfold.cli.flags import given, given_settings
+from asynckfold.cli.flags import flag_settings, flag_values
 from asynckfold.cli.parser import make_parser
 from asynckfold.cli.reference import reference
 
@@ -69,7 +69,7 @@ refused()
 
 words = ["run", "--root", "run", "--patience", "3", "--warm-up", "linear"]
 parsed = make_parser().parse_args(words)
-print(given_settings(parsed), given(parsed, TrainerParams))
+print(flag_settings(parsed), flag_values(parsed, TrainerParams))
 for line in ("--data digits --patience 1 --epochs 0", "sweep.py", "misspelt.py"):
     assert main(["run", "--root", "run", *line.split()]) == 2
 main(["run", "--help-all"])

@@ -57,7 +57,7 @@ def test_a_table_is_told(table: Path, capsys: Capture) -> None:
     assert "column 'nr' is left out: it counts the samples (--keep nr uses it)" in lines
     assert any(line.split()[:3] == ["colour", "feature", "names"] for line in lines)
     assert any(line.split() == ["x", "40", "66.7", "%"] for line in lines)
-    assert "1 row equals an earlier one, perhaps across a fold" in lines
+    assert "1 row equals an earlier one, perhaps on the other side of a fold" in lines
     assert "the rarest class, z, has 6 samples: at most 6 folds" in lines
     out, _ = told(capsys, f"csv:{table}", "--drop", "nr")
     assert "left out by --drop: column 'nr'" in out

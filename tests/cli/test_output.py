@@ -310,7 +310,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize("at", ["asynckfold.cli", "numpy", "rich.table", "asynckfold.cli.parser"])
+@pytest.mark.parametrize("at", ["asynckfold.cli", "sqlite3", "asynckfold.cli.status"])
 def test_ctrl_c_during_the_first_imports_is_one_line(tmp_path: Path, run: Path, at: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTS)
     path = os.pathsep.join([str(tmp_path), str(HERE)])

@@ -29,7 +29,8 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InterruptedRunError
 from asynckfold.api import execution
-from asynckfold.cli.output import Output, partial_report
+from asynckfold.cli.output import Output
+from asynckfold.cli.summary import partial_report
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.store import RunStore
 from asynckfold.store.run_file import RunFile
@@ -321,7 +322,7 @@ sys.exit(cli.program())
 
 
 @pytest.mark.nightly(but=["flush", "Output"])
-@pytest.mark.parametrize("moment", ["make_parser", "Output", "flush"])
+@pytest.mark.parametrize("moment", ["parse", "Output", "flush"])
 def test_ctrl_c_before_there_is_a_command_and_after_its_last_word(
     tmp_path: Path, moment: str, warm: Nursery
 ) -> None:

@@ -247,7 +247,7 @@ def test_compare_says_what_may_explain_a_difference(
     call(root / "two", random_state=1)
     assert main(["compare", str(root / "one"), str(root / "two")]) == 1
     out = capsys.readouterr().out
-    assert f"what may explain it: torch: {torch.__version__} there, 9.9.9 here" in out
+    assert f"possible cause: torch: {torch.__version__} there, 9.9.9 here" in out
     assert f"{root / 'one'}: bit-identity claimed" in out
     assert main(["compare", str(root / "one"), str(root / "one"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

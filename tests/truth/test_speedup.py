@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from asynckfold import AsyncKFold
-from asynckfold.cli.output import _numbers, result_lines
+from asynckfold.cli.summary import _numbers, result_lines
 from asynckfold.jobs.result import ENDED, Baseline, Result
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.read import read_results

@@ -1,8 +1,8 @@
-"""Measurements of asynckfold on the machine at hand: each subject returns one table.
+"""The verb ``bench``: measure asynckfold on this machine; each subject returns one table.
 
 ::
 
-    measure(subject) ─► bench/SUBJECT.py: table(**settings) ─► BenchTable ─► terminal, JSON, page
+    bench ─► measure(subject) ─► SUBJECT.py: table(**settings) ─► BenchTable ─► terminal, JSON, page
 
 A speed is the ratio of two things timed in one run, turn by turn, as the median of several turns;
 nothing here asserts a speed.
@@ -10,9 +10,17 @@ nothing here asserts a speed.
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import shlex
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from asynckfold.cli.output import Output
+from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.system.files import write_whole
 
 if TYPE_CHECKING:
     from asynckfold.cli.bench.table import BenchTable
@@ -30,6 +38,52 @@ _SETTINGS = {
     "use": (),
 }
 """Subjects, and the settings of the command line that each takes."""
+
+
+def bench(parsed: argparse.Namespace, out: Output) -> int:
+    """Measure one subject and print its table."""
+    from rich.table import Table
+
+    refuse([*parsed.problems, *_problems(parsed)])
+    data = Path(parsed.data) if parsed.data else None
+    settings = {"data": data, "with_peers": parsed.peers, "tell": out.error}
+    table = measure(parsed.subject, quick=parsed.quick, **settings)
+    out.data(table.to_json())
+    shown = Table(*table.columns, title=table.title, box=None, pad_edge=False)
+    for row in table.cells():
+        shown.add_row(*row)
+    out.say(shown)
+    for note in table.notes:
+        out.say(note)
+    if parsed.save:
+        write_whole(Path(parsed.save), table.to_markdown(_command(parsed)).encode())
+        out.say(f"page: {parsed.save}")
+    return 0
+
+
+def _command(parsed: argparse.Namespace) -> str:
+    """Return the command for a page, without paths of this machine."""
+    words = ["asynckfold", "bench", parsed.subject]
+    for flag, is_set in (("--quick", parsed.quick), ("--peers", parsed.peers)):
+        words += [flag] * bool(is_set)
+    return shlex.join([*words, *(["--data", "DIR"] if parsed.data else [])])
+
+
+def _problems(parsed: argparse.Namespace) -> Iterator[Problem]:
+    if parsed.subject not in _SETTINGS:
+        rule = f"SUBJECT must be one of {', '.join(_SETTINGS)}"
+        guess = nearest(parsed.subject, _SETTINGS).strip()
+        yield Problem(
+            rule, repr(parsed.subject), guess or "`asynckfold bench --help` explains them."
+        )
+        return
+    for flag, value, setting in (
+        ("--data", parsed.data, "data"),
+        ("--peers", parsed.peers, "with_peers"),
+    ):
+        if value and setting not in _SETTINGS[parsed.subject]:
+            only = ", ".join(name for name, known in _SETTINGS.items() if setting in known)
+            yield Problem(f"{flag} applies to {only} only", f"bench {parsed.subject}", "Drop it.")
 
 
 def measure(subject: str, *, quick: bool = False, **settings: Any) -> BenchTable:

@@ -1,0 +1,56 @@
+"""The verbs ``run`` and ``train``: cross-validate a sweep, or train one model alone."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+from asynckfold.cli.output import Output, spinner_with
+from asynckfold.cli.run_folder import continue_with
+from asynckfold.cli.summary import partial_report, print_results
+from asynckfold.cli.sweep_file import make_kfold, sweep_parts
+from asynckfold.errors import (
+    OUT_OF_TIME,
+    AllJobsFailedError,
+    InterruptedRunError,
+    JobFailedError,
+    RefitFailedError,
+)
+from asynckfold.system.signals import listening
+
+
+def run(parsed: argparse.Namespace, out: Output) -> int:
+    """Run or continue a sweep; return the exit code."""
+    from asynckfold.engines import warm_pool
+
+    # An invalid niceness is refused later.
+    warm_pool.start_early(["torchvision"], parsed.nice if parsed.nice in range(20) else 0)
+    with spinner_with("importing torch", parsed):
+        sweep = sweep_parts(parsed)
+        kfold = make_kfold(parsed, sweep)
+    root = Path(parsed.root)
+    try:
+        with warnings.catch_warnings():
+            # The table and the exit code report failed jobs.
+            warnings.simplefilter("ignore", category=UserWarning)
+            results = kfold(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
+    except (AllJobsFailedError, JobFailedError) as error:
+        print_results(root, out, with_report=not parsed.no_report)
+        if isinstance(error, RefitFailedError):
+            out.error(str(error))
+        return AllJobsFailedError.exit_code
+    except InterruptedRunError as interrupt:
+        # Before the report, which takes seconds.
+        out.error(str(interrupt))
+        out.error(continue_with(parsed.line))
+        with suppress(InterruptedRunError), listening() as signals, signals.anew():
+            partial_report(root, out)
+        return interrupt.exit_code
+    code = print_results(root, out, with_report=not parsed.no_report)
+    is_refitted = not kfold.settings.refit or results.refitted or not results.has_best
+    if not results.counts["pending"] and is_refitted:
+        return code
+    out.error(f"the time budget is over; {continue_with(parsed.line)}")
+    return OUT_OF_TIME

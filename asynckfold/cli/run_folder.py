@@ -1,0 +1,97 @@
+"""Opening a run's folder, and the command that continues the run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.system.files import reading_error
+
+if TYPE_CHECKING:
+    from asynckfold.store import RunReader
+
+REMOVED = ("--elastic",)
+"""Flags of earlier versions; none of them took a value. Commands with them are still accepted."""
+
+
+def open_run(directory: str, problems: Iterable[Problem] = ()) -> RunReader:
+    """Open the run in a folder.
+
+    Parameters
+    ----------
+    directory : str
+        The run's folder.
+    problems : iterable of Problem
+        Problems of the command that were found before.
+
+    Raises
+    ------
+    InputError
+        There are problems, or the folder holds no run.
+    StorageError
+        The folder cannot be read.
+    """
+    from asynckfold.store import RunStore
+
+    root = Path(directory)
+    refuse([*problems, *_folder_problems(root)])
+    return RunStore.read(root)
+
+
+def _folder_problems(root: Path) -> Iterator[Problem]:
+    from asynckfold.store.layout import DATABASE, path_problems
+
+    too_long = list(path_problems(root))
+    if too_long:
+        yield from too_long
+        return
+    try:
+        is_run = (root / DATABASE).is_file()
+    except OSError as error:
+        raise reading_error(error, root) from error
+    if not is_run:
+        runs = [item.parent.name for item in root.parent.glob(f"*/{DATABASE}")]
+        yield Problem(
+            "DIR must be the folder of a run",
+            f"{root}, which holds no {DATABASE}",
+            f"Check the path.{nearest(root.name, runs)}",
+        )
+
+
+def stored_words(about: Mapping[str, Any]) -> list[str]:
+    """Return the words of the command that started a run; empty for a script."""
+    stored = about.get("cli")
+    return [str(word) for word in stored] if isinstance(stored, list) else []
+
+
+def stored_command(about: Mapping[str, Any]) -> str:
+    """Return the command that continues a run, from its ``about``."""
+    words, command = stored_words(about), about.get("command")
+    if words:
+        return shlex.join(["asynckfold", *without_restart(words)])
+    shown = shlex.join(map(str, command)) if isinstance(command, list) and command else ""
+    return f"the same call{f' ({shown})' if shown else ''}"
+
+
+def continue_with(words: Sequence[str]) -> str:
+    """Return the line that names the command that continues an interrupted one."""
+    return f"continue with: {shlex.join(['asynckfold', *without_restart(words)])}"
+
+
+def without_restart(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command without ``--resume`` and without removed flags.
+
+    Examples
+    --------
+    >>> list(without_restart(["run", "--resume", "never", "-q", "--resume=never", "--elastic"]))
+    ['run', '-q']
+    """
+    rest = iter(words)
+    for word in rest:
+        if word == "--resume":
+            next(rest, None)
+        elif not word.startswith("--resume=") and word not in REMOVED:
+            yield word

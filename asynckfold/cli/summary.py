@@ -1,0 +1,155 @@
+"""What a run prints at its end: the table of candidates, the best, the speedup, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from asynckfold.cli.output import Output
+from asynckfold.cli.status import counts_line
+from asynckfold.errors import AsyncKFoldError
+from asynckfold.results.candidates import folds_note
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.utilization import Packing, packing_of
+from asynckfold.store import RunStore
+from asynckfold.system.plain_text import one_line
+
+
+def print_results(root: Path, out: Output, *, with_report: bool) -> int:
+    """Print the results of a run and, if asked, build its report; return the exit code."""
+    from asynckfold.api.kfold import load_results
+    from asynckfold.results.read import refit_note
+
+    with RunStore.read(root) as store:
+        results, packing, refit = load_results(store), packing_of(store), refit_note(store)
+        data = store.about.get("data")
+    page = results.report() if with_report else None
+    out.data(
+        {
+            **_numbers(results),
+            **_packing(packing),
+            "refit": refit,
+            "report": str(page) if page else None,
+        }
+    )
+    out.say(_results_table(results))
+    if data:
+        out.say(f"data: {data}")
+    for line in result_lines(results):
+        out.say(line)
+    if refit:
+        out.say(refit)
+    trace = next((item.traceback for item in results.results.values() if item.traceback), "")
+    if "\n" in trace.strip():
+        out.error(f"traceback of the first failed job:\n{trace.strip()}")
+    if page:
+        out.say(f"report: {page}")
+    return 1 if results.counts["done"] < results.counts["planned"] else 0
+
+
+def _numbers(results: CVResults) -> dict[str, Any]:
+    """Return the run for ``--json``."""
+    timing, best = results.timing, _best(results)
+    return {
+        **results.counts,
+        "fingerprint": results.fingerprint,
+        "bit_identity": asdict(results.bit_identity),
+        "best": best,
+        "best_score": results.best_score_ if best else None,
+        "seconds": results.seconds,
+        "serial_seconds": timing.serial_seconds,
+        "baseline": timing.kind or None,
+        "speedup": timing.ratio,
+        "estimated_speedup": timing.estimate,
+        "speedup_note": timing.text,
+    }
+
+
+def _packing(packing: Packing | None) -> dict[str, Any]:
+    """Return predicted and measured makespan for ``--json``."""
+    if packing is None:
+        return {}
+    predicted = packing.predicted
+    return {
+        "makespan": packing.makespan,
+        "predicted_makespan": predicted and predicted.makespan,
+        "lower_bound": packing.lower_bound,
+        "held": packing.held,
+    }
+
+
+def _best(results: CVResults) -> dict[str, str] | None:
+    try:
+        return results.best_params_
+    except ValueError:
+        return None  # no candidate has a score on every fold
+
+
+def _results_table(results: CVResults) -> Table:
+    metric = results.plan.scoring[0]
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("rank", "model", "scheduler", metric, "95 % interval", "folds", "seconds"):
+        table.add_column(name, justify="left" if name in ("model", "scheduler") else "right")
+    for row in results.to_frame().to_dict("records"):
+        known = row[f"mean_{metric}"] == row[f"mean_{metric}"]
+        complete = row["folds_done"] == row["folds"]
+        table.add_row(
+            "-" if row["rank"] != row["rank"] else str(int(row["rank"])),
+            Text(one_line(row["model"])),
+            Text(one_line(row["scheduler"])),
+            f"{row[f'mean_{metric}']:.4f} ± {row[f'std_{metric}']:.4f}" if known else "n/a",
+            f"{row['ci_low']:.4f} … {row['ci_high']:.4f}" if complete else "",
+            folds_note(row["folds_done"], row["folds"]),
+            f"{row['fit_seconds']:.1f}" if row["fit_seconds"] == row["fit_seconds"] else "",
+        )
+    return table
+
+
+def result_lines(results: CVResults) -> Iterator[str]:
+    """Yield the lines below the table."""
+    from asynckfold.api.kfold import failure_lines
+
+    counts, best = results.counts, _best(results)
+    if best:
+        yield (
+            f"best: {best['model']} with {best['scheduler']}, "
+            f"{results.plan.scoring[0]} {results.best_score_:.4f}{_verdict(results)}"
+        )
+    if results.baseline is not None:
+        yield results.speedup_note
+    if counts["done"] < counts["planned"]:
+        yield counts_line(counts)
+        yield from failure_lines(results)
+    yield f"fingerprint {results.fingerprint}, {results.bit_identity}"
+
+
+def _verdict(results: CVResults) -> str:
+    """Return how sure the lead over the runner-up is, as in the report."""
+    lead = results.lead
+    if lead is None:
+        return ""
+    return {
+        "tie": f"; a tie with {lead.runner_up}",
+        "chance": f"; ahead of {lead.runner_up}, perhaps by chance",
+        "untestable": f"; ahead of {lead.runner_up}",
+        "real": f"; ahead of {lead.runner_up}, probably real",
+    }[lead.difference.verdict]
+
+
+def partial_report(root: Path, out: Output) -> None:
+    """Build the report of an interrupted run; a failure is printed and changes no exit code."""
+    from asynckfold.results.report.page import write_report
+
+    if not (root / "run.db").exists():
+        return  # interrupted before anything was stored
+    try:
+        with RunStore.read(root) as store:
+            if store.has_plan:
+                out.error(f"partial report: {write_report(store)}")
+    except (AsyncKFoldError, OSError) as error:
+        out.error(f"no partial report: {error}")

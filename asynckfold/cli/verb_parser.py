@@ -1,0 +1,197 @@
+"""The parser of one verb: it collects all problems of a line, where argparse stops at the first."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from asynckfold.cli.flags import flags, groups_of
+from asynckfold.cli.run_folder import REMOVED
+from asynckfold.errors import InputError, Problem
+
+
+class Verb(argparse.ArgumentParser):
+    """The parser of one verb.
+
+    Its flags are added when they are needed. Problems of a line are collected, so that they can be
+    reported together with all others. ``--help`` shows the common flags where there is
+    ``--help-all``.
+
+    Attributes
+    ----------
+    adds : callable or None
+        Adds the flags, once.
+    problems : list of Problem
+        What is wrong with the line that was parsed last.
+    removed : list of str
+        Flags of that line that have no effect any more.
+    needs : dict of str to str
+        Flags that must be given, and an example of their value.
+    """
+
+    shows_all = True
+
+    def __init__(self, **words: Any) -> None:
+        super().__init__(**words)
+        self.adds: Callable[[Verb], None] | None = None
+        self.problems: list[Problem] = []
+        self.removed: list[str] = []
+        self.needs: dict[str, str] = {}
+
+    def add_own_flags(self) -> None:
+        """Add the flags of the verb, if that was not done yet."""
+        adds, self.adds = self.adds, None
+        if adds is not None:
+            adds(self)
+            groups_of(self)["output"].add_argument(
+                "--json", action="store_true", help="print one JSON object"
+            )
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse a line; add ``problems`` and ``removed`` to what is returned."""
+        self.add_own_flags()
+        self.problems.clear()
+        self.removed.clear()
+        parsed, rest = super().parse_known_args(list(self._readable(args or ())), namespace)
+        for word in rest:
+            self._add("there must be no further argument", repr(word), "Leave it out.")
+        for name, example in self.needs.items():
+            if getattr(parsed, name) is None:
+                setattr(parsed, name, example)
+                if not any(problem.rule.startswith(f"--{name} ") for problem in self.problems):
+                    self._add(f"--{name} must be given", "none", f"Pass --{name} {example}.")
+        parsed.problems, parsed.removed = [*self.problems], [*self.removed]
+        return parsed, []
+
+    def _readable(self, words: Sequence[str]) -> Iterator[str]:
+        """Yield what argparse can read; collect the problems of the rest."""
+        rest = deque(words)
+        while rest:
+            word = rest.popleft()
+            if word == "--":
+                yield from (word, *rest)
+                return
+            if not _is_flag(word):
+                yield word
+                continue
+            if word in REMOVED:
+                self.removed.append(word)
+                continue
+            name, equals, value = word.partition("=")
+            known = self._flags_named(name)
+            if len(known) != 1:
+                action = self._add_unknown(name, known)
+                if not equals and rest and _takes_value(action) and not _is_flag(rest[0]):
+                    rest.popleft()
+            elif not _takes_value(known[0][1]):
+                if equals:
+                    self._add(f"{name} takes no value", repr(value), f"Pass {name} alone.")
+                yield name
+            elif equals:
+                yield word
+            elif rest and not _is_flag(rest[0]):
+                # One word, so that argparse takes no negative number for a flag.
+                yield f"{name}={rest.popleft()}"
+            else:
+                shown = known[0][1].metavar or "VALUE"
+                self._add(f"{name} takes a value", "none", f"Pass {name} {shown}.")
+
+    def _flags_named(self, name: str) -> list[tuple[str, argparse.Action]]:
+        """Return the flags that a word may stand for: the one it is, or those it begins."""
+        every = self._option_string_actions
+        if not name.startswith("--"):
+            # Letters such as -vq.
+            return [(name, every[f"-{sign}"]) for sign in name[1:2] if f"-{sign}" in every]
+        if name in every:
+            return [(name, every[name])]
+        return [(flag, action) for flag, action in every.items() if flag.startswith(name)]
+
+    def _add_unknown(
+        self, name: str, known: Sequence[tuple[str, argparse.Action]]
+    ) -> argparse.Action | None:
+        """Add the problem of an unknown or ambiguous flag; return the flag that is meant."""
+        every = self._option_string_actions
+        close = difflib.get_close_matches(name, list(every), n=1)
+        guess = f"Did you mean {' or '.join(flag for flag, _ in known) or ''.join(close)}?"
+        shown = f"`{self.prog} {'--help' if self.shows_all else '--help-all'}` shows all flags."
+        remedy = f"{guess} {shown}" if known or close else shown
+        self._add(f"flags must be those of `{self.prog}`", name, remedy)
+        return known[0][1] if known else every[close[0]] if close else None
+
+    def number(self, flag: str, kind: type, default: Any) -> Callable[[str], Any]:
+        """Return a function that reads the value of a flag as a number."""
+
+        def read(text: str) -> Any:
+            try:
+                return kind(text)
+            except ValueError:
+                what = "a whole number" if kind is int else "a number"
+                self._add(f"{flag} must be {what}", repr(text), f"Pass {flag} {default}.")
+                return default
+
+        return read
+
+    def _add(self, rule: str, received: str, remedy: str) -> None:
+        self.problems.append(Problem(rule, received, remedy))
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the problems so far, and what argparse found.
+
+        Raises
+        ------
+        InputError
+            Always.
+        """
+        needed = message.removeprefix("the following arguments are required: ")
+        rule = f"{needed} must be given" if needed != message else "the command must be readable"
+        received = "none" if needed != message else message
+        self._add(rule, received, f"`{self.prog} --help` shows how.")
+        raise InputError(self.problems)
+
+    def format_help(self) -> str:
+        """Return the help."""
+        self.add_own_flags()
+        if self.shows_all:
+            return super().format_help()
+        common = {dest for dest, item in flags().items() if item.is_common}
+        hidden = {
+            action: action.help
+            for action in self._actions
+            if action.option_strings and action.dest not in (*common, "help", "help_all")
+        }
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            for action, text in hidden.items():
+                action.help = text
+
+
+def _is_flag(word: str) -> bool:
+    if len(word) < 2 or not word.startswith("-"):
+        return False
+    try:
+        float(word)
+    except ValueError:
+        return True
+    return False
+
+
+def _takes_value(action: argparse.Action | None) -> bool:
+    return action is None or action.nargs != 0
+
+
+class HelpAll(argparse.Action):
+    """Print the help with all flags."""
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        """Print it and exit."""
+        parser.shows_all = True
+        parser.print_help()
+        parser.exit()
