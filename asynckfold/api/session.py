@@ -16,7 +16,8 @@ from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import THREADS, differences
 from asynckfold.jobs.result import DIVERGED, DONE
-from asynckfold.planning.workload import Choice, decided_of
+from asynckfold.planning.workload import Choice
+from asynckfold.results.decision import decided_of
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
 from asynckfold.sweep.loop import is_stray
