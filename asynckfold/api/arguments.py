@@ -212,7 +212,7 @@ class Settings(Sharing, JobTrainer):
         return None if self.plan_from is None else Path(self.plan_from)
 
     @property
-    def asked(self) -> Criterion | None:
+    def known_criterion(self) -> Criterion | None:
         """What the criterion expects; None for a criterion of the user's own."""
         return criterion_of(self.criterion)
 

@@ -261,8 +261,8 @@ def compare(parsed: argparse.Namespace, out: Output) -> int:
         out.say(f"identical: {found.jobs} jobs, fingerprint {found.fingerprints[0]}")
     else:
         _say_differences(found, out)
-    for name, claim in zip((parsed.directory, parsed.other), found.claims, strict=True):
-        out.say(f"{name}: {claim}")
+    for name, verdict in zip((parsed.directory, parsed.other), found.claims, strict=True):
+        out.say(f"{name}: {verdict}")
     return 0 if found.identical else 1
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from asynckfold.jobs.reproducibility import Claim, claim
+from asynckfold.jobs.reproducibility import Reproducibility, reproducibility_of
 from asynckfold.scheduling.wait_reasons import named_cores
 from asynckfold.store import Attempt, RunReader, RunStore, Waiting
 from asynckfold.store.layout import refit_folders
@@ -28,12 +28,11 @@ def state_of(store: RunReader) -> dict[str, Any]:
         empty here, see `with_refits`.
     """
     counts, holder, attempts = store.counts(), store.holder(), store.attempts()
-    claimed = claim(store.plan, store.software())
     at_work = [item for item in attempts if item.outcome is None] if holder else []
     return {
         **counts,
         "fingerprint": store.fingerprint(),
-        "bit_identity": asdict(claimed),
+        "bit_identity": asdict(reproducibility_of(store.plan, store.software())),
         "holder": holder,
         "running_jobs": [_at_work(store, item) for item in _in_hand(at_work)],
         "idle": _idle(store.waiting, at_work) if holder else None,
@@ -143,7 +142,8 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
         then = f"; continue with: {refit['continue_with']}" if refit["continue_with"] else ""
         why = f", {refit['ended']}" if name == "pending" and refit["ended"] else ""
         yield f"{refit['candidate']} on all samples: {text}{why}{then}"
-    yield f"fingerprint {state['fingerprint']}, {Claim(tuple(state['bit_identity']['reasons']))}"
+    verdict = Reproducibility(tuple(state["bit_identity"]["reasons"]))
+    yield f"fingerprint {state['fingerprint']}, {verdict}"
 
 
 def _idle_lines(idle: Mapping[str, Any] | None) -> Iterator[str]:

@@ -103,8 +103,8 @@ def as_given(
     remedy = "scale it first, or pass preprocess=StandardScaler(), which gets it exactly"
     with np.errstate(over="ignore"):
         narrow = samples.astype(np.float32)
-    told = ("X was converted from float64 to float32", *([f"{lost}: {remedy}"] if lost else []))
-    return Given((narrow, labels), *views, told)
+    notes = ("X was converted from float64 to float32", *([f"{lost}: {remedy}"] if lost else []))
+    return Given((narrow, labels), *views, notes)
 
 
 def _conversion_notes(samples: Any) -> tuple[str, ...]:
@@ -129,8 +129,8 @@ def _number_problems(given: Any, samples: Array) -> Iterator[Problem]:
     yield Problem(
         "X must hold numbers",
         f"columns {columns}" if columns else f"an array of {samples.dtype}",
-        "Encode what is none, for instance by pandas.get_dummies, or leave it out, or pass a "
-        "train_transform that makes tensors of it.",
+        "Encode other columns, for instance by pandas.get_dummies, leave them out, or pass a "
+        "train_transform that returns tensors.",
     )
 
 

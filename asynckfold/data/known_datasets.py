@@ -115,7 +115,7 @@ def listing(dataset: Any, rows: Indices | None) -> bytes:
         try:
             found = Path(path).stat()
         except OSError as error:
-            remedy = "Make the data set anew."
+            remedy = "Create the data set again."
             raise InputError([Problem("each file must be there", str(error), remedy)]) from error
         name = os.path.relpath(path, dataset.root)
         digest.update(repr((name, target, found.st_size, found.st_mtime_ns)).encode())

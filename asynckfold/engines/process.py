@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
-from asynckfold.engines.engine import Answer, Look, Tell
+from asynckfold.engines.engine import Answer, ReadLoad, Tell
 from asynckfold.engines.hung_workers import HungWorkers
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.server_process import start_failure
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from asynckfold.training.bundle import Bundle
 
 
-LOOK_SECONDS = 0.05
+CHECK_SECONDS = 0.05
 """Interval between checks for signals while jobs save themselves."""
 
 ROOM_SECONDS = 10.0
@@ -63,7 +63,7 @@ class ProcessEngine:
         self,
         bundle: Bundle,
         files: Sequence[int],
-        look: Look,
+        read_load: ReadLoad,
         tell: Tell,
         pool: WorkerPool,
         stall_timeout: float | str | None = "auto",
@@ -72,13 +72,13 @@ class ProcessEngine:
         self._key = os.urandom(8).hex()
         self._packed = file_descriptors.nameless_file(pack(bundle))
         self._files = [self._packed, *files]
-        self._look = look
+        self._read_load = read_load
         self._tell = tell
         self._pool = pool
         self._signals = signals or Interruption()
         self._submitted: dict[Future[Answer], _Submitted] = {}
         self._waiting: list[tuple[Submission, int]] = []
-        self._told = False
+        self._shortage_reported = False
         self._hung = HungWorkers(pool, bundle.root, stall_timeout)
 
     def load(self, running: Sequence[Placement]) -> Load:
@@ -90,7 +90,7 @@ class ProcessEngine:
         own: dict[int, tuple[int, ...]] = {worker.pid: () for worker in workers if worker.pid}
         own |= {worker.pid: item.cores for worker, item in self._busy() if worker.pid}
         own[self._pool.server.pid] = ()
-        load = self._look(running, own)
+        load = self._read_load(running, own)
         if not self._waiting:
             return load
         # Work that waits for a worker comes first: no idle core is offered for anything new.
@@ -134,10 +134,10 @@ class ProcessEngine:
                 self._run(work)
             elif self._must_wait(item):
                 self._waiting.append((work, number))
-                if not self._told:
+                if not self._shortage_reported:
                     text = f"fewer workers: {start_failure(number)}"
                     self._tell(Noted(None, "workers", text))
-                self._told = True
+                self._shortage_reported = True
             elif item.room_at is not None and time.monotonic() < item.room_at:
                 # A worker that ended counts as a process until it is reaped.
                 item.room_at -= ROOM_SECONDS / ROOM_TRIES
@@ -176,7 +176,7 @@ class ProcessEngine:
                 self._pool.server.signal(worker.name, signal.SIGTERM)
             end = time.monotonic() + grace_s
             while time.monotonic() < end and not self._signals.urgent():
-                if not wait(list(self._submitted), timeout=LOOK_SECONDS).not_done:
+                if not wait(list(self._submitted), timeout=CHECK_SECONDS).not_done:
                     break
         self._forget_done()
         for worker, _ in self._busy():

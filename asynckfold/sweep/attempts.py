@@ -175,15 +175,15 @@ class Attempts:
         history = self._history.setdefault(name, [])
         retry = decide(history, outcome)
         history.append(outcome)
-        told = f"attempt {number}: {result.error}"
+        text = f"attempt {number}: {result.error}"
         if retry is not None:
             self._store.end_attempt(name, number, outcome, pid=pid, error=result.error)
             self._pending.pause(name, retry, f"its pause after attempt {number} ({outcome})")
             when = "alone on the machine" if retry.alone else f"in {retry.after_s:g} s"
             kind = "oom_retry" if outcome == "oom" else outcome
-            self.note(Noted(name, kind, f"{told}; retried {when}"))
+            self.note(Noted(name, kind, f"{text}; retried {when}"))
             return
-        self._store.event(outcome, told, name)
+        self._store.event(outcome, text, name)
         account = f"{len(history)} attempts: {', '.join(history)}"
         if outcome == "oom":
             account += f"; peak memory {gibibytes(peak)}, the last time alone on the machine"

@@ -97,15 +97,15 @@ def pretrain(
     cores : sequence of int
         One for each process; empty for no pinning.
     """
-    started = told = time.perf_counter()
+    started = reported = time.perf_counter()
     last: dict[str, str] = {}
     epochs: list[StageEpoch] = []
 
     def report(stage: str, epoch: int, measures: Mapping[str, float]) -> None:
-        nonlocal told
-        before, told = told, time.perf_counter()
+        nonlocal reported
+        before, reported = reported, time.perf_counter()
         values = {str(name): float(value) for name, value in measures.items()}
-        epochs.append(StageEpoch(str(stage), int(epoch), values, told - before))
+        epochs.append(StageEpoch(str(stage), int(epoch), values, reported - before))
         found = " ".join(f"{name} {value:.4g}" for name, value in values.items())
         last[stage] = f"{stage} after {epoch} epochs {found}"
         log.write(f"pretraining {stage} epoch {epoch} {found}\n")

@@ -231,7 +231,7 @@ def test_a_run_and_every_verb_that_looks_at_it(
     out = capsys.readouterr().out
     assert "4 planned = 4 done + 0 failed" in out
     assert "not held by anyone: complete\n" in out
-    assert f"fingerprint {found['fingerprint']}, bit-identity claimed" in out
+    assert f"fingerprint {found['fingerprint']}, reproducible" in out
 
 
 def test_python_dash_m() -> None:

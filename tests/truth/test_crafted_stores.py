@@ -495,7 +495,7 @@ SPLITS: dict[str, Callable[[Path], None]] = {
     "a bomb": bomb,
     "a lying header": lying_header,
     "an object": lambda root: write_splits(root, targets=np.array([{}], dtype=object)),
-    "rows that are no samples": rows_beyond,
+    "rows that are not samples": rows_beyond,
 }
 
 

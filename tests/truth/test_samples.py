@@ -24,7 +24,7 @@ from asynckfold.data.transforms import Draw, generators_kept, seed_generators
 from asynckfold.errors import InputError
 
 COUNT = 40
-RANDOM = "random by itself"
+RANDOM = "the dataset itself is random"
 
 
 def opened(prepared: Prepared) -> Any:

@@ -203,7 +203,7 @@ def _place_problems(word: str, place: Path) -> Iterator[Problem]:
     if not place.exists():
         siblings = [item.name for item in place.parent.iterdir()] if place.parent.is_dir() else []
         yield Problem(
-            f"{word}: must name what exists",
+            f"{word}: must name an existing path",
             str(place),
             f"Check the path.{nearest(place.name, siblings)}",
         )

@@ -24,7 +24,7 @@ from asynckfold.data.sources.columns import (
 )
 from asynckfold.data.sources.labels import class_indices, class_note, label_problems
 from asynckfold.data.sources.source import IMAGE, Choice, Samples, Source
-from asynckfold.data.sources.tables import asked_of, position_problems, table_source
+from asynckfold.data.sources.tables import column_choice, position_problems, table_source
 from asynckfold.data.sources.text_files import Head
 from asynckfold.errors import InputError, Problem, nearest, refuse
 
@@ -225,7 +225,7 @@ def _image_problems(samples: Array) -> Iterator[Problem]:
         )
     elif samples.ndim == 4 and {samples.shape[1], samples.shape[3]} <= {1, 3}:
         yield Problem(
-            "it must be clear which axis of X holds the channels",
+            "the axis of X that holds the channels must be clear",
             f"shape {samples.shape}",
             "Enlarge the images, or leave the axis out if they are grey.",
         )
@@ -245,10 +245,10 @@ def judged_columns(samples: Array, choice: Choice) -> tuple[list[Judged], list[P
     count = samples.shape[1]
     head = Head("", count, tuple(f"column {at}" for at in range(count)), True)
     refuse(position_problems(head, choice))
-    asked = asked_of(head, choice, None)
+    chosen = column_choice(head, choice, None)
     columns = map(pd.Series, np.ascontiguousarray(samples.T))
     judged = [
-        judge(head.names[at], at, cells, asked, unnamed=False) for at, cells in enumerate(columns)
+        judge(head.names[at], at, cells, chosen, unnamed=False) for at, cells in enumerate(columns)
     ]
     return judged, list(feature_problems("X", judged))
 

@@ -20,7 +20,7 @@ zeros, whole numbers beyond 2**53, numbers and
 names mixed, more than 50 names
 =============================================== ================================================
 
-`Asked` stands above the rule: what is to be dropped, kept, or taken as names.
+`ColumnChoice` stands above the rule: what is to be dropped, kept, or taken as names.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ColumnChoice:
     """The caller's `Choice` for columns, by position."""
 
     drop: frozenset[int] = frozenset()
@@ -146,19 +146,25 @@ class Judged:
 
 
 def judge(
-    name: str, position: int, cells: Any, asked: Asked, *, unnamed: bool, zeros: bool = False
+    name: str,
+    position: int,
+    cells: Any,
+    chosen: ColumnChoice,
+    *,
+    unnamed: bool,
+    zeros: bool = False,
 ) -> Judged:
     """Decide what a column other than the target is, by the rule of this module.
 
     `cells` is a Series as pandas read it. `unnamed`: the table has a header, but not for this
     column. `zeros`: some of its numbers have leading zeros.
     """
-    if position in asked.drop:
+    if position in chosen.drop:
         return _left_out(name, cells, _ON_REQUEST)
     judged = _judge_kept(
-        name, cells, position in asked.category, zeros and position not in asked.keep
+        name, cells, position in chosen.category, zeros and position not in chosen.keep
     )
-    why = "" if position in asked.keep else _idle(name, position, cells, judged, unnamed)
+    why = "" if position in chosen.keep else _idle(name, position, cells, judged, unnamed)
     return _left_out(name, cells, why) if why else judged
 
 
@@ -328,7 +334,7 @@ def feature_problems(what: str, judged: Sequence[Judged]) -> Iterator[Problem]:
     if not any(item.values is not None or item.fault for item in judged):
         left = (f"{_label(item.column.name)}: {item.column.why}" for item in judged)
         yield Problem(
-            f"{what} must hold a feature beside the target",
+            f"{what} must hold a feature besides the target",
             "; ".join(left) or "none",
             "Pass --keep COLUMN if it is a feature.",
         )

@@ -201,7 +201,7 @@ def _size_notes(sizes: Counter[tuple[int, int]], first: tuple[int, int]) -> Iter
 
 def _mode_notes(modes: Counter[str]) -> Iterator[str]:
     if clear := sum(count for mode, count in modes.items() if mode in ("RGBA", "LA", "PA")):
-        yield f"{clear} images may be transparent: what lies below is read"
+        yield f"{clear} images may be transparent: transparency is ignored"
     if len(modes) > 1:
         shown = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
-        yield f"images differ in kind, which may give a class away: {shown}"
+        yield f"images differ in colour mode, which may reveal a class: {shown}"

@@ -25,8 +25,8 @@ from asynckfold.data.sources.columns import (
     LEFT_OUT,
     NAMES,
     TARGET,
-    Asked,
     Column,
+    ColumnChoice,
     Judged,
     column_notes,
     encode_as,
@@ -82,8 +82,8 @@ def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Ta
     head = read_head(path, choice.header)
     refuse([*position_problems(head, choice), *_default_target_problems(head, choice.target)])
     position = head.n_columns - 1 if choice.target is None else position_of(head, choice.target)
-    asked = asked_of(head, choice, position)
-    cells = read_cells(path, head, sorted({position, *asked.category}))
+    chosen = column_choice(head, choice, position)
+    cells = read_cells(path, head, sorted({position, *chosen.category}))
     refuse(_no_rows(path, cells))
     label = head.label(position)
     labels = cells[position]
@@ -93,7 +93,7 @@ def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Ta
     if not problems:
         problems += spelling_problems(label, texts)
         problems += label_problems(label, classes, len(targets))
-    judged = _judged(path, head, cells, asked, position)
+    judged = _judged(path, head, cells, chosen, position)
     problems += feature_problems(str(path), judged)
     first = "the first row is the header" if head.has_header else "no header"
     notes = [
@@ -199,7 +199,7 @@ def csv_samples(
         ]
         notes += _unknown_columns(head, known, position)
     else:
-        judged = _judged(path, head, cells, Asked(), position)
+        judged = _judged(path, head, cells, ColumnChoice(), position)
         notes += column_notes(judged)
     refuse(feature_problems(str(path), judged))
     labels = None if position is None or cells[position].isna().any() else cells[position]
@@ -212,14 +212,16 @@ def csv_samples(
     return Samples(dataset, named, notes=tuple(notes))
 
 
-def _judged(path: Path, head: Head, cells: Any, asked: Asked, target: int | None) -> list[Judged]:
+def _judged(
+    path: Path, head: Head, cells: Any, chosen: ColumnChoice, target: int | None
+) -> list[Judged]:
     zeros = zeros_before(path, head, cells)
     return [
         judge(
             head.name(at),
             at,
             cells[at],
-            asked,
+            chosen,
             unnamed=head.has_header and not head.names[at],
             zeros=at in zeros,
         )
@@ -238,24 +240,24 @@ def position_of(head: Head, word: str) -> int:
     return int(word) % head.n_columns
 
 
-def asked_of(head: Head, choice: Choice, target: int | None) -> Asked:
+def column_choice(head: Head, choice: Choice, target: int | None) -> ColumnChoice:
     """Return the caller's choice by position; refuse flags that contradict each other."""
-    asked = Asked(
+    chosen = ColumnChoice(
         *(frozenset(position_of(head, word) for word in words) for _, words in choice.columns)
     )
-    refuse(_asked_problems(head, asked, target))
-    return asked
+    refuse(_choice_problems(head, chosen, target))
+    return chosen
 
 
-def _asked_problems(head: Head, asked: Asked, target: int | None) -> Iterator[Problem]:
-    for flag, given in (("--drop", asked.drop), ("--keep", asked.keep)):
+def _choice_problems(head: Head, chosen: ColumnChoice, target: int | None) -> Iterator[Problem]:
+    for flag, given in (("--drop", chosen.drop), ("--keep", chosen.keep)):
         if target is not None and target in given:
             rule = f"{flag} applies to features only"
             yield Problem(rule, f"the target, {head.label(target)}", "Pass --target for another.")
-    if target is not None and target in asked.category:
+    if target is not None and target in chosen.category:
         rule = "--category applies to features only"
         yield Problem(rule, f"the target, {head.label(target)}", "Its values are classes anyway.")
-    for at in sorted(asked.drop & (asked.keep | asked.category)):
+    for at in sorted(chosen.drop & (chosen.keep | chosen.category)):
         rule = "a column is either used or dropped"
         yield Problem(rule, head.label(at), "Leave one of the flags out.")
 
@@ -284,7 +286,7 @@ def _default_target_problems(head: Head, target: str | None) -> Iterator[Problem
     others = [name for name in head.names[:-1] if name.lower() in _TARGET_NAMES]
     if others:
         yield Problem(
-            "the target must be named where another column than the last is called like one",
+            "the target must be named where a column other than the last has a target's name",
             f"{', '.join(map(repr, others))}, and {head.label(head.n_columns - 1)} as the last",
             f"Pass --target {others[0]}, or --target {head.names[-1] or -1}.",
         )

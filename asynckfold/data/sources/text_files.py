@@ -154,7 +154,7 @@ def _delimiter_problems(
         named = {"\t": "tab", ";": "semicolon", ",": "comma"}
         yield Problem(
             f"one delimiter must divide the rows of {path}",
-            f"{' and '.join(named[item] for item in usable)}, which both do, as in {odd[0][:40]!r}",
+            f"{' and '.join(named[item] for item in usable)}, both do, as in {odd[0][:40]!r}",
             "Put cells that hold a delimiter into quotes.",
         )
 
@@ -183,9 +183,9 @@ def _name_problems(path: Path, names: Sequence[str]) -> Iterator[Problem]:
 def _kind_problems(path: Path) -> Iterator[Problem]:
     if path.exists() and not path.is_file() and not path.is_dir():
         yield Problem(
-            "csv: must name a file, which is read several times",
+            "csv: must name a regular file, because it is read several times",
             f"{path}, a pipe or a device",
-            "Save what it gives into a file first.",
+            "Save its content in a file first.",
         )
 
 
@@ -241,7 +241,7 @@ def header_of(rows: Sequence[Sequence[str]]) -> tuple[bool | None, str]:
         cell for cell, column in zip(first, columns, strict=True) if _is_odd_label(cell, column)
     ]
     if labels:
-        return None, f"{labels[0]!r}, which occurs in no other row, beside numbers above numbers"
+        return None, f"{labels[0]!r}, which occurs in no other row, next to numbers above numbers"
     if _is_series([float(cell) for cell in numbers]):
         shown = ", ".join(map(repr, numbers[:3]))
         return None, f"{shown} above numbers: a series, or a sample"

@@ -3,7 +3,7 @@
 ::
 
     models ── trace ── a batched graph by rules, or vmap ── FusedModule      fuse
-    criterion ─────────────────────────────────────────────── Criterion      fuse_criterion
+    criterion ─────────────────────────────────────────────── GroupCriterion      fuse_criterion
     optimizers ── one per LR schedule, on slices ────────────────────────── fuse_optimizers
     a step:  backward(parts) ── clip_gradients ── optimizer.step()
 
@@ -23,8 +23,8 @@
 """
 
 from asynckfold.training.fusion.backward import (
-    Criterion,
     FusedCriterion,
+    GroupCriterion,
     Part,
     SeparateCriterion,
     backward,
@@ -43,7 +43,7 @@ from asynckfold.training.fusion.optimizers import (
 )
 
 __all__ = [
-    "Criterion",
+    "GroupCriterion",
     "Differences",
     "Equivalence",
     "FusedCriterion",

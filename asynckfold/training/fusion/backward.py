@@ -18,7 +18,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """(inputs, targets) of one replica."""
 
 
-class Criterion(Protocol):
+class GroupCriterion(Protocol):
     """A loss for each replica; ``criteria`` are those whose state is saved and loaded."""
 
     criteria: list[Any]
@@ -26,7 +26,7 @@ class Criterion(Protocol):
     def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """Return losses (R,) of outputs and targets (R, B, ...)."""
 
-    def part(self, replicas: range) -> Criterion:
+    def part(self, replicas: range) -> GroupCriterion:
         """Return the criterion of consecutive replicas."""
 
     def train(self, mode: bool = True) -> Any:
@@ -87,7 +87,7 @@ class _AsModule(nn.Module):
 
 def fuse_criterion(
     criterion: Callable[..., Any], width: int, outputs: torch.Tensor, targets: torch.Tensor
-) -> Criterion:
+) -> GroupCriterion:
     """Make copies of a criterion compute together, or one after another where they cannot.
 
     Outputs and targets (B, ...) are examples of one replica.
@@ -143,7 +143,7 @@ def _alike(one: Batch | None, other: Batch | None) -> bool:
 
 
 def backward(
-    fused: FusedModule, criterion: Criterion, parts: Sequence[Part], precision: str = "fp32"
+    fused: FusedModule, criterion: GroupCriterion, parts: Sequence[Part], precision: str = "fp32"
 ) -> torch.Tensor:
     """Compute losses (R,), and gradients into the fused parameters, whose old ones are dropped.
 
@@ -166,7 +166,9 @@ def backward(
     return losses
 
 
-def _backward(fused: FusedModule, criterion: Criterion, part: Part, precision: str) -> torch.Tensor:
+def _backward(
+    fused: FusedModule, criterion: GroupCriterion, part: Part, precision: str
+) -> torch.Tensor:
     losses = criterion(outputs_of(fused, part.inputs, precision), part.targets)
     # No replica's loss depends on another's parameters: the sum has each one's own gradients.
     losses.sum().backward()  # type: ignore[no-untyped-call]

@@ -131,15 +131,15 @@ def receive(line: socket.socket) -> tuple[dict[str, Any], int]:
     fill(line, memoryview(start))
     magic, length, size = _START.unpack(start)
     if magic != _MAGIC or length > HEADER_LIMIT:
-        raise FrameError("what came is no message of a parameter server or its replica")
+        raise FrameError("the data received is not a message of a parameter server or its replica")
     text = bytearray(length)
     fill(line, memoryview(text))
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"a header is no JSON: {error}") from error
+        raise FrameError(f"a header is not JSON: {error}") from error
     if not isinstance(header, dict):
-        raise FrameError("a header is no JSON object")
+        raise FrameError("a header is not a JSON object")
     return header, size
 
 
