@@ -159,17 +159,19 @@ def placed_text(attempt: int, placed: Placed) -> str:
 
 def placed_of(text: str) -> tuple[int, Placed]:
     """Return attempt and `Placed` from the text of an event."""
-    raw = decoded(_PlacedText, parsed(text), "placed")
-    finite({"memory": raw.memory})
-    finite({f"wait {at}": item[0] for at, item in enumerate(raw.waits)})
-    return raw.attempt, Placed(raw.memory, tuple(Wait(*item) for item in raw.waits))
+    attempt, memory, waits = _parts(text, attempt=int, memory=int, waits=_Waits)
+    finite({"memory": memory})
+    finite({f"wait {at}": item[0] for at, item in enumerate(waits)})
+    return attempt, Placed(memory, tuple(Wait(*item) for item in waits))
 
 
-@dataclass(frozen=True)
-class _PlacedText:
-    attempt: int
-    memory: int
-    waits: tuple[tuple[float, str, str], ...]
+_Waits: Any = tuple[tuple[float, str, str], ...]
+
+
+def _parts(text: str, **kinds: Any) -> list[Any]:
+    """Return the values of a JSON object by their names, checked by their types."""
+    raw = decoded(dict[str, Any], parsed(text), "event")
+    return [decoded(kind, raw.get(name), name) for name, kind in kinds.items()]
 
 
 def held_text(attempt: int, cores: Sequence[int]) -> str:
@@ -179,14 +181,8 @@ def held_text(attempt: int, cores: Sequence[int]) -> str:
 
 def held_of(text: str) -> tuple[int, tuple[int, ...]]:
     """Return attempt and cores from the text of an event."""
-    raw = decoded(_HeldText, parsed(text), "held")
-    return raw.attempt, raw.cores
-
-
-@dataclass(frozen=True)
-class _HeldText:
-    attempt: int
-    cores: tuple[int, ...]
+    attempt, cores = _parts(text, attempt=int, cores=tuple[int, ...])
+    return attempt, cores
 
 
 def cores_of(text: str) -> tuple[int, ...]:

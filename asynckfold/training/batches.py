@@ -1,7 +1,7 @@
 """Which samples each step of an epoch sees.
 
 One process sees all training samples in the epoch's order. In parameter averaging with partitions,
-each process sees its own part, dealt out anew every epoch::
+each process sees its own part, drawn again every epoch::
 
     samples of an epoch, shuffled   a b c d e f g h i j        (a ring)
     rank 0, a part of 6             a b c d e f
@@ -79,8 +79,8 @@ class EpochParts:
 
         Examples
         --------
-        >>> deal = dealt([6, 6], [1, 1], 10, lambda count: [(0, count)])
-        >>> deal.order(np.arange(10), seed=0, epoch=0)
+        >>> parts = epoch_parts([6, 6], [1, 1], 10, lambda count: [(0, count)])
+        >>> parts.order(np.arange(10), seed=0, epoch=0)
         array([0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 0])
         """
         places = zip(self.starts, self.sizes, strict=True)
