@@ -97,7 +97,7 @@ class RunModels:
         except RuntimeError as error:
             rule = "the model must be the one that was trained"
             remedy = "Pass the model of the run."
-            raise InputError([Problem(rule, f"{job.model}: {error}", remedy)]) from error
+            raise InputError.one(rule, f"{job.model}: {error}", remedy) from error
         return model.eval()
 
     def predictor(self, jobs: Sequence[Job]) -> RebuiltModels:
@@ -212,7 +212,7 @@ class RebuiltModels:
             received = f"{type(error).__name__} on samples {rows[0]} to {rows[-1]}: {error}"
             kind = kind_of(self.run.samples[0].read(0)[0])
             remedy = f"Its first is {_ARTICLES[kind.form]} of shape {kind.shape}."
-            raise InputError([Problem(rule, received, remedy)]) from error
+            raise InputError.one(rule, received, remedy) from error
 
     @cached_property
     def _members(self) -> list[_FoldModel]:

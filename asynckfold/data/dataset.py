@@ -257,14 +257,10 @@ def _style_problems(dataset: Any, name: str = "dataset") -> list[Problem]:
 
 def _sized(source: Opened) -> Opened:
     if len(source) < 2:
-        raise InputError(
-            [
-                Problem(
-                    "dataset must have at least 2 samples",
-                    f"{len(source)} sample{'s' * (len(source) != 1)}",
-                    "Check the path, the split and any Subset.",
-                )
-            ]
+        raise InputError.one(
+            "dataset must have at least 2 samples",
+            f"{len(source)} sample{'s' * (len(source) != 1)}",
+            "Check the path, the split and any Subset.",
         )
     return source
 
@@ -273,14 +269,10 @@ def _open_arrays(pair: tuple[Any, ...]) -> Opened:
     found = pair if len(pair) != 2 else (plain(pair[0], "X"), by_position(pair[1], "y"))
     sizes = [len(part) if _is_sized(part) else None for part in found]
     if len(pair) != 2 or None in sizes or sizes[0] != sizes[1]:
-        raise InputError(
-            [
-                Problem(
-                    "a tuple must be (X, y), two arrays of equal length",
-                    f"{len(pair)} parts of lengths {sizes}",
-                    "Pass one row of X and one label for each sample.",
-                )
-            ]
+        raise InputError.one(
+            "a tuple must be (X, y), two arrays of equal length",
+            f"{len(pair)} parts of lengths {sizes}",
+            "Pass one row of X and one label for each sample.",
         )
     samples, labels = found
     notes = []

@@ -231,14 +231,10 @@ def _given_labels(source: Opened, targets: Any) -> Any:
         return label_array(source.labels)[source.rows]
     if not hasattr(targets, "__len__") or len(targets) != len(source):
         size = len(targets) if hasattr(targets, "__len__") else type(targets).__name__
-        raise InputError(
-            [
-                Problem(
-                    f"targets must hold one label for each of the {len(source)} samples",
-                    str(size),
-                    "Pass an array of that length, in the dataset's order.",
-                )
-            ]
+        raise InputError.one(
+            f"targets must hold one label for each of the {len(source)} samples",
+            str(size),
+            "Pass an array of that length, in the dataset's order.",
         )
     return targets
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.errors import InputError, Problem
+from asynckfold.errors import InputError
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import Reproducibility
@@ -283,7 +283,7 @@ class CVResults:
         if found is None:
             rule = "fold='all' needs a candidate that was trained on all samples"
             remedy = "Make the call with refit=True (--refit), which trains the best candidate so."
-            raise InputError([Problem(rule, name, remedy)])
+            raise InputError.one(rule, name, remedy)
         return found
 
     def to_frame(self, level: str = "candidate") -> pd.DataFrame:
@@ -360,7 +360,7 @@ def _live_models(found: CVResults) -> FoldModels:
     if found._models is None:
         rule = "models come from results of a call, since a run's folder holds none"
         remedy = "Make the call again, which trains nothing twice; or load state_dict into a model."
-        raise InputError([Problem(rule, f"results read from {found.root_dir}", remedy)])
+        raise InputError.one(rule, f"results read from {found.root_dir}", remedy)
     return found._models
 
 

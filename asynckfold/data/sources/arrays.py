@@ -105,12 +105,11 @@ def read_arrays(path: Path, needed: Sequence[str] = ("X", "y")) -> Arrays:
         with path.open("rb") as file:
             names, arrays = _wanted(np.load(file, allow_pickle=False))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        problem = Problem(
+        raise InputError.one(
             f"{path} must be an .npz file of plain arrays",
             str(error).splitlines()[0] if str(error) else type(error).__name__,
             "Write it with numpy.savez(path, X=..., y=...), without arrays of objects.",
-        )
-        raise InputError([problem]) from error
+        ) from error
     refuse(_name_problems(path, names, needed))
     samples, labels = arrays["X"], arrays.get("y")
     others = [name for name in names if name not in ("X", "y")]

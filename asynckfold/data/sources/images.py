@@ -109,10 +109,9 @@ def open_rgb(path: str) -> Any:
     except InputError:
         raise
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        problem = Problem(
+        raise InputError.one(
             f"{path} must be a readable image", str(error), "Replace it or take it out."
-        )
-        raise InputError([problem]) from error
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -192,15 +192,13 @@ def _kind_problems(path: Path) -> Iterator[Problem]:
 def _refuse_file(path: Path, error: OSError | UnicodeError) -> NoReturn:
     if isinstance(error, OSError):
         received = f"{path} ({error.strerror or error})"
-        problem = Problem("csv: must name a readable file", received, "Check it.")
-    else:
-        at = f"{error}"
-        if isinstance(error, UnicodeDecodeError):
-            at = f"byte 0x{error.object[error.start]:02x}, such as in Latin-1 or UTF-16"
-        rule = f"{path} must be a text file in UTF-8"
-        remedy = f"Convert it: iconv -f latin1 -t utf-8 {path.name} > new.csv"
-        problem = Problem(rule, at, remedy)
-    raise InputError([problem]) from error
+        raise InputError.one("csv: must name a readable file", received, "Check it.") from error
+    at = f"{error}"
+    if isinstance(error, UnicodeDecodeError):
+        at = f"byte 0x{error.object[error.start]:02x}, such as in Latin-1 or UTF-16"
+    rule = f"{path} must be a text file in UTF-8"
+    remedy = f"Convert it: iconv -f latin1 -t utf-8 {path.name} > new.csv"
+    raise InputError.one(rule, at, remedy) from error
 
 
 def _ragged(path: Path, error: Exception) -> Problem:
@@ -290,7 +288,7 @@ def read_cells(path: Path, head: Head, texts: Sequence[int]) -> Any:
     except MemoryError as error:
         rule, size = f"{path} must fit into memory", f"{path.stat().st_size / 2**30:.1f} GiB"
         remedy = "Use fewer rows, or write its numbers with numpy.savez and pass npz:PATH."
-        raise InputError([Problem(rule, size, remedy)]) from error
+        raise InputError.one(rule, size, remedy) from error
 
 
 def _frame(path: Path, head: Head, texts: Sequence[int], only: Sequence[int] | None = None) -> Any:

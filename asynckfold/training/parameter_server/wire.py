@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from asynckfold.errors import InputError, PeerLostError, Problem
+from asynckfold.errors import InputError, PeerLostError
 
 HEADER_LIMIT = 16 << 20
 """Bytes; names and shapes of a model with a hundred thousand tensors take less."""
@@ -55,7 +55,7 @@ def parse(address: str) -> tuple[str, int]:
     host, _, port = str(address).rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
         rule = "an address must be host:port, with a port from 0 to 65535"
-        raise InputError([Problem(rule, repr(address), "Write for instance '127.0.0.1:29500'.")])
+        raise InputError.one(rule, repr(address), "Write for instance '127.0.0.1:29500'.")
     return host.strip("[]"), int(port)
 
 
@@ -66,12 +66,11 @@ def listen(address: str) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        problem = Problem(
+        raise InputError.one(
             "a server needs an address of this machine with a free port",
             f"{address} ({error.strerror or error})",
             "Pass another port, or port 0 for any that is free.",
-        )
-        raise InputError([problem]) from error
+        ) from error
 
 
 def connect(address: str, timeout_s: float) -> socket.socket:
