@@ -22,7 +22,6 @@ from asynckfold.store.lock import shared_problems
 
 if TYPE_CHECKING:
     from asynckfold.data.labels import Labels
-    from asynckfold.data.prepare import Prepared
 
 
 def words_of(text: str) -> list[str]:
@@ -294,7 +293,7 @@ class Settings(Sharing, JobTrainer):
                 "Drop one of them.",
             )
 
-    def divided(self, n_samples: int, labels: Labels | Prepared) -> tuple[Fold, ...]:
+    def divided(self, n_samples: int, labels: Labels) -> tuple[Fold, ...]:
         """Return the folds."""
         strata = labels.strata
         given = (self.kfolds, self.cv, self.n_splits)

@@ -126,7 +126,7 @@ def read_alone(settings: Settings, machine: Machine) -> Iterator[Prepared]:
 
 def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
     """Divide the samples; refuse unknown scores."""
-    folds = settings.divided(data.n_samples, data)
+    folds = settings.divided(data.n_samples, data.labels)
     score_checks.refuse_early(settings, data, folds)
     return folds
 

@@ -228,11 +228,11 @@ def make_draft(call: Call, data: Prepared, folds: tuple[Fold, ...], machine: Mac
         settings.threads or 1,
         settings.random_state,
         "cuda" if machine.gpus().gpus else "cpu",
-        tuple(resolve(settings.scoring, data.objective)),
+        tuple(resolve(settings.scoring, data.labels.objective)),
         data.fingerprint,
         folds_fingerprint(folds),
         data.classes,
-    ).with_objective(data.objective)
+    ).with_objective(data.labels.objective)
 
 
 def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
@@ -257,8 +257,8 @@ def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
         numerics=torch_settings.current(),
         fuse=_asked_to_fuse(settings, draft, stored),
         job_timeout_s=settings.job_timeout_s,
-        highest=data.highest,
-        may_be_numbered=data.may_be_numbered,
+        highest=data.labels.highest,
+        may_be_numbered=data.labels.may_be_numbered,
         code=opened.digest.parts if opened.digest.modules else {},
     )
 

@@ -58,10 +58,10 @@ def must_be_numbered(
     InputError
         Some models have outputs for them, and some have not.
     """
-    if not data.may_be_numbered:
+    if not data.labels.may_be_numbered:
         return False
-    refuse(objectives.output_problems(data.highest, criterion, output_samples))
-    return objectives.must_be_numbered(data.highest, criterion, output_samples)
+    refuse(objectives.output_problems(data.labels.highest, criterion, output_samples))
+    return objectives.must_be_numbered(data.labels.highest, criterion, output_samples)
 
 
 def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> None:
@@ -72,12 +72,12 @@ def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> N
     InputError
         There is no such score, or it cannot be computed.
     """
-    scores.resolve(settings.scoring, data.objective)
-    given = data.objective
+    scores.resolve(settings.scoring, data.labels.objective)
+    given = data.labels.objective
     known = given.kind in (BINARY, MULTILABEL) or (
         not _may_be_classes(settings, data)
         if given.kind == REGRESSION
-        else not data.may_be_numbered
+        else not data.labels.may_be_numbered
         and (settings.known_criterion is not None or len(data.classes) > 2)
     )
     if not known:
@@ -120,7 +120,7 @@ def with_objective(
     InputError
         Scores do not fit labels or outputs, or it takes the user to tell what outputs mean.
     """
-    given, classes = data.objective, data.classes
+    given, classes = data.labels.objective, data.classes
     if _may_be_classes(settings, data):
         refuse(_unclear_targets(settings))
         given, classes = replace(given, kind=BINARY), ("0", "1")
@@ -158,7 +158,7 @@ def _digest(transform: Any) -> str:
 
 def _may_be_classes(settings: Settings, data: Prepared) -> bool:
     """Whether targets are classes as well as numbers, and no score says that they are numbers."""
-    if settings.known_criterion is not None or data.objective.kind != REGRESSION:
+    if settings.known_criterion is not None or data.labels.objective.kind != REGRESSION:
         return False
     one = data.targets.ndim == 1 or data.targets.shape[1] == 1
     if not one or not np.isin(data.targets, (0, 1)).all() or len(np.unique(data.targets)) < 2:

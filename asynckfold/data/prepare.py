@@ -31,7 +31,6 @@ from asynckfold.data.target_encoding import Encoding
 from asynckfold.data.transforms import Array, View, apply, describe, seeded
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.criteria import Criterion
-from asynckfold.jobs.objective import Objective
 
 _PATIENCE_SECONDS = 5.0
 """How long labels are read for a message that tells all problems at once."""
@@ -53,33 +52,13 @@ class Prepared:
     checked: CheckedDataset
     _handle: DataHandle
     _shared: tuple[SharedArray, ...]
+    labels: Labels
     _ordinary: tuple[OneByOne, OneByOne]
-    _labels: Labels
     _digest: bytes
-
-    @property
-    def objective(self) -> Objective:
-        """What targets ask of a model, as far as it is known before a model ran."""
-        return self._labels.objective
-
-    @property
-    def strata(self) -> Array | None:
-        """As in `Labels`."""
-        return self._labels.strata
-
-    @property
-    def highest(self) -> int:
-        """As in `Labels`."""
-        return self._labels.highest
-
-    @property
-    def may_be_numbered(self) -> bool:
-        """As in `Labels`."""
-        return self._labels.may_be_numbered
 
     def numbered(self) -> Prepared:
         """Return the data with renumbered labels; earlier handles must not be used any more."""
-        labels = self._labels.numbered()
+        labels = self.labels.numbered()
         train, evaluation = self._ordinary
         encoding = self._handle.encoding
         if encoding is not None:
@@ -97,9 +76,9 @@ class Prepared:
             fingerprint=fingerprint,
             fingerprint_before=before,
             _handle=replace(self._handle, encoding=encoding),
-            notes=(*self.notes, *labels.notes[len(self._labels.notes) :]),
+            notes=(*self.notes, *labels.notes[len(self.labels.notes) :]),
             _ordinary=(view(train), view(evaluation)),
-            _labels=labels,
+            labels=labels,
         )
 
     def ordinary(self) -> tuple[OneByOne, OneByOne]:
@@ -163,8 +142,30 @@ def prepare(
     source = open_source(dataset)
     given = _given_labels(source, targets)
     wanted = criterion_wants_classes, source.names, criterion
-    labels, problems = _resolved(given, *wanted)
-    readers = readers if readers is not None and runs_user_code(check) else Here()
+    known, where = _resolved(given, *wanted), (memory_budget, folder)
+    if readers is None or not runs_user_code(check):
+        return _prepared(check, Here(), known, wanted, where)
+    prepared = _prepared(check, readers, known, wanted, where)
+    if not prepared.held or _same_here(prepared):
+        return prepared
+    prepared.close()
+    again = _prepared(check, Here(), known, wanted, where)
+    return replace(again, notes=(*again.notes, _ELSEWHERE))
+
+
+_Wanted = tuple[bool | None, tuple[str, ...], Criterion | None]
+"""Whether the criterion wants classes, the names of the classes, and the criterion."""
+
+
+def _prepared(
+    check: SampleCheck,
+    readers: Readers,
+    known: tuple[Labels | None, tuple[Problem, ...]],
+    wanted: _Wanted,
+    where: tuple[int | None, Path | None],
+) -> Prepared:
+    """Read the dataset; `known` are labels that need no reading, and their problems."""
+    labels, problems = known
     found: CheckedDataset | Reading
     checked = found = check_samples(check, readers)
     while isinstance(found, CheckedDataset):
@@ -172,7 +173,7 @@ def prepare(
         if checked.views.problems and labels is None and not problems and _is_quick(checked):
             _, problems = _resolved(labels_of(checked, readers), *wanted)
         refuse([*checked.views.problems, *problems])
-        found = read_all(checked, readers, memory_budget, folder)
+        found = read_all(checked, readers, *where)
     encoding = None
     if labels is None:
         try:
@@ -181,24 +182,8 @@ def prepare(
             found.close()
             raise
         encoding = Encoding.of(found.labels, labels) if found.random else None
-    prepared = _assemble(
-        checked, labels, replace(found, notes=(*found.notes, *readers.notes)), encoding
-    )
-    if isinstance(readers, Here) or not prepared.held or _same_here(prepared, checked):
-        return prepared
-    prepared.close()
-    again = prepare(
-        dataset,
-        train_transform=train_transform,
-        eval_transform=eval_transform,
-        targets=targets,
-        criterion_wants_classes=criterion_wants_classes,
-        criterion=criterion,
-        random_samples=random_samples,
-        memory_budget=memory_budget,
-        folder=folder,
-    )
-    return replace(again, notes=(*again.notes, _ELSEWHERE))
+    reading = replace(found, notes=(*found.notes, *readers.notes))
+    return _assemble(checked, labels, reading, encoding)
 
 
 _ELSEWHERE = (
@@ -211,9 +196,10 @@ def _is_quick(checked: CheckedDataset) -> bool:
     return checked.facts.seconds * len(checked.source) < _PATIENCE_SECONDS
 
 
-def _same_here(prepared: Prepared, checked: CheckedDataset) -> bool:
+def _same_here(prepared: Prepared) -> bool:
     """Compare some samples of the eval view with what this process reads."""
-    handle, source = prepared.handle(), checked.source
+    handle, checked = prepared.handle(), prepared.checked
+    source = checked.source
     probes = np.array(source.probes[:3], dtype=np.int64)
     ours = handle.open(handle.fds).eval(probes)[0].numpy()
     with seeded(0):
@@ -278,7 +264,7 @@ def _assemble(
         _handle=handle,
         _shared=shared,
         _ordinary=(train, evaluation),
-        _labels=labels,
+        labels=labels,
         _digest=reading.digest,
     )
 

@@ -419,4 +419,4 @@ def test_a_transform_that_is_applied_to_some_samples_stays_in_its_dataset(views:
     assert pairs(opened(prepared), range(40)) == [
         (x.tolist(), y) for x, y in map(dataset.__getitem__, range(40))
     ]
-    assert any("could not be taken out" in note for note in prepared.notes)
+    assert any("could not be separated" in note for note in prepared.notes)

@@ -141,8 +141,7 @@ class Judged:
 
     column: Column
     values: npt.NDArray[Any] | None = None
-    fault: str = ""
-    detail: str = ""
+    detail: str = ""  # where it breaks the rule, which is the column's `why`
 
 
 def judge(
@@ -178,7 +177,7 @@ def _idle(name: str, position: int, cells: Any, judged: Judged, unnamed: bool) -
     numbers = judged.values
     if numbers is None and values.dtype.kind in "iuf":
         numbers = values.to_numpy()
-    names = judged.column.dtype == NAMES and judged.fault in ("", _CATEGORIES_RULE)
+    names = judged.column.dtype == NAMES and judged.column.why in ("", _CATEGORIES_RULE)
     different = len(values) > 1 and judged.column.different >= _NEARLY_ALL * len(values)
     if different and _IDENTIFIER.search(name) and (names or _is_whole(numbers)):
         return "nearly all its values differ, and its name is that of an identifier"
@@ -229,7 +228,7 @@ def _fault(
         example = "" if shown is None else f", {shown!r}"
         detail = f"{name} ({count}, first in row {bad[0] + 1}{example})"
     column = replace(_column(name, cells), role=REFUSED, why=rule)
-    return Judged(column, None, rule, detail)
+    return Judged(column, None, detail)
 
 
 def _numbers(name: str, cells: Any) -> Judged:
@@ -283,12 +282,8 @@ def _one_hot(name: str, cells: Any, categories: Sequence[str] | None = None) -> 
     found = sorted(cells.unique()) if categories is None else categories
     column = Column(name, FEATURE, NAMES, "", tuple(found), 0, int(cells.nunique()))
     if categories is None and len(found) > MAX_CATEGORIES:
-        return Judged(
-            replace(column, role=REFUSED, why=_CATEGORIES_RULE, categories=()),
-            None,
-            _CATEGORIES_RULE,
-            f"{name} ({len(found)})",
-        )
+        refused = replace(column, role=REFUSED, why=_CATEGORIES_RULE, categories=())
+        return Judged(refused, None, f"{name} ({len(found)})")
     texts = cells.to_numpy(object)
     return Judged(column, texts[:, None] == np.array(found, object)[None, :])
 
@@ -331,7 +326,7 @@ def matrix(judged: Sequence[Judged]) -> npt.NDArray[Any]:
 
 def feature_problems(what: str, judged: Sequence[Judged]) -> Iterator[Problem]:
     """Yield each broken rule once, with all columns that break it."""
-    if not any(item.values is not None or item.fault for item in judged):
+    if all(item.column.role == LEFT_OUT for item in judged):
         left = (f"{_label(item.column.name)}: {item.column.why}" for item in judged)
         yield Problem(
             f"{what} must hold a feature besides the target",
@@ -339,7 +334,7 @@ def feature_problems(what: str, judged: Sequence[Judged]) -> Iterator[Problem]:
             "Pass --keep COLUMN if it is a feature.",
         )
     for rule, remedy in _REMEDIES.items():
-        found = [item.detail for item in judged if item.fault == rule]
+        found = [item.detail for item in judged if item.column.why == rule]
         more = f" and {len(found) - _NAMED_COLUMNS} more" if len(found) > _NAMED_COLUMNS else ""
         if found:
             yield Problem(rule, ", ".join(found[:_NAMED_COLUMNS]) + more, remedy)

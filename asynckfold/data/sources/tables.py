@@ -52,26 +52,21 @@ _SHOWN_COLUMNS, _SHOWN_CLASSES, _SHOWN_LETTERS = 20, 8, 20
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A labelled text file as it was read: what can be used, and every problem."""
+    """Labelled rows as they were read: what can be used, and every problem."""
 
     columns: tuple[Column, ...]  # all, in order
     judged: tuple[Judged, ...]  # all but the target
     classes: tuple[str, ...]
     targets: npt.NDArray[np.int64]  # class indices of the rows that have a label
     n_rows: int
-    repeated: int  # rows that equal an earlier one
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
+    repeated: int = 0  # rows that equal an earlier one, where they were counted
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of all features, in order."""
         return tuple(name for item in self.judged for name in item.column.features)
-
-    @property
-    def target(self) -> str:
-        """The column of the classes."""
-        return next(column.name for column in self.columns if column.role == TARGET)
 
 
 def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Table:
@@ -111,9 +106,9 @@ def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Ta
         classes,
         targets,
         len(cells),
-        _repeats(cells, columns) if count_repeats else 0,
         tuple(problems),
         tuple(notes),
+        _repeats(cells, columns) if count_repeats else 0,
     )
 
 
@@ -135,35 +130,25 @@ def csv_source(name: str, path: Path, choice: Choice) -> Source:
     ``class``, ``label`` or ``target``, the target must be named. `text_files` decides on delimiter
     and header, `columns` what each column becomes.
     """
-    table = read_table(path, choice)
-    refuse(table.problems)
-    return table_source(
-        name, table.judged, table.columns, table.classes, table.targets, table.notes
-    )
+    return table_source(name, read_table(path, choice))
 
 
-def table_source(
-    name: str,
-    judged: Sequence[Judged],
-    columns: Sequence[Column],
-    classes: tuple[str, ...],
-    targets: npt.NDArray[np.int64],
-    notes: Sequence[str],
-) -> Source:
-    """Return columns without problems as a source."""
+def table_source(name: str, table: Table) -> Source:
+    """Return a table as a source, or raise `InputError` with all its problems."""
     from asynckfold.data.sources.datasets import TableRows
 
-    rows = matrix(judged)
+    refuse(table.problems)
+    rows = matrix(table.judged)
     return Source(
         name,
-        TableRows(rows, targets, classes),
-        classes,
+        TableRows(rows, table.targets, table.classes),
+        table.classes,
         (rows.shape[1],),
         TABLE,
         standardize=True,
-        features=tuple(feature for item in judged for feature in item.column.features),
-        notes=tuple(notes),
-        columns=tuple(columns),
+        features=table.features,
+        notes=table.notes,
+        columns=table.columns,
     )
 
 

@@ -30,6 +30,12 @@ MISSING = ("", "?", "NA", "N/A", "NaN", "null", "na", "n/a", "nan", "NAN", "Null
 # Comma last: it also stands in decimal numbers and in texts.
 _DELIMITERS = ("\t", ";", ",")
 _HEAD_LINES = 200
+_READING: Any = {
+    "index_col": False,
+    "keep_default_na": False,
+    "skipinitialspace": True,
+    "encoding": "utf-8-sig",
+}
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _LEADING_ZERO = re.compile(rb"""(?:^|[,;\t"' +-])0[0-9]""", re.MULTILINE)
 # Read by pandas as they are.
@@ -120,17 +126,7 @@ def _divided(path: Path) -> tuple[list[list[str]], str]:
 def _first_rows(path: Path, delimiter: str) -> list[list[str]]:
     import pandas as pd
 
-    frame = pd.read_csv(
-        path,
-        sep=delimiter,
-        header=None,
-        dtype=str,
-        nrows=_HEAD_LINES,
-        index_col=False,
-        keep_default_na=False,
-        skipinitialspace=True,
-        encoding="utf-8-sig",
-    )
+    frame = pd.read_csv(path, sep=delimiter, header=None, dtype=str, nrows=_HEAD_LINES, **_READING)
     cells = frame.fillna("").to_numpy(object).tolist()
     rows = [[cell.strip() for cell in row] for row in cells]
     return [row for row in rows if any(row)]
@@ -300,13 +296,10 @@ def _frame(path: Path, head: Head, texts: Sequence[int], only: Sequence[int] | N
         header=0 if head.has_header else None,
         names=list(range(head.n_columns)),
         usecols=only,
-        index_col=False,
         dtype=dict.fromkeys(texts, str),
         na_values=list(MISSING),
-        keep_default_na=False,
-        skipinitialspace=True,
         low_memory=False,
-        encoding="utf-8-sig",
+        **_READING,
     )
 
 
