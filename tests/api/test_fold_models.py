@@ -315,7 +315,9 @@ def test_what_has_changed_since_the_run_is_told_with_the_fold(tmp_path: Path) ->
     results = trained(tmp_path / "transform", dataset=(data, Y), eval_transform=scaled)
     ensemble = results.ensemble()
     scale[0] = 1.5
-    changed = r"recorded for held-out samples: received tiny/step/fold-0, which differs by up to .* of"
+    changed = (
+        r"recorded for held-out samples: received tiny/step/fold-0, which differs by up to .* of"
+    )
     with pytest.raises(InputError, match=changed):
         ensemble.outputs(X)
     scale[0] = 1.0

@@ -22,7 +22,7 @@ from asynckfold.data.sources.columns import (
     row_dtype,
 )
 from asynckfold.data.sources.labels import class_indices, class_note, label_problems
-from asynckfold.data.sources.source import IMAGE, Choice, Samples, Source
+from asynckfold.data.sources.source import IMAGE, Samples, Source, TableOptions
 from asynckfold.data.sources.tables import Table, column_choice, position_problems, table_source
 from asynckfold.data.sources.text_files import Head
 from asynckfold.errors import InputError, Problem, nearest, refuse
@@ -30,7 +30,7 @@ from asynckfold.errors import InputError, Problem, nearest, refuse
 Array = npt.NDArray[Any]
 
 
-def npz_source(name: str, path: Path, choice: Choice) -> Source:
+def npz_source(name: str, path: Path, choice: TableOptions) -> Source:
     """Return samples ``X`` and labels ``y`` of an ``.npz`` file; nothing in it is unpickled.
 
     ``X`` of shape (n, features) is a table, whose columns `columns` judges. uint8 of shape (n,
@@ -236,7 +236,7 @@ def _image_problems(samples: Array) -> Iterator[Problem]:
         )
 
 
-def array_table(arrays: Arrays, choice: Choice) -> Table:
+def array_table(arrays: Arrays, choice: TableOptions) -> Table:
     """Return X and y as a table."""
     import pandas as pd
 

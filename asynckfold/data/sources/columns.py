@@ -128,7 +128,7 @@ class Column:
 
 @dataclass(frozen=True)
 class ColumnChoice:
-    """The caller's `Choice` for columns, by position."""
+    """The caller's `TableOptions` for columns, by position."""
 
     drop: frozenset[int] = frozenset()
     keep: frozenset[int] = frozenset()

@@ -18,8 +18,8 @@ from asynckfold.data.sources.images import check_image
 from asynckfold.data.sources.source import (
     IMAGE,
     TABLE,
-    Choice,
     Source,
+    TableOptions,
     balanced_subset,
     limit_problems,
     part_note,
@@ -58,12 +58,12 @@ class Inspection:
         return dict(zip(self.class_names, found, strict=True))
 
 
-def inspect_table(name: str, path: Path, choice: Choice) -> Inspection:
+def inspect_table(name: str, path: Path, choice: TableOptions) -> Inspection:
     """Inspect a text file."""
     return _of_table(name, read_table(path, choice, count_repeats=True))
 
 
-def inspect_arrays(name: str, path: Path, choice: Choice) -> Inspection:
+def inspect_arrays(name: str, path: Path, choice: TableOptions) -> Inspection:
     """Inspect an ``.npz`` file."""
     arrays = read_arrays(path)
     refuse(arrays.problems)

@@ -41,7 +41,7 @@ from asynckfold.data.sources.labels import (
     label_problems,
     spelling_problems,
 )
-from asynckfold.data.sources.source import TABLE, Choice, Samples, Source
+from asynckfold.data.sources.source import TABLE, Samples, Source, TableOptions
 from asynckfold.data.sources.text_files import Head, read_cells, read_head, zeros_before
 from asynckfold.errors import Problem, nearest, refuse
 
@@ -69,7 +69,7 @@ class Table:
         return tuple(name for item in self.judged for name in item.column.features)
 
 
-def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Table:
+def read_table(path: Path, choice: TableOptions, *, count_repeats: bool = False) -> Table:
     """Read a labelled text file; problems of its cells are collected, not raised.
 
     Raises `InputError` where it has no rows and columns, or a named column is missing.
@@ -123,7 +123,7 @@ def _repeats(cells: Any, columns: Sequence[Column]) -> int:
     return int(cells[used].duplicated().sum())
 
 
-def csv_source(name: str, path: Path, choice: Choice) -> Source:
+def csv_source(name: str, path: Path, choice: TableOptions) -> Source:
     """Return the rows of a text file as samples and one of its columns as classes.
 
     The last column holds the classes unless `choice` names another. If another column is called
@@ -165,7 +165,7 @@ def csv_samples(
     known = like.columns if like else ()
     wanted = [column.name for column in known if column.role == FEATURE]
     head = read_head(path, header, wanted, least=1)
-    refuse(position_problems(head, Choice(target)))
+    refuse(position_problems(head, TableOptions(target)))
     position = None if target is None else position_of(head, target)
     notes: list[str] = []
     if like and known:
@@ -225,7 +225,7 @@ def position_of(head: Head, word: str) -> int:
     return int(word) % head.n_columns
 
 
-def column_choice(head: Head, choice: Choice, target: int | None) -> ColumnChoice:
+def column_choice(head: Head, choice: TableOptions, target: int | None) -> ColumnChoice:
     """Return the caller's choice by position; refuse flags that contradict each other."""
     chosen = ColumnChoice(
         *(frozenset(position_of(head, word) for word in words) for _, words in choice.columns)
@@ -247,7 +247,7 @@ def _choice_problems(head: Head, chosen: ColumnChoice, target: int | None) -> It
         yield Problem(rule, head.label(at), "Leave one of the flags out.")
 
 
-def position_problems(head: Head, choice: Choice) -> Iterator[Problem]:
+def position_problems(head: Head, choice: TableOptions) -> Iterator[Problem]:
     """Yield the columns that are asked for and missing."""
     last = head.n_columns - 1
     given = [("--target", choice.target)] if choice.target is not None else []

@@ -25,7 +25,7 @@
 from asynckfold.training.fusion.backward import (
     FusedCriterion,
     GroupCriterion,
-    Part,
+    ReplicaBatches,
     SeparateCriterion,
     backward,
     clip_gradients,
@@ -49,7 +49,7 @@ __all__ = [
     "FusedCriterion",
     "FusedModule",
     "NotFusible",
-    "Part",
+    "ReplicaBatches",
     "ReplicaOptimizer",
     "SeparateCriterion",
     "SeparateOptimizer",
