@@ -18,6 +18,7 @@ import numpy.typing as npt
 from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import CheckpointRef
+from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch, Result
 from asynckfold.store import recovery, splits
@@ -26,7 +27,6 @@ from asynckfold.store.lock import now_text
 from asynckfold.store.reader import RunReader
 from asynckfold.store.records import (
     PLACED,
-    Placed,
     Waiting,
     placed_text,
     result_row,
@@ -198,7 +198,8 @@ class RunStore(Closing):
         threads: int,
         device: str,
         expected: float,
-        placed: Placed | None = None,
+        memory: int | None = None,
+        waits: Sequence[Wait] = (),
     ) -> int:
         """Record that a job starts now; return the number of the attempt, from 1."""
         self.file.begin()
@@ -212,8 +213,8 @@ class RunStore(Closing):
             (job_id, number, self._session, self.now(), *where, expected),
         )
         self.file.write_checksums("attempts", "job_id = ? AND attempt = ?", (job_id, number))
-        if placed is not None:
-            self.event(PLACED, placed_text(number, placed), job_id)
+        if memory is not None:
+            self.event(PLACED, placed_text(number, memory, waits), job_id)
         self.flush()
         return number
 

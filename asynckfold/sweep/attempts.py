@@ -15,7 +15,7 @@ from asynckfold.jobs.messages import Noted, RetryableFailure, RunEvent, Started,
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import FAILED, Result, job_by_id
 from asynckfold.scheduling.retries import decide
-from asynckfold.store import Placed, RunStore
+from asynckfold.store import RunStore
 from asynckfold.sweep.pending import PendingJobs
 from asynckfold.sweep.running import Running, RunningJobs
 from asynckfold.system.files import remove
@@ -76,7 +76,8 @@ class Attempts:
                 placement.threads,
                 _device(placement),
                 self._pending.expected_seconds(name),
-                Placed(placement.memory, waits[name]),
+                placement.memory,
+                waits[name],
             )
             tasks.append(
                 Task(self._jobs[name], number, tuple(self._store.reader.checkpoints(name)))

@@ -278,7 +278,7 @@ def test_the_run_is_read_only_and_its_data_found_from_any_folder(
     np.savez("there/data.npz", X=draw.normal(size=(40, 3)), y=np.arange(40) % 2)
     words = ["--data", "npz:there/new.npz", "--to", "x.csv"]
     assert main(["predict", "there/r", *words]) == 2
-    assert "what the run recorded: received mlp/constant/fold-0" in capsys.readouterr().err
+    assert "recorded for held-out samples: received mlp/constant/fold-0" in capsys.readouterr().err
 
 
 # Code is named by whoever asks, never by a folder
