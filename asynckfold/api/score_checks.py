@@ -15,29 +15,11 @@ import numpy as np
 
 from asynckfold.api.arguments import Settings
 from asynckfold.errors import Problem, refuse
+from asynckfold.jobs import criteria
 from asynckfold.jobs import objective as objectives
 from asynckfold.jobs.argument import one_line
-from asynckfold.jobs.criteria import (
-    LOG_PROBABILITIES,
-    LOG_RATE,
-    LOGITS,
-    MARGINS,
-    PROBABILITIES,
-    TRANSFORMED,
-    UNKNOWN,
-    VALUES,
-    Criterion,
-)
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.objective import (
-    BINARY,
-    MULTICLASS,
-    MULTILABEL,
-    REGRESSION,
-    Array,
-    Objective,
-    OutputSample,
-)
+from asynckfold.jobs.objective import Array, Objective, OutputSample
 from asynckfold.jobs.plan import Plan
 from asynckfold.results import scoring as scores
 
@@ -49,7 +31,7 @@ MOST_TRIED = 20_000_000
 
 
 def must_be_numbered(
-    data: Prepared, criterion: Criterion | None, output_samples: Mapping[str, OutputSample]
+    data: Prepared, criterion: criteria.Criterion | None, output_samples: Mapping[str, OutputSample]
 ) -> bool:
     """Whether models have no outputs for labels as they are, so that these must be numbered.
 
@@ -74,17 +56,23 @@ def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> N
     """
     scores.resolve(settings.scoring, data.labels.objective)
     given = data.labels.objective
-    known = given.kind in (BINARY, MULTILABEL) or (
+    known = given.kind in (objectives.BINARY, objectives.MULTILABEL) or (
         not _may_be_classes(settings, data)
-        if given.kind == REGRESSION
+        if given.kind == objectives.REGRESSION
         else not data.labels.may_be_numbered
         and (settings.known_criterion is not None or len(data.classes) > 2)
     )
     if not known:
         return
     label, problems = objectives.pos_label_of(settings.pos_label, given, data.classes)
-    is_known = given.scale != UNKNOWN and settings.output_transform is None
-    scale = given.scale if is_known else VALUES if given.kind == REGRESSION else LOGITS
+    is_known = given.scale != criteria.UNKNOWN and settings.output_transform is None
+    scale = (
+        given.scale
+        if is_known
+        else criteria.VALUES
+        if given.kind == objectives.REGRESSION
+        else criteria.LOGITS
+    )
     given = replace(given, pos_label=label, scale=scale)
     if not problems:
         problems += scores.fit_problems(settings.scoring, given, [])
@@ -123,7 +111,7 @@ def with_objective(
     given, classes = data.labels.objective, data.classes
     if _may_be_classes(settings, data):
         refuse(_unclear_targets(settings))
-        given, classes = replace(given, kind=BINARY), ("0", "1")
+        given, classes = replace(given, kind=objectives.BINARY), ("0", "1")
     label, problems = objectives.pos_label_of(settings.pos_label, given, classes)
     found, notes = objectives.decided(
         given, settings.known_criterion, output_samples, label, _digest(settings.output_transform)
@@ -158,14 +146,14 @@ def _digest(transform: Any) -> str:
 
 def _may_be_classes(settings: Settings, data: Prepared) -> bool:
     """Whether targets are classes as well as numbers, and no score says that they are numbers."""
-    if settings.known_criterion is not None or data.labels.objective.kind != REGRESSION:
+    if settings.known_criterion is not None or data.labels.objective.kind != objectives.REGRESSION:
         return False
     one = data.targets.ndim == 1 or data.targets.shape[1] == 1
     if not one or not np.isin(data.targets, (0, 1)).all() or len(np.unique(data.targets)) < 2:
         return False
     if settings.scoring is None:
         return True
-    pairs = scores.named_scores(settings.scoring, REGRESSION)
+    pairs = scores.named_scores(settings.scoring, objectives.REGRESSION)
     return any(not scores.is_custom(item) and not _is_of_numbers(item) for _, item in pairs)
 
 
@@ -195,13 +183,13 @@ def _shape_problems(
     if found.transform:
         return
     for model, sample in output_samples.items():
-        if found.kind == BINARY and sample.columns != 1:
+        if found.kind == objectives.BINARY and sample.columns != 1:
             yield Problem(
                 f"model {model} must have one output for two classes, as its criterion asks for",
                 f"shape {sample.rows.shape}",
                 "Give its last layer one output, or use CrossEntropyLoss.",
             )
-        if found.kind == MULTICLASS and sample.columns == 1:
+        if found.kind == objectives.MULTICLASS and sample.columns == 1:
             yield Problem(
                 f"model {model} must have an output for each class, as other models have",
                 f"shape {sample.rows.shape}",
@@ -213,11 +201,11 @@ def _transform_problems(
     settings: Settings, found: Objective, output_samples: Mapping[str, OutputSample]
 ) -> Iterator[Problem]:
     """Yield what is wrong with what `output_transform` makes of outputs that were seen."""
-    if settings.transform is None or found.scale != TRANSFORMED:
+    if settings.transform is None or found.scale != criteria.TRANSFORMED:
         return
     for model, sample in output_samples.items():
         try:
-            if found.kind == REGRESSION:
+            if found.kind == objectives.REGRESSION:
                 made = objectives.predicted(found, sample.rows, settings.transform)
             else:
                 made = objectives.probabilities(found, sample.rows, settings.transform)
@@ -228,7 +216,7 @@ def _transform_problems(
             if len(made) == len(sample.rows):
                 continue
             received = f"{len(made)} rows of {len(sample.rows)} samples of {model}"
-        what = "predictions" if found.kind == REGRESSION else "probabilities"
+        what = "predictions" if found.kind == objectives.REGRESSION else "probabilities"
         yield Problem(
             f"output_transform must return {what}, one row per sample",
             received,
@@ -273,27 +261,27 @@ def _trial_problems(
 
 
 def _tried_scale(found: Objective) -> str:
-    if found.scale not in (TRANSFORMED, UNKNOWN):
+    if found.scale not in (criteria.TRANSFORMED, criteria.UNKNOWN):
         return found.scale
-    return VALUES if found.kind == REGRESSION else LOGITS
+    return criteria.VALUES if found.kind == objectives.REGRESSION else criteria.LOGITS
 
 
 def _good_outputs(found: Objective, targets: Array, columns: int) -> Array:
     """Return outputs, on the scale of a model's, that say the right thing."""
-    if found.kind == REGRESSION:
+    if found.kind == objectives.REGRESSION:
         # A little off: numbers that are whole would pass for classes.
         near = np.asarray(targets, np.float64) + 0.125
         with np.errstate(invalid="ignore", divide="ignore"):
-            near = np.log(near) if found.scale == LOG_RATE else near
+            near = np.log(near) if found.scale == criteria.LOG_RATE else near
         return np.nan_to_num(near).astype(np.float32)
     codes = found.codes(targets)
-    if found.kind == MULTICLASS:
+    if found.kind == objectives.MULTICLASS:
         shares = np.full((len(codes), max(2, columns)), 0.1 / max(2, columns))
         shares[np.arange(len(codes)), codes] += 0.9
-        logs = found.scale in (LOGITS, LOG_PROBABILITIES, MARGINS)
+        logs = found.scale in (criteria.LOGITS, criteria.LOG_PROBABILITIES, criteria.MARGINS)
         return (np.log(shares) if logs else shares).astype(np.float32)
     shares = np.where(codes == 1, 0.9, 0.1)
-    signed = found.scale not in (PROBABILITIES, TRANSFORMED)
+    signed = found.scale not in (criteria.PROBABILITIES, criteria.TRANSFORMED)
     return (np.log(shares / (1 - shares)) if signed else shares).astype(np.float32)
 
 
@@ -333,7 +321,11 @@ def _tried(item: Any, truth: Array, outputs: Array) -> float:
 
 
 def _own_notes(settings: Settings, found: Objective) -> Iterator[str]:
-    if not found.labels or found.kind not in (MULTICLASS, BINARY, MULTILABEL):
+    if not found.labels or found.kind not in (
+        objectives.MULTICLASS,
+        objectives.BINARY,
+        objectives.MULTILABEL,
+    ):
         return
     pairs = scores.named_scores(settings.scoring, found.kind)
     own = [str(name) for name, item in pairs if scores.is_custom(item)]
