@@ -59,7 +59,7 @@ class AsyncKFoldError(Exception):
 class InputError(AsyncKFoldError, ValueError):
     """All problems found in the arguments, raised before any job starts.
 
-    >>> raise InputError([Problem("epochs must be at least 1", "0", "Pass epochs=1 or more.")])
+    >>> raise InputError.one("epochs must be at least 1", "0", "Pass epochs=1 or more.")
     Traceback (most recent call last):
     asynckfold.errors.InputError: epochs must be at least 1: received 0. Pass epochs=1 or more.
     """
@@ -69,6 +69,11 @@ class InputError(AsyncKFoldError, ValueError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__(self._text())
+
+    @classmethod
+    def one(cls, rule: str, received: str, remedy: str) -> InputError:
+        """Return the error of a single problem."""
+        return cls([Problem(rule, received, remedy)])
 
     def _text(self) -> str:
         if len(self.problems) == 1:

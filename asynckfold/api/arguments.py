@@ -22,7 +22,6 @@ from asynckfold.store.lock import shared_problems
 
 if TYPE_CHECKING:
     from asynckfold.data.labels import Labels
-    from asynckfold.data.prepare import Prepared
 
 
 def words_of(text: str) -> list[str]:
@@ -212,7 +211,7 @@ class Settings(Sharing, JobTrainer):
         return None if self.plan_from is None else Path(self.plan_from)
 
     @property
-    def asked(self) -> Criterion | None:
+    def known_criterion(self) -> Criterion | None:
         """What the criterion expects; None for a criterion of the user's own."""
         return criterion_of(self.criterion)
 
@@ -294,7 +293,7 @@ class Settings(Sharing, JobTrainer):
                 "Drop one of them.",
             )
 
-    def divided(self, n_samples: int, labels: Labels | Prepared) -> tuple[Fold, ...]:
+    def divided(self, n_samples: int, labels: Labels) -> tuple[Fold, ...]:
         """Return the folds."""
         strata = labels.strata
         given = (self.kfolds, self.cv, self.n_splits)

@@ -27,7 +27,7 @@ def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
     done = tuple(job for job in bundle.plan.jobs if finished.get(job.id) == DONE)
     if wanted is None or not done or (known and _suffices(known, wanted, done)):
         return
-    if bundle.plan.params.deals_parts:
+    if bundle.plan.params.has_partitions:
         # A speedup compares equal samples only.
         why = "the parts of averaging overlap or repeat, so it would train on other samples"
         store.event("baseline", f"there is no serial baseline: {why}")
@@ -47,7 +47,7 @@ def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
         usual = torch.get_num_threads()
         placement = make.undisturbed(wanted, usual, engine)
         if placement.threads < min(usual, len(make.machine.unreserved())):
-            store.event("baseline", _told_fewer(placement.threads, usual))
+            store.event("baseline", _fewer_threads_text(placement.threads, usual))
         try:
             baseline = ask(engine, placement, make.max_wait, session.signals, sampler)
         except (WorkerDiedError, NoRoomError) as error:
@@ -84,7 +84,7 @@ def _others(samples: Sequence[Sample], phase: str) -> float:
     return max(0.0, float(np.mean(used))) if used else 0.0
 
 
-def _told_fewer(threads: int, usual: int) -> str:
+def _fewer_threads_text(threads: int, usual: int) -> str:
     return (
         f"the serial loop uses {threads} in place of {usual} threads: other programs use the other "
         "cores, where threads would wait for each other"

@@ -130,7 +130,7 @@ def _data_problems(settings: Settings) -> Sequence[Problem]:
             given = by_position(settings.targets, "targets")
         if given is None or (settings.targets is None and source.rows is not None):
             return ()
-        labels = resolve_labels(given, None, source.names, settings.asked)
+        labels = resolve_labels(given, None, source.names, settings.known_criterion)
         settings.divided(len(source), labels)
     except InputError as error:
         return error.problems

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def train(session: Session, planned: Planned) -> None:
     """Write the plan, train and score its jobs, and time the serial loop."""
-    session.seen.append(planned.data.seen)
+    session.checked.append(planned.data.checked)
     _begin(session, planned)
     _log(session, planned)
     bundle = replace(planned.checked.bundle, plan=session.run.reader.plan)
@@ -69,9 +69,9 @@ def _begin(session: Session, planned: Planned) -> None:
         # Without recorded code, these may differ from the weights that the run began with.
         save_initial_weights(store.root, session.call.recipe)
     if earlier is not None:
-        told = f"the earlier run in {store.root} is kept as {earlier}"
-        store.event("plan", told)
-        session.display.note(told)
+        note = f"the earlier run in {store.root} is kept as {earlier}"
+        store.event("plan", note)
+        session.display.note(note)
 
 
 def _log(session: Session, planned: Planned) -> None:
@@ -89,12 +89,12 @@ def _log(session: Session, planned: Planned) -> None:
         session.display.note(note)
     for candidate, trace in facts.failures.items():
         store.event("dry-run", trace.strip().splitlines()[-1], candidate)
-    told = {event.text for event in store.reader.events()}
+    logged = {event.text for event in store.reader.events()}
     failed = {model: trace.strip().splitlines()[-1] for model, trace in threads.failures.items()}
     fusing = planned.groups.why
     for kind, texts in (("probe", failed), ("decision", threads.why), ("fusing", fusing)):
         for text in (f"{model}: {sentence}" for model, sentence in texts.items()):
-            if text not in told:
+            if text not in logged:
                 store.event(kind, text)
             if kind != "decision" or threads.overturned:
                 session.display.note(text)
@@ -163,10 +163,10 @@ class _Finish:
         found = {}
         try:
             for name, score in self.scores[job.model].items():
-                with warnings.catch_warnings(record=True) as told:
+                with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
                     found[name] = float(score(targets, result.outputs))
-                for text in _told_of(name, found[name], told):
+                for text in _score_notes(name, found[name], caught):
                     self.say("score", text, result.job_id)
         except Exception as error:  # noqa: BLE001
             # A score may be the user's own function: its failure is the job's.
@@ -184,9 +184,11 @@ class _Finish:
         }
 
 
-def _told_of(name: str, value: float, told: Sequence[warnings.WarningMessage]) -> Iterator[str]:
+def _score_notes(
+    name: str, value: float, caught: Sequence[warnings.WarningMessage]
+) -> Iterator[str]:
     """Yield what the log says about a score: undefined values, and warnings."""
-    texts = dict.fromkeys(" ".join(str(item.message).split()) for item in told)
+    texts = dict.fromkeys(" ".join(str(item.message).split()) for item in caught)
     if np.isnan(value):
         texts = texts or {"no reason was given": None}
         yield f"{name} is undefined: {'; '.join(texts)}"

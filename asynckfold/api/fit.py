@@ -306,8 +306,8 @@ class DistributedTester:
             )
         make_folder(self.root_dir)
         shares = [None if share != share else share for share in found.class_accuracy]
-        told = {**vars(found), "class_accuracy": shares}
-        write_whole(self.root_dir / "test.json", json.dumps(told).encode())
+        record = {**vars(found), "class_accuracy": shares}
+        write_whole(self.root_dir / "test.json", json.dumps(record).encode())
         return found
 
 
@@ -349,7 +349,7 @@ def _given(model: Any, optimizer: Any, scheduler: Any, is_module: bool) -> tuple
         refuse(
             [
                 Problem(
-                    "an optimizer must have parameters of the module that is trained",
+                    "an optimizer must hold parameters of the module that is trained",
                     f"{type(optimizer).__name__} and {_kind(model)}",
                     "Pass the module itself, or model → optimizer.",
                 )
@@ -365,7 +365,7 @@ def _schedule_of(scheduler: Any, optimizer: Any) -> Any:
         refuse(
             [
                 Problem(
-                    "an LR schedule must be of the optimizer that trains",
+                    "an LR schedule must belong to the optimizer that trains",
                     f"{type(scheduler).__name__} of another",
                     "Pass both as objects, or optimizer → LR schedule.",
                 )

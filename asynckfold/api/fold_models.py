@@ -1,14 +1,14 @@
-"""The trained models of a run: made as its jobs made them, and seen to say what these recorded.
+"""The trained models of a run: rebuilt as its jobs built them, and checked by their outputs.
 
 ::
 
     RunModels ── model(job): seeded, built, trained weights
-       └─ asked(jobs) ── Asked: samples ─ eval view ─┬─ preprocess of fold 0 ─ model 0 ─┐
-                                                     └─ preprocess of fold 1 ─ model 1 ─┴─►
+       └─ predictor(jobs) ── samples ─ eval view ─┬─ preprocess of fold 0 ─ model 0 ─┐
+                                               └─ preprocess of fold 1 ─ model 1 ─┴─►
 
-Nothing is stored of what `preprocess` fitted: it is fitted anew, on the same samples. That this,
-the transforms and the models are still those of the run is seen by what each model says of samples
-that its fold held out: the run recorded that.
+A fitted `preprocess` is not stored: it is fitted again, on the same samples. Each model must give
+the outputs that the run recorded for some held-out samples; else the transforms, `preprocess` or
+the model changed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch import nn
 from asynckfold.data.arrays import Given, as_given, column_problems
 from asynckfold.data.batches import Batches, one_by_one
 from asynckfold.data.dataset import Opened, open_inputs
-from asynckfold.data.materialize import Here, look_at, seen_by
-from asynckfold.data.range_reader import Look, Looked
+from asynckfold.data.materialize import Here, check_samples, with_facts
+from asynckfold.data.range_reader import SampleCheck, SampleFacts
 from asynckfold.data.transforms import Array, Step, kind_of
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.folds import Fold, Indices
@@ -70,7 +70,7 @@ class RunModels:
         As `AsyncKFold` got them.
     targets : callable
         Returns the run's targets.
-    looked : Looked or None
+    facts : SampleFacts or None
         What the run found of its samples; None: some are read again.
     transform : callable, optional
         The user's `output_transform`, of arrays.
@@ -82,7 +82,7 @@ class RunModels:
     train_transform: Any
     eval_transform: Any
     targets: Callable[[], Array]
-    looked: Looked | None = None
+    facts: SampleFacts | None = None
     transform: Transform | None = None
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
@@ -97,12 +97,12 @@ class RunModels:
         except RuntimeError as error:
             rule = "the model must be the one that was trained"
             remedy = "Pass the model of the run."
-            raise InputError([Problem(rule, f"{job.model}: {error}", remedy)]) from error
+            raise InputError.one(rule, f"{job.model}: {error}", remedy) from error
         return model.eval()
 
-    def asked(self, jobs: Sequence[Job]) -> Asked:
-        """Return what asks the models of these jobs."""
-        return Asked(self, jobs)
+    def predictor(self, jobs: Sequence[Job]) -> RebuiltModels:
+        """Return a function that runs the models of these jobs."""
+        return RebuiltModels(self, jobs)
 
     @cached_property
     def given(self) -> Given:
@@ -118,8 +118,8 @@ class RunModels:
     def samples(self) -> tuple[Opened, tuple[Step, ...]]:
         """The run's samples, and the transforms of its eval view."""
         given = self.given
-        look = Look(given.dataset, given.train_transform, given.eval_transform)
-        seen = look_at(look, Here()) if self.looked is None else seen_by(look, self.looked)
+        check = SampleCheck(given.dataset, given.train_transform, given.eval_transform)
+        seen = check_samples(check, Here()) if self.facts is None else with_facts(check, self.facts)
         source, views = seen.source, seen.views
         refuse(views.problems)
         if len(source) != self.results.n_samples:
@@ -129,14 +129,14 @@ class RunModels:
 
 
 @dataclass(frozen=True, eq=False)
-class _Member:
+class _FoldModel:
     """The model of one fold, and what its training part fitted."""
 
     model: nn.Module
     fit: Any
     precision: str
 
-    def say(self, seen: torch.Tensor) -> Outputs:
+    def outputs(self, seen: torch.Tensor) -> Outputs:
         if self.fit is not None:
             seen = preprocessing.transform(self.fit, seen.numpy())
         with torch.no_grad():
@@ -144,8 +144,8 @@ class _Member:
         return found
 
 
-class Asked:
-    """Some models of a run, made and checked when they are asked first.
+class RebuiltModels:
+    """Some models of a run, rebuilt and checked at their first prediction.
 
     Parameters
     ----------
@@ -173,9 +173,9 @@ class Asked:
                 # Whole numbers or not: what was fitted takes both.
                 any_kind = self.run.recipe.preprocess is not None
                 refuse(_kind_problems(seen, likes.to(seen.dtype) if any_kind else likes))
-                said = np.stack([member.say(seen) for member in self._members])
-            refuse(_nan_problems(said, rows))
-            yield said
+                outputs = np.stack([member.outputs(seen) for member in self._members])
+            refuse(_nan_problems(outputs, rows))
+            yield outputs
 
     @property
     def _batch_size(self) -> int:
@@ -188,11 +188,11 @@ class Asked:
 
     @cached_property
     def _likes(self) -> torch.Tensor:
-        """What every batch must be like."""
+        """The first sample of the run: every batch must have its shape and type."""
         return self._seen(self._own, np.zeros(1, np.int64))
 
     def _seen(self, data: Batches, rows: Indices) -> torch.Tensor:
-        """Return what models see of samples, or what is still to be preprocessed for each."""
+        """Return the models' inputs, before each model's `preprocess` if there is one."""
         if self.run.recipe.preprocess is not None:
             return torch.from_numpy(data.inputs(rows))
         return data.eval(rows)[0]
@@ -212,10 +212,10 @@ class Asked:
             received = f"{type(error).__name__} on samples {rows[0]} to {rows[-1]}: {error}"
             kind = kind_of(self.run.samples[0].read(0)[0])
             remedy = f"Its first is {_ARTICLES[kind.form]} of shape {kind.shape}."
-            raise InputError([Problem(rule, received, remedy)]) from error
+            raise InputError.one(rule, received, remedy) from error
 
     @cached_property
-    def _members(self) -> list[_Member]:
+    def _members(self) -> list[_FoldModel]:
         run, data, preprocess = self.run, self._own, self.run.recipe.preprocess
         folds = {fold.key: fold for fold in run.results.folds}
         rows = None if preprocess is None else data.inputs(np.arange(data.n_samples))
@@ -224,39 +224,42 @@ class Asked:
             fold, fit = folds[job.repeat, job.fold], None
             if rows is not None:
                 fit = preprocessing.fit_on(preprocess, rows, data.targets, fold.train)
-            member = _Member(run.model(job), fit, run.results.plan.params.precision)
+            member = _FoldModel(run.model(job), fit, run.results.plan.params.precision)
             refuse(self._difference(member, job, fold))
             members.append(member)
         return members
 
-    def _difference(self, member: _Member, job: Job, fold: Fold) -> Iterator[Problem]:
-        """Yield that a model says something else of held-out samples than the run recorded."""
-        plan, outputs = self.run.results.plan, self.run.results.results[job.id].outputs
-        assert outputs is not None
+    def _difference(self, member: _FoldModel, job: Job, fold: Fold) -> Iterator[Problem]:
+        """Yield that a model's outputs for held-out samples are not those that the run recorded."""
+        plan, stored = self.run.results.plan, self.run.results.results[job.id].outputs
+        assert stored is not None
         exact = plan.params.precision == "fp32" and plan.device == "cpu"
         some = np.unique(np.linspace(0, len(fold.valid) - 1, CHECKED).round().astype(np.int64))
-        # What some models say of a sample depends on its batch: the run's first one, then.
+        # The outputs of some models depend on the whole batch: then compare the run's first one.
         for places in (some, np.arange(min(len(fold.valid), self._batch_size))):
-            said, told = member.say(self._seen(self._own, fold.valid[places])), outputs[places]
-            size = float(np.abs(told[np.isfinite(told)]).max(initial=0.0))
+            recorded = stored[places]
+            outputs = member.outputs(self._seen(self._own, fold.valid[places]))
+            size = float(np.abs(recorded[np.isfinite(recorded)]).max(initial=0.0))
             near = (FINE if exact else COARSE) * size
-            if said.shape == told.shape and np.allclose(said, told, rtol=0, atol=near):
+            if outputs.shape == recorded.shape and np.allclose(
+                outputs, recorded, rtol=0, atol=near
+            ):
                 return
-        apart = "in shape"
-        if said.shape == told.shape:
+        difference = "in shape"
+        if outputs.shape == recorded.shape:
             with np.errstate(invalid="ignore"):
-                apart = f"by up to {np.abs(said - told).max():.2g} of {size:.2g}"
+                difference = f"by up to {np.abs(outputs - recorded).max():.2g} of {size:.2g}"
         yield Problem(
-            "the model of a fold must say of held-out samples what the run recorded",
-            f"{job.id}, which differs {apart}",
-            "Pass the data set, transforms, preprocess and models of the run; those that draw "
-            "random numbers of their own when they are evaluated cannot be asked again.",
+            "the model of a fold must give the outputs that the run recorded for held-out samples",
+            f"{job.id}, which differs {difference}",
+            "Pass the data set, transforms, preprocess and models of the run. Models that draw "
+            "random numbers in evaluation cannot predict again.",
         )
 
 
 def _column_problems(dataset: Any, inputs: Any) -> Iterator[Problem]:
-    own, asked = (item[0] if isinstance(item, tuple) else item for item in (dataset, inputs))
-    yield from column_problems(own, asked, "inputs")
+    own, given = (item[0] if isinstance(item, tuple) else item for item in (dataset, inputs))
+    yield from column_problems(own, given, "inputs")
 
 
 def _kind_problems(seen: torch.Tensor, likes: torch.Tensor) -> Iterator[Problem]:
@@ -270,12 +273,12 @@ def _kind_problems(seen: torch.Tensor, likes: torch.Tensor) -> Iterator[Problem]
     )
 
 
-def _nan_problems(said: Outputs, rows: Indices) -> Iterator[Problem]:
-    """A class would be told of it all the same."""
-    found = np.isnan(said).any(axis=(0, *range(2, said.ndim)))
+def _nan_problems(outputs: Outputs, rows: Indices) -> Iterator[Problem]:
+    """Yield that an output is NaN, for which a class would be predicted all the same."""
+    found = np.isnan(outputs).any(axis=(0, *range(2, outputs.ndim)))
     if found.any():
         yield Problem(
-            "the models must say numbers of each of the inputs",
-            f"NaN of sample {rows[found][0]}",
+            "the models must give numbers for each of the inputs",
+            f"NaN for sample {rows[found][0]}",
             "Leave such samples out, or fill in what is missing in them.",
         )

@@ -47,7 +47,7 @@ from asynckfold.store.layout import refit_folder
 from asynckfold.system.files import make_folders, slug, write_whole
 
 if TYPE_CHECKING:
-    from asynckfold.data.materialize import Seen
+    from asynckfold.data.materialize import CheckedDataset
 
 
 class JobsFailedWarning(UserWarning):
@@ -162,10 +162,10 @@ class AsyncKFold:
         """Read what was recorded, judge failures, and refit the best candidate if asked for."""
         settings, store = self.settings, session.run
         found = load_results(store.reader, settings.error_value)
-        results = with_models(found, settings, session.call.recipe, session.seen)
+        results = with_models(found, settings, session.call.recipe, session.checked)
         write_out_of_fold(results)
         self._judge(results)
-        if settings.refit and not session.signals.asked():
+        if settings.refit and not session.signals.stop_requested():
             self._refit(session, results)
         return results
 
@@ -312,11 +312,11 @@ def load_results(store: RunReader, error_score: float = float("nan")) -> CVResul
 
 
 def with_models(
-    results: CVResults, settings: Settings, recipe: Recipe, seen: Sequence[Seen] = ()
+    results: CVResults, settings: Settings, recipe: Recipe, checked: Sequence[CheckedDataset] = ()
 ) -> CVResults:
     """Return results that can rebuild their models and samples.
 
-    `seen` tells how the run took its data set apart, if it did so just now.
+    `checked` is the data set as this call has read it, if it did.
     """
     from asynckfold.api.fold_models import RunModels
 
@@ -333,11 +333,11 @@ def with_models(
         if candidate.name not in known:
             # Once only, since its samples may be a copy.
             alone = on_all_samples(settings, candidate, None)
-            known[candidate.name] = with_models(found, alone, recipe, seen)
+            known[candidate.name] = with_models(found, alone, recipe, checked)
         return known[candidate.name]
 
     views = settings.train_transform, settings.eval_transform
-    facts = next((item.looked for item in seen), None)
+    facts = next((item.facts for item in checked), None)
     models = RunModels(
         results, recipe, settings.dataset, *views, load_targets, facts, settings.transform
     )

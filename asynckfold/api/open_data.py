@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class OpenedData:
     """Samples and folds, the pool of workers, and the digest of the user's code."""
 
     data: Prepared
@@ -37,7 +37,7 @@ class Opened:
     digest: Digest
 
 
-def open_data(session: Session) -> Opened:
+def open_data(session: Session) -> OpenedData:
     """Start the pool, read the data and divide them; they stay open as long as the session.
 
     Raises
@@ -59,7 +59,7 @@ def open_data(session: Session) -> Opened:
     data = keep(prepared(settings, session.machine, readers))
     keep(session.signals.noted())
     folds = folds_of(settings, data)
-    return Opened(with_leaks_noted(settings, data, folds), folds, pool, is_fresh, digest)
+    return OpenedData(with_leaks_noted(settings, data, folds), folds, pool, is_fresh, digest)
 
 
 def readers_of(
@@ -99,7 +99,7 @@ def prepared(
         train_transform=given.train_transform,
         eval_transform=given.eval_transform,
         targets=by_position(settings.targets, "targets"),
-        criterion=settings.asked,
+        criterion=settings.known_criterion,
         memory_budget=machine.free_memory({}) // 2,
         folder=settings.root if settings.root.is_dir() else None,
         random_samples=settings.random_samples,
@@ -126,7 +126,7 @@ def read_alone(settings: Settings, machine: Machine) -> Iterator[Prepared]:
 
 def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
     """Divide the samples; refuse unknown scores."""
-    folds = settings.divided(data.n_samples, data)
+    folds = settings.divided(data.n_samples, data.labels)
     score_checks.refuse_early(settings, data, folds)
     return folds
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
-from asynckfold.api.open_data import Opened
+from asynckfold.api.open_data import OpenedData
 from asynckfold.api.session import Session, software_of
 from asynckfold.engines.process import preloads
 from asynckfold.errors import refuse
@@ -102,16 +102,16 @@ class Planned:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What outputs mean, and what cannot be compared with other sessions."""
+        """Notes on outputs, and on objects that cannot be compared between sessions."""
         yield from self.checked.notes
         if self.digest.skipped:
-            told = "; ".join(self.digest.skipped)
-            yield f"by its type only, or not at all, a later call will compare: {told}"
+            skipped = "; ".join(self.digest.skipped)
+            yield f"a later call will compare only the type of these, or nothing: {skipped}"
         before = None if self.stored is None else self.stored.recipe.get("code")
         if self.stored is not None and before is None:
             yield (
                 "this run was begun before the code of models, transforms and scores was recorded: "
-                "whether it has changed since cannot be told"
+                "changes since then cannot be detected"
             )
         elif before is not None:
             why = changes.incomparable(before, self.digest.parts)
@@ -119,13 +119,13 @@ class Planned:
                 yield f"functions cannot be compared with those of the run: {why}"
 
 
-def dry_run(session: Session, opened: Opened) -> Checked:
+def dry_run(session: Session, opened: OpenedData) -> Checked:
     """Check every candidate on a few samples, without training.
 
     Raises
     ------
     InputError
-        What was asked for cannot work here, or the run was begun with other software.
+        The sweep cannot work here, or the run was begun with other software.
     """
     settings, data, folds = session.settings, opened.data, opened.folds
     inbox: Inbox = queue.SimpleQueue()
@@ -157,12 +157,14 @@ def dry_run(session: Session, opened: Opened) -> Checked:
     )
     session.display.doing("checking the candidates")
     facts = _check(make, bundle)
-    if score_checks.must_be_numbered(data, settings.asked, facts.looks):
+    if score_checks.must_be_numbered(data, settings.known_criterion, facts.output_samples):
         data = data.numbered()
         make = replace(make, data=data)
         bundle = _drafted(session, data, opened)
         facts = _check(make, bundle)
-    draft, notes = score_checks.meant(settings, bundle.plan, data, facts.looks, folds)
+    draft, notes = score_checks.with_objective(
+        settings, bundle.plan, data, facts.output_samples, folds
+    )
     bundle = replace(bundle, plan=draft)
     return Checked(bundle, facts, folds, make, opened.digest, software, notes)
 
@@ -226,14 +228,14 @@ def make_draft(call: Call, data: Prepared, folds: tuple[Fold, ...], machine: Mac
         settings.threads or 1,
         settings.random_state,
         "cuda" if machine.gpus().gpus else "cpu",
-        tuple(resolve(settings.scoring, data.objective)),
+        tuple(resolve(settings.scoring, data.labels.objective)),
         data.fingerprint,
         folds_fingerprint(folds),
         data.classes,
-    ).with_objective(data.objective)
+    ).with_objective(data.labels.objective)
 
 
-def _drafted(session: Session, data: Prepared, opened: Opened) -> Any:
+def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
     """Return what workers need, with a plan that knows nothing yet of the live objects."""
     import torch
 
@@ -255,8 +257,8 @@ def _drafted(session: Session, data: Prepared, opened: Opened) -> Any:
         numerics=torch_settings.current(),
         fuse=_asked_to_fuse(settings, draft, stored),
         job_timeout_s=settings.job_timeout_s,
-        highest=data.highest,
-        may_be_numbered=data.may_be_numbered,
+        highest=data.labels.highest,
+        may_be_numbered=data.labels.may_be_numbered,
         code=opened.digest.parts if opened.digest.modules else {},
     )
 
@@ -289,13 +291,13 @@ def group(
         name: fusion_groups.why_not_here(gain) for name, gain in gains.items() if fuse == "auto"
     }
     why_not = {name: text or here.get(name, "") for name, text in facts.fusible.items()}
-    told = {
+    checks = {
         name: f"{text}; {fusion_groups.measured_here(gains[name])}" if name in gains else text
         for name, text in facts.fused.items()
     }
     room = most_bytes or total_memory()
     most = {name: room // size for name, size in facts.memory.items() if room and size}
-    found = grouped(plan, fuse, why_not, work.cores, before, facts.failures.keys(), told, most)
+    found = grouped(plan, fuse, why_not, work.cores, before, facts.failures.keys(), checks, most)
     return found if found.groups or fuse is not False else Grouping()
 
 

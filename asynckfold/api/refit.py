@@ -22,7 +22,7 @@ from asynckfold.store.layout import refit_folder
 SEEN_AGAIN = 1000
 """Of the samples that are trained on, how many are scored where there are no others."""
 
-SEEN = "on samples that were trained on, which tells nothing of others"
+SEEN = "on training samples, so it says nothing about new ones"
 """What a run says of such scores."""
 
 

@@ -15,27 +15,13 @@ import numpy as np
 
 from asynckfold.api.arguments import Settings
 from asynckfold.errors import Problem, refuse
+from asynckfold.jobs import criteria
 from asynckfold.jobs import objective as objectives
 from asynckfold.jobs.argument import one_line
-from asynckfold.jobs.criteria import (
-    LOG_PROBABILITIES,
-    LOG_RATE,
-    LOGITS,
-    MARGINS,
-    PROBABILITIES,
-    TRANSFORMED,
-    UNKNOWN,
-    VALUES,
-    Criterion,
-)
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import (
-    BINARY,
-    MULTICLASS,
-    MULTILABEL,
-    REGRESSION,
-    Look,
     Objective,
+    OutputSample,
 )
 from asynckfold.jobs.plan import Plan
 from asynckfold.results import scoring as scores
@@ -49,7 +35,7 @@ MOST_TRIED = 20_000_000
 
 
 def must_be_numbered(
-    data: Prepared, criterion: Criterion | None, looks: Mapping[str, Look]
+    data: Prepared, criterion: criteria.Criterion | None, output_samples: Mapping[str, OutputSample]
 ) -> bool:
     """Whether models have no outputs for labels as they are, so that these must be numbered.
 
@@ -58,10 +44,10 @@ def must_be_numbered(
     InputError
         Some models have outputs for them, and some have not.
     """
-    if not data.may_be_numbered:
+    if not data.labels.may_be_numbered:
         return False
-    refuse(objectives.output_problems(data.highest, criterion, looks))
-    return objectives.must_be_numbered(data.highest, criterion, looks)
+    refuse(objectives.output_problems(data.labels.highest, criterion, output_samples))
+    return objectives.must_be_numbered(data.labels.highest, criterion, output_samples)
 
 
 def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> None:
@@ -72,19 +58,25 @@ def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> N
     InputError
         There is no such score, or it cannot be computed.
     """
-    scores.resolve(settings.scoring, data.objective)
-    given = data.objective
-    asked = settings.asked is not None
-    known = given.kind in (BINARY, MULTILABEL) or (
+    scores.resolve(settings.scoring, data.labels.objective)
+    given = data.labels.objective
+    known = given.kind in (objectives.BINARY, objectives.MULTILABEL) or (
         not _may_be_classes(settings, data)
-        if given.kind == REGRESSION
-        else not data.may_be_numbered and (asked or len(data.classes) > 2)
+        if given.kind == objectives.REGRESSION
+        else not data.labels.may_be_numbered
+        and (settings.known_criterion is not None or len(data.classes) > 2)
     )
     if not known:
         return
     label, problems = objectives.pos_label_of(settings.pos_label, given, data.classes)
-    told = given.scale != UNKNOWN and settings.output_transform is None
-    scale = given.scale if told else VALUES if given.kind == REGRESSION else LOGITS
+    is_known = given.scale != criteria.UNKNOWN and settings.output_transform is None
+    scale = (
+        given.scale
+        if is_known
+        else criteria.VALUES
+        if given.kind == objectives.REGRESSION
+        else criteria.LOGITS
+    )
     given = replace(given, pos_label=label, scale=scale)
     if not problems:
         problems += scores.fit_problems(settings.scoring, given, [])
@@ -93,14 +85,14 @@ def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> N
     refuse(problems)
 
 
-def meant(
+def with_objective(
     settings: Settings,
     draft: Plan,
     data: Prepared,
-    looks: Mapping[str, Look],
+    output_samples: Mapping[str, OutputSample],
     folds: Sequence[Fold],
 ) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan with what its models are asked, and what should be said of it.
+    """Return the plan with the objective of its models, and notes.
 
     Parameters
     ----------
@@ -110,7 +102,7 @@ def meant(
         What is known without outputs.
     data : Prepared
         Labels.
-    looks : Mapping of str to Look
+    output_samples : Mapping of str to OutputSample
         What was seen of the outputs of each model that ran.
     folds : sequence of Fold
         Scores are tried on the first.
@@ -120,28 +112,28 @@ def meant(
     InputError
         Scores do not fit labels or outputs, or it takes the user to tell what outputs mean.
     """
-    given, classes = data.objective, data.classes
+    given, classes = data.labels.objective, data.classes
     if _may_be_classes(settings, data):
-        refuse(_ask_for_words(settings))
-        given, classes = replace(given, kind=BINARY), ("0", "1")
+        refuse(_unclear_targets(settings))
+        given, classes = replace(given, kind=objectives.BINARY), ("0", "1")
     label, problems = objectives.pos_label_of(settings.pos_label, given, classes)
     found, notes = objectives.decided(
-        given, settings.asked, looks, label, _digest(settings.output_transform)
+        given, settings.known_criterion, output_samples, label, _digest(settings.output_transform)
     )
     models = list(dict.fromkeys(job.model for job in draft.jobs))
-    known = [model for model in models if model in looks] or models
-    problems += _shape_problems(found, looks)
+    known = [model for model in models if model in output_samples] or models
+    problems += _shape_problems(found, output_samples)
     problems += scores.fit_problems(settings.scoring, found, known)
-    problems += _transform_problems(settings, found, looks)
+    problems += _transform_problems(settings, found, output_samples)
     if not problems:
-        problems += _trial_problems(settings, found, data, folds[0].valid, looks)
+        problems += _trial_problems(settings, found, data, folds[0].valid, output_samples)
     refuse(problems)
     names = tuple(scores.resolve(settings.scoring, found))
     plan = replace(draft, scoring=names, classes=classes).with_objective(found)
-    is_told = settings.asked is not None
-    said = scores.score_notes(settings.scoring, found, known, is_told)
-    told = (*notes, *said, *_own_notes(settings, found))
-    return plan, tuple(dict.fromkeys(told))
+    assumed = scores.score_notes(
+        settings.scoring, found, known, settings.known_criterion is not None
+    )
+    return plan, tuple(dict.fromkeys((*notes, *assumed, *_own_notes(settings, found))))
 
 
 def _digest(transform: Any) -> str:
@@ -158,14 +150,14 @@ def _digest(transform: Any) -> str:
 
 def _may_be_classes(settings: Settings, data: Prepared) -> bool:
     """Whether targets are classes as well as numbers, and no score says that they are numbers."""
-    if settings.asked is not None or data.objective.kind != REGRESSION:
+    if settings.known_criterion is not None or data.labels.objective.kind != objectives.REGRESSION:
         return False
     one = data.targets.ndim == 1 or data.targets.shape[1] == 1
     if not one or not np.isin(data.targets, (0, 1)).all() or len(np.unique(data.targets)) < 2:
         return False
     if settings.scoring is None:
         return True
-    pairs = scores.named_scores(settings.scoring, REGRESSION)
+    pairs = scores.named_scores(settings.scoring, objectives.REGRESSION)
     return any(not scores.is_custom(item) and not _is_of_numbers(item) for _, item in pairs)
 
 
@@ -175,60 +167,62 @@ def _is_of_numbers(item: Any) -> bool:
     return str(name).startswith((*ofs, "median_", "root_", "d2_pinball", "d2_tweedie"))
 
 
-def _ask_for_words(settings: Settings) -> Iterator[Problem]:
+def _unclear_targets(settings: Settings) -> Iterator[Problem]:
     if settings.scoring is None and settings.output_transform is None:
         yield Problem(
-            "it must be said whether targets that are 0 and 1 are classes or numbers, since this "
-            "criterion does not tell",
+            "targets of 0 and 1 need a criterion or a score that says whether they are classes "
+            "or numbers",
             one_line(settings.criterion),
-            "Pass scoring='r2' for numbers, or output_transform=torch.sigmoid (or what makes "
-            "probabilities of outputs) for classes.",
+            "Pass scoring='r2' for numbers, or output_transform=torch.sigmoid (or another function "
+            "from outputs to probabilities) for classes.",
         )
 
 
 # Whether outputs fit
 
 
-def _shape_problems(found: Objective, looks: Mapping[str, Look]) -> Iterator[Problem]:
+def _shape_problems(
+    found: Objective, output_samples: Mapping[str, OutputSample]
+) -> Iterator[Problem]:
     if found.transform:
         return
-    for model, look in looks.items():
-        if found.kind == BINARY and look.columns != 1:
+    for model, sample in output_samples.items():
+        if found.kind == objectives.BINARY and sample.columns != 1:
             yield Problem(
                 f"model {model} must have one output for two classes, as its criterion asks for",
-                f"shape {look.rows.shape}",
+                f"shape {sample.rows.shape}",
                 "Give its last layer one output, or use CrossEntropyLoss.",
             )
-        if found.kind == MULTICLASS and look.columns == 1:
+        if found.kind == objectives.MULTICLASS and sample.columns == 1:
             yield Problem(
                 f"model {model} must have an output for each class, as other models have",
-                f"shape {look.rows.shape}",
+                f"shape {sample.rows.shape}",
                 "Give its last layer an output for each class.",
             )
 
 
 def _transform_problems(
-    settings: Settings, found: Objective, looks: Mapping[str, Look]
+    settings: Settings, found: Objective, output_samples: Mapping[str, OutputSample]
 ) -> Iterator[Problem]:
     """Yield what is wrong with what `output_transform` makes of outputs that were seen."""
-    if settings.transform is None or found.scale != TRANSFORMED:
+    if settings.transform is None or found.scale != criteria.TRANSFORMED:
         return
-    for model, look in looks.items():
+    for model, sample in output_samples.items():
         try:
-            if found.kind == REGRESSION:
-                made = objectives.predicted(found, look.rows, settings.transform)
+            if found.kind == objectives.REGRESSION:
+                made = objectives.predicted(found, sample.rows, settings.transform)
             else:
-                made = objectives.probabilities(found, look.rows, settings.transform)
+                made = objectives.probabilities(found, sample.rows, settings.transform)
         except Exception as error:  # noqa: BLE001
             # The user's own function may raise anything.
             received = f"{type(error).__name__} on outputs of {model}: {one_line(error)}"
         else:
-            if len(made) == len(look.rows):
+            if len(made) == len(sample.rows):
                 continue
-            received = f"{len(made)} rows of {len(look.rows)} samples of {model}"
-        what = "predictions" if found.kind == REGRESSION else "probabilities"
+            received = f"{len(made)} rows of {len(sample.rows)} samples of {model}"
+        what = "predictions" if found.kind == objectives.REGRESSION else "probabilities"
         yield Problem(
-            f"output_transform must make {what} of outputs, a row for each sample",
+            f"output_transform must return {what}, one row per sample",
             received,
             "Pass a function of one tensor of shape (n, ...), such as torch.sigmoid.",
         )
@@ -239,13 +233,13 @@ def _trial_problems(
     found: Objective,
     data: Prepared,
     valid: Array,
-    looks: Mapping[str, Look],
+    output_samples: Mapping[str, OutputSample],
 ) -> Iterator[Problem]:
     """Try scikit-learn's scores on good outputs: one that cannot be computed fails all jobs."""
     targets = data.targets[valid]
     # Of the user's own transform only its results are known.
     tried = replace(found, scale=_tried_scale(found), apart=(), transform="")
-    columns = max([len(data.classes), *(look.columns for look in looks.values())])
+    columns = max([len(data.classes), *(sample.columns for sample in output_samples.values())])
     if columns * len(targets) > MOST_TRIED:
         return
     outputs = _good_outputs(tried, targets, columns)
@@ -271,27 +265,27 @@ def _trial_problems(
 
 
 def _tried_scale(found: Objective) -> str:
-    if found.scale not in (TRANSFORMED, UNKNOWN):
+    if found.scale not in (criteria.TRANSFORMED, criteria.UNKNOWN):
         return found.scale
-    return VALUES if found.kind == REGRESSION else LOGITS
+    return criteria.VALUES if found.kind == objectives.REGRESSION else criteria.LOGITS
 
 
 def _good_outputs(found: Objective, targets: Array, columns: int) -> Array:
     """Return outputs, on the scale of a model's, that say the right thing."""
-    if found.kind == REGRESSION:
+    if found.kind == objectives.REGRESSION:
         # A little off: numbers that are whole would pass for classes.
         near = np.asarray(targets, np.float64) + 0.125
         with np.errstate(invalid="ignore", divide="ignore"):
-            near = np.log(near) if found.scale == LOG_RATE else near
+            near = np.log(near) if found.scale == criteria.LOG_RATE else near
         return np.nan_to_num(near).astype(np.float32)
     codes = found.codes(targets)
-    if found.kind == MULTICLASS:
+    if found.kind == objectives.MULTICLASS:
         shares = np.full((len(codes), max(2, columns)), 0.1 / max(2, columns))
         shares[np.arange(len(codes)), codes] += 0.9
-        logs = found.scale in (LOGITS, LOG_PROBABILITIES, MARGINS)
+        logs = found.scale in (criteria.LOGITS, criteria.LOG_PROBABILITIES, criteria.MARGINS)
         return (np.log(shares) if logs else shares).astype(np.float32)
     shares = np.where(codes == 1, 0.9, 0.1)
-    signed = found.scale not in (PROBABILITIES, TRANSFORMED)
+    signed = found.scale not in (criteria.PROBABILITIES, criteria.TRANSFORMED)
     return (np.log(shares / (1 - shares)) if signed else shares).astype(np.float32)
 
 
@@ -312,12 +306,11 @@ def _own_problems(
     of_labels, of_numbers = (_tried(item, truth, outputs) for truth in (originals, codes))
     if of_numbers > of_labels:
         yield Problem(
-            f"scores must compare outputs with labels as the data have them, and {name} does not",
-            f"{of_labels:.4g} of outputs that are all right, {of_numbers:.4g} if labels were "
-            "the numbers of outputs",
-            "Find the label of an output in sorted order, labels = numpy.unique(all_labels); or "
-            "number the labels from 0 in the data; or use make_scorer, which gets labels and "
-            "predicted labels.",
+            f"scores must compare predictions with the labels of the data, and {name} compares "
+            "class indices",
+            f"{of_labels:.4g} for perfect outputs, {of_numbers:.4g} if labels were class indices",
+            "Map outputs to labels by numpy.unique(all_labels), number the labels from 0 in the "
+            "data, or use make_scorer, which gets labels and predicted labels.",
         )
 
 
@@ -332,9 +325,13 @@ def _tried(item: Any, truth: Array, outputs: Array) -> float:
 
 
 def _own_notes(settings: Settings, found: Objective) -> Iterator[str]:
-    if not found.labels or found.kind not in (MULTICLASS, BINARY, MULTILABEL):
+    if not found.labels or found.kind not in (
+        objectives.MULTICLASS,
+        objectives.BINARY,
+        objectives.MULTILABEL,
+    ):
         return
     pairs = scores.named_scores(settings.scoring, found.kind)
     own = [str(name) for name, item in pairs if scores.is_custom(item)]
     if own:
-        yield f"{', '.join(own)} gets labels as the data have them, not the numbers of outputs"
+        yield f"{', '.join(own)} gets the labels of the data, not class indices"

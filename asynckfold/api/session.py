@@ -16,7 +16,8 @@ from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import THREADS, differences
 from asynckfold.jobs.result import DIVERGED, DONE
-from asynckfold.planning.workload import Choice, decided_of
+from asynckfold.planning.workload import Choice
+from asynckfold.results.decision import decided_of
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
 from asynckfold.sweep.loop import is_stray
@@ -25,7 +26,7 @@ from asynckfold.system.machine import Machine
 from asynckfold.system.signals import Interruption, listening
 
 if TYPE_CHECKING:
-    from asynckfold.data.materialize import Seen
+    from asynckfold.data.materialize import CheckedDataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class Session:
     before: Choice | None = None
     store: RunStore | None = None
     stack: ExitStack = field(default_factory=ExitStack)
-    seen: list[Seen] = field(default_factory=list)
+    checked: list[CheckedDataset] = field(default_factory=list)
 
     @property
     def settings(self) -> Settings:
@@ -157,10 +158,10 @@ def _software_problems(store: RunStore, here: Mapping[str, str]) -> Iterator[Pro
     found = differences(next(iter(store.reader.software()), {}), here)
     if found:
         yield Problem(
-            f"{store.root} is continued with what it was begun with, or with other bits",
+            f"{store.root} must be continued with the software that it was begun with",
             "; ".join(found),
-            "Use the same again, or another folder, or pass allow_different_software=True: then "
-            "bit-identity is no longer claimed.",
+            "Use the same software again or another folder, or pass allow_different_software=True: "
+            "then the run is no longer reproducible.",
         )
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from asynckfold.cli.flags import with_defaults
 from asynckfold.cli.output import Output
-from asynckfold.data.sources import Choice, Inspection, column_words, inspect
+from asynckfold.data.sources import Inspection, TableOptions, column_words, inspect
 from asynckfold.data.sources.columns import FEATURE, LEFT_OUT, REFUSED
 from asynckfold.errors import refuse
 from asynckfold.results.report.sentences import plural
@@ -31,7 +31,7 @@ def data(parsed: argparse.Namespace, out: Output) -> int:
         parsed.source,
         data_root=Path(parsed.data_root),
         download=parsed.download,
-        choice=Choice(
+        choice=TableOptions(
             parsed.target,
             parsed.header,
             column_words(parsed.drop),

@@ -19,7 +19,8 @@ from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 from asynckfold.cli.text_charts import gantt
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.plan import Plan
-from asynckfold.planning.forecast import Forecast, forecast_of
+from asynckfold.planning.forecast import Forecast
+from asynckfold.results.decision import forecast_of
 from asynckfold.scheduling.place import place
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE

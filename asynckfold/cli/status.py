@@ -9,7 +9,7 @@ from typing import Any
 
 from asynckfold.cli.output import Output
 from asynckfold.cli.run_folder import open_run, stored_command
-from asynckfold.jobs.reproducibility import Claim, claim
+from asynckfold.jobs.reproducibility import Reproducibility, reproducibility_of
 from asynckfold.store import Attempt, RunReader, RunStore, Waiting
 from asynckfold.store.layout import refit_folders
 from asynckfold.system.units import named_cores
@@ -39,12 +39,11 @@ def state_of(store: RunReader) -> dict[str, Any]:
         None if nothing is pending; and ``refits``, empty here, see `with_refits`.
     """
     counts, holder, attempts = store.counts(), store.holder(), store.attempts()
-    claimed = claim(store.plan, store.software())
     at_work = [item for item in attempts if item.outcome is None] if holder else []
     return {
         **counts,
         "fingerprint": store.fingerprint(),
-        "bit_identity": asdict(claimed),
+        "bit_identity": asdict(reproducibility_of(store.plan, store.software())),
         "holder": holder,
         "running_jobs": [_at_work(store, item) for item in _in_hand(at_work)],
         "idle": _idle(store.waiting, at_work) if holder else None,
@@ -160,7 +159,8 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
         then = f"; continue with: {refit['continue_with']}" if refit["continue_with"] else ""
         why = f", {refit['ended']}" if name == "pending" and refit["ended"] else ""
         yield f"{refit['candidate']} on all samples: {text}{why}{then}"
-    yield f"fingerprint {state['fingerprint']}, {Claim(tuple(state['bit_identity']['reasons']))}"
+    verdict = Reproducibility(tuple(state["bit_identity"]["reasons"]))
+    yield f"fingerprint {state['fingerprint']}, {verdict}"
 
 
 def _idle_lines(idle: Mapping[str, Any] | None) -> Iterator[str]:

@@ -103,8 +103,8 @@ def as_given(
     remedy = "scale it first, or pass preprocess=StandardScaler(), which gets it exactly"
     with np.errstate(over="ignore"):
         narrow = samples.astype(np.float32)
-    told = ("X was converted from float64 to float32", *([f"{lost}: {remedy}"] if lost else []))
-    return Given((narrow, labels), *views, told)
+    notes = ("X was converted from float64 to float32", *([f"{lost}: {remedy}"] if lost else []))
+    return Given((narrow, labels), *views, notes)
 
 
 def _conversion_notes(samples: Any) -> tuple[str, ...]:
@@ -129,8 +129,8 @@ def _number_problems(given: Any, samples: Array) -> Iterator[Problem]:
     yield Problem(
         "X must hold numbers",
         f"columns {columns}" if columns else f"an array of {samples.dtype}",
-        "Encode what is none, for instance by pandas.get_dummies, or leave it out, or pass a "
-        "train_transform that makes tensors of it.",
+        "Encode other columns, for instance by pandas.get_dummies, leave them out, or pass a "
+        "train_transform that returns tensors.",
     )
 
 
@@ -147,8 +147,7 @@ def plain(values: Any, name: str) -> Any:
     if isinstance(values, Tensor):
         if values.layout is not torch.strided:
             remedy = f"Pass {name}.to_dense() if it fits the memory."
-            problem = Problem(f"{name} must be a dense tensor", str(values.layout), remedy)
-            raise InputError([problem])
+            raise InputError.one(f"{name} must be a dense tensor", str(values.layout), remedy)
         return values
     if _is_table(values):
         return _of_table(values)
@@ -157,8 +156,9 @@ def plain(values: Any, name: str) -> Any:
         array = np.asarray(values)
     except ValueError as error:
         remedy = "Bring its items into one shape, or pass a torch Dataset."
-        problem = Problem(f"{name} must be an array", f"{type(values).__name__}: {error}", remedy)
-        raise InputError([problem]) from error
+        raise InputError.one(
+            f"{name} must be an array", f"{type(values).__name__}: {error}", remedy
+        ) from error
     return _numbers(array) if array.dtype == object else array
 
 
@@ -169,11 +169,11 @@ def by_position(values: Any, name: str) -> Any:
     """
     if is_sparse(values):
         remedy = f"Pass {name}.toarray() if it fits the memory."
-        raise InputError([Problem(f"{name} must be a dense array", type(values).__name__, remedy)])
+        raise InputError.one(f"{name} must be a dense array", type(values).__name__, remedy)
     if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
         received = f"an array with {int(np.ma.getmaskarray(values).sum())} masked values"
         remedy = f"Pass {name}.filled(numpy.nan), or leave these samples out."
-        raise InputError([Problem(f"{name} must not be masked", received, remedy)])
+        raise InputError.one(f"{name} must not be masked", received, remedy)
     return np.asarray(values) if _is_of_pandas(values) else values
 
 
@@ -269,7 +269,7 @@ def exact(inputs: Tensor) -> Array:
     """
     if inputs.is_complex():
         remedy = "Pass their real and imaginary parts as features."
-        raise InputError([Problem("preprocess needs real numbers", str(inputs.dtype), remedy)])
+        raise InputError.one("preprocess needs real numbers", str(inputs.dtype), remedy)
     if inputs.dtype in _EXACT_IN_FLOAT32:
         inputs = inputs.float()
     elif inputs.dtype in _EXACT_IN_FLOAT64:

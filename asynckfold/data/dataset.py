@@ -64,7 +64,7 @@ class Opened:
     notes: tuple[str, ...] = ()
     known: bool = False  # samples are rows of `samples`: reading them runs no user code
     # called with each sample number before it is read
-    told: Callable[[int], object] | None = field(default=None, repr=False)
+    on_read: Callable[[int], object] | None = field(default=None, repr=False)
     # stands for the transform of `base`
     recorder: Recorder | None = field(default=None, repr=False)
 
@@ -77,8 +77,8 @@ class Opened:
 
     def read(self, index: int) -> tuple[Any, Any]:
         """Return an untransformed pair; raise `InputError` where the dataset gives none."""
-        if self.told is not None:
-            self.told(index)
+        if self.on_read is not None:
+            self.on_read(index)
         try:
             item = self.base[self.row(index)]
         except (Exception, SystemExit) as error:
@@ -120,9 +120,9 @@ def unreadable(index: int, error: BaseException) -> Problem:
 
 def _not_its_transforms(index: int) -> Problem:
     return Problem(
-        f"dataset[{index}] must be what the dataset's transform gives of one sample, as before",
+        f"dataset[{index}] must be the transform's result for one sample, as for earlier samples",
         "something else",
-        "Leave the transform to train_transform and eval_transform.",
+        "Pass the transform as train_transform or eval_transform instead.",
     )
 
 
@@ -234,7 +234,9 @@ def open_inputs(inputs: Any, *, undress: bool = False, exact: bool = False) -> O
         return source
     bare = redressed(source, how_to_undress(source))
     if not bare.steps:
-        rule = "the transform of inputs must be one that can be taken out, as the run's was"
+        rule = (
+            "the transform of inputs must be separable from them, like that of the run's data set"
+        )
         received = step_name(source.base.transform)
         refuse([Problem(rule, received, "Pass a data set whose transform is None.")])
     return bare
@@ -255,14 +257,10 @@ def _style_problems(dataset: Any, name: str = "dataset") -> list[Problem]:
 
 def _sized(source: Opened) -> Opened:
     if len(source) < 2:
-        raise InputError(
-            [
-                Problem(
-                    "dataset must have at least 2 samples",
-                    f"{len(source)} sample{'s' * (len(source) != 1)}",
-                    "Check the path, the split and any Subset.",
-                )
-            ]
+        raise InputError.one(
+            "dataset must have at least 2 samples",
+            f"{len(source)} sample{'s' * (len(source) != 1)}",
+            "Check the path, the split and any Subset.",
         )
     return source
 
@@ -271,14 +269,10 @@ def _open_arrays(pair: tuple[Any, ...]) -> Opened:
     found = pair if len(pair) != 2 else (plain(pair[0], "X"), by_position(pair[1], "y"))
     sizes = [len(part) if _is_sized(part) else None for part in found]
     if len(pair) != 2 or None in sizes or sizes[0] != sizes[1]:
-        raise InputError(
-            [
-                Problem(
-                    "a tuple must be (X, y), two arrays of equal length",
-                    f"{len(pair)} parts of lengths {sizes}",
-                    "Pass one row of X and one label for each sample.",
-                )
-            ]
+        raise InputError.one(
+            "a tuple must be (X, y), two arrays of equal length",
+            f"{len(pair)} parts of lengths {sizes}",
+            "Pass one row of X and one label for each sample.",
         )
     samples, labels = found
     notes = []
@@ -339,9 +333,7 @@ def redressed(source: Opened, how: str) -> Opened:
     base = None if how == DRESSED else _redressed(source.base, transform, recorder)
     if base is not None:
         return replace(source, base=base, steps=flatten(transform), recorder=recorder)
-    note = (
-        "the dataset's transform could not be taken out of it; its samples are taken as they come"
-    )
+    note = "the dataset's transform could not be separated from it; samples are used with it"
     return replace(source, notes=(*source.notes, note))
 
 

@@ -21,8 +21,8 @@ ROOM = 100
 """Times as many different rows as there are samples, from which equal ones are no chance."""
 
 NOT_LOOKED = (
-    "copies of training samples among the validation samples were not looked for, since samples "
-    "are read one by one"
+    "validation samples were not searched for copies of training samples, since samples are read "
+    "one by one"
 )
 
 
@@ -100,12 +100,11 @@ def copies_note(samples: Array | None, folds: Sequence[Fold]) -> str:
 
 def random_note(notes: Iterable[str]) -> str:
     """Note that validation samples are random, where the dataset's notes say that it is."""
-    if not any("random by itself" in note for note in notes):
+    if not any("the dataset itself is random" in note for note in notes):
         return ""
     return (
-        "validation samples are random variants, too, as the data set draws them, so scores are "
-        "those of augmented samples: pass the random steps as train_transform to leave them out "
-        "of evaluation"
+        "the data set also varies validation samples at random, so scores are those of augmented "
+        "samples: pass the random steps as train_transform to leave them out of evaluation"
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from asynckfold.data.transforms import Array, is_known, to_array
-from asynckfold.errors import InputError, Problem
+from asynckfold.errors import InputError
 from asynckfold.jobs.folds import Indices
 
 _MNIST, _CIFAR, _SVHN = (f"torchvision.datasets.{name}" for name in ("mnist", "cifar", "svhn"))
@@ -115,8 +115,8 @@ def listing(dataset: Any, rows: Indices | None) -> bytes:
         try:
             found = Path(path).stat()
         except OSError as error:
-            remedy = "Make the data set anew."
-            raise InputError([Problem("each file must be there", str(error), remedy)]) from error
+            remedy = "Create the data set again."
+            raise InputError.one("each file must be there", str(error), remedy) from error
         name = os.path.relpath(path, dataset.root)
         digest.update(repr((name, target, found.st_size, found.st_mtime_ns)).encode())
     return digest.digest()

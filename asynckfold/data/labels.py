@@ -119,14 +119,10 @@ def label_array(values: Any) -> Array:
     if array.dtype.kind == "O" and all(isinstance(item, str) for item in array.ravel()):
         array = array.astype(str)
     if array.dtype.kind not in "biufU":
-        raise InputError(
-            [
-                Problem(
-                    "labels must be numbers or strings, all of one shape",
-                    f"an array of {array.dtype} of shape {array.shape}",
-                    "Pass targets= with one class index or name per sample.",
-                )
-            ]
+        raise InputError.one(
+            "labels must be numbers or strings, all of one shape",
+            f"an array of {array.dtype} of shape {array.shape}",
+            "Pass targets= with one class index or name per sample.",
         )
     return array
 
@@ -143,14 +139,10 @@ def _stacked(values: Any) -> Array:
 
 def _regression(array: Array, criterion: Criterion | None) -> Labels:
     if array.dtype.kind == "U" or array.ndim not in (1, 2):
-        raise InputError(
-            [
-                Problem(
-                    "regression targets must be numbers of shape (n,) or (n, m)",
-                    f"{_first(array)}, shape {array.shape}",
-                    "Use a class criterion such as CrossEntropyLoss, or pass targets=.",
-                )
-            ]
+        raise InputError.one(
+            "regression targets must be numbers of shape (n,) or (n, m)",
+            f"{_first(array)}, shape {array.shape}",
+            "Use a class criterion such as CrossEntropyLoss, or pass targets=.",
         )
     _refuse_not_finite(array, "regression targets must be finite")
     objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion))
@@ -161,14 +153,10 @@ def _refuse_not_finite(array: Array, rule: str) -> None:
     finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
     if not finite.all():
         at = int(np.flatnonzero(~finite)[0])
-        raise InputError(
-            [
-                Problem(
-                    rule,
-                    f"{array[at]} at index {at}, {int((~finite).sum())} in all",
-                    "Remove these samples or fill in their targets.",
-                )
-            ]
+        raise InputError.one(
+            rule,
+            f"{array[at]} at index {at}, {int((~finite).sum())} in all",
+            "Remove these samples or fill in their targets.",
         )
 
 

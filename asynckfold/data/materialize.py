@@ -2,7 +2,7 @@
 
 ::
 
-    Look ── views ── arrays ── Pass, in ranges, each by a reader ── labels, digests
+    SampleCheck ── views ── arrays ── Pass, in ranges, each by a reader ── labels, digests
               ▲                   │
               └── a step drew ────┘   the views are divided anew, and all is read again
 """
@@ -23,13 +23,20 @@ import torch
 from asynckfold.data.arrays import NOT_FINITE
 from asynckfold.data.dataset import Opened, open_source, redressed
 from asynckfold.data.known_datasets import all_known, file_labels, listing
-from asynckfold.data.range_reader import DIGEST_BYTES, Look, Looked, Part, Pass, Pipeline
+from asynckfold.data.range_reader import (
+    DIGEST_BYTES,
+    Pass,
+    Pipeline,
+    RangeRead,
+    SampleCheck,
+    SampleFacts,
+)
 from asynckfold.data.shared_arrays import ArraySpec, SharedArray
 from asynckfold.data.transforms import Array, Kind, flatten, same_steps
 from asynckfold.data.views import Place, Traced, Views, make_views
 from asynckfold.errors import Problem, refuse
 
-Task = Look | Pass
+Task = SampleCheck | Pass
 
 STREAMED = "samples are read one by one in the workers, as a DataLoader does, since "
 
@@ -92,39 +99,39 @@ class Reading:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """A dataset of which some samples were looked at."""
+class CheckedDataset:
+    """A dataset of which some samples were checked."""
 
-    look: Look
-    looked: Looked
+    check: SampleCheck
+    facts: SampleFacts
     source: Opened  # with its transform taken out
     views: Views
 
     @property
     def random(self) -> bool:
         """Whether the dataset itself is random."""
-        return self.looked.random
+        return self.facts.random
 
 
-def look_at(look: Look, readers: Readers) -> Seen:
-    """Look at some samples; raise `InputError` where one cannot be read or transformed."""
-    (looked,) = readers(look, 0, (), 0.0)
-    refuse(looked.problems)
-    return seen_by(look, looked)
+def check_samples(check: SampleCheck, readers: Readers) -> CheckedDataset:
+    """Check some samples; raise `InputError` where one cannot be read or transformed."""
+    (facts,) = readers(check, 0, (), 0.0)
+    refuse(facts.problems)
+    return with_facts(check, facts)
 
 
-def seen_by(look: Look, looked: Looked) -> Seen:
-    """Repeat here what `Look` found elsewhere, without reading a sample."""
-    source = redressed(open_source(look.dataset), looked.how)
-    traced = Traced(looked.traces)
-    views = make_views(source, look.train_transform, look.eval_transform, traced)
-    return Seen(look, looked, source, views)
+def with_facts(check: SampleCheck, facts: SampleFacts) -> CheckedDataset:
+    """Return the dataset with what a check in another process found; reads no sample."""
+    source = redressed(open_source(check.dataset), facts.how)
+    traced = Traced(facts.traces)
+    views = make_views(source, check.train_transform, check.eval_transform, traced)
+    return CheckedDataset(check, facts, source, views)
 
 
-def runs_user_code(look: Look) -> bool:
+def runs_user_code(check: SampleCheck) -> bool:
     """Return whether reading samples runs code other than torch's and torchvision's."""
-    source = open_source(look.dataset)
-    given = (*flatten(look.train_transform), *flatten(look.eval_transform))
+    source = open_source(check.dataset)
+    given = (*flatten(check.train_transform), *flatten(check.eval_transform))
     return not (source.known and all_known((*source.steps, *given)))
 
 
@@ -136,7 +143,7 @@ class _Found:
     drew: frozenset[Place] = frozenset()
     unseeded: frozenset[Place] = frozenset()
     dressed: bool = False
-    parts: list[Part] = field(default_factory=list)
+    parts: list[RangeRead] = field(default_factory=list)
 
     @property
     def anew(self) -> bool:
@@ -145,62 +152,62 @@ class _Found:
 
 
 def read_all(
-    seen: Seen, readers: Readers, memory_budget: int | None, folder: Path | None
-) -> Reading | Seen:
+    checked: CheckedDataset, readers: Readers, memory_budget: int | None, folder: Path | None
+) -> Reading | CheckedDataset:
     """Read all samples into shared arrays, or digests of them.
 
-    Returns `Seen` instead where a step turned out to be random, so that the views change.
+    Returns `CheckedDataset` instead where a step turned out to be random, so that the views change.
     """
-    why = _why_not_held(seen)
+    why = _why_not_held(checked)
     if not why:
-        found = _hold(seen, readers, memory_budget, folder)
+        found = _hold(checked, readers, memory_budget, folder)
         if isinstance(found, Reading):
             return found
         if found.anew:
-            return _looked_anew(seen, readers, found)
+            return _checked_again(checked, readers, found)
         why = found.why
-    if seen.views.problems:
-        refuse(seen.views.problems)
-    return _stream(seen, readers, why)
+    if checked.views.problems:
+        refuse(checked.views.problems)
+    return _stream(checked, readers, why)
 
 
-def labels_of(seen: Seen, readers: Readers) -> list[Any]:
+def labels_of(checked: CheckedDataset, readers: Readers) -> list[Any]:
     """Read all labels of a dataset whose samples cannot be used as they are."""
-    work = Pass(seen.look.dataset, seen.looked.how, (), hold=False, random=True)
-    digests = SharedArray(ArraySpec((len(seen.source), DIGEST_BYTES), "uint8"))
+    work = Pass(checked.check.dataset, checked.facts.how, (), hold=False, random=True)
+    digests = SharedArray(ArraySpec((len(checked.source), DIGEST_BYTES), "uint8"))
     try:
-        found = _passed(seen, readers, work, [digests])
+        found = _passed(checked, readers, work, [digests])
     finally:
         digests.close()
     return [label for part in found.parts for label in part.labels]
 
 
-def _looked_anew(seen: Seen, readers: Readers, found: _Found) -> Seen:
-    look = seen.look
-    drawn, unseeded = look.drawn | found.drew, look.unseeded | found.unseeded
-    dressed = look.dressed or found.dressed
-    return look_at(replace(look, drawn=drawn, unseeded=unseeded, dressed=dressed), readers)
+def _checked_again(checked: CheckedDataset, readers: Readers, found: _Found) -> CheckedDataset:
+    check = checked.check
+    drawn, unseeded = check.drawn | found.drew, check.unseeded | found.unseeded
+    dressed = check.dressed or found.dressed
+    return check_samples(replace(check, drawn=drawn, unseeded=unseeded, dressed=dressed), readers)
 
 
-def _why_not_held(seen: Seen) -> str:
-    if seen.random:
+def _why_not_held(checked: CheckedDataset) -> str:
+    if checked.random:
         return (
-            "the dataset is random by itself: x and y come from one read of a sample, which is "
+            "the dataset itself is random: x and y come from one read of a sample, which is "
             "seeded by job, epoch and sample in training, and by sample in evaluation; folds are "
-            "made of the targets of evaluation"
+            "made from the targets of evaluation"
         )
-    if seen.views.train.stored is None or seen.views.eval.stored is None:
+    if checked.views.train.stored is None or checked.views.eval.stored is None:
         return "they differ in shape or cannot be stored as an array before the random steps"
-    if not seen.looked.equal:
+    if not checked.facts.equal:
         return "batches did not equal single samples"
     return ""
 
 
 def _hold(
-    seen: Seen, readers: Readers, memory_budget: int | None, folder: Path | None
+    checked: CheckedDataset, readers: Readers, memory_budget: int | None, folder: Path | None
 ) -> Reading | _Found:
     """Fill shared arrays, or say why that cannot be."""
-    source, stored = seen.source, _distinct_prefixes(seen.views)
+    source, stored = checked.source, _distinct_prefixes(checked.views)
     specs = [ArraySpec((len(source), *kind.shape), kind.dtype) for _, kind in stored]
     arrays, where = _allocate(specs, memory_budget, folder)
     if not arrays:
@@ -214,12 +221,12 @@ def _hold(
         return Reading(tuple(arrays), _slots(slots), notes=tuple(notes))
     pipelines = tuple(pipeline for pipeline, _ in stored)
     found = _passed(
-        seen, readers, Pass(seen.look.dataset, seen.looked.how, pipelines, True), arrays
+        checked, readers, Pass(checked.check.dataset, checked.facts.how, pipelines, True), arrays
     )
     if found.anew:
         return found
     if found.why:
-        _refuse_odd_sample(seen.views, found.why)
+        _refuse_odd_sample(checked.views, found.why)
         return found
     labels = [label for part in found.parts for label in part.labels]
     notes += _feature_notes(arrays)
@@ -231,10 +238,12 @@ def _slots(slots: tuple[int, int]) -> tuple[int, int]:
     return slots[0] + 1, slots[1] + 1
 
 
-def _passed(seen: Seen, readers: Readers, work: Pass, arrays: Sequence[SharedArray]) -> _Found:
+def _passed(
+    checked: CheckedDataset, readers: Readers, work: Pass, arrays: Sequence[SharedArray]
+) -> _Found:
     """Read all samples; report what drew or did not fit, refuse what cannot be read."""
-    count = len(seen.source)
-    parts: list[Part] = readers(work, count, arrays, seen.looked.seconds * count)
+    count = len(checked.source)
+    parts: list[RangeRead] = readers(work, count, arrays, checked.facts.seconds * count)
     first = sorted((part for part in parts if part.at >= 0), key=lambda part: part.at)
     drew = frozenset(place for part in first for place in part.drew)
     if any(part.dressed for part in first):
@@ -249,10 +258,10 @@ def _passed(seen: Seen, readers: Readers, work: Pass, arrays: Sequence[SharedArr
     return _Found(parts=parts)
 
 
-def _stream(seen: Seen, readers: Readers, why: str) -> Reading | Seen:
+def _stream(checked: CheckedDataset, readers: Readers, why: str) -> Reading | CheckedDataset:
     """Return labels and a digest of samples that jobs will read themselves."""
-    source, view = seen.source, seen.views.eval
-    if not seen.random and all_known(view.pipeline):
+    source, view = checked.source, checked.views.eval
+    if not checked.random and all_known(view.pipeline):
         if source.known and source.samples is not None:
             digest = _digest_of_rows(source.samples, source.rows)
             return Reading(notes=(STREAMED + why,), digest=digest)
@@ -262,29 +271,33 @@ def _stream(seen: Seen, readers: Readers, why: str) -> Reading | Seen:
                 labels=np.asarray(targets)[slice(None) if source.rows is None else source.rows],
                 notes=(
                     STREAMED + why,
-                    "whether files were changed is told by their names, sizes and times, not by "
-                    "their contents",
+                    "changed files are detected by their names, sizes and times, not by their "
+                    "contents",
                 ),
                 digest=listing(source.base, source.rows),
             )
-    places = tuple((place,) for place in seen.views.places[1])
+    places = tuple((place,) for place in checked.views.places[1])
     # What torchvision's own steps do is known; to decode and scale all samples takes its time.
     pipelines = () if all_known(view.pipeline) else (Pipeline(view.pipeline, places),)
-    work = Pass(seen.look.dataset, seen.looked.how, pipelines, hold=False, random=seen.random)
+    work = Pass(
+        checked.check.dataset, checked.facts.how, pipelines, hold=False, random=checked.random
+    )
     digests = SharedArray(ArraySpec((len(source), DIGEST_BYTES), "uint8"))
     try:
-        found = _passed(seen, readers, work, [digests])
+        found = _passed(checked, readers, work, [digests])
         if found.anew:
-            return _looked_anew(seen, readers, found)
+            return _checked_again(checked, readers, found)
         digest = hashlib.sha256(digests.writable().tobytes()).digest()
     finally:
         digests.close()
     notes = [STREAMED + why]
-    if not seen.looked.steady:
+    if not checked.facts.steady:
         digest = b""
-        notes.append("whether samples were changed is not checked, since they never come again")
+        notes.append(
+            "changes of the samples are not detected, since no read of them can be repeated"
+        )
     labels = [label for part in found.parts for label in part.labels]
-    return Reading(labels=labels, notes=tuple(notes), random=seen.random, digest=digest)
+    return Reading(labels=labels, notes=tuple(notes), random=checked.random, digest=digest)
 
 
 def _rows(samples: Array, rows: Any) -> Array:
@@ -337,7 +350,7 @@ def _allocate(
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
         else:
-            return arrays, f"{text}: the samples are kept in a file without a name in {folder}"
+            return arrays, f"{text}: the samples are kept in an unnamed file in {folder}"
     return [], f"{text} and {free} are free in {folder}"
 
 

@@ -16,22 +16,21 @@ from asynckfold.data.batches import DataHandle
 from asynckfold.data.dataset import OneByOne, Opened, open_source
 from asynckfold.data.labels import Labels, label_array, resolve_labels
 from asynckfold.data.materialize import (
+    CheckedDataset,
     Here,
     Readers,
     Reading,
-    Seen,
+    check_samples,
     labels_of,
-    look_at,
     read_all,
     runs_user_code,
 )
-from asynckfold.data.range_reader import Look
+from asynckfold.data.range_reader import SampleCheck
 from asynckfold.data.shared_arrays import ArraySpec, SharedArray
 from asynckfold.data.target_encoding import Encoding
 from asynckfold.data.transforms import Array, View, apply, describe, seeded
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.criteria import Criterion
-from asynckfold.jobs.objective import Objective
 
 _PATIENCE_SECONDS = 5.0
 """How long labels are read for a message that tells all problems at once."""
@@ -50,36 +49,16 @@ class Prepared:
     notes: tuple[str, ...]
     held: bool  # False: samples are read one by one in the workers
     sample_shape: tuple[int, ...]  # of one input of the eval view
-    seen: Seen
+    checked: CheckedDataset
     _handle: DataHandle
     _shared: tuple[SharedArray, ...]
+    labels: Labels
     _ordinary: tuple[OneByOne, OneByOne]
-    _labels: Labels
     _digest: bytes
-
-    @property
-    def objective(self) -> Objective:
-        """What targets ask of a model, as far as it is known before a model ran."""
-        return self._labels.objective
-
-    @property
-    def strata(self) -> Array | None:
-        """As in `Labels`."""
-        return self._labels.strata
-
-    @property
-    def highest(self) -> int:
-        """As in `Labels`."""
-        return self._labels.highest
-
-    @property
-    def may_be_numbered(self) -> bool:
-        """As in `Labels`."""
-        return self._labels.may_be_numbered
 
     def numbered(self) -> Prepared:
         """Return the data with renumbered labels; earlier handles must not be used any more."""
-        labels = self._labels.numbered()
+        labels = self.labels.numbered()
         train, evaluation = self._ordinary
         encoding = self._handle.encoding
         if encoding is not None:
@@ -97,9 +76,9 @@ class Prepared:
             fingerprint=fingerprint,
             fingerprint_before=before,
             _handle=replace(self._handle, encoding=encoding),
-            notes=(*self.notes, *labels.notes[len(self._labels.notes) :]),
+            notes=(*self.notes, *labels.notes[len(self.labels.notes) :]),
             _ordinary=(view(train), view(evaluation)),
-            _labels=labels,
+            labels=labels,
         )
 
     def ordinary(self) -> tuple[OneByOne, OneByOne]:
@@ -142,7 +121,7 @@ def prepare(
     targets : array-like, optional
         Labels, in place of the dataset's.
     criterion_wants_classes : bool or None
-        Whether the criterion needs class indices; None: told by the labels' type.
+        Whether the criterion needs class indices; None: by the labels' type.
     criterion : Criterion or None
         What the criterion asks for; it stands above `criterion_wants_classes`.
     random_samples : bool
@@ -159,20 +138,42 @@ def prepare(
     InputError
         All problems found in samples, transforms and labels.
     """
-    look = Look(dataset, train_transform, eval_transform, random_samples)
+    check = SampleCheck(dataset, train_transform, eval_transform, random_samples)
     source = open_source(dataset)
     given = _given_labels(source, targets)
     wanted = criterion_wants_classes, source.names, criterion
-    labels, problems = _resolved(given, *wanted)
-    readers = readers if readers is not None and runs_user_code(look) else Here()
-    found: Seen | Reading
-    seen = found = look_at(look, readers)
-    while isinstance(found, Seen):
-        seen = found
-        if seen.views.problems and labels is None and not problems and _is_quick(seen):
-            _, problems = _resolved(labels_of(seen, readers), *wanted)
-        refuse([*seen.views.problems, *problems])
-        found = read_all(seen, readers, memory_budget, folder)
+    known, where = _resolved(given, *wanted), (memory_budget, folder)
+    if readers is None or not runs_user_code(check):
+        return _prepared(check, Here(), known, wanted, where)
+    prepared = _prepared(check, readers, known, wanted, where)
+    if not prepared.held or _same_here(prepared):
+        return prepared
+    prepared.close()
+    again = _prepared(check, Here(), known, wanted, where)
+    return replace(again, notes=(*again.notes, _ELSEWHERE))
+
+
+_Wanted = tuple[bool | None, tuple[str, ...], Criterion | None]
+"""Whether the criterion wants classes, the names of the classes, and the criterion."""
+
+
+def _prepared(
+    check: SampleCheck,
+    readers: Readers,
+    known: tuple[Labels | None, tuple[Problem, ...]],
+    wanted: _Wanted,
+    where: tuple[int | None, Path | None],
+) -> Prepared:
+    """Read the dataset; `known` are labels that need no reading, and their problems."""
+    labels, problems = known
+    found: CheckedDataset | Reading
+    checked = found = check_samples(check, readers)
+    while isinstance(found, CheckedDataset):
+        checked = found
+        if checked.views.problems and labels is None and not problems and _is_quick(checked):
+            _, problems = _resolved(labels_of(checked, readers), *wanted)
+        refuse([*checked.views.problems, *problems])
+        found = read_all(checked, readers, *where)
     encoding = None
     if labels is None:
         try:
@@ -181,43 +182,28 @@ def prepare(
             found.close()
             raise
         encoding = Encoding.of(found.labels, labels) if found.random else None
-    prepared = _assemble(
-        seen, labels, replace(found, notes=(*found.notes, *readers.notes)), encoding
-    )
-    if isinstance(readers, Here) or not prepared.held or _same_here(prepared, seen):
-        return prepared
-    prepared.close()
-    again = prepare(
-        dataset,
-        train_transform=train_transform,
-        eval_transform=eval_transform,
-        targets=targets,
-        criterion_wants_classes=criterion_wants_classes,
-        criterion=criterion,
-        random_samples=random_samples,
-        memory_budget=memory_budget,
-        folder=folder,
-    )
-    return replace(again, notes=(*again.notes, _ELSEWHERE))
+    reading = replace(found, notes=(*found.notes, *readers.notes))
+    return _assemble(checked, labels, reading, encoding)
 
 
 _ELSEWHERE = (
-    "samples were read in this process, since another process, which imports modules anew, reads "
-    "others: is a module changed after its import, or does a sample depend on earlier reads?"
+    "samples were read in this process: a worker, which imports modules again, read different "
+    "ones. Was a module changed after its import, or does a sample depend on earlier reads?"
 )
 
 
-def _is_quick(seen: Seen) -> bool:
-    return seen.looked.seconds * len(seen.source) < _PATIENCE_SECONDS
+def _is_quick(checked: CheckedDataset) -> bool:
+    return checked.facts.seconds * len(checked.source) < _PATIENCE_SECONDS
 
 
-def _same_here(prepared: Prepared, seen: Seen) -> bool:
+def _same_here(prepared: Prepared) -> bool:
     """Compare some samples of the eval view with what this process reads."""
-    handle, source = prepared.handle(), seen.source
+    handle, checked = prepared.handle(), prepared.checked
+    source = checked.source
     probes = np.array(source.probes[:3], dtype=np.int64)
     ours = handle.open(handle.fds).eval(probes)[0].numpy()
     with seeded(0):
-        pipeline = seen.views.eval.pipeline
+        pipeline = checked.views.eval.pipeline
         single = [apply(pipeline, source.read(index)[0]) for index in probes.tolist()]
     theirs = default_collate(single).numpy()
     # The last digits of a sum depend on the number of threads.
@@ -231,14 +217,10 @@ def _given_labels(source: Opened, targets: Any) -> Any:
         return label_array(source.labels)[source.rows]
     if not hasattr(targets, "__len__") or len(targets) != len(source):
         size = len(targets) if hasattr(targets, "__len__") else type(targets).__name__
-        raise InputError(
-            [
-                Problem(
-                    f"targets must hold one label for each of the {len(source)} samples",
-                    str(size),
-                    "Pass an array of that length, in the dataset's order.",
-                )
-            ]
+        raise InputError.one(
+            f"targets must hold one label for each of the {len(source)} samples",
+            str(size),
+            "Pass an array of that length, in the dataset's order.",
         )
     return targets
 
@@ -255,16 +237,18 @@ def _resolved(
         return None, error.problems
 
 
-def _assemble(seen: Seen, labels: Labels, reading: Reading, encoding: Encoding | None) -> Prepared:
-    source, views, targets = seen.source, seen.views, labels.targets
+def _assemble(
+    checked: CheckedDataset, labels: Labels, reading: Reading, encoding: Encoding | None
+) -> Prepared:
+    source, views, targets = checked.source, checked.views, labels.targets
     target_array = SharedArray(ArraySpec(targets.shape, str(targets.dtype)))
     target_array.writable()[...] = targets
     shared = (target_array, *reading.arrays)
-    handle = _handle(seen, shared, reading, encoding)
+    handle = _handle(checked, shared, reading, encoding)
     train, evaluation = (
         OneByOne(source, view.pipeline, targets, encoding) for view in (views.train, views.eval)
     )
-    notes = (*source.notes, *views.notes, *seen.looked.notes, *labels.notes, *reading.notes)
+    notes = (*source.notes, *views.notes, *checked.facts.notes, *labels.notes, *reading.notes)
     fingerprint, before = _fingerprints(handle, shared, labels, reading.digest)
     return Prepared(
         targets=targets,
@@ -276,24 +260,27 @@ def _assemble(seen: Seen, labels: Labels, reading: Reading, encoding: Encoding |
         notes=tuple(dict.fromkeys(notes)),
         held=reading.held,
         sample_shape=views.sample_shape,
-        seen=seen,
+        checked=checked,
         _handle=handle,
         _shared=shared,
         _ordinary=(train, evaluation),
-        _labels=labels,
+        labels=labels,
         _digest=reading.digest,
     )
 
 
 def _handle(
-    seen: Seen, shared: Sequence[SharedArray], reading: Reading, encoding: Encoding | None
+    checked: CheckedDataset,
+    shared: Sequence[SharedArray],
+    reading: Reading,
+    encoding: Encoding | None,
 ) -> DataHandle:
     return DataHandle(
         tuple(array.spec for array in shared),
-        _travelling(seen.views.train, reading.held),
-        _travelling(seen.views.eval, reading.held),
+        _travelling(checked.views.train, reading.held),
+        _travelling(checked.views.eval, reading.held),
         reading.slots,
-        None if reading.held else seen.source.without_arrays(),
+        None if reading.held else checked.source.without_arrays(),
         encoding=encoding,
     )
 

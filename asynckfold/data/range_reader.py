@@ -2,8 +2,8 @@
 
 ::
 
-    Look   some samples ── how the transform is taken out, what steps make of them, what is random
-    Pass   a range of samples ── arrays, labels, digests; the first that draws or does not fit
+    SampleCheck   some samples ── how to take out the transform, what steps make, what is random
+    Pass          a range of samples ── arrays, labels, digests; the first misfit
 
 Only this code runs the dataset and the user's transforms before jobs do. A `Pass` watches the
 generators at each step of each sample: a step that draws for one sample in a thousand is random.
@@ -46,7 +46,7 @@ from asynckfold.data.transforms import (
     to_array,
     varies,
 )
-from asynckfold.data.views import Facts, Place, Tracing, make_views, some_samples, train_steps
+from asynckfold.data.views import Place, TraceFacts, Tracing, make_views, some_samples, train_steps
 from asynckfold.errors import InputError, Problem
 
 BASE: Place = ("dataset", 0)
@@ -61,11 +61,11 @@ go on."""
 
 
 @dataclass(frozen=True)
-class Looked:
+class SampleFacts:
     """What some samples tell."""
 
     how: str = ""  # to take the transform out, see `how_to_undress`
-    traces: dict[str, Facts] = field(default_factory=dict)  # for `Traced`
+    traces: dict[str, TraceFacts] = field(default_factory=dict)  # for `Traced`
     notes: tuple[str, ...] = ()
     random: bool = False  # the dataset itself is random
     steady: bool = True  # one seed gives one sample and one target
@@ -75,7 +75,7 @@ class Looked:
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class SampleCheck:
     """Looks at some samples of a dataset."""
 
     dataset: Any
@@ -86,16 +86,16 @@ class Look:
     unseeded: frozenset[Place] = frozenset()  # of these, those with a generator of their own
     dressed: bool = False  # a `Pass` found that the transform cannot be taken out
 
-    def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> Looked:
+    def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> SampleFacts:
         """Return what was found; the range has no meaning."""
         with generators_kept():
             try:
                 return self._found(beat)
             except InputError as error:
-                return Looked(problems=error.problems)
+                return SampleFacts(problems=error.problems)
 
-    def _found(self, beat: Beat) -> Looked:
-        source = replace(open_source(self.dataset), told=beat)
+    def _found(self, beat: Beat) -> SampleFacts:
+        source = replace(open_source(self.dataset), on_read=beat)
         with seeded(0):
             how = DRESSED if self.dressed else how_to_undress(source)
         source = redressed(source, how)
@@ -109,7 +109,7 @@ class Look:
         except InputError:
             if not tracing.found:
                 raise
-            return Looked(how, tracing.found, random=random)
+            return SampleFacts(how, tracing.found, random=random)
         seconds = (time.perf_counter() - begun) / len(source.probes)
         notes, steady = _steadiness(
             source, train_steps(source, self.train_transform, self.eval_transform)
@@ -117,7 +117,7 @@ class Look:
         if self.unseeded:
             notes, steady = (_UNSEEDED,), steady and BASE not in self.unseeded
         equal = random or bool(views.problems) or _batches_equal(source, views.eval)
-        return Looked(how, tracing.found, notes, random, steady, equal, seconds)
+        return SampleFacts(how, tracing.found, notes, random, steady, equal, seconds)
 
 
 _UNSEEDED = (
@@ -159,9 +159,9 @@ def _steadiness(source: Opened, steps: Sequence[Step]) -> tuple[tuple[str, ...],
 def _unsteady_pair(index: int) -> Problem:
     return Problem(
         "a random dataset must give the same pair (x, y) again under the same seed",
-        f"another x and another y at dataset[{index}]",
+        f"x and y both changed at dataset[{index}]",
         "Draw from the global generators of torch, NumPy or random, which are seeded for each "
-        "sample, instead of one of its own.",
+        "sample, not from a generator of your own.",
     )
 
 
@@ -192,7 +192,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Part:
+class RangeRead:
     """What reading a range gave; it ends at the first sample that draws, fails or does not fit."""
 
     labels: list[Any]  # as the dataset gives them, tensors as arrays
@@ -214,7 +214,7 @@ class Pass:
     hold: bool  # store results, one array per pipeline; else digests (n, DIGEST_BYTES)
     random: bool = False  # read each sample under its evaluation seed
 
-    def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> Part:
+    def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> RangeRead:
         """Read samples from `low` to `high` into `outputs`."""
         whole = open_source(self.dataset)
         labels: list[Any] = []
@@ -227,15 +227,15 @@ class Pass:
                 try:
                     label, odd = reading.one(index, seed, outputs)
                 except _DrewError as found:
-                    return Part(labels, found.places, reading.watch.own, at=index)
+                    return RangeRead(labels, found.places, reading.watch.own, at=index)
                 except _DressedError:
-                    return Part(labels, dressed=True, at=index)
+                    return RangeRead(labels, dressed=True, at=index)
                 except InputError as error:
-                    return Part(labels, problems=error.problems, at=index)
+                    return RangeRead(labels, problems=error.problems, at=index)
                 if odd:
-                    return Part(labels, odd=odd, at=index)
+                    return RangeRead(labels, odd=odd, at=index)
                 labels.append(label)
-        return Part(labels)
+        return RangeRead(labels)
 
 
 class _DrewError(Exception):
@@ -314,7 +314,7 @@ def _stored(result: Any, output: Array, index: int) -> str:
     if array is not None and (array.shape, array.dtype) == (output.shape[1:], output.dtype):
         output[index] = array
         return ""
-    found = "an object that is no array" if array is None else f"{array.dtype} {array.shape}"
+    found = "an object that is not an array" if array is None else f"{array.dtype} {array.shape}"
     return f"sample {index} is {found} where others are {output.dtype} {output.shape[1:]}"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from asynckfold.data.labels import Labels, label_array
 from asynckfold.data.transforms import Array
-from asynckfold.errors import InputError, Problem
+from asynckfold.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +51,10 @@ class Encoding:
             return np.asarray(array, self.dtype).reshape(self.shape)
         raw = np.reshape(array, ()).item()
         if raw not in self.indices:
-            problem = Problem(
+            raise InputError.one(
                 f"dataset[{index}] must give a target of one of the {len(self.indices)} classes "
                 "that were found when all targets were read",
                 repr(raw),
                 "Name all classes in the dataset's attribute `classes`.",
             )
-            raise InputError([problem])
         return np.asarray(self.indices[raw], self.dtype).reshape(self.shape)

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from asynckfold.data.dataset import Opened
-from asynckfold.data.transforms import Kind, Step, Trace, View, divide, flatten, step_name, trace
+from asynckfold.data.transforms import (
+    Kind,
+    PipelineTrace,
+    Step,
+    View,
+    divide,
+    flatten,
+    step_name,
+    trace,
+)
 from asynckfold.errors import InputError, Problem, refuse
 
 TRAIN, OWN, EVAL = "train", "own", "eval"
@@ -16,7 +25,7 @@ TRAIN, OWN, EVAL = "train", "own", "eval"
 Place = tuple[str, int]
 """A step: the name of its pipeline, and where it is in it."""
 
-Facts = tuple[tuple[bool, ...], tuple[Kind | None, ...]] | tuple[Problem, ...]
+TraceFacts = tuple[tuple[bool, ...], tuple[Kind | None, ...]] | tuple[Problem, ...]
 """What a trace found besides the steps, or why it failed."""
 
 
@@ -42,9 +51,9 @@ class Tracing:
     def __init__(self, samples: Sequence[Any], drawn: Collection[Place] = ()) -> None:
         self.samples = samples
         self.drawn = drawn
-        self.found: dict[str, Facts] = {}
+        self.found: dict[str, TraceFacts] = {}
 
-    def __call__(self, name: str, steps: Sequence[Step]) -> Trace:
+    def __call__(self, name: str, steps: Sequence[Step]) -> PipelineTrace:
         """Return the trace of a pipeline; raise `InputError` where a step fails."""
         drawn = [place for pipeline, place in self.drawn if pipeline == name]
         try:
@@ -60,15 +69,15 @@ class Tracing:
 class Traced:
     """Repeats what a `Tracing` found, in another process."""
 
-    found: Mapping[str, Facts]
+    found: Mapping[str, TraceFacts]
 
-    def __call__(self, name: str, steps: Sequence[Step]) -> Trace:
+    def __call__(self, name: str, steps: Sequence[Step]) -> PipelineTrace:
         """Return the trace of a pipeline, or raise what it raised."""
         facts = self.found[name]
         if not facts or isinstance(facts[0], Problem):
             refuse(facts)
         random, kinds = facts
-        return Trace(tuple(steps), random, kinds)  # type: ignore[arg-type]
+        return PipelineTrace(tuple(steps), random, kinds)  # type: ignore[arg-type]
 
 
 Tracer = Tracing | Traced
@@ -128,7 +137,7 @@ def some_samples(source: Opened) -> list[Any]:
     return [source.read(index)[0] for index in source.probes]
 
 
-def _sample_problems(view: str, traced: Trace) -> tuple[Problem, ...]:
+def _sample_problems(view: str, traced: PipelineTrace) -> tuple[Problem, ...]:
     if traced.final is None:
         problem = Problem(
             f"all samples of the {view} view must have one shape and type",
@@ -140,7 +149,7 @@ def _sample_problems(view: str, traced: Trace) -> tuple[Problem, ...]:
         return ()
     problem = Problem(
         f"samples of the {view} view must be tensors, arrays or numbers",
-        "a PIL image" if traced.final.form == "image" else "an object that is no array",
+        "a PIL image" if traced.final.form == "image" else "an object that is not an array",
         "End the transform with torchvision's ToTensor().",
     )
     return (problem,)
@@ -150,18 +159,18 @@ def _sample_problems(view: str, traced: Trace) -> tuple[Problem, ...]:
 class _Evaluation:
     """The eval view's pipeline, and what was found about it."""
 
-    traced: Trace
+    traced: PipelineTrace
     places: tuple[Place, ...]
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
 
-def _places(name: str, traced: Trace, *, kept: bool = False) -> tuple[Place, ...]:
+def _places(name: str, traced: PipelineTrace, *, kept: bool = False) -> tuple[Place, ...]:
     flagged = enumerate(traced.random)
     return tuple((name, place) for place, random in flagged if not (kept and random))
 
 
-def _given(traced: Trace) -> _Evaluation:
+def _given(traced: PipelineTrace) -> _Evaluation:
     _, drawn = traced.split()
     places = _places(EVAL, traced)
     if not drawn:
@@ -169,12 +178,14 @@ def _given(traced: Trace) -> _Evaluation:
     problem = Problem(
         "eval_transform must give the same sample each time",
         f"random steps: {_names(drawn)}",
-        "Leave them out of eval_transform; they belong into train_transform.",
+        "Leave them out of eval_transform; they belong in train_transform.",
     )
     return _Evaluation(traced, places, problems=(problem,))
 
 
-def _derived(name: str, origin: Trace, expected: Kind | None, tracer: Tracer) -> _Evaluation:
+def _derived(
+    name: str, origin: PipelineTrace, expected: Kind | None, tracer: Tracer
+) -> _Evaluation:
     """Leave out the random steps with a note; ask for eval_transform if that fails."""
     kept, drawn = origin.split()
     places = _places(name, origin, kept=True)

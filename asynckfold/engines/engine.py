@@ -13,7 +13,7 @@ from asynckfold.jobs.placement import Load, Placement
 Tell = Callable[[RunEvent], None]
 """Receives the events of tasks."""
 
-Look = Callable[[Sequence[Placement], Mapping[int, tuple[int, ...]]], Load]
+ReadLoad = Callable[[Sequence[Placement], Mapping[int, tuple[int, ...]]], Load]
 """(running placements, pinned cores by own process) → the load."""
 
 

@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
-from asynckfold.engines.engine import Answer, Look, Tell
+from asynckfold.engines.engine import Answer, ReadLoad, Tell
 from asynckfold.engines.hung_workers import HungWorkers
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.server_process import start_failure
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from asynckfold.training.bundle import Bundle
 
 
-LOOK_SECONDS = 0.05
+CHECK_SECONDS = 0.05
 """Interval between checks for signals while jobs save themselves."""
 
 ROOM_SECONDS = 10.0
@@ -39,16 +39,6 @@ ROOM_SECONDS = 10.0
 
 ROOM_TRIES = 3
 """Attempts to start a worker after that."""
-
-
-@dataclass(eq=False)
-class _Submitted:
-    """A submission, its worker if any, its cores, and until when a worker is awaited."""
-
-    work: Submission
-    worker: Worker | None
-    cores: tuple[int, ...]
-    room_at: float | None = None
 
 
 class ProcessEngine:
@@ -63,7 +53,7 @@ class ProcessEngine:
         self,
         bundle: Bundle,
         files: Sequence[int],
-        look: Look,
+        read_load: ReadLoad,
         tell: Tell,
         pool: WorkerPool,
         stall_timeout: float | str | None = "auto",
@@ -72,13 +62,13 @@ class ProcessEngine:
         self._key = os.urandom(8).hex()
         self._packed = file_descriptors.nameless_file(pack(bundle))
         self._files = [self._packed, *files]
-        self._look = look
+        self._read_load = read_load
         self._tell = tell
         self._pool = pool
         self._signals = signals or Interruption()
-        self._submitted: dict[Future[Answer], _Submitted] = {}
+        self._submitted: dict[Future[Answer], Submission] = {}
         self._waiting: list[tuple[Submission, int]] = []
-        self._told = False
+        self._shortage_reported = False
         self._hung = HungWorkers(pool, bundle.root, stall_timeout)
 
     def load(self, running: Sequence[Placement]) -> Load:
@@ -90,7 +80,7 @@ class ProcessEngine:
         own: dict[int, tuple[int, ...]] = {worker.pid: () for worker in workers if worker.pid}
         own |= {worker.pid: item.cores for worker, item in self._busy() if worker.pid}
         own[self._pool.server.pid] = ()
-        load = self._look(running, own)
+        load = self._read_load(running, own)
         if not self._waiting:
             return load
         # Work that waits for a worker comes first: no idle core is offered for anything new.
@@ -103,49 +93,48 @@ class ProcessEngine:
             self._pool.restart()
         work = Submission(placement, tasks, self._tell)
         work.future.set_running_or_notify_cancel()
-        self._submitted[work.future] = _Submitted(work, None, placement.cores)
+        self._submitted[work.future] = work
         self._run(work)
         return work.future
 
     def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
         """Pin the worker of a placement to other cores and resume it, or ask it to pause."""
-        item = self._submitted.get(future)
-        if item is None or item.worker is None or item.worker.work is not item.work:
+        work = self._submitted.get(future)
+        if work is None or work.worker is None or work.worker.work is not work:
             return  # it has just ended
         if cores:
-            self._pool.server.pin(item.worker.name, cores)
-            item.cores = tuple(cores)
-        item.worker.heartbeat.ask(not cores)
+            self._pool.server.pin(work.worker.name, cores)
+            work.cores = tuple(cores)
+        work.worker.heartbeat.ask(not cores)
 
     def _run(self, work: Submission) -> None:
-        self._submitted[work.future].worker = self._pool.run(work, self._key, self._files)
+        work.worker = self._pool.run(work, self._key, self._files)
 
-    def _busy(self) -> list[tuple[Worker, _Submitted]]:
+    def _busy(self) -> list[tuple[Worker, Submission]]:
         """Return the workers that execute work of this engine."""
-        items = self._submitted.values()
-        return [(it.worker, it) for it in items if it.worker and it.worker.work is it.work]
+        found = self._submitted.values()
+        return [(it.worker, it) for it in found if it.worker and it.worker.work is it]
 
     def _run_refused(self) -> None:
         """Run work that found no worker on one that became idle, or try again to start one."""
         waiting, self._waiting = [*self._waiting, *self._pool.refused(self._submitted)], []
         for work, number in waiting:
-            item = self._submitted[work.future]
             if self._pool.idle_worker(self._key, work.placement) is not None:
                 self._run(work)
-            elif self._must_wait(item):
+            elif self._must_wait(work):
                 self._waiting.append((work, number))
-                if not self._told:
+                if not self._shortage_reported:
                     text = f"fewer workers: {start_failure(number)}"
                     self._tell(Noted(None, "workers", text))
-                self._told = True
-            elif item.room_at is not None and time.monotonic() < item.room_at:
+                self._shortage_reported = True
+            elif work.room_at is not None and time.monotonic() < work.room_at:
                 # A worker that ended counts as a process until it is reaped.
-                item.room_at -= ROOM_SECONDS / ROOM_TRIES
+                work.room_at -= ROOM_SECONDS / ROOM_TRIES
                 self._run(work)
             else:
                 work.future.set_exception(StorageError(number, start_failure(number)))
 
-    def _must_wait(self, item: _Submitted) -> bool:
+    def _must_wait(self, work: Submission) -> bool:
         """Whether a worker may become idle, or is about to exit and make room for a new one.
 
         If no worker is busy, idle ones, useless to this work, are killed. When they are gone,
@@ -153,17 +142,17 @@ class ProcessEngine:
         """
         workers = list(self._pool.workers)
         if any(worker.alive and worker.busy for worker in workers):
-            item.room_at = math.inf
+            work.room_at = math.inf
             return True
         for worker in workers:
             if worker.alive:
                 self._pool.kill(worker, "made room for a new worker")
         now = time.monotonic()
-        if item.room_at is None:
+        if work.room_at is None:
             # Without any worker there is none whose exit could be awaited.
-            item.room_at = math.inf if workers else 0.0
-        item.room_at = min(item.room_at, now + ROOM_SECONDS)
-        return bool(workers) and now < item.room_at
+            work.room_at = math.inf if workers else 0.0
+        work.room_at = min(work.room_at, now + ROOM_SECONDS)
+        return bool(workers) and now < work.room_at
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ask for checkpoints, wait, kill what is left; the pool stays warm."""
@@ -176,7 +165,7 @@ class ProcessEngine:
                 self._pool.server.signal(worker.name, signal.SIGTERM)
             end = time.monotonic() + grace_s
             while time.monotonic() < end and not self._signals.urgent():
-                if not wait(list(self._submitted), timeout=LOOK_SECONDS).not_done:
+                if not wait(list(self._submitted), timeout=CHECK_SECONDS).not_done:
                     break
         self._forget_done()
         for worker, _ in self._busy():

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from asynckfold.engines.engine import Answer, Look, Tell
+from asynckfold.engines.engine import Answer, ReadLoad, Tell
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Load, Placement
@@ -32,19 +32,19 @@ class SerialEngine:
         self,
         bundle: Bundle,
         data: Batches,
-        look: Look,
+        read_load: ReadLoad,
         tell: Tell,
         signals: Interruption | None = None,
     ) -> None:
         self._bundle = bundle
         self._data = data
-        self._look = look
+        self._read_load = read_load
         self._tell = tell
         self._signals = signals or Interruption()
 
     def load(self, running: Sequence[Placement]) -> Load:
         """Return the machine's load."""
-        return self._look(running, {})
+        return self._read_load(running, {})
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Run the placement; return a completed future."""
@@ -59,10 +59,15 @@ class SerialEngine:
                     placement,
                     tasks,
                     lambda part: execute(
-                        self._bundle, self._data, placement, part, self._tell, self._signals.asked
+                        self._bundle,
+                        self._data,
+                        placement,
+                        part,
+                        self._tell,
+                        self._signals.stop_requested,
                     ),
                     self._tell,
-                    self._signals.asked,
+                    self._signals.stop_requested,
                 )
             future.set_result(Answer(results, os.getpid()))
         except (StorageError, WorkerDiedError) as error:

@@ -24,14 +24,20 @@ from asynckfold.system.limits import oom_kills, was_short_of_memory
 from asynckfold.system.units import gibibytes
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Submission:
-    """A placement and the future of its answer."""
+    """A placement, the future of its answer, and its worker."""
 
     placement: Placement
     tasks: Sequence[Task]
     tell: Tell
     future: Future[Answer] = field(default_factory=Future)
+    worker: Worker | None = None
+    cores: tuple[int, ...] = ()  # that the worker is pinned to now
+    room_at: float | None = None  # until when a free worker is awaited
+
+    def __post_init__(self) -> None:
+        self.cores = self.placement.cores
 
 
 class Worker:

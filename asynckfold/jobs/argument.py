@@ -220,13 +220,13 @@ class Argument:
             Sequence[int]: (_numbers, f"{self.unit} such as 0,1"),
             str: (str, ""),
         }
-        found = [what for kind, what in kinds.items() if kind in self.types]
-        for reads, _ in found:
+        accepted = [what for kind, what in kinds.items() if kind in self.types]
+        for reads, _ in accepted:
             try:
                 return reads(text)
             except ValueError:
                 continue
-        takes = " or ".join(filter(None, [", ".join(words), *(told for _, told in found)]))
+        takes = " or ".join(filter(None, [", ".join(words), *(text for _, text in accepted)]))
         raise ValueError(f"must be {takes}")
 
 

@@ -125,7 +125,7 @@ def _kind_problems(
     """Refuse indices that are neither integers nor a mask: a cast would truncate them."""
     masks = [
         Problem(
-            f"{_name(repeat, index)}: {side}, a mask, must say yes or no of each sample",
+            f"{_name(repeat, index)}: {side}, a mask, must have an entry for each sample",
             f"shape {array.shape} for {n_samples} samples",
             "Pass a mask of that length, or positions of samples.",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from asynckfold.jobs.objective import Look
+from asynckfold.jobs.objective import OutputSample
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Epoch, Result
 
@@ -128,4 +128,4 @@ class Facts:
     products: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # on LR schedules and scores, for the log
     # outputs that were seen, also of models with too few outputs for the classes
-    looks: dict[str, Look] = field(default_factory=dict)
+    output_samples: dict[str, OutputSample] = field(default_factory=dict)

@@ -119,8 +119,8 @@ def predicted(objective: Objective, outputs: Array, transform: Transform | None 
     if kind == MULTICLASS and scale != TRANSFORMED:
         return np.asarray(outputs.argmax(axis=1), np.int64)
     if scale == LOGITS:
-        said = outputs > 0
-        return (said.reshape(len(said)) if kind == BINARY else said).astype(np.int64)
+        positive = outputs > 0
+        return (positive.reshape(len(positive)) if kind == BINARY else positive).astype(np.int64)
     found = probabilities(objective, outputs, transform)
     if kind == MULTILABEL:
         return (found > 0.5).astype(np.int64)
@@ -148,8 +148,8 @@ def probabilities(
         exact = np.exp(exact)
     elif scale != PROBABILITIES:
         raise ValueError(
-            f"outputs are {'of an unknown scale' if scale == UNKNOWN else scale}, which are no "
-            "probabilities: pass output_transform= with a function that makes them of outputs"
+            f"outputs are {'of an unknown scale' if scale == UNKNOWN else scale}, not "
+            "probabilities: pass output_transform= with a function from outputs to probabilities"
         )
     if kind == MULTICLASS and scale != LOGITS:
         # float32 sums up to 1 with 7 digits, bfloat16 with 3; scikit-learn warns below that.
@@ -195,7 +195,7 @@ def _numbers(objective: Objective, outputs: Array, transform: Transform | None) 
     elif objective.scale == LOGITS:
         outputs = expit(outputs.astype(np.float64))
     elif objective.scale == UNKNOWN:
-        raise ValueError("pass output_transform= with a function that makes predictions of outputs")
+        raise ValueError("pass output_transform= with a function from outputs to predictions")
     return outputs.squeeze(-1) if outputs.shape[1:] == (1,) else outputs
 
 
@@ -203,7 +203,7 @@ def _numbers(objective: Objective, outputs: Array, transform: Transform | None) 
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class OutputSample:
     """Outputs of one model, as the dry run saw them."""
 
     rows: Array  # float32, (k, ...): outputs of some samples
@@ -231,7 +231,10 @@ class Look:
         """Whether rows are logarithms of distributions."""
         import numpy as np
 
-        return bool(self.rows.max(initial=0) <= 1e-2) and Look(np.exp(self.rows)).is_distribution
+        return (
+            bool(self.rows.max(initial=0) <= 1e-2)
+            and OutputSample(np.exp(self.rows)).is_distribution
+        )
 
     @property
     def is_share(self) -> bool:
@@ -239,18 +242,22 @@ class Look:
         return self.last in ("Sigmoid", "Softmax") or (self.rows.ndim == 2 and self.is_distribution)
 
 
-def scale_of(kind: str, criterion: Criterion | None, look: Look) -> str:
+def scale_of(kind: str, criterion: Criterion | None, sample: OutputSample) -> str:
     """Return the scale of a model's outputs, by its criterion and by what was seen of them."""
     given = natural_scale(kind, criterion)
     if kind == REGRESSION:
-        return PROBABILITIES if given == LOGITS and look.last == "Sigmoid" else given
+        return PROBABILITIES if given == LOGITS and sample.last == "Sigmoid" else given
     if kind == MULTICLASS:
-        if look.is_distribution:
+        if sample.is_distribution:
             return PROBABILITIES
-        if look.is_log_distribution and given != LOGITS:
+        if sample.is_log_distribution and given != LOGITS:
             return LOG_PROBABILITIES
         return MARGINS if given == LOG_PROBABILITIES else given
-    if given in (LOGITS, UNKNOWN) and look.is_share and (kind == MULTILABEL or look.columns == 1):
+    if (
+        given in (LOGITS, UNKNOWN)
+        and sample.is_share
+        and (kind == MULTILABEL or sample.columns == 1)
+    ):
         return PROBABILITIES
     return given
 
@@ -271,17 +278,17 @@ def scale_note(model: str, kind: str, criterion: Criterion | None, scale: str) -
         last = "softmax" if kind == MULTICLASS else "sigmoid"
         return (
             f"model {model} ends in a {last} or the like, and {name} applies another one to its "
-            f"outputs; they are scored as the probabilities that they are. Drop the model's own"
+            f"outputs; its outputs are scored as probabilities. Remove the model's last layer"
         )
     if scale == MARGINS:
         return (
-            f"model {model} gives {name} outputs that are no log-probabilities: end it in "
+            f"model {model} gives {name} outputs that are not log-probabilities: end it in "
             "LogSoftmax, or use CrossEntropyLoss"
         )
     if wanted == LOG_PROBABILITIES and scale == PROBABILITIES:
         return (
             f"model {model} gives {name} probabilities in place of log-probabilities: end it in "
-            "LogSoftmax; they are scored as the probabilities that they are"
+            "LogSoftmax; its outputs are scored as probabilities"
         )
     return ""
 
@@ -289,37 +296,37 @@ def scale_note(model: str, kind: str, criterion: Criterion | None, scale: str) -
 def decided(
     given: Objective,
     criterion: Criterion | None,
-    looks: Mapping[str, Look],
+    output_samples: Mapping[str, OutputSample],
     pos_label: Any,
     transform: str,
 ) -> tuple[Objective, tuple[str, ...]]:
     """Decide the objective of a sweep; return it with notes.
 
-    `given` comes from labels and criterion, `looks` from the models that ran; `pos_label` and the
+    `given` comes from labels and criterion, `output_samples` from the dry run; `pos_label` and the
     digest `transform` of `output_transform` from the user.
     """
     kind = given.kind
-    if kind == MULTICLASS and criterion is None and _one_output(looks):
+    if kind == MULTICLASS and criterion is None and _one_output(output_samples):
         kind = BINARY
     base = TRANSFORMED if transform else natural_scale(kind, criterion)
     found = replace(given, kind=kind, scale=base, pos_label=pos_label, transform=transform)
     if transform:
         return found, ()
-    scales = {model: scale_of(kind, criterion, look) for model, look in looks.items()}
+    scales = {model: scale_of(kind, criterion, sample) for model, sample in output_samples.items()}
     notes = [scale_note(model, kind, criterion, scale) for model, scale in scales.items()]
     apart = tuple(sorted((model, scale) for model, scale in scales.items() if scale != base))
     return replace(found, apart=apart), tuple(filter(None, notes))
 
 
-def _one_output(looks: Mapping[str, Look]) -> bool:
-    return bool(looks) and all(look.columns == 1 for look in looks.values())
+def _one_output(output_samples: Mapping[str, OutputSample]) -> bool:
+    return bool(output_samples) and all(sample.columns == 1 for sample in output_samples.values())
 
 
 def output_problems(
-    highest: int, criterion: Criterion | None, looks: Mapping[str, Look]
+    highest: int, criterion: Criterion | None, output_samples: Mapping[str, OutputSample]
 ) -> Iterator[Problem]:
     """Yield that some models have enough outputs for the labels as they are, and some do not."""
-    widths = {model: width(criterion, look) for model, look in looks.items()}
+    widths = {model: width(criterion, sample) for model, sample in output_samples.items()}
     few = [model for model, count in widths.items() if count <= highest]
     if few and len(few) < len(widths):
         shown = ", ".join(f"{model} has {count}" for model, count in widths.items())
@@ -331,14 +338,16 @@ def output_problems(
         )
 
 
-def must_be_numbered(highest: int, criterion: Criterion | None, looks: Mapping[str, Look]) -> bool:
+def must_be_numbered(
+    highest: int, criterion: Criterion | None, output_samples: Mapping[str, OutputSample]
+) -> bool:
     """Return whether labels up to `highest` exceed the outputs of some model."""
-    return any(width(criterion, look) <= highest for look in looks.values())
+    return any(width(criterion, sample) <= highest for sample in output_samples.values())
 
 
-def width(criterion: Criterion | None, look: Look) -> int:
+def width(criterion: Criterion | None, sample: OutputSample) -> int:
     """Return how many classes a model's outputs stand for."""
-    return 2 if criterion is None and look.columns == 1 else look.columns
+    return 2 if criterion is None and sample.columns == 1 else sample.columns
 
 
 def pos_label_of(

@@ -73,7 +73,7 @@ def named_models(models: Any) -> tuple[dict[str, Callable[[], Any]], list[Proble
             named[name] = InitialState(copy.deepcopy(model))
             notes.append(
                 f"model {name} was given as an instance: every job starts from a copy of its "
-                "present weights; pass the class to initialise each fold anew"
+                "current weights; pass the class to initialise each fold separately"
             )
         elif callable(model):
             named[name] = model

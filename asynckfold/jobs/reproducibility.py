@@ -71,7 +71,7 @@ DECISIVE = (
     ARITHMETIC,
     NUMERICS,
 )
-"""What bits depend on; whatever else is recorded is told, and never compared."""
+"""What bits depend on; everything else is recorded, and never compared."""
 
 
 def differences(there: Software, here: Software) -> tuple[str, ...]:
@@ -94,8 +94,9 @@ def _one_software(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
     for session in sessions[1:]:
         found = differences(sessions[0], session)
         if found:
-            told = "; ".join(found).replace(" there, ", " at first, ").replace(" here", " later")
-            yield f"its sessions did not all train with the same: {told}"
+            changes = "; ".join(found).replace(" there, ", " at first, ")
+            changes = changes.replace(" here", " later")
+            yield f"its sessions trained with different software: {changes}"
 
 
 def _deterministic_kernels(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
@@ -107,14 +108,14 @@ _WITHOUT_ORDER = {
     "hogwild": "updated each model without locks",
     "parameter_server": "pushed to the server of each model when they were ready",
 }
-"""What the processes of a job do by some trainers."""
+"""What the processes of a job do, by trainer."""
 
 
 def _one_process(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
     count, trainer = plan.params.processes, plan.params.trainer
     if count > 1 and trainer in _WITHOUT_ORDER:
         yield (
-            f"{count} processes {_WITHOUT_ORDER[trainer]} ({trainer}), so that the order of their "
+            f"{count} processes {_WITHOUT_ORDER[trainer]} ({trainer}), so the order of their "
             "updates was left to chance"
         )
 
@@ -128,8 +129,8 @@ def _nothing_left(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
     for session in sessions:
         if session.get(LEFT):
             yield (
-                "jobs were trained in one process in which earlier ones had changed what could "
-                f"not be put back: {session[LEFT]}"
+                "jobs were trained in a process in which earlier jobs had changed settings that "
+                f"could not be restored: {session[LEFT]}"
             )
 
 
@@ -143,31 +144,31 @@ RULES: tuple[Rule, ...] = (
 
 
 @dataclass(frozen=True)
-class Claim:
+class Reproducibility:
     """Whether the run is reproducible, and each reason why not.
 
-    >>> print(Claim(()))
-    bit-identity claimed
-    >>> print(Claim(("the weather was bad",)))
-    bit-identity not claimed: the weather was bad
+    >>> print(Reproducibility(()))
+    reproducible
+    >>> print(Reproducibility(("the weather was bad",)))
+    not reproducible: the weather was bad
     """
 
     reasons: tuple[str, ...]
-    claimed: bool = field(init=False)
+    claimed: bool = field(init=False)  # there are none; a key of JSON files, hence the name
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "claimed", not self.reasons)
 
     def __str__(self) -> str:
         if self.claimed:
-            return "bit-identity claimed"
-        return f"bit-identity not claimed: {'; '.join(self.reasons)}"
+            return "reproducible"
+        return f"not reproducible: {'; '.join(self.reasons)}"
 
 
-def claim(plan: Plan, sessions: Sequence[Software]) -> Claim:
+def reproducibility_of(plan: Plan, sessions: Sequence[Software]) -> Reproducibility:
     """Apply all rules to the plan and the software of each session, the first one first."""
     found = (reason for rule in RULES for reason in rule(plan, sessions))
-    return Claim(tuple(dict.fromkeys(found)))
+    return Reproducibility(tuple(dict.fromkeys(found)))
 
 
 def with_left(software: Software, text: str) -> dict[str, str]:

@@ -258,7 +258,7 @@ steps_per_round, trainer.
             )
 
     @property
-    def deals_parts(self) -> bool:
+    def has_partitions(self) -> bool:
         """Whether each process of averaging has a part of the samples for a whole epoch."""
         return self.partition_size is not None or self.epochs_per_round is not None
 

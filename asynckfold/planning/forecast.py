@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import Request, units
 from asynckfold.jobs.plan import Plan
-from asynckfold.planning.fusion_groups import Grouping, grouped
+from asynckfold.planning.fusion_groups import Grouping
 from asynckfold.planning.thread_search import Prediction
-from asynckfold.planning.workload import Choice, Workload, decided_of, requests
+from asynckfold.planning.workload import Choice, Workload, requests
 from asynckfold.scheduling.simulate import Simulation, VirtualMachine, simulate
-from asynckfold.store import RunReader
-from asynckfold.store.database import decoding
 
 
 @dataclass(frozen=True)
@@ -80,17 +77,3 @@ def foreseen(work: Workload, choice: Choice, grouping: Grouping) -> Choice:
     if not grouping.groups and not choice.last_threads:
         return choice
     return replace(choice, prediction=Prediction.of(forecast(work, choice, grouping).simulation))
-
-
-def forecast_of(store: RunReader) -> Forecast | None:
-    """Return the forecast of a stored run; None if it was not recorded."""
-    decided = decided_of(store)
-    if decided is None:
-        return None
-    folds: Sequence[Fold] = store.splits()[0]
-    nothing = Facts({}, {}, {})
-    plan = store.plan
-    with decoding(store.root):
-        gpus = len(store.about["machine"]["gpus"]) if plan.device == "cuda" else 0
-    kept = grouped(plan, False, {}, decided.cores, plan) if plan.groups else None
-    return forecast(Workload(plan, folds, nothing, decided.cores, {}, gpus), decided, kept)

@@ -16,8 +16,6 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.planning import cost_cache, fusion_groups
 from asynckfold.planning.flop_model import rule_cost
 from asynckfold.planning.thread_search import LastJobs, Model, Prediction, predict, size_of
-from asynckfold.store import RunReader
-from asynckfold.store.database import decoding
 
 PROBE_SHARE = 0.05
 """Largest share of a sweep's expected seconds for probes; a shorter sweep is not probed."""
@@ -97,19 +95,6 @@ class Choice:
         within(found.cores, 1, 1 << 20, "cores")
         costs = {name: Cost.from_dict(cost.to_dict()) for name, cost in found.costs.items()}
         return replace(found, costs=costs)
-
-
-def decided_of(store: RunReader) -> Choice | None:
-    """Return what was decided for a run, if anything.
-
-    Raises
-    ------
-    StoreCorruptError
-        The record is damaged.
-    """
-    with decoding(store.root):
-        decided = store.about.get("decision")
-        return Choice.from_dict(decided) if decided else None
 
 
 @dataclass(frozen=True)

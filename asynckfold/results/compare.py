@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asynckfold.jobs import reproducibility
-from asynckfold.jobs.reproducibility import Claim
+from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import Epoch, Result, StageEpoch
 from asynckfold.store import RunReader
 
@@ -23,7 +23,7 @@ class Comparison:
     jobs: int  # that either run plans
     fingerprints: tuple[str, str]
     software: tuple[str, ...]  # differences at the start that may change bits
-    claims: tuple[Claim, Claim]  # whether each run is reproducible bit for bit
+    claims: tuple[Reproducibility, Reproducibility]  # of each run; the name is a JSON key
 
 
 def compare_runs(first: RunReader, second: RunReader) -> Comparison:
@@ -45,8 +45,8 @@ def compare_runs(first: RunReader, second: RunReader) -> Comparison:
         (first.fingerprint(), second.fingerprint()),
         reproducibility.differences(*(next(iter(item), {}) for item in software)),
         (
-            reproducibility.claim(first.plan, software[0]),
-            reproducibility.claim(second.plan, software[1]),
+            reproducibility.reproducibility_of(first.plan, software[0]),
+            reproducibility.reproducibility_of(second.plan, software[1]),
         ),
     )
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.errors import InputError, Problem
+from asynckfold.errors import InputError
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.reproducibility import Claim
+from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import ENDED, Baseline, Result, fingerprint
 from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate, candidates, rank
@@ -50,7 +50,7 @@ class CVResults:
         The run on disk.
     error_score : float
         Score of a failed job.
-    bit_identity : Claim
+    bit_identity : Reproducibility
         Whether the run is reproducible bit for bit, and if not, why.
     """
 
@@ -62,7 +62,7 @@ class CVResults:
     baseline: Baseline | None
     root_dir: Path
     error_score: float = float("nan")
-    bit_identity: Claim = field(default_factory=lambda: Claim(()))
+    bit_identity: Reproducibility = field(default_factory=lambda: Reproducibility(()))
     _build_report: Callable[[], Path] | None = None
     _load_weights: Callable[[Result], dict[str, Any]] | None = None
     _load_refit: Callable[[Candidate], CVResults | None] | None = None
@@ -264,8 +264,10 @@ class CVResults:
         models, name = _live_models(self), _name_of(self, candidate)
         jobs = done_jobs(self.plan, self.results, name)
         objective = self.plan.objective_of(jobs[0].model)
-        ask = models.asked(jobs)
-        return FoldEnsemble(name, self.plan.classes, len(jobs), objective, ask, models.transform)
+        predict = models.predictor(jobs)
+        return FoldEnsemble(
+            name, self.plan.classes, len(jobs), objective, predict, models.transform
+        )
 
     def on_all_samples(self, candidate: str | None = None) -> CVResults:
         """Return the results of training a candidate on all samples, by default the best.
@@ -281,7 +283,7 @@ class CVResults:
         if found is None:
             rule = "fold='all' needs a candidate that was trained on all samples"
             remedy = "Make the call with refit=True (--refit), which trains the best candidate so."
-            raise InputError([Problem(rule, name, remedy)])
+            raise InputError.one(rule, name, remedy)
         return found
 
     def to_frame(self, level: str = "candidate") -> pd.DataFrame:
@@ -358,7 +360,7 @@ def _live_models(found: CVResults) -> FoldModels:
     if found._models is None:
         rule = "models come from results of a call, since a run's folder holds none"
         remedy = "Make the call again, which trains nothing twice; or load state_dict into a model."
-        raise InputError([Problem(rule, f"results read from {found.root_dir}", remedy)])
+        raise InputError.one(rule, f"results read from {found.root_dir}", remedy)
     return found._models
 
 

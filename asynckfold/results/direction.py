@@ -89,7 +89,8 @@ def _remedy(function: str) -> str:
     if scorer:
         return f"Pass scoring={scorer!r}."
     return (
-        f"Return its negative, and call it so: scoring={{'neg_{function}': lambda labels, outputs: "
+        f"Return its negative under a matching name: scoring={{'neg_{function}': lambda labels, "
+        "outputs: "
         f"-{function}(labels, outputs)}}; or, for a function of labels and predictions, "
         f"make_scorer({function}, greater_is_better=False)."
     )

@@ -22,7 +22,7 @@ from asynckfold.jobs.objective import (
 from asynckfold.jobs.plan import Job
 
 Outputs = npt.NDArray[np.float32]
-Ask = Callable[[Any], Iterator[Outputs]]
+Predictor = Callable[[Any], Iterator[Outputs]]
 """From samples to batches of every model's outputs: shapes (models, batch, ...)."""
 
 
@@ -36,7 +36,7 @@ class FoldModels(Protocol):
     def model(self, job: Job) -> Any:
         """Return the trained module of a job that is done."""
 
-    def asked(self, jobs: Sequence[Job]) -> Ask:
+    def predictor(self, jobs: Sequence[Job]) -> Predictor:
         """Return a function that runs the models of these jobs."""
 
 
@@ -87,7 +87,7 @@ class FoldEnsemble:
     classes: tuple[str, ...] = field(repr=False)
     size: int
     objective: Objective = field(repr=False)
-    _ask: Ask = field(repr=False)
+    _outputs: Predictor = field(repr=False)
     _transform: Transform | None = field(default=None, repr=False)
 
     def outputs(self, inputs: Any) -> Outputs:
@@ -113,7 +113,7 @@ class FoldEnsemble:
         StoreCorruptError
             Trained weights are missing from the run's folder, or damaged.
         """
-        means = [batch.mean(axis=0, dtype=np.float64) for batch in self._ask(inputs)]
+        means = [batch.mean(axis=0, dtype=np.float64) for batch in self._outputs(inputs)]
         return np.concatenate(means).astype(np.float32)
 
     def predict_proba(self, inputs: Any) -> npt.NDArray[np.float64]:
@@ -141,7 +141,7 @@ class FoldEnsemble:
             rule = "predict_proba needs outputs whose probabilities are known"
             remedy = "Use outputs, or make the run with output_transform=."
             refuse([Problem(rule, f"outputs that are {self.objective.scale}", remedy)])
-        means = [self._probabilities(batch).mean(axis=0) for batch in self._ask(inputs)]
+        means = [self._probabilities(batch).mean(axis=0) for batch in self._outputs(inputs)]
         return np.concatenate(means)
 
     def predict(self, inputs: Any) -> npt.NDArray[Any]:
@@ -159,7 +159,7 @@ class FoldEnsemble:
         if objective.kind == REGRESSION:
             batches = (
                 [predicted(objective, one, self._transform) for one in batch]
-                for batch in self._ask(inputs)
+                for batch in self._outputs(inputs)
             )
             means = [np.mean(found, axis=0, dtype=np.float64) for found in batches]
             return np.concatenate(means).astype(np.float32)

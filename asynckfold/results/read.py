@@ -20,7 +20,7 @@ def read_results(store: RunReader) -> CVResults:
         seconds=math.fsum(item.packed_seconds for item in store.sessions()),
         baseline=store.baseline,
         root_dir=store.root,
-        bit_identity=reproducibility.claim(store.plan, store.software()),
+        bit_identity=reproducibility.reproducibility_of(store.plan, store.software()),
     )
 
 

@@ -284,7 +284,7 @@ def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> I
         yield Problem(
             "scores need the meaning of outputs, which this criterion does not define",
             f"{', '.join(map(str, (name for name, _ in pairs)))} of {shown} of an unknown scale",
-            "Pass output_transform= with a function that makes probabilities of outputs, such as "
+            "Pass output_transform= with a function from outputs to probabilities, such as "
             "torch.sigmoid; or scoring= with a function (labels, outputs) → float.",
         )
     margins = [model for model, found in objectives.items() if found.scale == MARGINS]
@@ -293,8 +293,8 @@ def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> I
             yield Problem(
                 "scores of probabilities need probabilities or logits as outputs",
                 f"{name!r} of margins, the outputs of {', '.join(margins)}",
-                "Pass output_transform= with a function that makes probabilities of outputs, such "
-                "as lambda outputs: outputs.softmax(1), or another scoring=.",
+                "Pass output_transform= with a function from outputs to probabilities, such as "
+                "lambda outputs: outputs.softmax(1), or another scoring=.",
             )
     two = objective.kind == MULTICLASS and len(objective.labels) == 2
     if objective.kind == BINARY or two:
@@ -323,13 +323,13 @@ def _positive_problems(pairs: Sequence[tuple[Any, Any]], objective: Objective) -
 
 
 def score_notes(
-    scoring: Any, objective: Objective, models: Sequence[str], is_told: bool = True
+    scoring: Any, objective: Objective, models: Sequence[str], is_known: bool = True
 ) -> Iterator[str]:
-    """Yield what scores are computed from, if neither user nor criterion (`is_told`) said it."""
+    """Yield what scores are computed from, if neither user nor criterion (`is_known`) said it."""
     if scoring is not None:
         pairs = [item for _, item in named_scores(scoring, objective.kind) if not is_custom(item)]
         logits = [model for model in models if objective.of(model).scale == LOGITS]
-        assumed = objective.kind == MULTICLASS and logits and not is_told
+        assumed = objective.kind == MULTICLASS and logits and not is_known
         if assumed and any(map(_needs_probabilities, pairs)):
             yield (
                 f"probabilities are taken to be the softmax of outputs of {', '.join(logits)}, "

@@ -100,7 +100,7 @@ def _bad_timing(serial: float | None, packed: float, baseline: Baseline) -> str:
     if baseline.disturbance:
         return f"{baseline.disturbance}. Measure again on an idle machine, in a new folder"
     if baseline.kind not in (MEASURED, ESTIMATED):
-        return f"the serial loop's time is of an unknown kind, {baseline.kind!r}"
+        return f"the serial time is of an unknown kind, {baseline.kind!r}"
     times = (("serial loop", serial), ("packed run", packed))
     unknown = [name for name, value in times if value is None or not 0 < value < math.inf]
     return f"the time of the {' and of the '.join(unknown)} is not known" if unknown else ""

@@ -19,11 +19,11 @@ def find_job(plan: Plan, candidate: str, fold: int | str = 0, repeat: int = 0) -
         last = max((job.repeat, job.fold) for job in jobs)
         rule = f"the run has folds 0 to {last[1]} and repeats 0 to {last[0]}"
         received = f"fold={fold}, repeat={repeat}"
-        raise InputError([Problem(rule, received, "Pass one of these.")])
+        raise InputError.one(rule, received, "Pass one of these.")
     names = [f"{model}/{lr_schedule}" for model, lr_schedule in plan.candidates]
     rule = f"candidate must be one of {', '.join(names)}"
     remedy = f"Pass a model/LR schedule of the run.{nearest(candidate, names)}"
-    raise InputError([Problem(rule, repr(candidate), remedy)])
+    raise InputError.one(rule, repr(candidate), remedy)
 
 
 def done_job(
@@ -38,7 +38,7 @@ def done_job(
         shown = ", ".join(name for name in names if name in done) or "none yet"
         rule = "only a job that is done has trained weights"
         remedy = f"Choose another; candidates with finished folds: {shown}."
-        raise InputError([Problem(rule, f"{candidate}, {_place(job)}, which {state}", remedy)])
+        raise InputError.one(rule, f"{candidate}, {_place(job)}, which {state}", remedy)
     return job
 
 

@@ -9,7 +9,8 @@ from itertools import starmap
 
 from asynckfold.jobs.result import job_by_id
 from asynckfold.planning.thread_search import Prediction
-from asynckfold.planning.workload import Choice, decided_of
+from asynckfold.planning.workload import Choice
+from asynckfold.results.decision import decided_of
 from asynckfold.store import Attempt, RunReader
 
 _Group = tuple[str, ...]

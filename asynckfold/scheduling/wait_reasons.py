@@ -157,8 +157,8 @@ class Waits:
         for kind, total in arrival.account.totals.items():
             known = arrival.totals[kind].seconds if kind in arrival.totals else 0.0
             waits.append(replace(total, seconds=total.seconds - known))
-        told = (wait for wait in waits if wait.seconds >= SHORTEST_SECONDS)
-        return tuple(sorted(told, key=lambda wait: -wait.seconds))
+        long_enough = (wait for wait in waits if wait.seconds >= SHORTEST_SECONDS)
+        return tuple(sorted(long_enough, key=lambda wait: -wait.seconds))
 
 
 def _kind(request: Request) -> Request:

@@ -32,7 +32,6 @@ from asynckfold.store.reader import RunReader
 from asynckfold.store.records import (
     Attempt,
     Event,
-    Placed,
     Sample,
     SessionTimes,
     Waiting,
@@ -43,7 +42,6 @@ from asynckfold.store.run_store import RunStore
 __all__ = [
     "Attempt",
     "Event",
-    "Placed",
     "RunReader",
     "RunStore",
     "Sample",

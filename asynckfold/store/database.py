@@ -69,7 +69,8 @@ def check_files(root: Path) -> None:
             raise reading_error(error, path) from error
         if not stat.S_ISREG(mode):
             raise StoreCorruptError(
-                f"{path} is no plain file and was not opened. Remove it, or restore the run from "
+                f"{path} is not a regular file and was not opened. Remove it, or restore the run "
+                "from "
                 "a copy"
             )
 
@@ -97,7 +98,8 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
         verify(db, path)
     elif (path.parent / SPLITS).exists():
         raise StoreCorruptError(
-            f"{path.parent} holds a run whose run.db is gone or empty. Restore it from a copy, or "
+            f"{path.parent} holds a run whose run.db is missing or empty. Restore it from a copy, "
+            "or "
             "use another folder"
         )
     else:
@@ -114,8 +116,8 @@ def from_sqlite(
         return StorageError(number, f"{path} is locked by another process's commit. Try again")
     if number is not None:
         return disk_error(OSError(number, os.strerror(number)), path)
-    told = (sqlite3.OperationalError, UnicodeDecodeError)
-    if isinstance(error, told) or type(error) is sqlite3.DatabaseError:
+    known = (sqlite3.OperationalError, UnicodeDecodeError)
+    if isinstance(error, known) or type(error) is sqlite3.DatabaseError:
         return StoreCorruptError(f"{path} is damaged or not a run: {one_line(str(error))}")
     return error
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from asynckfold.errors import StorageError, StoreCorruptError
 from asynckfold.jobs.decoding import decoded, finite, parsed
 from asynckfold.jobs.messages import CheckpointRef
+from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import ENDED, Baseline, Epoch, Result, fingerprint
 from asynckfold.store.database import decoding
@@ -20,7 +21,6 @@ from asynckfold.store.records import (
     PLACED,
     Attempt,
     Event,
-    Placed,
     Sample,
     SessionTimes,
     Waiting,
@@ -167,15 +167,25 @@ class RunReader(Closing):
         rows = self.file.rows(
             f"SELECT {COLUMNS['attempts']} FROM attempts ORDER BY started, job_id"
         )
-        held = self.file.rows(
-            "SELECT job_id, at, text FROM events WHERE kind = ? ORDER BY seq", (HELD,)
+        events = self.file.rows(
+            "SELECT kind, job_id, at, text FROM events WHERE kind IN (?, ?) ORDER BY seq",
+            (PLACED, HELD),
         )
         changes: dict[tuple[str, int], list[tuple[float, tuple[int, ...]]]] = {}
+        placed: dict[tuple[str, int], tuple[int, tuple[Wait, ...]]] = {}
         with decoding(self.root):
-            for job_id, at, text in held:
-                attempt, cores = held_of(text)
-                changes.setdefault((job_id, attempt), []).append((at, cores))
-            return [attempt_of(row, changes.get((row[0], row[1]), ())) for row in rows]
+            for kind, job_id, at, text in events:
+                if kind == HELD:
+                    attempt, cores = held_of(text)
+                    changes.setdefault((job_id, attempt), []).append((at, cores))
+                else:
+                    attempt, memory, waits = placed_of(text)
+                    placed[job_id, attempt] = memory, waits
+            return [
+                attempt_of(row, changes.get(key, ()), *placed.get(key, ()))
+                for row in rows
+                for key in [(row[0], row[1])]
+            ]
 
     def checkpoints(self, job_id: str) -> list[CheckpointRef]:
         """Return a job's checkpoints, newest first."""
@@ -193,16 +203,6 @@ class RunReader(Closing):
             (PLACED, HELD),
         )
         return [Event(*row) for row in rows]
-
-    def placed(self) -> dict[tuple[str, int], Placed]:
-        """Return what was known when attempts started, by job id and attempt.
-
-        Runs of the earliest versions did not record it.
-        """
-        rows = self.file.rows("SELECT job_id, text FROM events WHERE kind = ?", (PLACED,))
-        with decoding(self.root):
-            found = [(job_id, *placed_of(text)) for job_id, text in rows]
-        return {(job_id, attempt): placed for job_id, attempt, placed in found}
 
     @property
     def waiting(self) -> Waiting | None:

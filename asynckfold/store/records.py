@@ -30,6 +30,8 @@ class Attempt:
     ``outcome`` is None while it runs, then ``"ok"``, ``"error"``, ``"diverged"``, ``"died"``,
     ``"timeout"``, ``"cancelled"``, or ``"lost"`` if the whole run was killed. ``cores`` and
     ``threads`` are those of its placement, ``changes`` the cores it was moved to, and when.
+    ``memory`` are the bytes reserved for it (None in runs of the earliest versions), ``waits`` what
+    its job waited for before, the longest first.
     """
 
     job_id: str
@@ -45,27 +47,13 @@ class Attempt:
     expected: float
     error: str
     changes: tuple[tuple[float, tuple[int, ...]], ...] = ()
+    memory: int | None = None
+    waits: tuple[Wait, ...] = ()
 
     @property
     def last_cores(self) -> tuple[int, ...]:
         """The cores that it has now, or had at its end."""
         return self.changes[-1][1] if self.changes else self.cores
-
-
-@dataclass(frozen=True)
-class Placed:
-    """What was known when an attempt started.
-
-    Parameters
-    ----------
-    memory : int
-        Bytes that were reserved for it.
-    waits : tuple of Wait
-        What its job waited for before, the longest first.
-    """
-
-    memory: int
-    waits: tuple[Wait, ...]
 
 
 @dataclass(frozen=True)
@@ -143,34 +131,40 @@ class SessionTimes:
 
 
 def attempt_of(
-    row: Sequence[Any], changes: Sequence[tuple[float, tuple[int, ...]]] = ()
+    row: Sequence[Any],
+    changes: Sequence[tuple[float, tuple[int, ...]]] = (),
+    memory: int | None = None,
+    waits: tuple[Wait, ...] = (),
 ) -> Attempt:
-    """Return an attempt from a row of ``attempts``."""
+    """Return an attempt from a row of ``attempts``, and from its events."""
     job_id, attempt, session, started, ended, outcome, cores, threads, device, *rest = row
     pid, expected, error = rest
     where = cores_of(cores), threads, device, pid, math.nan if expected is None else expected
-    return Attempt(job_id, attempt, session, started, ended, outcome, *where, error, tuple(changes))
+    found = Attempt(job_id, attempt, session, started, ended, outcome, *where, error)
+    return replace(found, changes=tuple(changes), memory=memory, waits=waits)
 
 
-def placed_text(attempt: int, placed: Placed) -> str:
+def placed_text(attempt: int, memory: int, waits: Sequence[Wait]) -> str:
     """Return the text of the event that an attempt starts with."""
-    waits = [[round(wait.seconds, 3), wait.kind, wait.text] for wait in placed.waits]
-    return json.dumps({"attempt": attempt, "memory": placed.memory, "waits": waits})
+    found = [[round(wait.seconds, 3), wait.kind, wait.text] for wait in waits]
+    return json.dumps({"attempt": attempt, "memory": memory, "waits": found})
 
 
-def placed_of(text: str) -> tuple[int, Placed]:
-    """Return attempt and `Placed` from the text of an event."""
-    raw = decoded(_PlacedText, parsed(text), "placed")
-    finite({"memory": raw.memory})
-    finite({f"wait {at}": item[0] for at, item in enumerate(raw.waits)})
-    return raw.attempt, Placed(raw.memory, tuple(Wait(*item) for item in raw.waits))
+def placed_of(text: str) -> tuple[int, int, tuple[Wait, ...]]:
+    """Return attempt, memory and waits from the text of an event."""
+    attempt, memory, waits = _parts(text, attempt=int, memory=int, waits=_Waits)
+    finite({"memory": memory})
+    finite({f"wait {at}": item[0] for at, item in enumerate(waits)})
+    return attempt, memory, tuple(Wait(*item) for item in waits)
 
 
-@dataclass(frozen=True)
-class _PlacedText:
-    attempt: int
-    memory: int
-    waits: tuple[tuple[float, str, str], ...]
+_Waits: Any = tuple[tuple[float, str, str], ...]
+
+
+def _parts(text: str, **kinds: Any) -> list[Any]:
+    """Return the values of a JSON object by their names, checked by their types."""
+    raw = decoded(dict[str, Any], parsed(text), "event")
+    return [decoded(kind, raw.get(name), name) for name, kind in kinds.items()]
 
 
 def held_text(attempt: int, cores: Sequence[int]) -> str:
@@ -180,14 +174,8 @@ def held_text(attempt: int, cores: Sequence[int]) -> str:
 
 def held_of(text: str) -> tuple[int, tuple[int, ...]]:
     """Return attempt and cores from the text of an event."""
-    raw = decoded(_HeldText, parsed(text), "held")
-    return raw.attempt, raw.cores
-
-
-@dataclass(frozen=True)
-class _HeldText:
-    attempt: int
-    cores: tuple[int, ...]
+    attempt, cores = _parts(text, attempt=int, cores=tuple[int, ...])
+    return attempt, cores
 
 
 def cores_of(text: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from asynckfold.jobs.digests.changes import WEIGHTS
 from asynckfold.jobs.plan import Plan
 from asynckfold.store.layout import initial_weights
 
-_ANEW = "resume='never' to train everything again: the folder is kept under another name beside it"
+_ANEW = "resume='never' to train everything again: the old folder is kept under another name"
 _SEED = (
     " A model passed as an instance has different weights in each process, unless "
     "torch.manual_seed is called before it is created: or pass its class."
@@ -30,7 +30,7 @@ def refuse_other(root: Path, stored: Plan, plan: Plan, free: Collection[str] = (
         raise PlanMismatchError(
             [
                 Problem(
-                    f"{root} holds a run of another plan, and a run keeps its plan",
+                    f"{root} holds a run with another plan, and the plan of a run cannot change",
                     difference,
                     _remedy(root, stored, plan, difference),
                 )
@@ -42,12 +42,12 @@ def _remedy(root: Path, stored: Plan, plan: Plan, difference: str) -> str:
     changed = stored.changed_parts(plan)
     if not any(difference.startswith(text) for text in changed.values()):
         return f"Use another folder, the same arguments to continue that run, or {_ANEW}."
-    told = f"Undo the change to continue that run, use another folder, or {_ANEW}."
+    remedy = f"Undo the change to continue that run, use another folder, or {_ANEW}."
     models = [part.removeprefix("model ") for part, text in changed.items() if WEIGHTS in text]
     kept = [path for model in models if (path := initial_weights(root, model)).is_file()]
     if kept:
-        told += (
+        remedy += (
             " Its initial weights: "
             f"model.load_state_dict(safetensors.torch.load_file({str(kept[0])!r}))."
         )
-    return told + _SEED * bool(models)
+    return remedy + _SEED * bool(models)

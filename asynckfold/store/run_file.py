@@ -106,7 +106,7 @@ class RunFile:
         self._is_abandoned = True
 
     def start_over(self) -> Path:
-        """Keep the run under another name beside it, and hold an empty folder in its place.
+        """Rename the folder of the run, and hold an empty folder in its place.
 
         Returns
         -------

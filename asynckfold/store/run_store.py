@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.messages import CheckpointRef
+from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch, Result
 from asynckfold.store import recovery
@@ -23,7 +24,6 @@ from asynckfold.store.lock import now_text
 from asynckfold.store.reader import RunReader
 from asynckfold.store.records import (
     PLACED,
-    Placed,
     Waiting,
     placed_text,
     result_row,
@@ -202,7 +202,8 @@ class RunStore(Closing):
         threads: int,
         device: str,
         expected: float,
-        placed: Placed | None = None,
+        memory: int | None = None,
+        waits: Sequence[Wait] = (),
     ) -> int:
         """Record that a job starts now; return the number of the attempt, from 1."""
         self.file.begin()
@@ -216,8 +217,8 @@ class RunStore(Closing):
             (job_id, number, self._session, self.now(), *where, expected),
         )
         self.file.write_checksums("attempts", "job_id = ? AND attempt = ?", (job_id, number))
-        if placed is not None:
-            self.event(PLACED, placed_text(number, placed), job_id)
+        if memory is not None:
+            self.event(PLACED, placed_text(number, memory, waits), job_id)
         self.flush()
         return number
 

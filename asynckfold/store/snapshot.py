@@ -190,8 +190,8 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
         if not os.access(path, os.W_OK):
             raise StorageError(
                 errno.EROFS,
-                f"{path} was left in the middle of a commit, and may only be read here. Look at it "
-                "once from where it may be written, which rolls that commit back",
+                f"{path} has an unfinished commit and is read-only here. Open it once where it is "
+                "writable: this rolls the commit back",
             ) from None
         _opened(path, "rw").close()
         return _opened(path, "ro")

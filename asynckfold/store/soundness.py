@@ -114,19 +114,19 @@ def check_folds(folds: Sequence[Fold], targets: Any, plan: Plan) -> None:
     import numpy as np
 
     if targets.ndim < 1 or targets.dtype.kind not in "biufSU":
-        raise ValueError("its targets are no numbers or names")
+        raise ValueError("its targets are neither numbers nor names")
     for fold in folds:
         for rows in (fold.train, fold.valid):
             is_sound = rows.ndim == 1 and rows.dtype.kind in "iu"
             if not is_sound or (rows.size and not 0 <= rows.min() <= rows.max() < len(targets)):
-                raise ValueError(f"fold {fold.index} has rows that are no samples")
+                raise ValueError(f"fold {fold.index} has rows that are not samples")
     if plan.classes and targets.ndim == 1:
         is_sound = targets.dtype.kind in "biu" or bool(np.isfinite(targets).all())
         if plan.objective is not None and plan.objective.signs:
             targets = (targets + 1) / 2
         most = max(len(plan.classes), 1 << 12)
         if not is_sound or not 0 <= targets.min() <= targets.max() < most:
-            raise ValueError("its targets are no classes")
+            raise ValueError("its targets are not classes")
 
 
 def check_outputs(plan: Plan, folds: Sequence[Fold], results: Mapping[str, Result]) -> None:

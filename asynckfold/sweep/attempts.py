@@ -15,7 +15,7 @@ from asynckfold.jobs.messages import Noted, RetryableFailure, RunEvent, Started,
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import FAILED, Result, job_by_id
 from asynckfold.scheduling.retries import decide
-from asynckfold.store import Placed, RunStore
+from asynckfold.store import RunStore
 from asynckfold.sweep.pending import PendingJobs
 from asynckfold.sweep.running import Running, RunningJobs
 from asynckfold.system.files import remove
@@ -76,7 +76,8 @@ class Attempts:
                 placement.threads,
                 _device(placement),
                 self._pending.expected_seconds(name),
-                Placed(placement.memory, waits[name]),
+                placement.memory,
+                waits[name],
             )
             tasks.append(
                 Task(self._jobs[name], number, tuple(self._store.reader.checkpoints(name)))
@@ -175,15 +176,15 @@ class Attempts:
         history = self._history.setdefault(name, [])
         retry = decide(history, outcome)
         history.append(outcome)
-        told = f"attempt {number}: {result.error}"
+        text = f"attempt {number}: {result.error}"
         if retry is not None:
             self._store.end_attempt(name, number, outcome, pid=pid, error=result.error)
             self._pending.pause(name, retry, f"its pause after attempt {number} ({outcome})")
             when = "alone on the machine" if retry.alone else f"in {retry.after_s:g} s"
             kind = "oom_retry" if outcome == "oom" else outcome
-            self.note(Noted(name, kind, f"{told}; retried {when}"))
+            self.note(Noted(name, kind, f"{text}; retried {when}"))
             return
-        self._store.event(outcome, told, name)
+        self._store.event(outcome, text, name)
         account = f"{len(history)} attempts: {', '.join(history)}"
         if outcome == "oom":
             account += f"; peak memory {gibibytes(peak)}, the last time alone on the machine"

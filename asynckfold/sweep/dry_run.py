@@ -21,7 +21,7 @@ from asynckfold.jobs.placement import Placement
 from asynckfold.sweep.single_task import ask, room
 from asynckfold.system.signals import Interruption
 
-LOOK_SECONDS = 0.1
+CHECK_SECONDS = 0.1
 """Interval between readings of the load."""
 
 ATTEMPTS = 3
@@ -82,7 +82,7 @@ class DryRun:
                 running[engine.submit(placement, [])] = name, placement
                 own.append(placement)
             waiting = waiting[count:]
-            for future in wait(running, LOOK_SECONDS, FIRST_COMPLETED).done:
+            for future in wait(running, CHECK_SECONDS, FIRST_COMPLETED).done:
                 name, _ = running.pop(future)
                 yield name, _facts(name, future)
 

@@ -41,12 +41,12 @@ class Engines:
         engine: Engine
         if self.pool is None:
             batches = handle.open(handle.fds)
-            engine = SerialEngine(bundle, batches, self.look, self.inbox.put, self.signals)
+            engine = SerialEngine(bundle, batches, self.read_load, self.inbox.put, self.signals)
         else:
             engine = ProcessEngine(
                 bundle,
                 handle.fds,
-                self.look,
+                self.read_load,
                 self.inbox.put,
                 self.pool,
                 self.stall_timeout,
@@ -57,7 +57,7 @@ class Engines:
         finally:
             engine.close()
 
-    def look(self, running: Sequence[Placement], own: Mapping[int, tuple[int, ...]]) -> Load:
+    def read_load(self, running: Sequence[Placement], own: Mapping[int, tuple[int, ...]]) -> Load:
         """Read the load, for the number of jobs that the caller asked for."""
         count = resolve_n_jobs(self.n_jobs, self.machine.max_cores)
         return self.machine.load(count, running, own, threads=self.threads)

@@ -288,8 +288,8 @@ class Sweep:
         if item.goes_on and item.numbers:
             left = f"{names} ({item.job_id or 'the dry run'})"
             self._store.set_software(with_left(self._store.session_software, left))
-            then += ": the run is no longer bit-for-bit reproducible"
-        text = f"left changed in its process: {names}; {then}"
+            then += ": the run is no longer reproducible"
+        text = f"changed in its process and not restored: {names}; {then}"
         self._attempts.note(Noted(item.job_id, "isolation", text))
 
 

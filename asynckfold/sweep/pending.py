@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from asynckfold.jobs.placement import Load, Placement, Request, Wait, fused
 from asynckfold.jobs.plan import Plan
@@ -13,15 +13,6 @@ from asynckfold.scheduling.place import place
 from asynckfold.scheduling.reservations import Reservations
 from asynckfold.scheduling.retries import Retry
 from asynckfold.scheduling.wait_reasons import Obstacle, Waits
-
-
-@dataclass(frozen=True)
-class _Pause:
-    """The pause before a retry: its start and end on the clock, and its reason."""
-
-    since: float
-    due: float
-    text: str
 
 
 class PendingJobs:
@@ -43,7 +34,8 @@ class PendingJobs:
         self._left = {job.id: None for job in plan.jobs if job.id not in finished}
         self._backlog = Backlog()
         self._waits = Waits()
-        self._pauses: dict[str, _Pause] = {}
+        # Before a retry: its start and end on the clock, and its reason.
+        self._pauses: dict[str, tuple[float, float, str]] = {}
         for unit in dict.fromkeys(map(self._unit, self._left)):
             self._add(unit)
 
@@ -85,27 +77,27 @@ class PendingJobs:
     ) -> tuple[dict[Obstacle, int], dict[str, int]]:
         """Return the obstacles of jobs in the backlog, and the number of jobs by reason."""
         obstacles = self._waits.look(self._backlog, reservations, load, self._clock())
-        jobs = {reason.text: count for reason, count in obstacles.items()}
-        for unit, pause in self._pauses.items():
-            jobs[pause.text] = jobs.get(pause.text, 0) + len(self._left_of(unit))
+        jobs = {obstacle.text: count for obstacle, count in obstacles.items()}
+        for unit, (_, _, reason) in self._pauses.items():
+            jobs[reason] = jobs.get(reason, 0) + len(self._left_of(unit))
         return obstacles, jobs
 
     def pause(self, job_id: str, retry: Retry, reason: str) -> None:
         """Keep a job, or its group, out of the backlog until its retry is due."""
         self._requests[job_id] = replace(self._requests[job_id], alone=retry.alone)
         now = self._clock()
-        self._pauses[self._unit(job_id)] = _Pause(now, now + retry.after_s, reason)
+        self._pauses[self._unit(job_id)] = now, now + retry.after_s, reason
 
     def end_pauses(self) -> None:
         """Return the jobs whose retry is due to the backlog."""
         now = self._clock()
-        for unit in [unit for unit, pause in self._pauses.items() if pause.due <= now]:
-            pause = self._pauses.pop(unit)
-            self._add(unit, Wait(now - pause.since, "pause", pause.text))
+        for unit in [unit for unit, (_, due, _) in self._pauses.items() if due <= now]:
+            since, _, reason = self._pauses.pop(unit)
+            self._add(unit, Wait(now - since, "pause", reason))
 
     def next_due(self) -> float:
         """Return when the next pause ends, on the clock."""
-        return min((pause.due for pause in self._pauses.values()), default=math.inf)
+        return min((due for _, due, _ in self._pauses.values()), default=math.inf)
 
     def finish(self, job_id: str) -> None:
         """Note that a job has a result."""

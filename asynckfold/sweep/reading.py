@@ -160,15 +160,15 @@ class WorkerReaders:
             return found
 
     def _wait(self, readers: _Readers) -> None:
-        said = time.monotonic()
+        reported = time.monotonic()
         while wait(readers.futures, TICK_SECONDS, FIRST_EXCEPTION).not_done:
             self._signals.check()
             if any(future.done() and future.exception() for future in readers.futures):
                 return
             for engine in readers.engines:
                 engine.load([])
-            if readers.count and time.monotonic() - said > SAY_SECONDS:
-                said = time.monotonic()
+            if readers.count and time.monotonic() - reported > SAY_SECONDS:
+                reported = time.monotonic()
                 self._doing(f"reading the data: {readers.done:,} of {readers.count:,} samples")
 
 

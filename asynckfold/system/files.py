@@ -270,7 +270,7 @@ def settle(
             return _wrong(descriptor, recorded)
     except OSError as error:
         if error.errno in _NO_FOLDER and root.is_dir():
-            return dict.fromkeys(recorded, "its folder is gone")
+            return dict.fromkeys(recorded, "its folder is missing")
         raise storage_error(error, folder) from error
 
 
@@ -318,7 +318,7 @@ def _wrong(folder: int, recorded: Mapping[str, str | None]) -> dict[str, str]:
     found = {}
     for name, digest in recorded.items():
         if not _is_file(name, folder):
-            found[name] = "it is gone, or no plain file"
+            found[name] = "it is missing or not a regular file"
         elif digest is not None and _digest(name, folder) != digest:
             os.rename(name, f"{name}.bad", src_dir_fd=folder, dst_dir_fd=folder)
             found[name] = f"its SHA-256 differs; it was renamed to {name}.bad"

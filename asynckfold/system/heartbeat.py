@@ -27,7 +27,7 @@ STACKS_SIGNAL = signal.SIGRTMIN + 9
 PAUSE_SECONDS = 0.1
 """Polling interval of a paused worker."""
 
-_BEAT, _ASKED, _PAUSED = range(3)
+_BEAT, _PAUSE, _PAUSED = range(3)
 _WORDS, _BYTES = 3, 8
 
 
@@ -54,21 +54,21 @@ class Heartbeat:
 
     def ask(self, pause: bool) -> None:
         """Request a pause after the present batch, or its end."""
-        self._word[_ASKED] = pause
+        self._word[_PAUSE] = pause
 
     @property
-    def asked(self) -> bool:
+    def pause_requested(self) -> bool:
         """Whether a pause is requested."""
-        return bool(self._word[_ASKED])
+        return bool(self._word[_PAUSE])
 
     @property
     def paused(self) -> bool:
         """Whether the worker is in a requested pause."""
-        return bool(self._word[_ASKED] and self._word[_PAUSED])
+        return bool(self._word[_PAUSE] and self._word[_PAUSED])
 
     def rest(self, stop: Callable[[], bool]) -> None:
         """Pause, in the worker, while that is requested and `stop` is not."""
-        while self._word[_ASKED] and not stop():
+        while self._word[_PAUSE] and not stop():
             self._word[_PAUSED] = 1
             time.sleep(PAUSE_SECONDS)
         self._word[_PAUSED] = 0

@@ -106,7 +106,7 @@ class Interruption:
         self._budget_s = budget_s
         self._deadline = math.inf if budget_s is None else time.monotonic() + budget_s
 
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether the run should end."""
         return self.count > 0 or time.monotonic() >= self._deadline
 
@@ -116,7 +116,7 @@ class Interruption:
 
     def check(self) -> None:
         """Raise `InterruptedRunError` if the run should end; called where state is consistent."""
-        if self.asked():
+        if self.stop_requested():
             self._raises_from = self._raises_from if not self.count else None
             raise self._error()
 

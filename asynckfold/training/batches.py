@@ -1,7 +1,7 @@
 """Which samples each step of an epoch sees.
 
 One process sees all training samples in the epoch's order. In parameter averaging with partitions,
-each process sees its own part, dealt out anew every epoch::
+each process sees its own part, drawn again every epoch::
 
     samples of an epoch, shuffled   a b c d e f g h i j        (a ring)
     rank 0, a part of 6             a b c d e f
@@ -51,7 +51,7 @@ def normalises_batches(model: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class Deal:
+class EpochParts:
     """The parts of an epoch: which rank trains on which samples, and in which order.
 
     Parameters
@@ -79,8 +79,8 @@ class Deal:
 
         Examples
         --------
-        >>> deal = dealt([6, 6], [1, 1], 10, lambda count: [(0, count)])
-        >>> deal.order(np.arange(10), seed=0, epoch=0)
+        >>> parts = epoch_parts([6, 6], [1, 1], 10, lambda count: [(0, count)])
+        >>> parts.order(np.arange(10), seed=0, epoch=0)
         array([0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 0])
         """
         places = zip(self.starts, self.sizes, strict=True)
@@ -99,12 +99,12 @@ class Deal:
         return bisect_left(self.turns, self.turns[first] + steps)
 
 
-def deal_of(plan: Plan, count: int, model: nn.Module) -> Deal | None:
+def parts_of_epoch(plan: Plan, count: int, model: nn.Module) -> EpochParts | None:
     """Return the parts of `count` training samples; None unless averaging uses partitions."""
     params = plan.params
-    if not params.deals_parts:
+    if not params.has_partitions:
         return None
-    return dealt(
+    return epoch_parts(
         params.part_sizes(count),
         params.passes,
         count,
@@ -112,12 +112,12 @@ def deal_of(plan: Plan, count: int, model: nn.Module) -> Deal | None:
     )
 
 
-def dealt(
+def epoch_parts(
     sizes: Sequence[int],
     passes: Sequence[int],
     count: int,
     cut: Callable[[int], Iterable[tuple[int, int]]],
-) -> Deal:
+) -> EpochParts:
     """Return the parts of `count` samples, by size and passes of each rank.
 
     `cut` divides a number of samples into batches: (low, high) of each.
@@ -131,7 +131,7 @@ def dealt(
             batches.append((next(turns[rank]), rank, begin + low, begin + high, number))
         begin += sizes[rank]
     batches.sort()
-    return Deal(
+    return EpochParts(
         starts,
         tuple(sizes),
         tuple(passes),

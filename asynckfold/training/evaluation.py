@@ -40,20 +40,22 @@ def loss_and_accuracy(
     return loss, None if hits is None else float(hits.double().mean())
 
 
-def right(asked: Objective, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+def right(
+    objective: Objective, outputs: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor | None:
     """Return which samples (n,) have their class, or all labels, predicted right.
 
     None without classes, or if only the user's `output_transform` knows them.
     """
-    if asked.kind == REGRESSION or asked.scale == TRANSFORMED:
+    if objective.kind == REGRESSION or objective.scale == TRANSFORMED:
         return None
-    if asked.kind == MULTICLASS:
+    if objective.kind == MULTICLASS:
         return outputs.argmax(1) == targets
-    if asked.scale == UNKNOWN:
+    if objective.scale == UNKNOWN:
         return None
-    said = outputs > (0.5 if asked.scale == PROBABILITIES else 0)
-    wanted = targets > (0 if asked.signs else 0.5)
-    return (said.reshape(wanted.shape) == wanted).reshape(len(wanted), -1).all(dim=1)
+    positive = outputs > (0.5 if objective.scale == PROBABILITIES else 0)
+    wanted = targets > (0 if objective.signs else 0.5)
+    return (positive.reshape(wanted.shape) == wanted).reshape(len(wanted), -1).all(dim=1)
 
 
 def outputs_on(

@@ -11,7 +11,7 @@ In a job with a process on a GPU, which is forked after it, pretraining must not
 (`spared`): the dry run refuses all but that of a `DBN`.
 
 To parallelise a custom ``pretrain``, accept a fourth argument, ``summing``: a job with several
-processes passes a `Summing` (`asynckfold.training.process_group.parallel_sum`) that divides the
+processes passes a `ParallelSum` (`asynckfold.training.process_group.parallel_sum`) that divides the
 work among them.
 """
 
@@ -33,7 +33,7 @@ from asynckfold.jobs.result import StageEpoch
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import seeding
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.process_group.parallel_sum import Summing
+from asynckfold.training.process_group.parallel_sum import ParallelSum
 
 
 class Report(Protocol):
@@ -97,15 +97,15 @@ def pretrain(
     cores : sequence of int
         One for each process; empty for no pinning.
     """
-    started = told = time.perf_counter()
+    started = reported = time.perf_counter()
     last: dict[str, str] = {}
     epochs: list[StageEpoch] = []
 
     def report(stage: str, epoch: int, measures: Mapping[str, float]) -> None:
-        nonlocal told
-        before, told = told, time.perf_counter()
+        nonlocal reported
+        before, reported = reported, time.perf_counter()
         values = {str(name): float(value) for name, value in measures.items()}
-        epochs.append(StageEpoch(str(stage), int(epoch), values, told - before))
+        epochs.append(StageEpoch(str(stage), int(epoch), values, reported - before))
         found = " ".join(f"{name} {value:.4g}" for name, value in values.items())
         last[stage] = f"{stage} after {epoch} epochs {found}"
         log.write(f"pretraining {stage} epoch {epoch} {found}\n")
@@ -119,7 +119,7 @@ def pretrain(
     model.train()
     stage: Callable[..., Any] = getattr(model, "pretrain")  # noqa: B009 - modules have no such
     if processes > 1 and "summing" in inspect.signature(stage).parameters:
-        stage = partial(stage, summing=Summing(processes, cores))
+        stage = partial(stage, summing=ParallelSum(processes, cores))
     stage(inputs, generator, report)
     seconds = time.perf_counter() - started
     text = "; ".join([f"pretrained on {len(train)} samples in {seconds:.2f} s", *last.values()])

@@ -48,12 +48,13 @@ def measure(
 ) -> Timing:
     """Time training steps and an evaluation batch of a job, or steps of a fusion group.
 
-    A probe that is asked to wait for others (`heartbeat.asked`) reports `Started`, as attempt 0,
-    after its first step; `stop` then blocks. If user code raises, the `Timing` holds the traceback.
+    A probe that shall wait for others (`heartbeat.pause_requested`) reports `Started`, as attempt
+    0, after its first step; `stop` then blocks. If user code raises, the `Timing` holds the
+    traceback.
     """
 
     def meet() -> bool:
-        if not heartbeat.asked:
+        if not heartbeat.pause_requested:
             return False
         report(Started(jobs[0].id, 0, os.getpid()))
         stop()

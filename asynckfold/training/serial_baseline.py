@@ -69,13 +69,13 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
             continue
         seconds[job.id] = time.perf_counter() - started
         by_candidate[job.candidate] += seconds[job.id]
-        asked = bundle.plan.objective_of(job.model)
-        if asked.kind != REGRESSION and asked.scale not in (TRANSFORMED, UNKNOWN):
+        objective = bundle.plan.objective_of(job.model)
+        if objective.kind != REGRESSION and objective.scale not in (TRANSFORMED, UNKNOWN):
             by_job[job.id] = trained.accuracy
             scores[job.candidate].append(trained.accuracy)
         if several:
             epochs[job.id] = trained.epochs
-            class_counts[job.id] = trained.class_counts(classes, asked)
+            class_counts[job.id] = trained.class_counts(classes, objective)
     return Baseline(
         "measured",
         sum(by_candidate.values()),
@@ -134,7 +134,7 @@ class _Loop:
         plan, recipe = bundle.plan, bundle.recipe
         self.plan, self.params = plan, plan.params
         self.job, self.fold = job, bundle.fold_of(job)
-        self.asked = plan.objective_of(job.model)
+        self.objective = plan.objective_of(job.model)
         self.device = torch.device(plan.device)
         seeding.seed_all(job.seed)
         self.model = recipe.models[job.model]().to(self.device)
@@ -147,7 +147,7 @@ class _Loop:
         self.criterion = copy.deepcopy(recipe.criterion)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
-        self.lr_schedule, train, steer = build_lr_schedule(
+        self.lr_schedule, train, inner_valid = build_lr_schedule(
             bundle, job, self.model, self.optimizer, self.fold.train
         )
         self.reacts = lr_schedules.needs_metric(self.lr_schedule)
@@ -157,7 +157,9 @@ class _Loop:
         self.train_loader = DataLoader(
             Subset(train_view, train.tolist()), batch_sampler=_Shuffled(bounds)
         )
-        self.steer_loader = DataLoader(Subset(eval_view, steer.tolist()), plan.batch_size)
+        self.inner_valid_loader = DataLoader(
+            Subset(eval_view, inner_valid.tolist()), plan.batch_size
+        )
         self.valid_loader = DataLoader(Subset(eval_view, self.fold.valid.tolist()), plan.batch_size)
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
@@ -189,7 +191,7 @@ class _Loop:
         with torch.no_grad():
             outputs = self.outputs_of(inputs)
             loss = float(self.criterion(outputs, targets)) * factor
-        hits = right(self.asked, outputs, targets)
+        hits = right(self.objective, outputs, targets)
         return loss, count, torch.zeros(len(targets), dtype=torch.bool) if hits is None else hits
 
     def counted(self, targets: torch.Tensor) -> tuple[float, float]:
@@ -221,17 +223,17 @@ class _Trained:
         right = sum(float(right.sum()) for _, right in self.judged)
         return right / sum(len(targets) for targets, _ in self.judged)
 
-    def class_counts(self, classes: int, asked: Objective) -> list[tuple[int, int]]:
+    def class_counts(self, classes: int, objective: Objective) -> list[tuple[int, int]]:
         """Return (right, all) held-out samples of each class."""
         if not classes:
             return []
         given, right = (
             torch.cat([part.cpu() for part in parts]) for parts in zip(*self.judged, strict=True)
         )
-        targets = asked.codes(given.numpy())
-        said = targets[right.numpy()]
+        targets = objective.codes(given.numpy())
+        hits = targets[right.numpy()]
         return [
-            (int((said == number).sum()), int((targets == number).sum()))
+            (int((hits == number).sum()), int((targets == number).sum()))
             for number in range(classes)
         ]
 
@@ -254,7 +256,7 @@ def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) ->
                 return None
         _, judged = loop.evaluate(loop.valid_loader)
         if loop.reacts:
-            loop.lr_schedule.step(loop.evaluate(loop.steer_loader)[0])
+            loop.lr_schedule.step(loop.evaluate(loop.inner_valid_loader)[0])
         elif not loop.per_batch:
             loop.lr_schedule.step()
         epochs.append((time.perf_counter() - began, loss / count if count else 0.0))

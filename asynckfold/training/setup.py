@@ -63,7 +63,7 @@ def build(
             model, data, fold.train, job.seed, log, heartbeat, size, count, cores
         )
     optimizer = with_fused_kernel(recipe.opt_fn, model)
-    schedule, train_part, steer = build_lr_schedule(bundle, job, model, optimizer, fold.train)
+    schedule, train_part, inner_valid = build_lr_schedule(bundle, job, model, optimizer, fold.train)
     if plan.params.compile:
         compile_whole(model)
     criterion = copy.deepcopy(recipe.criterion)
@@ -80,7 +80,7 @@ def build(
         data,
         train_part,
         list(batches.bounds(len(train_part), plan.batch_size, model)),
-        steer,
+        inner_valid,
         fold.valid,
         log,
         heartbeat,
@@ -117,7 +117,7 @@ def build_lr_schedule(
     """
     plan, spec = bundle.plan, bundle.recipe.lr_schedules[job.lr_schedule]
     made = None if isinstance(spec, str) else lr_schedules.make(spec, optimizer, 0)
-    steer = train[:0]
+    inner_valid = train[:0]
     if spec == "reduce" or lr_schedules.needs_metric(made):
         if len(train) < 2:
             raise ValueError(
@@ -126,10 +126,10 @@ def build_lr_schedule(
             )
         order = np.random.default_rng([job.seed, 1]).permutation(len(train))
         count = min(max(1, round(len(train) * plan.params.inner_val)), len(train) - 1)
-        train, steer = train[np.sort(order[count:])], train[np.sort(order[:count])]
+        train, inner_valid = train[np.sort(order[count:])], train[np.sort(order[:count])]
     if made is None:
         made = lr_schedules.make(spec, optimizer, steps_of(plan, len(train), model))
-    return made, train, steer
+    return made, train, inner_valid
 
 
 def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
@@ -140,8 +140,10 @@ def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
     """
     if (each or plan.params.lr_step) == "epoch":
         return plan.params.epochs
-    dealt = batches.deal_of(plan, count, model)
-    per_epoch = dealt.bounds if dealt else list(batches.bounds(count, plan.batch_size, model))
+    epoch_parts = batches.parts_of_epoch(plan, count, model)
+    per_epoch = (
+        epoch_parts.bounds if epoch_parts else list(batches.bounds(count, plan.batch_size, model))
+    )
     return plan.params.epochs * len(per_epoch)
 
 

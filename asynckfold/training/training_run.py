@@ -51,7 +51,7 @@ class Training:
 
     Parameters
     ----------
-    train, steer, valid : ndarray of int64
+    train, inner_valid, valid : ndarray of int64
         Samples to train on, divided into batches by `bounds`; inner-validation samples, for an LR
         schedule that reacts to a loss; the held-out fold.
     epoch, batch, lr : int, int, float
@@ -80,7 +80,7 @@ class Training:
     data: Batches
     train: Indices
     bounds: Sequence[tuple[int, int]]
-    steer: Indices
+    inner_valid: Indices
     valid: Indices
     log: JobLog
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
@@ -349,7 +349,7 @@ def step_lr_schedule(training: Training) -> None:
     A schedule that is stepped after each batch stays as it is.
     """
     if lr_schedules.needs_metric(training.lr_schedule):
-        training.lr_schedule.step(evaluate(training, training.steer)[1])
+        training.lr_schedule.step(evaluate(training, training.inner_valid)[1])
     elif training.params.lr_step == "epoch":
         training.lr_schedule.step()
 

@@ -109,14 +109,14 @@ def test_one_model_alone_needs_all_of_its_time(root: Path) -> None:
 def test_the_budget_of_one_call_is_not_that_of_the_next() -> None:
     with listening() as outer:
         with listening() as inner:
-            assert inner is outer or not inner.asked()
+            assert inner is outer or not inner.stop_requested()
             inner.limit(1e-9)
             time.sleep(0.001)
-            assert inner.asked()
+            assert inner.stop_requested()
             with pytest.raises(InterruptedRunError, match="time budget of 1e-09 s"):
                 inner.check()
         if inner is outer:
-            assert not outer.asked()
+            assert not outer.stop_requested()
 
 
 def test_a_signal_is_told_before_a_budget() -> None:
@@ -128,7 +128,7 @@ def test_a_signal_is_told_before_a_budget() -> None:
         signals.check()
     assert raised.value.exit_code == 130
     with signals.anew():
-        assert not signals.asked()
+        assert not signals.stop_requested()
 
 
 def test_the_command_ends_with_the_code_of_timeout(root: Path, warm: Nursery) -> None:

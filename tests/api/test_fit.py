@@ -129,9 +129,9 @@ def test_what_does_not_fit_is_refused_before_the_start(root: Path) -> None:
     with pytest.raises(InputError, match="parameters of the module that is trained"):
         fitted(root, module, optimizer)
     schedule = optim.lr_scheduler.StepLR(optimizer, 1)
-    with pytest.raises(InputError, match="must be of the optimizer that trains"):
+    with pytest.raises(InputError, match="must belong to the optimizer that trains"):
         fitted(root, module, optim.SGD(module.parameters(), 0.1), scheduler=schedule)
-    with pytest.raises(InputError, match="must be of the optimizer that trains"):
+    with pytest.raises(InputError, match="must belong to the optimizer that trains"):
         fitted(root, module, adam, scheduler=schedule)
     with pytest.raises(InputError, match="of one kind"):
         joined((X, Y), [1, 2])

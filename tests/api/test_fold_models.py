@@ -61,7 +61,7 @@ def trained(
 
 def said_by_each(ensemble: FoldEnsemble, inputs: Any) -> npt.NDArray[np.float32]:
     """What each model says: shape (models, samples, ...)."""
-    return np.concatenate(list(ensemble._ask(inputs)), axis=1)
+    return np.concatenate(list(ensemble._outputs(inputs)), axis=1)
 
 
 def assert_as_recorded(results: CVResults, dataset: Any) -> None:
@@ -93,7 +93,7 @@ def assert_as_recorded(results: CVResults, dataset: Any) -> None:
     ],
     ids=["plain", "repeats", "fused", "bf16", "preprocess", "fused+preprocess", "transforms"],
 )
-def test_each_model_says_of_held_out_samples_what_the_run_recorded(
+def test_each_model_gives_the_recorded_outputs_of_held_out_samples(
     root: Path, settings: dict[str, Any]
 ) -> None:
     if "fuse" in settings:
@@ -251,7 +251,7 @@ def test_samples_come_in_many_forms_and_answers_are_means(root: Path) -> None:
         (None, "must be map-style: have a length and give samples by index: received NoneType"),
         ((X, Y, Y), "inputs must be map-style"),
         (iter(X), "inputs must be map-style"),
-        (np.where(np.arange(60)[:, None] == 7, np.nan, X), "received NaN of sample 7"),
+        (np.where(np.arange(60)[:, None] == 7, np.nan, X), "received NaN for sample 7"),
         (Bare([*X[:3], "a"]), "run's data set has them, before its transforms"),
         (["a", "b"], "before its transforms: received"),
     ],
@@ -313,11 +313,13 @@ def test_what_has_changed_since_the_run_is_told_with_the_fold(tmp_path: Path) ->
         return sample * scale[0]
 
     results = trained(tmp_path / "transform", dataset=(data, Y), eval_transform=scaled)
-    asked = results.ensemble()
+    ensemble = results.ensemble()
     scale[0] = 1.5
-    changed = r"what the run recorded: received tiny/step/fold-0, which differs by up to .* of"
+    changed = (
+        r"recorded for held-out samples: received tiny/step/fold-0, which differs by up to .* of"
+    )
     with pytest.raises(InputError, match=changed):
-        asked.outputs(X)
+        ensemble.outputs(X)
     scale[0] = 1.0
     data[results.folds[2].valid] += 1
     with pytest.raises(InputError, match=r"received tiny/step/fold-2, which differs by up to"):
@@ -432,6 +434,6 @@ def test_a_model_that_was_trained_alone_is_an_ensemble_of_one(root: Path) -> Non
 
 
 def test_jobs_are_asked_in_the_order_of_the_plan(trained_once: CVResults) -> None:
-    asked: Any = trained_once.ensemble()._ask
-    assert [job.fold for job in asked.jobs] == [0, 1, 2]
-    assert all(isinstance(job, Job) for job in asked.jobs)
+    ensemble: Any = trained_once.ensemble()._outputs
+    assert [job.fold for job in ensemble.jobs] == [0, 1, 2]
+    assert all(isinstance(job, Job) for job in ensemble.jobs)

@@ -81,7 +81,7 @@ def test_it_is_what_fit_trains_on_all_samples(root: Path, settings: dict[str, An
     assert text.endswith(place)
     page = results.report().read_text()
     assert text in page
-    seen = "Scored on samples that were trained on"
+    seen = "Scored on training samples"
     assert seen not in page
     assert seen in results.refitted.report().read_text()
     assert seen in alone.results.report().read_text()

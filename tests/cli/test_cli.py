@@ -28,7 +28,6 @@ from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.placement import Gpu, Load
 from asynckfold.jobs.recipe import LR_SCHEDULES
-from asynckfold.jobs.reproducibility import Claim
 from asynckfold.jobs.result import Baseline
 from asynckfold.models import ARCHITECTURES
 from asynckfold.store import RunStore, Waiting
@@ -233,7 +232,7 @@ def test_a_run_and_every_verb_that_looks_at_it(
     assert main(["status", str(root)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("4 of 4 jobs finished\ncomplete\n")
-    assert f"fingerprint {found['fingerprint']}, {Claim(())}\n" in out
+    assert f"fingerprint {found['fingerprint']}, reproducible\n" in out
 
 
 def test_python_dash_m() -> None:

@@ -157,7 +157,7 @@ def test_digits_and_a_part_of_them(capsys: Capture) -> None:
     ("words", "message"),
     [
         (["digit"], "data must be a known source: received 'digit'"),
-        (["csv:none.csv"], "csv: must name what exists"),
+        (["csv:none.csv"], "csv: must name an existing path"),
         (["digits", "--drop", "x"], "--drop applies to csv: and npz: only"),
         (["digits", "--limit", "0"], "limit must be at least 1"),
     ],

@@ -204,7 +204,7 @@ def test_labels_that_the_run_does_not_know_have_no_score(
         (["--models", "mlpp"], "--models must name models: received 'mlpp'. Did you mean 'mlp'?"),
         (["--models", "lenet"], "lenet needs images of 32×32"),
         (["--data", "folders:x"], "data must be a known source: received 'folders:x'"),
-        (["--data", "npz:{}/none.npz"], "npz: must name what exists"),
+        (["--data", "npz:{}/none.npz"], "npz: must name an existing path"),
         (["--data", "digits"], "Its first is a tensor of shape (5,)."),
         (["--target", "sort"], "--target must be a column of the file: received 'sort'"),
     ],
@@ -278,7 +278,7 @@ def test_the_run_is_read_only_and_its_data_found_from_any_folder(
     np.savez("there/data.npz", X=draw.normal(size=(40, 3)), y=np.arange(40) % 2)
     words = ["--data", "npz:there/new.npz", "--to", "x.csv"]
     assert main(["predict", "there/r", *words]) == 2
-    assert "what the run recorded: received mlp/constant/fold-0" in capsys.readouterr().err
+    assert "recorded for held-out samples: received mlp/constant/fold-0" in capsys.readouterr().err
 
 
 # Code is named by whoever asks, never by a folder

@@ -318,7 +318,7 @@ def test_a_dataset_that_is_random_by_itself_is_seeded_by_sample() -> None:
     batches = opened(prepared)
     rows = np.arange(10)
     assert not prepared.held
-    assert any("random by itself" in note for note in prepared.notes)
+    assert any("the dataset itself is random" in note for note in prepared.notes)
     assert torch.equal(batches.eval(rows)[0], batches.eval(rows)[0])
     assert not torch.equal(batches.train(rows, 0, 0)[0], batches.train(rows, 0, 1)[0])
 

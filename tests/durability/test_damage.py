@@ -316,7 +316,7 @@ def test_no_link_is_followed_on_the_way_to_a_job(root: Path, tmp_path: Path) -> 
     (root / "A").mkdir(parents=True)
     (root / "A" / "cosine").symlink_to(outside.parent)
     assert settle(root, root / "A/cosine/fold-0", TEMPORARY, {"x": "0"}) == {
-        "x": "its folder is gone"
+        "x": "its folder is missing"
     }
     assert (outside / "x.1.tmp").exists()
 

@@ -369,7 +369,7 @@ def test_half_a_commit_on_a_read_only_mount_is_an_error(root: Path) -> None:
     words = mounted_read_only(root)
     look = f"from asynckfold.store import RunStore; RunStore.read({str(root)!r})"
     done = subprocess.run([*words, sys.executable, "-c", look], capture_output=True, text=True)
-    assert "was left in the middle of a commit, and may only be read here" in done.stderr
+    assert "has an unfinished commit and is read-only here" in done.stderr
     with RunStore.read(root) as store:
         assert set(store.results()) == {FIRST}
 

@@ -711,7 +711,7 @@ def _call_and_tell(root: Path, end: Any) -> None:
 def test_signals_are_noted_where_something_is_written() -> None:
     with listening(*ENDINGS) as signals, signals.noted():
         signal.raise_signal(signal.SIGTERM)
-        assert signals.asked()
+        assert signals.stop_requested()
         assert not signals.urgent()
         signal.raise_signal(signal.SIGINT)
         assert signals.urgent()
@@ -852,4 +852,4 @@ def test_a_thread_takes_nothing() -> None:
     thread.join()
     ((signals, handler),) = taken
     assert handler is signal.default_int_handler
-    assert not signals.asked()
+    assert not signals.stop_requested()

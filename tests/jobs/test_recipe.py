@@ -80,8 +80,8 @@ def test_an_instance_is_copied_in_its_first_state_and_that_is_said() -> None:
     assert torch.equal(other.weight, first)
     assert one is not other
     assert notes == [
-        "model Net was given as an instance: every job starts from a copy of its present weights; "
-        "pass the class to initialise each fold anew"
+        "model Net was given as an instance: every job starts from a copy of its current weights; "
+        "pass the class to initialise each fold separately"
     ]
     assert isinstance(pickle.loads(pickle.dumps(named["Net"])), InitialState)
 

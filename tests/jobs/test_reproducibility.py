@@ -1,4 +1,4 @@
-"""With what a run trained, when its bits are claimed, and when it may be continued."""
+"""With what a run trained, when it is reproducible, and when it may be continued."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from asynckfold import AsyncKFold, InputError, JobsFailedWarning, RunStore
 from asynckfold.cli import main
 from asynckfold.errors import Problem
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.reproducibility import DECISIVE, RULES, claim, differences
+from asynckfold.jobs.reproducibility import DECISIVE, RULES, differences, reproducibility_of
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.page import write_report
@@ -32,38 +32,38 @@ HERE = {"torch": "2.6.0", "CPU class": "x86_64 AVX2", "deterministic kernels": "
 names = st.dictionaries(st.sampled_from([*DECISIVE, "python", "CPU"]), st.text(max_size=3))
 
 
-# When bits are claimed
+# When a run is reproducible
 
 
-def test_equal_software_claims_equal_bits() -> None:
-    assert claim(PLAN, []).claimed
-    assert claim(PLAN, [HERE, HERE]).reasons == ()
+def test_equal_software_is_reproducible() -> None:
+    assert reproducibility_of(PLAN, []).claimed
+    assert reproducibility_of(PLAN, [HERE, HERE]).reasons == ()
 
 
 def test_another_session_with_something_else_is_one_sentence() -> None:
     other = {**HERE, "torch": "2.7.1", "CPU class": "x86_64 AVX512"}
-    (reason,) = claim(PLAN, [HERE, other, HERE, other]).reasons
+    (reason,) = reproducibility_of(PLAN, [HERE, other, HERE, other]).reasons
     assert reason == (
-        "its sessions did not all train with the same: torch: 2.6.0 at first, 2.7.1 later; "
+        "its sessions trained with different software: torch: 2.6.0 at first, 2.7.1 later; "
         "CPU class: x86_64 AVX2 at first, x86_64 AVX512 later"
     )
 
 
-def test_what_was_not_recorded_is_not_claimed() -> None:
-    (reason,) = claim(PLAN, [HERE, {}]).reasons
+def test_unrecorded_software_is_not_reproducible() -> None:
+    (reason,) = reproducibility_of(PLAN, [HERE, {}]).reasons
     assert "was not recorded" in reason
 
 
 def test_cuda_needs_deterministic_kernels() -> None:
     plan = replace(PLAN, device="cuda")
-    (reason,) = claim(plan, [HERE]).reasons
+    (reason,) = reproducibility_of(plan, [HERE]).reasons
     assert "without deterministic kernels" in reason
-    assert claim(plan, [{**HERE, "deterministic kernels": "yes"}]).claimed
+    assert reproducibility_of(plan, [{**HERE, "deterministic kernels": "yes"}]).claimed
 
 
-def test_a_run_begun_with_elastic_threads_claims_nothing() -> None:
+def test_a_run_begun_with_elastic_threads_is_not_reproducible() -> None:
     elastic = {**HERE, "elastic threads": "yes"}
-    (reason,) = claim(PLAN, [elastic]).reasons
+    (reason,) = reproducibility_of(PLAN, [elastic]).reasons
     assert "threads change bits" in reason
     assert differences(elastic, HERE) == ("elastic threads: yes there, none here",)
 
@@ -71,8 +71,8 @@ def test_a_run_begun_with_elastic_threads_claims_nothing() -> None:
 def test_a_new_reason_is_a_new_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = (*RULES, lambda plan, sessions: iter(["it rained"] if plan.batch_size == 32 else []))
     monkeypatch.setattr("asynckfold.jobs.reproducibility.RULES", rules)
-    assert claim(PLAN, [HERE]).reasons == ("it rained",)
-    assert str(claim(PLAN, [HERE])) == "bit-identity not claimed: it rained"
+    assert reproducibility_of(PLAN, [HERE]).reasons == ("it rained",)
+    assert str(reproducibility_of(PLAN, [HERE])) == "not reproducible: it rained"
 
 
 @given(names, names)
@@ -195,7 +195,7 @@ def test_a_run_is_not_continued_with_other_software(
     assert results.counts["done"] == 6
     assert not results.bit_identity.claimed
     assert "9.9.9 later" in results.bit_identity.reasons[0]
-    assert "bit-identity not claimed" in repr(results)
+    assert "not reproducible" in repr(results)
     with RunStore.read(root) as store:
         numbers = json.loads((write_report(store).parent / "results.json").read_text())
     assert numbers["bit_identity"]["claimed"] is False
@@ -248,7 +248,7 @@ def test_compare_says_what_may_explain_a_difference(
     assert main(["compare", str(root / "one"), str(root / "two")]) == 1
     out = capsys.readouterr().out
     assert f"possible cause: torch: {torch.__version__} there, 9.9.9 here" in out
-    assert f"{root / 'one'}: bit-identity claimed" in out
+    assert f"{root / 'one'}: reproducible" in out
     assert main(["compare", str(root / "one"), str(root / "one"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["software"] == []

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.planning.forecast import Forecast, forecast, forecast_of, foreseen
+from asynckfold.planning.forecast import Forecast, forecast, foreseen
 from asynckfold.planning.fusion_groups import Grouping, gain, grouped
 from asynckfold.planning.workload import Choice, Workload
+from asynckfold.results.decision import forecast_of
 from asynckfold.store import RunStore
 from tests.planning.test_thread_choice import LARGE, SMALL, choose, workload
 from tests.synthetic import Synthetic, write_run

@@ -355,7 +355,7 @@ def test_real_workers_meet_for_a_probe(root: Path) -> None:
         engine.close()
     pool.close()
     assert all(item.step_seconds > 0 for item in timings)
-    assert not any(worker.heartbeat.asked for worker in pool.workers)
+    assert not any(worker.heartbeat.pause_requested for worker in pool.workers)
 
 
 # What a worker does on a GPU

@@ -21,7 +21,7 @@ from asynckfold.planning.workload import Choice
 from asynckfold.results.report.sentences import packing as told
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.utilization import ModelAccount, packing_of
-from asynckfold.store import Placed, RunStore
+from asynckfold.store import RunStore
 from tests.synthetic import FakeClockStore
 
 COST = Cost({1: 0.1}, {1: 0.1}, memory=7)
@@ -62,8 +62,8 @@ def write(root: Path, about: Mapping[str, Any]) -> None:
         store.start_attempt(A0, (0, 1), 2, "cpu", 2.5)
         store.clock = 4.0
         record(store, A0, 1)
-        placed = Placed(7, (Wait(3.0, "cores", "cores: 2 of 2 busy"),))
-        store.start_attempt(B0, (0,), 1, "cpu", 5.0, placed)
+        waits = (Wait(3.0, "cores", "cores: 2 of 2 busy"),)
+        store.start_attempt(B0, (0,), 1, "cpu", 5.0, 7, waits)
         store.start_attempt(B1, (1,), 1, "cpu", 5.0)
         store.started(B1, 1, 7)
         store.clock = 5.0

@@ -487,8 +487,7 @@ def test_every_attempt_knows_what_its_job_waited_for(store: RunStore) -> None:
 
     made, _, _ = sweep(store, first_dies, memory=3)
     made.run()
-    placed = store.reader.placed()
-    assert placed.keys() == {(item.job_id, item.attempt) for item in store.reader.attempts()}
+    placed = {(item.job_id, item.attempt): item for item in store.reader.attempts()}
     assert {item.memory for item in placed.values()} == {3}
     assert placed["A/cosine/fold-0", 1].waits == ()
     again = placed["A/cosine/fold-0", 2].waits

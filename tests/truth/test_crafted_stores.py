@@ -37,7 +37,7 @@ from asynckfold.jobs.plan import folds_fingerprint
 from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.report import page
-from asynckfold.store import Placed, RunStore, Waiting, snapshot
+from asynckfold.store import RunStore, Waiting, snapshot
 from asynckfold.store.integrity import checksum
 from asynckfold.store.layout import MOST_PATH, path_problems
 from asynckfold.store.records import HELD, held_text, result_of
@@ -91,8 +91,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = write_run(tmp_path_factory.mktemp("crafted") / "run", RUN)
     with RunStore.hold(root) as store:
         first = store.reader.plan.jobs[-1].id
-        placed = Placed(1 << 20, (Wait(1.0, "cores", EVIL),))
-        number = store.start_attempt(first, (0,), 1, "cpu", 2.0, placed)
+        waits = (Wait(1.0, "cores", EVIL),)
+        number = store.start_attempt(first, (0,), 1, "cpu", 2.0, 1 << 20, waits)
         store.event(HELD, held_text(number, (0, 1)), first)
         store.set_waiting(Waiting((0, 1), (), (), {EVIL: 1}))
         store.checkpoint(CheckpointRef(first, number, 1, 0, "a/checkpoint-1.safetensors", "0", 9))
@@ -495,7 +495,7 @@ SPLITS: dict[str, Callable[[Path], None]] = {
     "a bomb": bomb,
     "a lying header": lying_header,
     "an object": lambda root: write_splits(root, targets=np.array([{}], dtype=object)),
-    "rows that are no samples": rows_beyond,
+    "rows that are not samples": rows_beyond,
 }
 
 

@@ -570,7 +570,7 @@ def test_a_compressed_table_is_read_alike(tmp_path: Path) -> None:
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="must name a file, which is read several times"):
+    with pytest.raises(InputError, match="must name a regular file"):
         load_source(f"csv:{tmp_path}/pipe")
 
 
@@ -616,7 +616,7 @@ def test_a_table_is_not_augmented(tmp_path: Path) -> None:
         ({"drop": ["q"]}, "--drop must be a column of the file: received 'q'"),
         ({"keep": ["kind"]}, "--keep applies to features only: received the target"),
         ({"drop": ["a"], "keep": ["0"]}, "a column is either used or dropped: received column 'a'"),
-        ({"drop": ["a", "b"]}, "must hold a feature beside the target"),
+        ({"drop": ["a", "b"]}, "must hold a feature besides the target"),
     ],
 )
 def test_columns_that_cannot_be_asked_for(load: Load, options: Any, rule: str) -> None:

@@ -56,8 +56,9 @@ def test_what_is_no_sample_is_left_out_and_told(photos: Path) -> None:
     assert levels(source) == [40, 41, 42, 200, 201, 202]
     assert source.targets.tolist() == [0, 0, 0, 1, 1, 1]
     assert source.notes[1:] == (
-        "left out: 1 image (beside the classes, of none of them): lost.png",
-        "left out: 2 files (by name no image, or a link to a folder): cat/film.gif, cat/notes.txt",
+        "left out: 1 image (outside the class folders): lost.png",
+        "left out: 2 files (no image extension, or a link to a folder): cat/film.gif, "
+        "cat/notes.txt",
         "left out: 2 hidden folders: .cache, __MACOSX",
     )
 
@@ -85,7 +86,7 @@ def test_parts_are_no_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
         image(tmp_path / name / "cat" / "0.png")
         image(tmp_path / name / "dog" / "0.png")
     with pytest.raises(
-        InputError, match=r"must be classes: .*Cross-validation makes its own parts"
+        InputError, match=r"must be classes: .*Cross-validation divides the data itself"
     ):
         load(tmp_path)
 
@@ -143,7 +144,7 @@ def test_samples_to_predict_are_found_alike(photos: Path) -> None:
     assert samples.names == tuple(f"{kind}/{at}.png" for kind in ("cat", "dog") for at in range(3))
     assert samples.labels == ("cat",) * 3 + ("dog",) * 3
     assert samples.notes == (
-        "left out: 1 file (by name no image, or a link to a folder): cat/notes.txt",
+        "left out: 1 file (no image extension, or a link to a folder): cat/notes.txt",
     )
 
 
@@ -280,7 +281,7 @@ def test_the_layout_of_images_is_told(tmp_path: Path, shape: tuple[int, ...], no
 
 @pytest.mark.parametrize("shape", [(4, 3, 6, 3), (4, 1, 6, 3), (4, 3, 6, 1)])
 def test_a_layout_that_is_not_clear_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match="it must be clear which axis of X holds the channels"):
+    with pytest.raises(InputError, match="the axis of X that holds the channels must be clear"):
         load_source(arrays(tmp_path, X=np.zeros(shape, np.uint8), y=[0, 1, 0, 1]))
 
 

@@ -197,7 +197,7 @@ def test_numbered_labels_are_undone_at_every_door(root: Path, values: Any, note:
     results = crossed(root, labels, linear(3), scoring=["accuracy", "f1_macro", hits], epochs=6)
     told = notes(root)
     assert f"labels were numbered by sorted order: {note}" in told
-    assert "hits gets labels as the data have them, not the numbers of outputs" in told
+    assert "hits gets the labels of the data, not class indices" in told
     assert scores_of(results, "hits") == scores_of(results, "accuracy")
     assert np.mean(scores_of(results, "accuracy")) > 0.6
     assert results.classes_ is not None
@@ -220,7 +220,7 @@ def test_an_own_score_that_takes_labels_for_outputs_is_refused(root: Path) -> No
     def naive(targets: Array, outputs: Array) -> float:
         return float(np.mean(outputs.argmax(1) == targets))
 
-    with pytest.raises(InputError, match="naive does not: received 0 of outputs that are all r"):
+    with pytest.raises(InputError, match="class indices: received 0 for perfect outputs, 1 if"):
         crossed(root, labels, linear(3), scoring=naive)
     # The same labels are class indices where there are outputs for them.
     results = crossed(root, labels, linear(4), scoring=["accuracy", naive])

@@ -24,7 +24,7 @@ from asynckfold.data.transforms import Draw, generators_kept, seed_generators
 from asynckfold.errors import InputError
 
 COUNT = 40
-RANDOM = "random by itself"
+RANDOM = "the dataset itself is random"
 
 
 def opened(prepared: Prepared) -> Any:
@@ -419,4 +419,4 @@ def test_a_transform_that_is_applied_to_some_samples_stays_in_its_dataset(views:
     assert pairs(opened(prepared), range(40)) == [
         (x.tolist(), y) for x, y in map(dataset.__getitem__, range(40))
     ]
-    assert any("could not be taken out" in note for note in prepared.notes)
+    assert any("could not be separated" in note for note in prepared.notes)

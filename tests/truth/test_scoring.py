@@ -26,8 +26,8 @@ from asynckfold.errors import InputError
 from asynckfold.jobs import criteria
 from asynckfold.jobs.criteria import NOT_OF_PAIRS, TABLE, criterion_of, why_not_of_pairs
 from asynckfold.jobs.objective import (
-    Look,
     Objective,
+    OutputSample,
     pos_label_of,
     probabilities,
     scale_of,
@@ -460,34 +460,34 @@ ODDS = LOGITS[:, :1]
 @pytest.mark.parametrize(
     ("kind", "criterion", "look", "scale"),
     [
-        ("multiclass", nn.CrossEntropyLoss(), Look(LOGITS), "logits"),
-        ("multiclass", nn.CrossEntropyLoss(), Look(SHARES), "probabilities"),
+        ("multiclass", nn.CrossEntropyLoss(), OutputSample(LOGITS), "logits"),
+        ("multiclass", nn.CrossEntropyLoss(), OutputSample(SHARES), "probabilities"),
         # The softmax of logarithms of probabilities is these.
-        ("multiclass", nn.CrossEntropyLoss(), Look(LOGS), "logits"),
-        ("multiclass", nn.NLLLoss(), Look(LOGS), "log-probabilities"),
-        ("multiclass", nn.NLLLoss(), Look(SHARES), "probabilities"),
-        ("multiclass", nn.NLLLoss(), Look(LOGITS), "margins"),
-        ("multiclass", nn.MultiMarginLoss(), Look(LOGITS), "margins"),
-        ("multiclass", None, Look(LOGITS), "logits"),
-        ("multiclass", None, Look(SHARES), "probabilities"),
-        ("binary", nn.BCEWithLogitsLoss(), Look(ODDS), "logits"),
+        ("multiclass", nn.CrossEntropyLoss(), OutputSample(LOGS), "logits"),
+        ("multiclass", nn.NLLLoss(), OutputSample(LOGS), "log-probabilities"),
+        ("multiclass", nn.NLLLoss(), OutputSample(SHARES), "probabilities"),
+        ("multiclass", nn.NLLLoss(), OutputSample(LOGITS), "margins"),
+        ("multiclass", nn.MultiMarginLoss(), OutputSample(LOGITS), "margins"),
+        ("multiclass", None, OutputSample(LOGITS), "logits"),
+        ("multiclass", None, OutputSample(SHARES), "probabilities"),
+        ("binary", nn.BCEWithLogitsLoss(), OutputSample(ODDS), "logits"),
         # All between 0 and 1 by chance, or by a sigmoid.
-        ("binary", nn.BCEWithLogitsLoss(), Look(expit(ODDS)), "logits"),
-        ("binary", nn.BCEWithLogitsLoss(), Look(expit(ODDS), "Sigmoid"), "probabilities"),
-        ("binary", nn.BCELoss(), Look(expit(ODDS), "Sigmoid"), "probabilities"),
-        ("binary", nn.SoftMarginLoss(), Look(ODDS), "logits"),
-        ("binary", nn.HingeEmbeddingLoss(), Look(ODDS), "unknown"),
-        ("binary", None, Look(ODDS), "unknown"),
-        ("binary", None, Look(expit(ODDS), "Sigmoid"), "probabilities"),
-        ("multilabel", nn.BCEWithLogitsLoss(), Look(LOGITS), "logits"),
-        ("multilabel", nn.BCEWithLogitsLoss(), Look(SHARES), "probabilities"),
-        ("multilabel", nn.MultiLabelSoftMarginLoss(), Look(LOGITS), "logits"),
-        ("regression", nn.MSELoss(), Look(SHARES), "values"),
-        ("regression", nn.PoissonNLLLoss(), Look(ODDS), "log-rate"),
+        ("binary", nn.BCEWithLogitsLoss(), OutputSample(expit(ODDS)), "logits"),
+        ("binary", nn.BCEWithLogitsLoss(), OutputSample(expit(ODDS), "Sigmoid"), "probabilities"),
+        ("binary", nn.BCELoss(), OutputSample(expit(ODDS), "Sigmoid"), "probabilities"),
+        ("binary", nn.SoftMarginLoss(), OutputSample(ODDS), "logits"),
+        ("binary", nn.HingeEmbeddingLoss(), OutputSample(ODDS), "unknown"),
+        ("binary", None, OutputSample(ODDS), "unknown"),
+        ("binary", None, OutputSample(expit(ODDS), "Sigmoid"), "probabilities"),
+        ("multilabel", nn.BCEWithLogitsLoss(), OutputSample(LOGITS), "logits"),
+        ("multilabel", nn.BCEWithLogitsLoss(), OutputSample(SHARES), "probabilities"),
+        ("multilabel", nn.MultiLabelSoftMarginLoss(), OutputSample(LOGITS), "logits"),
+        ("regression", nn.MSELoss(), OutputSample(SHARES), "values"),
+        ("regression", nn.PoissonNLLLoss(), OutputSample(ODDS), "log-rate"),
     ],
 )
 def test_the_scale_follows_from_criterion_and_outputs(
-    kind: str, criterion: Any, look: Look, scale: str
+    kind: str, criterion: Any, look: OutputSample, scale: str
 ) -> None:
     row = None if criterion is None else criterion_of(criterion)
     assert scale_of(kind, row, look) == scale

@@ -617,7 +617,7 @@ def test_what_is_masked_nowhere_and_texts_with_a_transform_are_taken(tmp_path: P
         (StratifiedKFold(3), {"groups": np.arange(60) % 30}, "a group must not be on both sides"),
         ([(TRAIN, VALID)], {"groups": np.arange(60) // 7}, r"1 groups? in both"),
         ([(np.arange(41), VALID)], {}, r"must not share samples: received 1 in both"),
-        ([(np.ones(7, bool), VALID)], {}, r"a mask, must say yes or no of each sample"),
+        ([(np.ones(7, bool), VALID)], {}, r"a mask, must have an entry for each sample"),
         (3, {"groups": [None, *range(59)]}, r"1 missing, the first of sample 0"),
         (3, {"groups": pd.Series([1.0, np.nan] * 30)}, "30 missing, the first of sample 1"),
     ],
@@ -790,8 +790,8 @@ class Restless(Dataset[Any]):
 
 def test_validation_samples_that_are_random_are_told_of(tmp_path: Path) -> None:
     found = told(trained(tmp_path / "restless", Restless()))
-    assert "validation samples are random variants, too" in found
-    assert "copies of training samples among the validation samples were not looked for" in found
+    assert "the data set also varies validation samples at random" in found
+    assert "validation samples were not searched for copies of training samples" in found
     plain = told(trained(tmp_path / "augmented", Augmented(shaken)))
     assert "random variants" not in plain
     assert "leaves out the random steps shaken" in plain

@@ -27,13 +27,13 @@ from asynckfold.data.sources.inspection import (
     inspect_table,
     limited_to,
 )
-from asynckfold.data.sources.source import Choice, Samples, Source, balanced_subset, limited
+from asynckfold.data.sources.source import Samples, Source, TableOptions, balanced_subset, limited
 from asynckfold.data.sources.tables import column_words, csv_samples, csv_source
 from asynckfold.data.sources.text_files import HEADER_CHOICES
 from asynckfold.errors import Problem, nearest, refuse
 
 __all__ = [
-    "Choice",
+    "TableOptions",
     "Inspection",
     "SOURCES",
     "Samples",
@@ -46,7 +46,7 @@ __all__ = [
     "load_source",
 ]
 
-_AS_FOUND = Choice()
+_AS_FOUND = TableOptions()
 _PATHS = ("csv", "folder", "npz")
 
 SOURCES: tuple[str, ...] = tuple(
@@ -106,7 +106,7 @@ def load_source(
     >>> source.sample_shape, len(source.dataset), source.classes[:3]
     ((1, 8, 8), 100, ('0', '1', '2'))
     """
-    choice = Choice(target, header, tuple(drop), tuple(keep), tuple(category))
+    choice = TableOptions(target, header, tuple(drop), tuple(keep), tuple(category))
     word, place = _checked(spec, data_root, choice, limit)
     source = _load(spec, word, place, download, choice)
     return source if limit is None else limited(source, limit, random_state)
@@ -126,7 +126,7 @@ def load_samples(
     Arguments as for `load_source`. `like`: the source that the models were trained on; a text file
     must have its columns, and its target column is the default for `target`.
     """
-    choice = Choice(target, header)
+    choice = TableOptions(target, header)
     word, place = _checked(spec, data_root, choice, None)
     if word == "csv":
         return csv_samples(place, like, target=target, header=header)
@@ -142,7 +142,7 @@ def inspect(
     *,
     data_root: Path = Path("data"),
     download: bool = False,
-    choice: Choice = _AS_FOUND,
+    choice: TableOptions = _AS_FOUND,
     limit: int | None = None,
     random_state: int = 0,
 ) -> Inspection:
@@ -166,7 +166,9 @@ def inspect(
     return found if limit is None else limited_to(found, limit, random_state)
 
 
-def _checked(spec: str, data_root: Path, choice: Choice, limit: int | None) -> tuple[str, Path]:
+def _checked(
+    spec: str, data_root: Path, choice: TableOptions, limit: int | None
+) -> tuple[str, Path]:
     """Return the kind of a source and where its data is."""
     word, colon, path = spec.partition(":")
     refuse([*_spec_problems(spec), *_option_problems(word, choice, limit)])
@@ -176,7 +178,7 @@ def _checked(spec: str, data_root: Path, choice: Choice, limit: int | None) -> t
     return word, place
 
 
-def _load(spec: str, word: str, place: Path, download: bool, choice: Choice) -> Source:
+def _load(spec: str, word: str, place: Path, download: bool, choice: TableOptions) -> Source:
     if word == "digits":
         return digits()
     if word == "csv":
@@ -203,7 +205,7 @@ def _place_problems(word: str, place: Path) -> Iterator[Problem]:
     if not place.exists():
         siblings = [item.name for item in place.parent.iterdir()] if place.parent.is_dir() else []
         yield Problem(
-            f"{word}: must name what exists",
+            f"{word}: must name an existing path",
             str(place),
             f"Check the path.{nearest(place.name, siblings)}",
         )
@@ -217,7 +219,7 @@ def _path_remedy(spec: str) -> str:
     return f" Did you mean '{word}:{spec}'?" if word else ""
 
 
-def _option_problems(word: str, choice: Choice, limit: int | None) -> Iterator[Problem]:
+def _option_problems(word: str, choice: TableOptions, limit: int | None) -> Iterator[Problem]:
     if choice.header not in HEADER_CHOICES:
         yield Problem("header must be auto, yes or no", repr(choice.header), "The default is auto.")
     header = choice.header if choice.header != "auto" else None

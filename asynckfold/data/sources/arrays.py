@@ -16,22 +16,21 @@ from asynckfold.data.sources.columns import (
     FEATURE,
     NAMES,
     TARGET,
-    Judged,
     column_notes,
     feature_problems,
     judge,
     row_dtype,
 )
 from asynckfold.data.sources.labels import class_indices, class_note, label_problems
-from asynckfold.data.sources.source import IMAGE, Choice, Samples, Source
-from asynckfold.data.sources.tables import asked_of, position_problems, table_source
+from asynckfold.data.sources.source import IMAGE, Samples, Source, TableOptions
+from asynckfold.data.sources.tables import Table, column_choice, position_problems, table_source
 from asynckfold.data.sources.text_files import Head
 from asynckfold.errors import InputError, Problem, nearest, refuse
 
 Array = npt.NDArray[Any]
 
 
-def npz_source(name: str, path: Path, choice: Choice) -> Source:
+def npz_source(name: str, path: Path, choice: TableOptions) -> Source:
     """Return samples ``X`` and labels ``y`` of an ``.npz`` file; nothing in it is unpickled.
 
     ``X`` of shape (n, features) is a table, whose columns `columns` judges. uint8 of shape (n,
@@ -40,23 +39,16 @@ def npz_source(name: str, path: Path, choice: Choice) -> Source:
     """
     arrays = read_arrays(path)
     refuse(arrays.problems)
-    samples, labels = arrays.samples, arrays.labels
-    assert labels is not None
-    classes, targets = class_indices([str(label) for label in whole_labels(labels).tolist()])
-    refuse(label_problems("y", classes, len(targets)))
-    notes = (*arrays.notes, *class_note("y", classes))
-    if samples.ndim != 2:
-        refuse(
-            Problem(f"{flag} applies to tables only", "it with images", "Drop it.")
-            for flag, words in choice.columns
-            if words
-        )
-        return _images(name, samples, classes, targets, notes)
-    judged, problems = judged_columns(samples, choice)
+    if arrays.samples.ndim == 2:
+        return table_source(name, array_table(arrays, choice))
+    classes, targets, problems, notes = arrays.classes()
+    problems += [
+        Problem(f"{flag} applies to tables only", "it with images", "Drop it.")
+        for flag, words in choice.columns
+        if words
+    ]
     refuse(problems)
-    columns = [item.column for item in judged]
-    notes = (*notes, *column_notes(judged, targets))
-    return table_source(name, judged, columns, classes, targets, notes)
+    return _images(name, arrays.samples, classes, targets, tuple(notes))
 
 
 def npz_samples(path: Path, like: Source | None = None) -> Samples:
@@ -68,7 +60,7 @@ def npz_samples(path: Path, like: Source | None = None) -> Samples:
 
     arrays = read_arrays(path, needed=("X",))
     refuse(arrays.problems)
-    samples, labels = arrays.samples, arrays.labels
+    samples = arrays.samples
     nothing = np.zeros(len(samples), np.int64)
     if samples.ndim == 2:
         # Where a run was defined by code, what its models take is unknown but for what most take.
@@ -77,7 +69,7 @@ def npz_samples(path: Path, like: Source | None = None) -> Samples:
         dataset: Any = TableRows(rows, nothing, ())
     else:
         dataset = _images(str(path), samples, (), nothing, ()).dataset
-    named = None if labels is None else tuple(str(label) for label in whole_labels(labels).tolist())
+    named = None if arrays.labels is None else tuple(arrays.names())
     return Samples(dataset, named, notes=arrays.notes)
 
 
@@ -98,6 +90,20 @@ class Arrays:
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
+    def names(self) -> list[str]:
+        """Return the labels as text, whole numbers without a fraction."""
+        labels = self.labels
+        assert labels is not None
+        if labels.dtype.kind == "f" and (labels == np.rint(labels)).all():
+            labels = labels.astype(np.int64)
+        return [str(label) for label in labels.tolist()]
+
+    def classes(self) -> tuple[tuple[str, ...], npt.NDArray[np.int64], list[Problem], list[str]]:
+        """Return class names and indices, with problems and all notes."""
+        classes, targets = class_indices(self.names())
+        problems = list(label_problems("y", classes, len(targets)))
+        return classes, targets, problems, [*self.notes, *class_note("y", classes)]
+
 
 def read_arrays(path: Path, needed: Sequence[str] = ("X", "y")) -> Arrays:
     """Read an ``.npz`` file; raise `InputError` where it is none, or lacks an array."""
@@ -105,12 +111,11 @@ def read_arrays(path: Path, needed: Sequence[str] = ("X", "y")) -> Arrays:
         with path.open("rb") as file:
             names, arrays = _wanted(np.load(file, allow_pickle=False))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        problem = Problem(
+        raise InputError.one(
             f"{path} must be an .npz file of plain arrays",
             str(error).splitlines()[0] if str(error) else type(error).__name__,
             "Write it with numpy.savez(path, X=..., y=...), without arrays of objects.",
-        )
-        raise InputError([problem]) from error
+        ) from error
     refuse(_name_problems(path, names, needed))
     samples, labels = arrays["X"], arrays.get("y")
     others = [name for name in names if name not in ("X", "y")]
@@ -225,32 +230,30 @@ def _image_problems(samples: Array) -> Iterator[Problem]:
         )
     elif samples.ndim == 4 and {samples.shape[1], samples.shape[3]} <= {1, 3}:
         yield Problem(
-            "it must be clear which axis of X holds the channels",
+            "the axis of X that holds the channels must be clear",
             f"shape {samples.shape}",
             "Enlarge the images, or leave the axis out if they are grey.",
         )
 
 
-def whole_labels(labels: Array) -> Array:
-    """Return labels as integers, if all are whole."""
-    if labels.dtype.kind == "f" and (labels == np.rint(labels)).all():
-        return labels.astype(np.int64)
-    return labels
-
-
-def judged_columns(samples: Array, choice: Choice) -> tuple[list[Judged], list[Problem]]:
-    """Return what the columns of X are, and their problems."""
+def array_table(arrays: Arrays, choice: TableOptions) -> Table:
+    """Return X and y as a table."""
     import pandas as pd
 
-    count = samples.shape[1]
+    samples, count = arrays.samples, arrays.samples.shape[1]
+    classes, targets, problems, notes = arrays.classes()
     head = Head("", count, tuple(f"column {at}" for at in range(count)), True)
     refuse(position_problems(head, choice))
-    asked = asked_of(head, choice, None)
-    columns = map(pd.Series, np.ascontiguousarray(samples.T))
+    chosen = column_choice(head, choice, None)
     judged = [
-        judge(head.names[at], at, cells, asked, unnamed=False) for at, cells in enumerate(columns)
+        judge(head.names[at], at, pd.Series(cells), chosen, unnamed=False)
+        for at, cells in enumerate(np.ascontiguousarray(samples.T))
     ]
-    return judged, list(feature_problems("X", judged))
+    problems += feature_problems("X", judged)
+    notes += column_notes(judged, None if problems else targets)
+    columns = tuple(item.column for item in judged)
+    found = columns, tuple(judged), classes, targets, len(samples)
+    return Table(*found, tuple(problems), tuple(notes))
 
 
 def _images(

@@ -20,7 +20,7 @@ zeros, whole numbers beyond 2**53, numbers and
 names mixed, more than 50 names
 =============================================== ================================================
 
-`Asked` stands above the rule: what is to be dropped, kept, or taken as names.
+`ColumnChoice` stands above the rule: what is to be dropped, kept, or taken as names.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The caller's `Choice` for columns, by position."""
+class ColumnChoice:
+    """The caller's `TableOptions` for columns, by position."""
 
     drop: frozenset[int] = frozenset()
     keep: frozenset[int] = frozenset()
@@ -141,24 +141,29 @@ class Judged:
 
     column: Column
     values: npt.NDArray[Any] | None = None
-    fault: str = ""
-    detail: str = ""
+    detail: str = ""  # where it breaks the rule, which is the column's `why`
 
 
 def judge(
-    name: str, position: int, cells: Any, asked: Asked, *, unnamed: bool, zeros: bool = False
+    name: str,
+    position: int,
+    cells: Any,
+    chosen: ColumnChoice,
+    *,
+    unnamed: bool,
+    zeros: bool = False,
 ) -> Judged:
     """Decide what a column other than the target is, by the rule of this module.
 
     `cells` is a Series as pandas read it. `unnamed`: the table has a header, but not for this
     column. `zeros`: some of its numbers have leading zeros.
     """
-    if position in asked.drop:
+    if position in chosen.drop:
         return _left_out(name, cells, _ON_REQUEST)
     judged = _judge_kept(
-        name, cells, position in asked.category, zeros and position not in asked.keep
+        name, cells, position in chosen.category, zeros and position not in chosen.keep
     )
-    why = "" if position in asked.keep else _idle(name, position, cells, judged, unnamed)
+    why = "" if position in chosen.keep else _idle(name, position, cells, judged, unnamed)
     return _left_out(name, cells, why) if why else judged
 
 
@@ -172,7 +177,7 @@ def _idle(name: str, position: int, cells: Any, judged: Judged, unnamed: bool) -
     numbers = judged.values
     if numbers is None and values.dtype.kind in "iuf":
         numbers = values.to_numpy()
-    names = judged.column.dtype == NAMES and judged.fault in ("", _CATEGORIES_RULE)
+    names = judged.column.dtype == NAMES and judged.column.why in ("", _CATEGORIES_RULE)
     different = len(values) > 1 and judged.column.different >= _NEARLY_ALL * len(values)
     if different and _IDENTIFIER.search(name) and (names or _is_whole(numbers)):
         return "nearly all its values differ, and its name is that of an identifier"
@@ -223,7 +228,7 @@ def _fault(
         example = "" if shown is None else f", {shown!r}"
         detail = f"{name} ({count}, first in row {bad[0] + 1}{example})"
     column = replace(_column(name, cells), role=REFUSED, why=rule)
-    return Judged(column, None, rule, detail)
+    return Judged(column, None, detail)
 
 
 def _numbers(name: str, cells: Any) -> Judged:
@@ -277,12 +282,8 @@ def _one_hot(name: str, cells: Any, categories: Sequence[str] | None = None) -> 
     found = sorted(cells.unique()) if categories is None else categories
     column = Column(name, FEATURE, NAMES, "", tuple(found), 0, int(cells.nunique()))
     if categories is None and len(found) > MAX_CATEGORIES:
-        return Judged(
-            replace(column, role=REFUSED, why=_CATEGORIES_RULE, categories=()),
-            None,
-            _CATEGORIES_RULE,
-            f"{name} ({len(found)})",
-        )
+        refused = replace(column, role=REFUSED, why=_CATEGORIES_RULE, categories=())
+        return Judged(refused, None, f"{name} ({len(found)})")
     texts = cells.to_numpy(object)
     return Judged(column, texts[:, None] == np.array(found, object)[None, :])
 
@@ -325,15 +326,15 @@ def matrix(judged: Sequence[Judged]) -> npt.NDArray[Any]:
 
 def feature_problems(what: str, judged: Sequence[Judged]) -> Iterator[Problem]:
     """Yield each broken rule once, with all columns that break it."""
-    if not any(item.values is not None or item.fault for item in judged):
+    if all(item.column.role == LEFT_OUT for item in judged):
         left = (f"{_label(item.column.name)}: {item.column.why}" for item in judged)
         yield Problem(
-            f"{what} must hold a feature beside the target",
+            f"{what} must hold a feature besides the target",
             "; ".join(left) or "none",
             "Pass --keep COLUMN if it is a feature.",
         )
     for rule, remedy in _REMEDIES.items():
-        found = [item.detail for item in judged if item.fault == rule]
+        found = [item.detail for item in judged if item.column.why == rule]
         more = f" and {len(found) - _NAMED_COLUMNS} more" if len(found) > _NAMED_COLUMNS else ""
         if found:
             yield Problem(rule, ", ".join(found[:_NAMED_COLUMNS]) + more, remedy)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 CHANCE = 1e-3
-"""Values that are less probable count. One column in a thousand is left out wrongly, and told."""
+"""Probability below which values count. One column in a thousand is left out wrongly."""
 
 _EXACT = 2**53
 # Of the first values, so many at least differ where numbers count, a few rows being there twice.

@@ -67,8 +67,8 @@ def find_images(path: Path) -> Found:
     hidden = sorted(item.name for item in path.iterdir() if _is_hidden(item.name))
     notes = [
         *_deeper(path, paths),
-        *_listed(beside, "image", "beside the classes, of none of them"),
-        *_listed(others, "file", "by name no image, or a link to a folder"),
+        *_listed(beside, "image", "outside the class folders"),
+        *_listed(others, "file", "no image extension, or a link to a folder"),
         *_listed([name for name in hidden if (path / name).is_dir()], "hidden folder", ""),
     ]
     names = tuple(folder.name for folder in folders)
@@ -153,7 +153,7 @@ def _part_problems(path: Path, folders: Sequence[Path]) -> Iterator[Problem]:
         yield Problem(
             f"the folders in {path} must be classes",
             ", ".join(sorted(found)),
-            f"Cross-validation makes its own parts: pass folder:{path / first} or another.",
+            f"Cross-validation divides the data itself: pass folder:{path / first} or another.",
         )
 
 
@@ -167,7 +167,7 @@ def _empty_problems(path: Path, names: Sequence[str]) -> Iterator[Problem]:
         yield Problem(
             f"each folder in {path} must hold the images of a class",
             f"no image in {', '.join(names)}",
-            f"Remove folders that are no class; images end in {', '.join(sorted(EXTENSIONS))}.",
+            f"Remove folders that are not classes; images end in {', '.join(sorted(EXTENSIONS))}.",
         )
 
 
@@ -225,6 +225,6 @@ def folder_samples(path: Path) -> Samples:
     in_folders = all(len(name.parts) > 1 for name in names)
     labels = tuple(name.parts[0] for name in names) if in_folders else None
     shown = [str(item.relative_to(path)) for item in others]
-    notes = tuple(_listed(shown, "file", "by name no image, or a link to a folder"))
+    notes = tuple(_listed(shown, "file", "no image extension, or a link to a folder"))
     nothing = np.zeros(len(found), np.int64)
     return Samples(ImageFiles(found, open_rgb, nothing), labels, tuple(map(str, names)), notes)

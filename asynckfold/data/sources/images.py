@@ -109,15 +109,14 @@ def open_rgb(path: str) -> Any:
     except InputError:
         raise
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        problem = Problem(
+        raise InputError.one(
             f"{path} must be a readable image", str(error), "Replace it or take it out."
-        )
-        raise InputError([problem]) from error
+        ) from error
 
 
 @dataclass(frozen=True)
-class Checked:
-    """What is in an image file."""
+class ImageFacts:
+    """Size and content of an image file."""
 
     size: tuple[int, int]  # (width, height), rotated by EXIF
     mode: str  # PIL's
@@ -125,7 +124,7 @@ class Checked:
     digest: bytes  # equal for equal pixels
 
 
-def check_image(path: str) -> Checked:
+def check_image(path: str) -> ImageFacts:
     """Read an image file completely and describe it."""
     from PIL import Image
 
@@ -134,7 +133,7 @@ def check_image(path: str) -> Checked:
         mode, frames = original.mode, int(getattr(original, "n_frames", 1))
     pixels = hashlib.blake2b(repr(image.size).encode(), digest_size=16)
     pixels.update(image.tobytes())
-    return Checked(image.size, mode, frames, pixels.digest())
+    return ImageFacts(image.size, mode, frames, pixels.digest())
 
 
 def depth_problems(path: str, mode: str) -> Iterator[Problem]:
@@ -143,7 +142,8 @@ def depth_problems(path: str, mode: str) -> Iterator[Problem]:
         yield Problem(
             f"{path} must have 8 bits a channel",
             f"an image of mode {mode}",
-            "Convert it: divide by its greatest value, times 255, or use its numbers by npz:PATH.",
+            "Scale its values to 0 to 255 and save it with 8 bits, or pass its numbers as "
+            "npz:PATH.",
         )
 
 

@@ -11,21 +11,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.data.sources.arrays import image_shape, judged_columns, read_arrays, whole_labels
-from asynckfold.data.sources.columns import FEATURE, NAMES, Column, Judged, column_notes, matrix
+from asynckfold.data.sources.arrays import array_table, image_shape, read_arrays
+from asynckfold.data.sources.columns import FEATURE, NAMES, Column, Judged, matrix
 from asynckfold.data.sources.folders import find_images
 from asynckfold.data.sources.images import check_image
-from asynckfold.data.sources.labels import class_indices, class_note, label_problems
 from asynckfold.data.sources.source import (
     IMAGE,
     TABLE,
-    Choice,
     Source,
+    TableOptions,
     balanced_subset,
     limit_problems,
     part_note,
 )
-from asynckfold.data.sources.tables import read_table
+from asynckfold.data.sources.tables import Table, read_table
 from asynckfold.errors import InputError, Problem, refuse
 
 
@@ -59,11 +58,36 @@ class Inspection:
         return dict(zip(self.class_names, found, strict=True))
 
 
-def inspect_table(name: str, path: Path, choice: Choice) -> Inspection:
+def inspect_table(name: str, path: Path, choice: TableOptions) -> Inspection:
     """Inspect a text file."""
-    table = read_table(path, choice, count_repeats=True)
+    return _of_table(name, read_table(path, choice, count_repeats=True))
+
+
+def inspect_arrays(name: str, path: Path, choice: TableOptions) -> Inspection:
+    """Inspect an ``.npz`` file."""
+    arrays = read_arrays(path)
+    refuse(arrays.problems)
+    samples = arrays.samples
+    if samples.ndim == 2:
+        table = array_table(arrays, choice)
+        rows = samples if table.problems else matrix(table.judged)
+        return _of_table(name, replace(table, repeated=_repeats([row.tobytes() for row in rows])))
+    classes, targets, problems, notes = arrays.classes()
+    return Inspection(
+        name,
+        IMAGE,
+        len(samples),
+        image_shape(samples),
+        classes,
+        targets,
+        repeated=_repeats([sample.tobytes() for sample in samples]),
+        notes=tuple(notes),
+        problems=tuple(problems),
+    )
+
+
+def _of_table(name: str, table: Table) -> Inspection:
     values = {item.column.name: _shown(item) for item in table.judged}
-    columns = tuple(Described(column, values.get(column.name, "")) for column in table.columns)
     return Inspection(
         name,
         TABLE,
@@ -71,39 +95,10 @@ def inspect_table(name: str, path: Path, choice: Choice) -> Inspection:
         (len(table.features),),
         table.classes,
         table.targets,
-        columns,
+        tuple(Described(column, values.get(column.name, "")) for column in table.columns),
         table.repeated,
         table.notes,
         table.problems,
-    )
-
-
-def inspect_arrays(name: str, path: Path, choice: Choice) -> Inspection:
-    """Inspect an ``.npz`` file."""
-    arrays = read_arrays(path)
-    refuse(arrays.problems)
-    assert arrays.labels is not None
-    samples = arrays.samples
-    classes, targets = class_indices([str(label) for label in whole_labels(arrays.labels).tolist()])
-    problems = list(label_problems("y", classes, len(targets)))
-    notes = [*arrays.notes, *class_note("y", classes)]
-    repeated = _repeats([sample.tobytes() for sample in samples])
-    found = Inspection(name, IMAGE, len(samples), (), classes, targets, (), repeated)
-    if samples.ndim > 2:
-        shape = image_shape(samples)
-        return replace(found, sample_shape=shape, notes=tuple(notes), problems=tuple(problems))
-    judged, more = judged_columns(samples, choice)
-    problems += more
-    if not problems:
-        repeated = _repeats([row.tobytes() for row in matrix(judged)])
-    return replace(
-        found,
-        kind=TABLE,
-        repeated=repeated,
-        sample_shape=(sum(len(item.column.features) for item in judged),),
-        columns=tuple(Described(item.column, _shown(item)) for item in judged),
-        notes=(*notes, *column_notes(judged, None if problems else targets)),
-        problems=tuple(problems),
     )
 
 
@@ -201,7 +196,7 @@ def _size_notes(sizes: Counter[tuple[int, int]], first: tuple[int, int]) -> Iter
 
 def _mode_notes(modes: Counter[str]) -> Iterator[str]:
     if clear := sum(count for mode, count in modes.items() if mode in ("RGBA", "LA", "PA")):
-        yield f"{clear} images may be transparent: what lies below is read"
+        yield f"{clear} images may be transparent: transparency is ignored"
     if len(modes) > 1:
         shown = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
-        yield f"images differ in kind, which may give a class away: {shown}"
+        yield f"images differ in colour mode, which may reveal a class: {shown}"

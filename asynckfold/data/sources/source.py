@@ -19,7 +19,7 @@ IMAGE, TABLE = "image", "table"
 
 
 @dataclass(frozen=True)
-class Choice:
+class TableOptions:
     """Options for a table; columns by name, or by position from 0, negative from the end."""
 
     target: str | None = None  # ``csv:`` only: column of the class labels; None: the last

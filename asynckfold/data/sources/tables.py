@@ -25,8 +25,8 @@ from asynckfold.data.sources.columns import (
     LEFT_OUT,
     NAMES,
     TARGET,
-    Asked,
     Column,
+    ColumnChoice,
     Judged,
     column_notes,
     encode_as,
@@ -41,7 +41,7 @@ from asynckfold.data.sources.labels import (
     label_problems,
     spelling_problems,
 )
-from asynckfold.data.sources.source import TABLE, Choice, Samples, Source
+from asynckfold.data.sources.source import TABLE, Samples, Source, TableOptions
 from asynckfold.data.sources.text_files import Head, read_cells, read_head, zeros_before
 from asynckfold.errors import Problem, nearest, refuse
 
@@ -52,29 +52,24 @@ _SHOWN_COLUMNS, _SHOWN_CLASSES, _SHOWN_LETTERS = 20, 8, 20
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A labelled text file as it was read: what can be used, and every problem."""
+    """Labelled rows as they were read: what can be used, and every problem."""
 
     columns: tuple[Column, ...]  # all, in order
     judged: tuple[Judged, ...]  # all but the target
     classes: tuple[str, ...]
     targets: npt.NDArray[np.int64]  # class indices of the rows that have a label
     n_rows: int
-    repeated: int  # rows that equal an earlier one
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
+    repeated: int = 0  # rows that equal an earlier one, where they were counted
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of all features, in order."""
         return tuple(name for item in self.judged for name in item.column.features)
 
-    @property
-    def target(self) -> str:
-        """The column of the classes."""
-        return next(column.name for column in self.columns if column.role == TARGET)
 
-
-def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Table:
+def read_table(path: Path, choice: TableOptions, *, count_repeats: bool = False) -> Table:
     """Read a labelled text file; problems of its cells are collected, not raised.
 
     Raises `InputError` where it has no rows and columns, or a named column is missing.
@@ -82,8 +77,8 @@ def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Ta
     head = read_head(path, choice.header)
     refuse([*position_problems(head, choice), *_default_target_problems(head, choice.target)])
     position = head.n_columns - 1 if choice.target is None else position_of(head, choice.target)
-    asked = asked_of(head, choice, position)
-    cells = read_cells(path, head, sorted({position, *asked.category}))
+    chosen = column_choice(head, choice, position)
+    cells = read_cells(path, head, sorted({position, *chosen.category}))
     refuse(_no_rows(path, cells))
     label = head.label(position)
     labels = cells[position]
@@ -93,7 +88,7 @@ def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Ta
     if not problems:
         problems += spelling_problems(label, texts)
         problems += label_problems(label, classes, len(targets))
-    judged = _judged(path, head, cells, asked, position)
+    judged = _judged(path, head, cells, chosen, position)
     problems += feature_problems(str(path), judged)
     first = "the first row is the header" if head.has_header else "no header"
     notes = [
@@ -111,9 +106,9 @@ def read_table(path: Path, choice: Choice, *, count_repeats: bool = False) -> Ta
         classes,
         targets,
         len(cells),
-        _repeats(cells, columns) if count_repeats else 0,
         tuple(problems),
         tuple(notes),
+        _repeats(cells, columns) if count_repeats else 0,
     )
 
 
@@ -128,42 +123,32 @@ def _repeats(cells: Any, columns: Sequence[Column]) -> int:
     return int(cells[used].duplicated().sum())
 
 
-def csv_source(name: str, path: Path, choice: Choice) -> Source:
+def csv_source(name: str, path: Path, choice: TableOptions) -> Source:
     """Return the rows of a text file as samples and one of its columns as classes.
 
     The last column holds the classes unless `choice` names another. If another column is called
     ``class``, ``label`` or ``target``, the target must be named. `text_files` decides on delimiter
     and header, `columns` what each column becomes.
     """
-    table = read_table(path, choice)
-    refuse(table.problems)
-    return table_source(
-        name, table.judged, table.columns, table.classes, table.targets, table.notes
-    )
+    return table_source(name, read_table(path, choice))
 
 
-def table_source(
-    name: str,
-    judged: Sequence[Judged],
-    columns: Sequence[Column],
-    classes: tuple[str, ...],
-    targets: npt.NDArray[np.int64],
-    notes: Sequence[str],
-) -> Source:
-    """Return columns without problems as a source."""
+def table_source(name: str, table: Table) -> Source:
+    """Return a table as a source, or raise `InputError` with all its problems."""
     from asynckfold.data.sources.datasets import TableRows
 
-    rows = matrix(judged)
+    refuse(table.problems)
+    rows = matrix(table.judged)
     return Source(
         name,
-        TableRows(rows, targets, classes),
-        classes,
+        TableRows(rows, table.targets, table.classes),
+        table.classes,
         (rows.shape[1],),
         TABLE,
         standardize=True,
-        features=tuple(feature for item in judged for feature in item.column.features),
-        notes=tuple(notes),
-        columns=tuple(columns),
+        features=table.features,
+        notes=table.notes,
+        columns=table.columns,
     )
 
 
@@ -180,7 +165,7 @@ def csv_samples(
     known = like.columns if like else ()
     wanted = [column.name for column in known if column.role == FEATURE]
     head = read_head(path, header, wanted, least=1)
-    refuse(position_problems(head, Choice(target)))
+    refuse(position_problems(head, TableOptions(target)))
     position = None if target is None else position_of(head, target)
     notes: list[str] = []
     if like and known:
@@ -199,7 +184,7 @@ def csv_samples(
         ]
         notes += _unknown_columns(head, known, position)
     else:
-        judged = _judged(path, head, cells, Asked(), position)
+        judged = _judged(path, head, cells, ColumnChoice(), position)
         notes += column_notes(judged)
     refuse(feature_problems(str(path), judged))
     labels = None if position is None or cells[position].isna().any() else cells[position]
@@ -212,14 +197,16 @@ def csv_samples(
     return Samples(dataset, named, notes=tuple(notes))
 
 
-def _judged(path: Path, head: Head, cells: Any, asked: Asked, target: int | None) -> list[Judged]:
+def _judged(
+    path: Path, head: Head, cells: Any, chosen: ColumnChoice, target: int | None
+) -> list[Judged]:
     zeros = zeros_before(path, head, cells)
     return [
         judge(
             head.name(at),
             at,
             cells[at],
-            asked,
+            chosen,
             unnamed=head.has_header and not head.names[at],
             zeros=at in zeros,
         )
@@ -238,29 +225,29 @@ def position_of(head: Head, word: str) -> int:
     return int(word) % head.n_columns
 
 
-def asked_of(head: Head, choice: Choice, target: int | None) -> Asked:
+def column_choice(head: Head, choice: TableOptions, target: int | None) -> ColumnChoice:
     """Return the caller's choice by position; refuse flags that contradict each other."""
-    asked = Asked(
+    chosen = ColumnChoice(
         *(frozenset(position_of(head, word) for word in words) for _, words in choice.columns)
     )
-    refuse(_asked_problems(head, asked, target))
-    return asked
+    refuse(_choice_problems(head, chosen, target))
+    return chosen
 
 
-def _asked_problems(head: Head, asked: Asked, target: int | None) -> Iterator[Problem]:
-    for flag, given in (("--drop", asked.drop), ("--keep", asked.keep)):
+def _choice_problems(head: Head, chosen: ColumnChoice, target: int | None) -> Iterator[Problem]:
+    for flag, given in (("--drop", chosen.drop), ("--keep", chosen.keep)):
         if target is not None and target in given:
             rule = f"{flag} applies to features only"
             yield Problem(rule, f"the target, {head.label(target)}", "Pass --target for another.")
-    if target is not None and target in asked.category:
+    if target is not None and target in chosen.category:
         rule = "--category applies to features only"
         yield Problem(rule, f"the target, {head.label(target)}", "Its values are classes anyway.")
-    for at in sorted(asked.drop & (asked.keep | asked.category)):
+    for at in sorted(chosen.drop & (chosen.keep | chosen.category)):
         rule = "a column is either used or dropped"
         yield Problem(rule, head.label(at), "Leave one of the flags out.")
 
 
-def position_problems(head: Head, choice: Choice) -> Iterator[Problem]:
+def position_problems(head: Head, choice: TableOptions) -> Iterator[Problem]:
     """Yield the columns that are asked for and missing."""
     last = head.n_columns - 1
     given = [("--target", choice.target)] if choice.target is not None else []
@@ -284,7 +271,7 @@ def _default_target_problems(head: Head, target: str | None) -> Iterator[Problem
     others = [name for name in head.names[:-1] if name.lower() in _TARGET_NAMES]
     if others:
         yield Problem(
-            "the target must be named where another column than the last is called like one",
+            "the target must be named where a column other than the last has a target's name",
             f"{', '.join(map(repr, others))}, and {head.label(head.n_columns - 1)} as the last",
             f"Pass --target {others[0]}, or --target {head.names[-1] or -1}.",
         )

@@ -30,6 +30,12 @@ MISSING = ("", "?", "NA", "N/A", "NaN", "null", "na", "n/a", "nan", "NAN", "Null
 # Comma last: it also stands in decimal numbers and in texts.
 _DELIMITERS = ("\t", ";", ",")
 _HEAD_LINES = 200
+_READING: Any = {
+    "index_col": False,
+    "keep_default_na": False,
+    "skipinitialspace": True,
+    "encoding": "utf-8-sig",
+}
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _LEADING_ZERO = re.compile(rb"""(?:^|[,;\t"' +-])0[0-9]""", re.MULTILINE)
 # Read by pandas as they are.
@@ -120,17 +126,7 @@ def _divided(path: Path) -> tuple[list[list[str]], str]:
 def _first_rows(path: Path, delimiter: str) -> list[list[str]]:
     import pandas as pd
 
-    frame = pd.read_csv(
-        path,
-        sep=delimiter,
-        header=None,
-        dtype=str,
-        nrows=_HEAD_LINES,
-        index_col=False,
-        keep_default_na=False,
-        skipinitialspace=True,
-        encoding="utf-8-sig",
-    )
+    frame = pd.read_csv(path, sep=delimiter, header=None, dtype=str, nrows=_HEAD_LINES, **_READING)
     cells = frame.fillna("").to_numpy(object).tolist()
     rows = [[cell.strip() for cell in row] for row in cells]
     return [row for row in rows if any(row)]
@@ -154,7 +150,7 @@ def _delimiter_problems(
         named = {"\t": "tab", ";": "semicolon", ",": "comma"}
         yield Problem(
             f"one delimiter must divide the rows of {path}",
-            f"{' and '.join(named[item] for item in usable)}, which both do, as in {odd[0][:40]!r}",
+            f"{' and '.join(named[item] for item in usable)}, both do, as in {odd[0][:40]!r}",
             "Put cells that hold a delimiter into quotes.",
         )
 
@@ -183,24 +179,22 @@ def _name_problems(path: Path, names: Sequence[str]) -> Iterator[Problem]:
 def _kind_problems(path: Path) -> Iterator[Problem]:
     if path.exists() and not path.is_file() and not path.is_dir():
         yield Problem(
-            "csv: must name a file, which is read several times",
+            "csv: must name a regular file, because it is read several times",
             f"{path}, a pipe or a device",
-            "Save what it gives into a file first.",
+            "Save its content in a file first.",
         )
 
 
 def _refuse_file(path: Path, error: OSError | UnicodeError) -> NoReturn:
     if isinstance(error, OSError):
         received = f"{path} ({error.strerror or error})"
-        problem = Problem("csv: must name a readable file", received, "Check it.")
-    else:
-        at = f"{error}"
-        if isinstance(error, UnicodeDecodeError):
-            at = f"byte 0x{error.object[error.start]:02x}, such as in Latin-1 or UTF-16"
-        rule = f"{path} must be a text file in UTF-8"
-        remedy = f"Convert it: iconv -f latin1 -t utf-8 {path.name} > new.csv"
-        problem = Problem(rule, at, remedy)
-    raise InputError([problem]) from error
+        raise InputError.one("csv: must name a readable file", received, "Check it.") from error
+    at = f"{error}"
+    if isinstance(error, UnicodeDecodeError):
+        at = f"byte 0x{error.object[error.start]:02x}, such as in Latin-1 or UTF-16"
+    rule = f"{path} must be a text file in UTF-8"
+    remedy = f"Convert it: iconv -f latin1 -t utf-8 {path.name} > new.csv"
+    raise InputError.one(rule, at, remedy) from error
 
 
 def _ragged(path: Path, error: Exception) -> Problem:
@@ -241,7 +235,7 @@ def header_of(rows: Sequence[Sequence[str]]) -> tuple[bool | None, str]:
         cell for cell, column in zip(first, columns, strict=True) if _is_odd_label(cell, column)
     ]
     if labels:
-        return None, f"{labels[0]!r}, which occurs in no other row, beside numbers above numbers"
+        return None, f"{labels[0]!r}, which occurs in no other row, next to numbers above numbers"
     if _is_series([float(cell) for cell in numbers]):
         shown = ", ".join(map(repr, numbers[:3]))
         return None, f"{shown} above numbers: a series, or a sample"
@@ -290,7 +284,7 @@ def read_cells(path: Path, head: Head, texts: Sequence[int]) -> Any:
     except MemoryError as error:
         rule, size = f"{path} must fit into memory", f"{path.stat().st_size / 2**30:.1f} GiB"
         remedy = "Use fewer rows, or write its numbers with numpy.savez and pass npz:PATH."
-        raise InputError([Problem(rule, size, remedy)]) from error
+        raise InputError.one(rule, size, remedy) from error
 
 
 def _frame(path: Path, head: Head, texts: Sequence[int], only: Sequence[int] | None = None) -> Any:
@@ -302,13 +296,10 @@ def _frame(path: Path, head: Head, texts: Sequence[int], only: Sequence[int] | N
         header=0 if head.has_header else None,
         names=list(range(head.n_columns)),
         usecols=only,
-        index_col=False,
         dtype=dict.fromkeys(texts, str),
         na_values=list(MISSING),
-        keep_default_na=False,
-        skipinitialspace=True,
         low_memory=False,
-        encoding="utf-8-sig",
+        **_READING,
     )
 
 

@@ -24,7 +24,7 @@ from asynckfold.data.transforms.batch_steps import (
 from asynckfold.data.transforms.draws import AnyDraw, Draw, JoinedDraw, splitmix64
 from asynckfold.data.transforms.equivalents import batch_step
 from asynckfold.data.transforms.generators import generators_kept, seed_generators, seeded, varies
-from asynckfold.data.transforms.pipeline import Trace, View, divide, trace
+from asynckfold.data.transforms.pipeline import PipelineTrace, View, divide, trace
 from asynckfold.data.transforms.samples import Array, Kind, copied, kind_of, same_sample, to_array
 from asynckfold.data.transforms.steps import (
     Step,
@@ -51,7 +51,7 @@ __all__ = [
     "RandomFlip",
     "Step",
     "ToFloat",
-    "Trace",
+    "PipelineTrace",
     "Unchanged",
     "View",
     "Watch",

@@ -34,7 +34,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Trace:
+class PipelineTrace:
     """What a few samples became on their way through a pipeline."""
 
     steps: tuple[Step, ...]
@@ -56,7 +56,9 @@ class Trace:
         )
 
 
-def trace(steps: Sequence[Step], samples: Sequence[Any], drawn: Collection[int] = ()) -> Trace:
+def trace(
+    steps: Sequence[Step], samples: Sequence[Any], drawn: Collection[int] = ()
+) -> PipelineTrace:
     """Send copies of a few samples through the steps, one step after the other.
 
     `drawn`: steps already seen to draw random numbers, perhaps for other samples only. Raises
@@ -72,7 +74,7 @@ def trace(steps: Sequence[Step], samples: Sequence[Any], drawn: Collection[int] 
         except Exception as error:
             raise InputError([_failing(step, error)]) from error
         kinds.append(_common_kind(values))
-    return Trace(tuple(steps), tuple(flags), tuple(kinds))
+    return PipelineTrace(tuple(steps), tuple(flags), tuple(kinds))
 
 
 def _failing(step: Step, error: Exception) -> Problem:
@@ -88,7 +90,7 @@ def _common_kind(values: Sequence[Any]) -> Kind | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def divide(traced: Trace) -> View:
+def divide(traced: PipelineTrace) -> View:
     """Divide a pipeline into what is stored and what is done per batch.
 
     The stored part ends before the first random step, or earlier, where the steps in between have a
@@ -106,7 +108,7 @@ def divide(traced: Trace) -> View:
     )
 
 
-def _cut(traced: Trace, forms: Sequence[BatchStep | None]) -> int:
+def _cut(traced: PipelineTrace, forms: Sequence[BatchStep | None]) -> int:
     end = traced.random.index(True) if True in traced.random else len(forms)
     start = end
     for place in range(end - 1, -1, -1):

@@ -30,18 +30,18 @@ def changes(there: Code, here: Code) -> dict[str, str]:
     >>> changes(there, here)
     {'model net': "model 'net': forward() changed"}
     """
-    told = {}
+    changes = {}
     for part in dict.fromkeys([*there, *here]):
         if part not in here or part not in there:
             words = ("one", "none") if part in there else ("none", "one")
-            told[part] = "{}: {} there, {} here".format(_shown(part), *words)
+            changes[part] = "{}: {} there, {} here".format(_shown(part), *words)
             continue
         old, new = there[part], here[part]
         code = old.get(PYTHON) == new.get(PYTHON)
         found = list(_components(_comparable(old, code), _comparable(new, code)))
         if found:
-            told[part] = f"{_shown(part)}: {_joined(found)}"
-    return told
+            changes[part] = f"{_shown(part)}: {_joined(found)}"
+    return changes
 
 
 def difference(there: Code, here: Code, candidates: Sequence[tuple[str, str]] = ()) -> str | None:

@@ -194,7 +194,7 @@ def speed(summary: Summary) -> str:
     packed = f"{duration(summary.packed_seconds)} packed"
     found = summary.speedup
     if found is None:
-        return f"{packed}; no serial baseline was taken, so no speedup is claimed"
+        return f"{packed}; no serial baseline was taken, so no speedup is reported"
     if found.why_not or found.serial_seconds is None:
         return f"{packed}. Speedup not reported: {found.why_not}"
     serial = f"{duration(found.serial_seconds)} serial ({found.kind})"

@@ -20,7 +20,7 @@ _BY_BATCH = (
     "for batches of eval_batch_size samples in this order only"
 )
 _AT_RANDOM = (
-    "in evaluation, its outputs are random (as with dropout that is on whatever the mode is): "
+    "in evaluation, its outputs are random (as with dropout that ignores eval mode): "
     "scores hold for these random numbers only"
 )
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from asynckfold.data.batches import Batches
 from asynckfold.errors import InputError
-from asynckfold.jobs.objective import Look
+from asynckfold.jobs.objective import OutputSample
 from asynckfold.planning import fusion_groups, memory_format
 from asynckfold.training import lr_schedules, pretraining, seeding, setup
 from asynckfold.training.bundle import Bundle
@@ -23,7 +23,7 @@ from asynckfold.training.dry_run import checks, loss_trial, schedule_fit
 from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
 from asynckfold.training.dry_run.checks import Refused, first_line
 from asynckfold.training.dry_run.fingerprints import tensors_of
-from asynckfold.training.dry_run.looks import look_at
+from asynckfold.training.dry_run.output_samples import output_sample
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion import (
@@ -56,7 +56,7 @@ AGAIN_SECONDS = 0.1
 to tell whether it is too short for that. Counted in first steps; later ones are much faster."""
 
 
-class Candidate:
+class CandidateTrial:
     """The live objects of one model and LR schedule on fold 0, before and after a step."""
 
     def __init__(self, bundle: Bundle, data: Batches, name: str, schedule: str) -> None:
@@ -86,10 +86,10 @@ class Candidate:
         checks.check_lr_schedule(schedule, self.lr_schedule)
         fold = bundle.folds[0]
         self.rows = fold.train
-        self.told: list[str] = []
+        self.data_notes: list[str] = []
         rows = torch.from_numpy(fold.train[: max(2, plan.batch_size)])
         try:
-            self.seen = fit_transform(data, recipe.preprocess, fold.train, self.told.append)
+            self.seen = fit_transform(data, recipe.preprocess, fold.train, self.data_notes.append)
         except InputError as error:
             raise Refused.first_of(error) from error
         except Exception as error:
@@ -133,25 +133,25 @@ class Candidate:
         assert self.outputs is not None
         checks.check_log_probabilities(self.name, self.bundle.recipe.criterion, self.outputs)
 
-    def step_seconds(self, looks: dict[str, Look]) -> float:
-        """Return the seconds of the fastest of some steps; add the outputs to `looks`.
+    def step_seconds(self, output_samples: dict[str, OutputSample]) -> float:
+        """Return the seconds of the fastest of some steps; add the outputs to `output_samples`.
 
         The first step warms up, and its operations are counted.
         """
         with self.counter:
-            first = self._step(looks)
+            first = self._step(output_samples)
         if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS:
             return first
         several = self.bundle.plan.params.processes > 1
         again = max(1, int(AGAIN_SECONDS / first)) if several else 1
         return min(first, *(self._step() for _ in range(again)))
 
-    def _step(self, looks: dict[str, Look] | None = None) -> float:
+    def _step(self, output_samples: dict[str, OutputSample] | None = None) -> float:
         started = time.perf_counter()
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
         outputs = self._outputs(self.model.train())
-        if looks is not None and isinstance(outputs, torch.Tensor):
-            looks[self.name] = look_at(outputs)
+        if output_samples is not None and isinstance(outputs, torch.Tensor):
+            output_samples[self.name] = output_sample(outputs)
         checks.check_outputs(self.name, outputs, self.targets, self.bundle)
         # Of the first step: the number of steps depends on their seconds.
         self.outputs = outputs.detach() if self.outputs is None else self.outputs
@@ -206,7 +206,7 @@ class Candidate:
 
     def notes(self) -> Iterator[str]:
         """Yield what preprocessing loses, and what scores depend on besides the samples."""
-        yield from filter(None, self.told)
+        yield from filter(None, self.data_notes)
         precision = self.bundle.plan.params.precision
         found = evaluation_depends_on(self.model, self.inputs[:REPLICA_BATCH], precision)
         if found:

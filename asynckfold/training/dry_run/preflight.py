@@ -22,7 +22,7 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run import checks, fingerprints
-from asynckfold.training.dry_run.candidate import Candidate
+from asynckfold.training.dry_run.candidate import CandidateTrial
 from asynckfold.training.dry_run.checks import Refused, TooFewOutputs
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.losses import SUMS
@@ -49,7 +49,7 @@ def check(
             # User code may raise anything here, and will again in its jobs.
             try:
                 with isolated(patches=True) as traces:
-                    dry = Candidate(bundle, data, name, schedule)
+                    dry = CandidateTrial(bundle, data, name, schedule)
                     architectures[name] = fingerprints.architecture_of(dry.model)
                     settings[name] = fingerprints.optimizer_settings(dry.optimizer)
                     settings[f"{name}/{schedule}"] = fingerprints.lr_schedule_settings(
@@ -61,7 +61,7 @@ def check(
                     notes |= dict.fromkeys(fit.notes)
                     if name not in facts.step_seconds:
                         dry.check_model()
-                        facts.step_seconds[name] = dry.step_seconds(facts.looks)
+                        facts.step_seconds[name] = dry.step_seconds(facts.output_samples)
                         dry.check_learning()
                         dry.check_criterion()
                         sums = sums or dry.criterion_sums()

@@ -3,7 +3,7 @@
 ::
 
     models ── trace ── a batched graph by rules, or vmap ── FusedModule      fuse
-    criterion ─────────────────────────────────────────────── Criterion      fuse_criterion
+    criterion ─────────────────────────────────────────────── GroupCriterion      fuse_criterion
     optimizers ── one per LR schedule, on slices ────────────────────────── fuse_optimizers
     a step:  backward(parts) ── clip_gradients ── optimizer.step()
 
@@ -23,9 +23,9 @@
 """
 
 from asynckfold.training.fusion.backward import (
-    Criterion,
     FusedCriterion,
-    Part,
+    GroupCriterion,
+    ReplicaBatches,
     SeparateCriterion,
     backward,
     clip_gradients,
@@ -43,13 +43,13 @@ from asynckfold.training.fusion.optimizers import (
 )
 
 __all__ = [
-    "Criterion",
+    "GroupCriterion",
     "Differences",
     "Equivalence",
     "FusedCriterion",
     "FusedModule",
     "NotFusible",
-    "Part",
+    "ReplicaBatches",
     "ReplicaOptimizer",
     "SeparateCriterion",
     "SeparateOptimizer",

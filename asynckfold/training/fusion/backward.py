@@ -18,7 +18,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """(inputs, targets) of one replica."""
 
 
-class Criterion(Protocol):
+class GroupCriterion(Protocol):
     """A loss for each replica; ``criteria`` are those whose state is saved and loaded."""
 
     criteria: list[Any]
@@ -26,7 +26,7 @@ class Criterion(Protocol):
     def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """Return losses (R,) of outputs and targets (R, B, ...)."""
 
-    def part(self, replicas: range) -> Criterion:
+    def part(self, replicas: range) -> GroupCriterion:
         """Return the criterion of consecutive replicas."""
 
     def train(self, mode: bool = True) -> Any:
@@ -87,7 +87,7 @@ class _AsModule(nn.Module):
 
 def fuse_criterion(
     criterion: Callable[..., Any], width: int, outputs: torch.Tensor, targets: torch.Tensor
-) -> Criterion:
+) -> GroupCriterion:
     """Make copies of a criterion compute together, or one after another where they cannot.
 
     Outputs and targets (B, ...) are examples of one replica.
@@ -101,7 +101,7 @@ def fuse_criterion(
 
 
 @dataclass(frozen=True)
-class Part:
+class ReplicaBatches:
     """Inputs and targets (R, B, ...) of consecutive replicas, with the same B for all."""
 
     replicas: range
@@ -109,7 +109,7 @@ class Part:
     targets: torch.Tensor
 
 
-def parts_of(batches: Sequence[Batch | None]) -> list[Part]:
+def parts_of(batches: Sequence[Batch | None]) -> list[ReplicaBatches]:
     """Group the replicas' batches into parts of equal shape.
 
     Parameters
@@ -123,7 +123,7 @@ def parts_of(batches: Sequence[Batch | None]) -> list[Part]:
     >>> [part.replicas for part in parts_of([(two, two), (two, two), None, (three, three)])]
     [range(0, 2), range(3, 4)]
     """
-    parts: list[Part] = []
+    parts: list[ReplicaBatches] = []
     start = 0
     for stop in range(1, len(batches) + 1):
         if stop < len(batches) and _alike(batches[start], batches[stop]):
@@ -131,7 +131,7 @@ def parts_of(batches: Sequence[Batch | None]) -> list[Part]:
         some = [batch for batch in batches[start:stop] if batch is not None]
         if some:
             inputs, targets = (torch.stack(items) for items in zip(*some, strict=True))
-            parts.append(Part(range(start, stop), inputs, targets))
+            parts.append(ReplicaBatches(range(start, stop), inputs, targets))
         start = stop
     return parts
 
@@ -143,7 +143,10 @@ def _alike(one: Batch | None, other: Batch | None) -> bool:
 
 
 def backward(
-    fused: FusedModule, criterion: Criterion, parts: Sequence[Part], precision: str = "fp32"
+    fused: FusedModule,
+    criterion: GroupCriterion,
+    parts: Sequence[ReplicaBatches],
+    precision: str = "fp32",
 ) -> torch.Tensor:
     """Compute losses (R,), and gradients into the fused parameters, whose old ones are dropped.
 
@@ -166,7 +169,9 @@ def backward(
     return losses
 
 
-def _backward(fused: FusedModule, criterion: Criterion, part: Part, precision: str) -> torch.Tensor:
+def _backward(
+    fused: FusedModule, criterion: GroupCriterion, part: ReplicaBatches, precision: str
+) -> torch.Tensor:
     losses = criterion(outputs_of(fused, part.inputs, precision), part.targets)
     # No replica's loss depends on another's parameters: the sum has each one's own gradients.
     losses.sum().backward()  # type: ignore[no-untyped-call]

@@ -36,7 +36,7 @@ from asynckfold.jobs.result import Result
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpointing, loop, lr_schedules, seeding, training_run
-from asynckfold.training.fusion.backward import Criterion, backward, clip_gradients
+from asynckfold.training.fusion.backward import GroupCriterion, backward, clip_gradients
 from asynckfold.training.fusion.group_batches import GroupBatches
 from asynckfold.training.fusion.module import FusedModule
 from asynckfold.training.fusion.optimizers import ReplicaOptimizer
@@ -117,7 +117,7 @@ class FusionGroup:
     def __init__(
         self,
         fused: FusedModule,
-        criterion: Criterion,
+        criterion: GroupCriterion,
         optimizers: Sequence[ReplicaOptimizer],
         replicas: Sequence[Replica],
         wanted: Sequence[str],

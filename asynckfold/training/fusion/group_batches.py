@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from asynckfold.training.fusion.backward import Part, parts_of
+from asynckfold.training.fusion.backward import ReplicaBatches, parts_of
 from asynckfold.training.training_run import Training
 
 Guard = Callable[[Sequence[Any]], AbstractContextManager[None]]
@@ -32,7 +32,7 @@ class GroupBatches:
         orders = [replica.order for replica in self._replicas]
         self._orders = pad_sequence(orders, batch_first=True)
 
-    def parts(self, epoch: int, batch: int, guard: Guard) -> list[Part]:
+    def parts(self, epoch: int, batch: int, guard: Guard) -> list[ReplicaBatches]:
         """Return one batch of every replica that has this one."""
         if not self._one_by_one:
             try:
@@ -54,10 +54,10 @@ class GroupBatches:
             self._runs[batch] = [range(run[0], run[-1] + 1) for run in runs]
         return self._runs[batch]
 
-    def _gathered(self, run: range, epoch: int, batch: int) -> Part:
+    def _gathered(self, run: range, epoch: int, batch: int) -> ReplicaBatches:
         first, part = self._replicas[run.start], slice(run.start, run.stop)
         orders = self._orders[part, slice(*first.bounds[batch])]
-        return Part(run, *first.data.train_together(orders, self._seeds[part], epoch))
+        return ReplicaBatches(run, *first.data.train_together(orders, self._seeds[part], epoch))
 
     def _each(self, batch: int, guard: Guard) -> list[Any]:
         found: list[Any] = [None] * len(self._replicas)

@@ -302,7 +302,7 @@ class Lowering:
     def _nodes(self, tree: Any) -> Any:
         def node_of(value: Value) -> Any:
             if value.layout is not Layout.SHARED:
-                raise NotFusible("a value that differs between replicas stands where none can")
+                raise NotFusible("a value differs between replicas where it must not")
             return value.node
 
         return fx.node.map_aggregate(

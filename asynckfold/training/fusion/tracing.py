@@ -156,7 +156,7 @@ def trace(
     after = dict(root.named_parameters()) | dict(root.named_buffers())
     for name, tensor in known.items():
         if after.get(name) is not tensor:
-            raise NotFusible(f"the forward puts another tensor in the place of {name}")
+            raise NotFusible(f"the forward replaces {name}")
     constants, leaves = {}, {}
     for node in graph.nodes:
         if node.op == "get_attr" and node.target not in known:

@@ -136,7 +136,7 @@ def build(
                     part.data,
                     part.train,
                     part.bounds,
-                    part.steer,
+                    part.inner_valid,
                     folds[index].valid,
                     logs.enter_context(JobLog(bundle.root, job) if task and logged else NoLog()),
                     heartbeat,
@@ -164,12 +164,12 @@ def _data_by_fold(
 
 @dataclass(frozen=True, eq=False)
 class _Samples:
-    """A job's data, training samples and batches; `steer` holds what a reacting schedule sees."""
+    """A job's data, training samples, batches, and samples for ``ReduceLROnPlateau``."""
 
     data: Batches
     train: Any
     bounds: list[tuple[int, int]]
-    steer: Any
+    inner_valid: Any
     reacts: bool
 
     @classmethod
@@ -185,9 +185,9 @@ class _Samples:
         spare = copy.copy(optimizer)
         spare.param_groups = [dict(group) for group in optimizer.param_groups]
         every = bundle.fold_of(job).train
-        schedule, train, steer = setup.build_lr_schedule(bundle, job, model, spare, every)
+        schedule, train, inner_valid = setup.build_lr_schedule(bundle, job, model, spare, every)
         bounds = list(batching.bounds(len(train), bundle.plan.batch_size, model))
-        return cls(data, train, bounds, steer, lr_schedules.needs_metric(schedule))
+        return cls(data, train, bounds, inner_valid, lr_schedules.needs_metric(schedule))
 
 
 def _ranges(jobs: Sequence[Job], samples: Sequence[_Samples]) -> Iterator[range]:

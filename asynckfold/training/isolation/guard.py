@@ -293,8 +293,9 @@ def open_autocast() -> list[Problem]:
         return []
     return [
         Problem(
-            "a sweep is called outside torch.autocast: its jobs are trained as its arguments say",
-            "autocast is enabled where it was called",
+            "a sweep must be called outside torch.autocast: precision= sets the precision of its "
+            "jobs",
+            "autocast is enabled around the call",
             "Pass precision='bf16', or use torch.autocast in the model's forward.",
         )
     ]

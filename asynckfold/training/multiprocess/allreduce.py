@@ -38,7 +38,7 @@ from asynckfold.training.process_group.shared_tensors import place, shared
 
 
 @dataclass(frozen=True)
-class _Order:
+class _BatchOrder:
     """Order: differentiate your part of this batch."""
 
     epoch: int
@@ -46,7 +46,7 @@ class _Order:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PartResult:
     """The loss of a part, and the parameters that got no gradient from it."""
 
     loss: float
@@ -75,7 +75,7 @@ class AllReduceTraining(MultiprocessTraining):
         """Take the rank's own running statistics."""
         place(self._statistics, self.buffers[self.rank])
 
-    def obey(self, order: _Order) -> _Part:
+    def obey(self, order: _BatchOrder) -> _PartResult:
         """Differentiate a part, and leave its gradient in shared memory."""
         self.begin(order.epoch, order.batch)
         loss = self._differentiated(order.batch)
@@ -84,7 +84,7 @@ class AllReduceTraining(MultiprocessTraining):
             if gradient is not None:
                 slot.copy_(gradient)
         without = [index for index, gradient in enumerate(given) if gradient is None]
-        return _Part(loss, frozenset(without))
+        return _PartResult(loss, frozenset(without))
 
     def step(self) -> None:
         """Take one step with the gradient of all ranks."""
@@ -92,8 +92,8 @@ class AllReduceTraining(MultiprocessTraining):
         if process_group is None:
             super().step()
             return
-        process_group.order(_Order(self.epoch, self.batch))
-        parts = {0: _Part(self._differentiated(self.batch))}
+        process_group.order(_BatchOrder(self.epoch, self.batch))
+        parts = {0: _PartResult(self._differentiated(self.batch))}
         process_group.gather()
         parts |= process_group.answers
         shares = self._shares(self.batch)
@@ -118,7 +118,7 @@ class AllReduceTraining(MultiprocessTraining):
         inputs, targets = self.data.train(self.order[low:high], self.task.job.seed, self.epoch)
         return float(training_run.add_gradient(self, inputs, targets, weight))
 
-    def _add_up(self, parts: dict[int, _Part]) -> None:
+    def _add_up(self, parts: dict[int, _PartResult]) -> None:
         """Add the gradients of the other ranks to that of rank 0, in order."""
         for index, parameter in enumerate(self._parameters):
             for rank in range(1, self.params.processes):

@@ -39,7 +39,7 @@ from torch import nn
 from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.result import Averaged, Epoch
 from asynckfold.training import batches, lr_schedules, setup, training_run
-from asynckfold.training.batches import Deal
+from asynckfold.training.batches import EpochParts
 from asynckfold.training.fused_optimizers import follow_parameters, leave_open
 from asynckfold.training.multiprocess.base import (
     SteppingTraining,
@@ -81,7 +81,7 @@ class AveragingTraining(SteppingTraining):
     """A job in progress of which each process trains a clone.
 
     ``clones`` are parameters and buffers by rank, ``rounds`` counts their averages, and ``seen``
-    the samples that each rank has trained on, over all epochs. ``deal`` assigns samples to ranks,
+    the samples that each rank has trained on, over all epochs. ``parts`` assigns samples to ranks,
     where each has a part for an epoch. ``steps`` counts steps by rank, in shared memory;
     ``clone_of_gpu`` is the clone of the rank on a GPU.
     """
@@ -89,7 +89,7 @@ class AveragingTraining(SteppingTraining):
     clones: list[list[torch.Tensor]] = field(default_factory=list)
     rounds: int = 0
     seen: list[int] = field(default_factory=list)
-    deal: Deal | None = None
+    parts: EpochParts | None = None
     steps: torch.Tensor = field(init=False)
     reported_steps: int = 0
     clone_of_gpu: list[torch.Tensor] = field(default_factory=list)
@@ -97,23 +97,23 @@ class AveragingTraining(SteppingTraining):
     def __post_init__(self) -> None:
         (self.steps,) = shared([torch.zeros(self.params.processes, dtype=torch.int64)])
         self.seen = [0] * self.params.processes
-        self.deal = batches.deal_of(self.bundle.plan, len(self.train), self.model)
-        if self.deal is not None:
-            self.bounds = self.deal.bounds
+        self.parts = batches.parts_of_epoch(self.bundle.plan, len(self.train), self.model)
+        if self.parts is not None:
+            self.bounds = self.parts.bounds
 
     def order_samples(self) -> None:
         """Begin or continue an epoch, except for the generators."""
         super().order_samples()
-        if self.deal is not None:
-            dealt = self.deal.order(self.order.numpy(), self.task.job.seed, self.epoch)
-            self.order = torch.from_numpy(dealt)
+        if self.parts is not None:
+            epoch_parts = self.parts.order(self.order.numpy(), self.task.job.seed, self.epoch)
+            self.order = torch.from_numpy(epoch_parts)
 
     def samples_of(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and targets of a batch; each pass over a part augments anew."""
-        if self.deal is None:
+        if self.parts is None:
             return super().samples_of(batch)
         low, high = self.bounds[batch]
-        number = self.epoch * max(self.deal.passes) + self.deal.numbers[batch]
+        number = self.epoch * max(self.parts.passes) + self.parts.numbers[batch]
         return self.data.train(self.order[low:high], self.task.job.seed, number)
 
     @property
@@ -247,9 +247,11 @@ class AveragingTraining(SteppingTraining):
     def _owners(self, first: int) -> Sequence[int]:
         """Return the rank of each batch of the round that begins with batch `first`."""
         count, steps = self.params.processes, self.params.steps_per_round
-        if self.deal is not None:
+        if self.parts is not None:
             whole = self.params.epochs_per_round is not None
-            return self.deal.owners[first : self.deal.end_of_round(first, None if whole else steps)]
+            return self.parts.owners[
+                first : self.parts.end_of_round(first, None if whole else steps)
+            ]
         return [index % count for index in range(min(count * steps, self.batches - first))]
 
     def _see(self, first: int, owners: Sequence[int]) -> list[int]:

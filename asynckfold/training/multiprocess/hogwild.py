@@ -85,7 +85,7 @@ class Board:
 
 
 @dataclass(frozen=True)
-class _Order:
+class _EpochOrder:
     """Order: work on an epoch, with these settings of the parameter groups."""
 
     epoch: int
@@ -118,7 +118,7 @@ class HogwildTraining(SteppingTraining):
         process_group = self.assembled()
         if process_group is not None and not self.working:
             self.board.paused, self.working = False, True
-            process_group.order(_Order(self.epoch, settings_of(self.optimizer)))
+            process_group.order(_EpochOrder(self.epoch, settings_of(self.optimizer)))
         batches = self.board.next_of(0, self.params.accumulate)
         if batches:
             self.train_on(batches)
@@ -126,7 +126,7 @@ class HogwildTraining(SteppingTraining):
         if process_group is not None:
             process_group.receive()
             # Each step is followed by a beat: wait until some rank has made progress.
-            while self.board.total == self.batch and not self.heartbeat.asked:
+            while self.board.total == self.batch and not self.heartbeat.pause_requested:
                 process_group.receive(WAIT_SECONDS)
         self.batch = self.board.total
         self.keep_up()
@@ -174,14 +174,14 @@ class HogwildTraining(SteppingTraining):
         super().share()
         share_model(self.model)
 
-    def obey(self, order: _Order) -> int:
+    def obey(self, order: _EpochOrder) -> int:
         """Train on the rest of the rank's part of an epoch; return the peak memory."""
         self.begin(order.epoch, int(self.board.done[self.rank]))
         if not lr_schedules.steps_each_batch(self.lr_schedule, self.params):
             set_settings(self.optimizer, order.settings)
         count = self.params.accumulate
         while not self.board.paused and (batches := self.board.next_of(self.rank, count)):
-            if self.heartbeat.asked:
+            if self.heartbeat.pause_requested:
                 time.sleep(PAUSE_SECONDS)
                 continue
             self.keep_up()

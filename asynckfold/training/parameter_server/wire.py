@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from asynckfold.errors import InputError, PeerLostError, Problem
+from asynckfold.errors import InputError, PeerLostError
 
 HEADER_LIMIT = 16 << 20
 """Bytes; names and shapes of a model with a hundred thousand tensors take less."""
@@ -55,7 +55,7 @@ def parse(address: str) -> tuple[str, int]:
     host, _, port = str(address).rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
         rule = "an address must be host:port, with a port from 0 to 65535"
-        raise InputError([Problem(rule, repr(address), "Write for instance '127.0.0.1:29500'.")])
+        raise InputError.one(rule, repr(address), "Write for instance '127.0.0.1:29500'.")
     return host.strip("[]"), int(port)
 
 
@@ -66,12 +66,11 @@ def listen(address: str) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        problem = Problem(
+        raise InputError.one(
             "a server needs an address of this machine with a free port",
             f"{address} ({error.strerror or error})",
             "Pass another port, or port 0 for any that is free.",
-        )
-        raise InputError([problem]) from error
+        ) from error
 
 
 def connect(address: str, timeout_s: float) -> socket.socket:
@@ -131,15 +130,15 @@ def receive(line: socket.socket) -> tuple[dict[str, Any], int]:
     fill(line, memoryview(start))
     magic, length, size = _START.unpack(start)
     if magic != _MAGIC or length > HEADER_LIMIT:
-        raise FrameError("what came is no message of a parameter server or its replica")
+        raise FrameError("the data received is not a message of a parameter server or its replica")
     text = bytearray(length)
     fill(line, memoryview(text))
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"a header is no JSON: {error}") from error
+        raise FrameError(f"a header is not JSON: {error}") from error
     if not isinstance(header, dict):
-        raise FrameError("a header is no JSON object")
+        raise FrameError("a header is not a JSON object")
     return header, size
 
 

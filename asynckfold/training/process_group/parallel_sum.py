@@ -26,7 +26,7 @@ Part = Callable[[Any, int, int], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Summing:
+class ParallelSum:
     """Forks processes that compute parts of a sum while a context lasts.
 
     ``processes`` includes this one, which has rank 0; `cores` has a core for each, or is empty for

@@ -28,7 +28,7 @@ import torch
 from asynckfold.errors import WorkerDiedError
 from asynckfold.system import process, terminal
 
-Work = Callable[[int, Any], Any]
+RankWork = Callable[[int, Any], Any]
 """(rank, order) → answer."""
 
 
@@ -54,7 +54,7 @@ class ProcessGroup:
     is shared; `cores` has a core for each rank, or is empty for no pinning.
     """
 
-    def __init__(self, count: int, work: Work, cores: Sequence[int] = ()) -> None:
+    def __init__(self, count: int, work: RankWork, cores: Sequence[int] = ()) -> None:
         self._ranks: list[_Rank] = []
         self._work, self._cores = work, cores
         self.answers: dict[int, Any] = {}
@@ -156,7 +156,7 @@ class ProcessGroup:
         return WorkerDiedError(rank.pid, text)
 
 
-def _obey(number: int, pipe: Connection[Any, Any], work: Work) -> None:
+def _obey(number: int, pipe: Connection[Any, Any], work: RankWork) -> None:
     while True:
         try:
             what = pipe.recv()

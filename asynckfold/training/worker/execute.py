@@ -216,11 +216,11 @@ def _attempt(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[Any]
 def refuse_own_fault(error: StorageError, files_before: int, limited: bool) -> None:
     """Raise `WorkerDiedError` if the process, not the disk, is at fault: its files or limits."""
     leaked = process.open_files() - files_before
-    said = os.strerror(error.errno or errno.EIO)
+    reason = os.strerror(error.errno or errno.EIO)
     if limited:
-        cause = f"it lowered its own resource limits ({said})"
+        cause = f"it lowered its own resource limits ({reason})"
     elif error.errno == errno.EMFILE and leaked > FEW_FILES:
-        cause = f"it left {leaked} files open ({said})"
+        cause = f"it left {leaked} files open ({reason})"
     else:
         return
     raise WorkerDiedError(os.getpid(), cause) from error
@@ -244,14 +244,14 @@ def failure(
         The GPU is lost to this process.
     """
     # Not str(error): a user's __str__ may raise.
-    told = traceback.TracebackException.from_exception(error)
-    text = _writable("".join(told.format()))
+    summary = traceback.TracebackException.from_exception(error)
+    text = _writable("".join(summary.format()))
     with JobLog(bundle.root, task.job) as log:
         log.write(text)
-    line = " ".join(_writable(f"{type(error).__name__}: {told}").split())[:LINE_LIMIT]
+    line = " ".join(_writable(f"{type(error).__name__}: {summary}").split())[:LINE_LIMIT]
     place = loop.position_of(error)
     line += f" ({place})" if place else ""
-    outcome = outcome_of(error, str(told))
+    outcome = outcome_of(error, str(summary))
     if outcome == "device_lost":
         raise WorkerDiedError(os.getpid(), line, outcome) from error
     trained = loop.seconds_of(error, seconds)

@@ -151,9 +151,9 @@ class _Worker:
             if isinstance(self.bundle, Bundle) and self.bundle.code:
                 self.broken = _changed_code(self.bundle)
         except BaseException as error:  # noqa: BLE001
-            told = traceback.TracebackException.from_exception(error)
-            self.broken = "".join(told.format())
-            self.outcome = outcome_of(error, str(told))
+            summary = traceback.TracebackException.from_exception(error)
+            self.broken = "".join(summary.format())
+            self.outcome = outcome_of(error, str(summary))
         finally:
             for descriptor in received:
                 os.close(descriptor)
@@ -222,8 +222,8 @@ def _changed_code(bundle: Bundle) -> str:
         return ""
     return (
         f"module files differ from the code that the caller imported: {found}. "
-        "Workers import these files: reload the module (importlib.reload) or start Python anew, "
-        "and move what was set in a module from outside into its file"
+        "Workers import these files: reload the module (importlib.reload) or restart Python, and "
+        "set its variables in the file itself"
     )
 
 

@@ -55,7 +55,9 @@ def test_a_folder_without_its_word_is_recognised(tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", ["csv", "npz", "folder"])
 def test_a_path_that_is_not_there_is_refused_with_the_nearest(tmp_path: Path, word: str) -> None:
     (tmp_path / "glass.csv").write_text("1,a\n")
-    with pytest.raises(InputError, match=r"must name what exists: .*Did you mean 'glass\.csv'"):
+    with pytest.raises(
+        InputError, match=r"must name an existing path: .*Did you mean 'glass\.csv'"
+    ):
         load_source(f"{word}:{tmp_path / 'glas.csv'}")
 
 

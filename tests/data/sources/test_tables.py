@@ -276,7 +276,9 @@ def test_other_columns_of_whole_numbers_stay(load: Load) -> None:
 
 
 def test_nothing_but_a_counter_is_no_feature(load: Load) -> None:
-    with pytest.raises(InputError, match=r"must hold a feature beside the target: received .*'id'"):
+    with pytest.raises(
+        InputError, match=r"must hold a feature besides the target: received .*'id'"
+    ):
         load("id,kind\n1,a\n2,b\n3,a\n4,b\n")
 
 

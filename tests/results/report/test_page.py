@@ -146,7 +146,7 @@ def test_the_first_screen_shows_best_lead_speedup_and_failures(folder: Path) -> 
     assert "Nothing failed" in first
     assert "20 of 20 jobs finished" in first
     assert data["bit_identity"] == {"claimed": True, "reasons": []}
-    assert ", bit-identity claimed." in first
+    assert ", reproducible." in first
     assert data["fingerprint"].startswith(walker.texts["code"][0])
 
 
@@ -181,7 +181,7 @@ def test_tables_hold_one_row_per_candidate_fold_and_epoch(folder: Path) -> None:
     assert [len(rows) for rows in tables.values()] == [4, 20, 100]
     assert [row["rank"] for row in tables["results.csv"]] == ["1", "2", "3", "4"]
     best = tables["results.csv"][0]
-    assert {row["bit_identity"] for row in tables["results.csv"]} == {"bit-identity claimed"}
+    assert {row["bit_identity"] for row in tables["results.csv"]} == {"reproducible"}
     assert len({row["fingerprint"] for row in tables["results.csv"]}) == 1
     mine = [
         float(row["accuracy"])
@@ -295,7 +295,7 @@ def test_the_page_says_why_a_run_is_not_reproducible(root: Path) -> None:
     page = report(root, Synthetic(software={}, cpu_samples=False, epochs=1))
     walker = walk(page)
     sentence = "the software that some of its jobs were trained with was not recorded"
-    assert f"bit-identity not claimed: {sentence}" in walker.text()
+    assert f"not reproducible: {sentence}" in walker.text()
     assert numbers(walker)["bit_identity"] == {"claimed": False, "reasons": [sentence]}
 
 

@@ -137,8 +137,8 @@ def test_parts_hold_every_batch_once_and_in_order(sizes: list[int]) -> None:
         for replica, size in enumerate(sizes)
     ]
     parts = parts_of(batches)
-    rows = [replica for part in parts for replica in part.replicas]
-    assert rows == [replica for replica, size in enumerate(sizes) if size]
+    replicas = [replica for part in parts for replica in part.replicas]
+    assert replicas == [replica for replica, size in enumerate(sizes) if size]
     for part in parts:
         for place, replica in enumerate(part.replicas):
             batch = batches[replica]
@@ -174,6 +174,6 @@ def test_ragged_batches_give_exactly_the_plain_losses(sizes: list[int]) -> None:
 def test_the_replicas_of_a_part_must_be_consecutive() -> None:
     fused = fuse([nn.Linear(2, 2) for _ in range(3)], [torch.zeros(2, 2)])
     assert fused.part(range(3)) is fused
-    for rows in (range(0, 3, 2), range(2, 2), range(1, 4)):
+    for replicas in (range(0, 3, 2), range(2, 2), range(1, 4)):
         with pytest.raises(ValueError, match="replicas must be consecutive ones of 3"):
-            fused.part(rows)
+            fused.part(replicas)

@@ -16,7 +16,7 @@ from torch import nn, optim
 from asynckfold.errors import InputError
 from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.reproducibility import claim
+from asynckfold.jobs.reproducibility import reproducibility_of
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.dry_run import preflight
@@ -184,11 +184,11 @@ def test_it_tells_pushes_and_staleness_of_all_attempts(tmp_path: Path) -> None:
     assert remark.text in tiny.log()
 
 
-def test_its_bits_are_not_claimed() -> None:
+def test_it_is_not_reproducible() -> None:
     def reasons(count: int) -> tuple[str, ...]:
         given = TrainerParams(trainer="parameter_server", processes=count)
         plan = Plan((), given, 32, 1, 0, "cpu", ("accuracy",), "d", "f")
-        return claim(plan, [{"torch": "2"}]).reasons
+        return reproducibility_of(plan, [{"torch": "2"}]).reasons
 
     (reason,) = reasons(2)
     assert "2 processes pushed to the server of each model" in reason

@@ -22,7 +22,7 @@ from asynckfold.jobs.messages import Noted, RunEvent
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Averaged, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training.batches import Deal, deal_of, dealt
+from asynckfold.training.batches import EpochParts, epoch_parts, parts_of_epoch
 from tests.training.multiprocess.attempts import attempt, noted, noting, params, train
 from tests.training.tiny import Noisy, Tiny, checkpoints
 
@@ -33,91 +33,91 @@ def cut(count: int) -> Iterator[tuple[int, int]]:
 
 
 @st.composite
-def deals(draw: st.DrawFn) -> tuple[int, Deal]:
+def deals(draw: st.DrawFn) -> tuple[int, EpochParts]:
     count = draw(st.integers(1, 40))
     parts = draw(
         st.lists(st.tuples(st.integers(1, count), st.integers(1, 3)), min_size=1, max_size=4)
     )
     sizes, passes = zip(*parts, strict=True)
-    return count, dealt(sizes, passes, count, cut)
+    return count, epoch_parts(sizes, passes, count, cut)
 
 
-def parts_of(deal: Deal, order: Any) -> list[dict[int, list[int]]]:
+def parts_of(parts: EpochParts, order: Any) -> list[dict[int, list[int]]]:
     """By pass and rank, the samples that are trained on, batch after batch."""
-    found: list[dict[int, list[int]]] = [{} for _ in range(max(deal.passes))]
-    for batch, owner in enumerate(deal.owners):
-        low, high = deal.bounds[batch]
-        found[deal.numbers[batch]].setdefault(owner, []).extend(order[low:high].tolist())
+    found: list[dict[int, list[int]]] = [{} for _ in range(max(parts.passes))]
+    for batch, owner in enumerate(parts.owners):
+        low, high = parts.bounds[batch]
+        found[parts.numbers[batch]].setdefault(owner, []).extend(order[low:high].tolist())
     return found
 
 
 @given(deals(), st.integers(0, 3))
 def test_each_has_as_many_as_asked_and_they_overlap_where_they_must(
-    made: tuple[int, Deal], epoch: int
+    made: tuple[int, EpochParts], epoch: int
 ) -> None:
-    count, deal = made
+    count, parts = made
     shuffled = np.random.default_rng(0).permutation(count) + 100
-    first, *again = parts_of(deal, deal.order(shuffled, 7, epoch))
-    assert tuple(len(first[rank]) for rank in range(len(deal.sizes))) == deal.sizes
+    first, *again = parts_of(parts, parts.order(shuffled, 7, epoch))
+    assert tuple(len(first[rank]) for rank in range(len(parts.sizes))) == parts.sizes
     assert all(len(set(part)) == len(part) for part in first.values())
     seen = Counter(sample for part in first.values() for sample in part)
-    if sum(deal.sizes) >= count:
+    if sum(parts.sizes) >= count:
         assert set(seen) == set(shuffled.tolist())
-    if sum(deal.sizes) <= count:
+    if sum(parts.sizes) <= count:
         assert max(seen.values()) == 1
     for number, other in enumerate(again, 1):
         assert {rank: sorted(part) for rank, part in other.items()} == {
-            rank: sorted(part) for rank, part in first.items() if deal.passes[rank] > number
+            rank: sorted(part) for rank, part in first.items() if parts.passes[rank] > number
         }
 
 
 @given(deals(), st.integers(1, 5))
 def test_batches_fill_the_order_and_rounds_give_each_so_many(
-    made: tuple[int, Deal], steps: int
+    made: tuple[int, EpochParts], steps: int
 ) -> None:
-    _, deal = made
-    edges = sorted(deal.bounds)
+    _, parts = made
+    edges = sorted(parts.bounds)
     assert [low for low, _ in edges] == [0, *(high for _, high in edges[:-1])]
-    assert edges[-1][1] == sum(map(mul, deal.sizes, deal.passes))
+    assert edges[-1][1] == sum(map(mul, parts.sizes, parts.passes))
     first, rounds = 0, []
-    while first < len(deal.owners):
-        end = deal.end_of_round(first, steps)
-        rounds.append(Counter(deal.owners[first:end]))
+    while first < len(parts.owners):
+        end = parts.end_of_round(first, steps)
+        rounds.append(Counter(parts.owners[first:end]))
         first = end
-    most = Counter(deal.owners)
+    most = Counter(parts.owners)
     assert sum(rounds, Counter()) == most
     for rank, total in most.items():
         assert [found[rank] for found in rounds if found[rank]] == [
             min(steps, total - done) for done in range(0, total, steps)
         ]
-    assert deal.end_of_round(0, None) == len(deal.owners)
+    assert parts.end_of_round(0, None) == len(parts.owners)
 
 
 def test_every_pass_and_every_epoch_has_another_order() -> None:
-    deal = dealt([20, 20], [3, 3], 40, cut)
+    parts = epoch_parts([20, 20], [3, 3], 40, cut)
     shuffled = np.arange(40)
-    one, other = (deal.order(shuffled, 0, epoch).tolist() for epoch in (0, 1))
-    assert one == deal.order(shuffled, 0, 0).tolist()
+    one, other = (parts.order(shuffled, 0, epoch).tolist() for epoch in (0, 1))
+    assert one == parts.order(shuffled, 0, 0).tolist()
     assert one[:40] == other[:40]
     passes = [one[low : low + 20] for low in range(0, 120, 20)] + [other[40:60]]
     assert len({tuple(part) for part in passes}) == 7
 
 
 def test_a_rank_with_more_passes_is_dealt_what_others_have_besides() -> None:
-    deal = dealt([6, 8], [1, 3], 14, cut)
-    assert deal.owners == (0, 1, 0, 1, 1, 1, 1, 1)
-    assert deal.numbers == (0, 0, 0, 0, 1, 1, 2, 2)
-    order = deal.order(np.arange(14), 0, 0)
+    parts = epoch_parts([6, 8], [1, 3], 14, cut)
+    assert parts.owners == (0, 1, 0, 1, 1, 1, 1, 1)
+    assert parts.numbers == (0, 0, 0, 0, 1, 1, 2, 2)
+    order = parts.order(np.arange(14), 0, 0)
     assert order[:14].tolist() == list(range(14))
     # As if the first had as many passes, each pass of the second has the same order.
-    equal = dealt([6, 8], [3, 3], 14, cut).order(np.arange(14), 0, 0)
+    equal = epoch_parts([6, 8], [3, 3], 14, cut).order(np.arange(14), 0, 0)
     assert np.concatenate([order[14:22], order[22:]]).tolist() == [*equal[20:28], *equal[34:]]
 
 
-def deal_with(given: TrainerParams) -> Deal | None:
+def deal_with(given: TrainerParams) -> EpochParts | None:
     """Of 40 samples in batches of 4."""
     plan = Plan((), given, 4, 1, 0, "cpu", ("accuracy",), "data", "folds")
-    return deal_of(plan, 40, nn.Identity())
+    return parts_of_epoch(plan, 40, nn.Identity())
 
 
 def test_without_these_words_nothing_is_dealt_and_equal_parts_have_no_rest() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from asynckfold.errors import WorkerDiedError
 from asynckfold.models import RBM, Pretraining
 from asynckfold.models import rbm as rbms
-from asynckfold.training.process_group.parallel_sum import Summing
+from asynckfold.training.process_group.parallel_sum import ParallelSum
 from tests.leftovers import descendants
 
 BY = pytest.mark.parametrize("processes", [2, 3])
@@ -29,7 +29,7 @@ def test_sums_are_over_all_ranks_and_what_is_seen_may_change(processes: int) -> 
         return [seen + order + rank, torch.tensor([float(os.getpid() == lead)])]
 
     lead = os.getpid()
-    with Summing(processes)(part, [seen], [seen, torch.zeros(1)]) as total:
+    with ParallelSum(processes)(part, [seen], [seen, torch.zeros(1)]) as total:
         assert len(descendants() - before) == processes - 1
         ranks = sum(range(processes))
         for order in range(3):
@@ -52,10 +52,10 @@ def test_what_a_part_raises_is_raised_here_and_nobody_stays() -> None:
 
     with (
         pytest.raises(ValueError, match="no such luck"),
-        Summing(2)(part, [], [torch.zeros(1)]) as total,
+        ParallelSum(2)(part, [], [torch.zeros(1)]) as total,
     ):
         total("no such luck")
-    with pytest.raises(WorkerDiedError), Summing(2)(part, [], [torch.zeros(1)]) as total:
+    with pytest.raises(WorkerDiedError), ParallelSum(2)(part, [], [torch.zeros(1)]) as total:
         total("die")
     assert descendants() <= before
 
@@ -80,12 +80,15 @@ def fitted(visible: str, by: rbms.Summing, seed: int = 0) -> tuple[RBM, list[Any
 @pytest.mark.usefixtures("_any_rows")
 @pytest.mark.parametrize("visible", ["binary", "gaussian"])
 def test_several_take_the_steps_of_one_to_rounding(visible: str, processes: int) -> None:
-    (one, told), (several, heard) = fitted(visible, rbms.alone), fitted(visible, Summing(processes))
+    (one, told), (several, heard) = (
+        fitted(visible, rbms.alone),
+        fitted(visible, ParallelSum(processes)),
+    )
     torch.testing.assert_close(several.state_dict(), one.state_dict())
     for (epoch, mine), (number, theirs) in zip(told, heard, strict=True):
         assert epoch == number
         assert mine == pytest.approx(theirs)
-    again, _ = fitted(visible, Summing(processes))
+    again, _ = fitted(visible, ParallelSum(processes))
     assert all(torch.equal(again.state_dict()[name], value)
                for name, value in several.state_dict().items())  # fmt: skip
     # The draws matter: with others it ends elsewhere.
@@ -103,7 +106,7 @@ def test_only_batches_that_are_worth_it_are_divided(
     monkeypatch.setattr(rbms, "LEAST_ROWS", 10)
     met: list[int] = []
 
-    class Noting(Summing):
+    class Noting(ParallelSum):
         def __call__(self, part: Any, seen: Any, like: Any) -> Any:
             met.append(self.processes)
             return super().__call__(part, seen, like)

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts import style
-from asynckfold.results.report.summary import Bar, Summary, Use
+from asynckfold.results.report.summary import Bar, CpuUse, Summary
 
 
 @style.applied
@@ -37,11 +37,11 @@ def draw_use(summary: Summary) -> style.Chart | None:
     return style.chart_of("use", title, alt, figure)
 
 
-def _cpu_use(use: Use) -> str:
+def _cpu_use(use: CpuUse) -> str:
     return sentences.cpu_use(use.mean_own, use.mean_used, use.cores)
 
 
-def _draw_phase(axes: Axes, phase: str, use: Use | None, divisor: float, colour: str) -> None:
+def _draw_phase(axes: Axes, phase: str, use: CpuUse | None, divisor: float, colour: str) -> None:
     axes.set_ylabel("cores")
     if use is None:
         axes.set_title(phase, loc="left")

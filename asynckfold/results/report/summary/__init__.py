@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from asynckfold.results.report.summary.candidates import CandidateRow, Curve
 from asynckfold.results.report.summary.jobs import Bar
-from asynckfold.results.report.summary.machine import USE_POINTS, Use
+from asynckfold.results.report.summary.machine import USE_POINTS, CpuUse
 from asynckfold.results.report.summary.run import Summary, summarize
 from asynckfold.results.report.summary.speedup import AccuracyPair
 
@@ -19,6 +19,6 @@ __all__ = [
     "CandidateRow",
     "Curve",
     "Summary",
-    "Use",
+    "CpuUse",
     "summarize",
 ]

@@ -14,7 +14,7 @@ from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, flat
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """What the plan says."""
 
     models: tuple[str, ...]
@@ -37,10 +37,10 @@ class Facts:
     plan_fingerprint: str
 
 
-def facts(plan: Plan, found: CVResults) -> Facts:
+def facts(plan: Plan, found: CVResults) -> RunFacts:
     """Return what the plan says, in text that is safe to show."""
     keys = {fold.key for fold in found.folds}
-    return Facts(
+    return RunFacts(
         models=tuple(dict.fromkeys(clean(job.model) for job in plan.jobs)),
         lr_schedules=tuple(dict.fromkeys(clean(job.lr_schedule) for job in plan.jobs)),
         folds=len({index for _, index in keys}),

@@ -78,7 +78,7 @@ def bars(
     store: RunReader, results: Mapping[str, Result], jobs: Mapping[str, Job]
 ) -> tuple[Bar, ...]:
     """Return a bar for each attempt; one without an end lasts until the latest known moment."""
-    attempts, placed = store.attempts(), store.placed()
+    attempts = store.attempts()
     moments = [moment for item in attempts for moment in (item.started, item.ended) if moment]
     latest = max(moments, default=0.0)
     open_outcome = "lost" if store.holder() is None else "running"
@@ -87,7 +87,6 @@ def bars(
         if item.job_id not in jobs:
             continue
         job, result = shown(jobs[item.job_id]), results.get(item.job_id)
-        placing = placed.get((item.job_id, item.attempt))
         is_last = result is not None and result.attempt == item.attempt
         found.append(
             Bar(
@@ -101,9 +100,9 @@ def bars(
                 outcome=item.outcome or open_outcome,
                 error=clean(item.error, ERROR_LIMIT),
                 expected=item.expected,
-                memory=placing.memory if placing else None,
+                memory=item.memory,
                 peak_memory=result.peak_memory if result and is_last else None,
-                waits=tuple(clean(wait, ERROR_LIMIT) for wait in placing.waits) if placing else (),
+                waits=tuple(clean(wait, ERROR_LIMIT) for wait in item.waits),
                 changes=item.changes,
             )
         )

@@ -13,7 +13,7 @@ USE_POINTS = 400
 
 
 @dataclass(frozen=True)
-class Use:
+class CpuUse:
     """CPU use in one phase, thinned to at most `USE_POINTS` moments."""
 
     phase: str  # "serial" or "packed"
@@ -25,17 +25,17 @@ class Use:
     mean_own: float
 
 
-def uses(samples: Sequence[Sample]) -> tuple[Use, ...]:
+def uses(samples: Sequence[Sample]) -> tuple[CpuUse, ...]:
     """Return the CPU use of each phase that was sampled, serial first."""
     phases = {phase: [x for x in samples if x.phase == phase] for phase in ("serial", "packed")}
     return tuple(_use(phase, found) for phase, found in phases.items() if found)
 
 
-def _use(phase: str, samples: Sequence[Sample]) -> Use:
+def _use(phase: str, samples: Sequence[Sample]) -> CpuUse:
     table = np.array([(item.at, item.used, item.own) for item in samples])
     groups = np.array_split(table, min(USE_POINTS, len(table)))
     at, used, own = np.array([group.mean(axis=0) for group in groups]).T.tolist()
-    return Use(
+    return CpuUse(
         phase=phase,
         seconds=tuple(moment - float(table[0, 0]) for moment in at),
         used=tuple(used),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from asynckfold.jobs.reproducibility import Claim
+from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import job_by_id
 from asynckfold.results.confusion import count_classes
 from asynckfold.results.cv_results import CVResults
@@ -20,7 +20,7 @@ from asynckfold.results.report.summary.candidates import (
     fold_names,
     shown_lead,
 )
-from asynckfold.results.report.summary.facts import Facts, command, facts
+from asynckfold.results.report.summary.facts import RunFacts, command, facts
 from asynckfold.results.report.summary.jobs import (
     AveragedJob,
     Bar,
@@ -32,8 +32,8 @@ from asynckfold.results.report.summary.jobs import (
     failures,
     shown_packing,
 )
-from asynckfold.results.report.summary.machine import Use, uses
-from asynckfold.results.report.summary.speedup import Timing, timing_of
+from asynckfold.results.report.summary.machine import CpuUse, uses
+from asynckfold.results.report.summary.speedup import TimedSpeedup, timing_of
 from asynckfold.results.statistics import Lead
 from asynckfold.results.utilization import Packing
 from asynckfold.store import RunReader
@@ -53,17 +53,17 @@ class Summary:
     lead: Lead | None  # None with fewer than two ranked candidates
     class_names: tuple[str, ...]  # rows and columns of confusion matrices; empty for regression
     packed_seconds: float  # wall time over all sessions
-    speedup: Timing | None
+    speedup: TimedSpeedup | None
     packing: Packing | None
-    use: tuple[Use, ...]
+    use: tuple[CpuUse, ...]
     bars: tuple[Bar, ...]
     failures: tuple[FailureGroup, ...]
     events: tuple[LogLine, ...]
-    facts: Facts
+    facts: RunFacts
     command: str  # empty if the run was started from Python
     about: Mapping[str, str]
     fingerprint: str
-    bit_identity: Claim
+    bit_identity: Reproducibility
     races: tuple[Race, ...]  # jobs of several processes against one
     averaged: tuple[AveragedJob, ...]
     refit: str  # how the refit on all samples ended; empty without one
@@ -119,7 +119,9 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
         command=command(about),
         about=flat({key: value for key, value in about.items() if key not in _UNSHOWN}),
         fingerprint=store.fingerprint(),
-        bit_identity=Claim(tuple(clean(why, ERROR_LIMIT) for why in found.bit_identity.reasons)),
+        bit_identity=Reproducibility(
+            tuple(clean(why, ERROR_LIMIT) for why in found.bit_identity.reasons)
+        ),
         races=races(found),
         averaged=averaged(found),
         refit=clean(refit_note(store), ERROR_LIMIT),

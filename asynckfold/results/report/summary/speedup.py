@@ -33,14 +33,14 @@ class FoldPair:
 
 
 @dataclass(frozen=True)
-class Timing(Speedup):
+class TimedSpeedup(Speedup):
     """Serial against packed wall time, and the accuracy of both."""
 
     accuracy: tuple[AccuracyPair, ...] = ()  # empty for an estimate, and if it is not scored
     disturbance: str = ""  # use by other programs during the timing; empty if there was none
 
 
-def timing_of(found: CVResults, rows: Sequence[CandidateRow]) -> Timing | None:
+def timing_of(found: CVResults, rows: Sequence[CandidateRow]) -> TimedSpeedup | None:
     """Return serial against packed wall time; None without a baseline."""
     baseline = found.baseline
     if baseline is None:
@@ -59,7 +59,7 @@ def timing_of(found: CVResults, rows: Sequence[CandidateRow]) -> Timing | None:
         for row in rows
         if names[row.name] in baseline.accuracy and "accuracy" in row.mean
     )
-    return Timing(**vars(timing), accuracy=tuple(accuracy), disturbance=baseline.disturbance)
+    return TimedSpeedup(**vars(timing), accuracy=tuple(accuracy), disturbance=baseline.disturbance)
 
 
 def _fold_pairs(found: CVResults, baseline: Baseline) -> dict[str, tuple[FoldPair, ...]]:

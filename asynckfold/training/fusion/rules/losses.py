@@ -14,7 +14,7 @@ from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
 
 def _check(reduction: str, size_average: Any, reduce: Any) -> None:
     if size_average is not None or reduce is not None:
-        raise NotFusible("size_average and reduce, which torch has given up")
+        raise NotFusible("size_average and reduce, which torch deprecates")
     if reduction not in ("mean", "sum", "none", "batchmean"):
         raise NotFusible(f"reduction {reduction!r}")
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from asynckfold.jobs.objective import Look
+from asynckfold.jobs.objective import OutputSample
 
-LOOKED_AT = 4096
-"""Most numbers of the outputs to keep."""
+MOST_NUMBERS = 4096
+"""Numbers to keep of the outputs, at most."""
 
 _SHAPING = (
     *("Alias", "Clone", "ReshapeAlias", "Select", "Slice", "Squeeze", "T", "ToCopy", "Transpose"),
@@ -18,15 +18,15 @@ _SHAPING = (
 )
 
 
-def look_at(outputs: torch.Tensor) -> Look:
+def output_sample(outputs: torch.Tensor) -> OutputSample:
     """Return some outputs, and the sigmoid or softmax that made them, if any."""
     node = outputs.grad_fn
     while node is not None and _operation(node) in _SHAPING and node.next_functions:
         node = node.next_functions[0][0]
     last = "" if node is None else _operation(node)
     width = max(1, outputs[:1].numel())
-    rows = outputs[: max(2, LOOKED_AT // width)].detach().float().cpu().numpy()
-    return Look(rows, last if last in ("Sigmoid", "Softmax", "LogSoftmax") else "")
+    rows = outputs[: max(2, MOST_NUMBERS // width)].detach().float().cpu().numpy()
+    return OutputSample(rows, last if last in ("Sigmoid", "Softmax", "LogSoftmax") else "")
 
 
 def _operation(node: Any) -> str:
