@@ -5,18 +5,16 @@ files), and the accounts of each run in its folder must add up. Shortly before a
 stacks of the processes that it started are shown.
 
 Tests marked ``nightly`` run with ``--nightly`` only; the last lines of a run say how many were left
-out. While a test marked ``alone`` runs, the other worker of pytest-xdist waits.
+out.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -34,6 +32,9 @@ from tests.nursery import Nursery, fresh_server, nursery
 pytest.register_assert_rewrite("tests.training.multiprocess.attempts")
 
 os.environ[leftovers.MARK] = "1"
+# Without bytecode, each of the hundreds of interpreters would compile the package anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PYTHONFAULTHANDLER"] = "1"
 
 BEFORE_TIMEOUT_SECONDS = 10.0
@@ -41,7 +42,6 @@ BEFORE_TIMEOUT_SECONDS = 10.0
 _TIMER = pytest.StashKey[threading.Timer]()
 _FAILED = pytest.StashKey[bool]()
 _LEFT = pytest.StashKey[Counter[str]]()
-_HALL = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -136,41 +136,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             f"{left.total():,} tests left to `make nightly` ({folders}), with every kill point, "
             "200 kills at random, and the planted faults"
         )
-
-
-# One at a time
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    with turn(item):
-        return (yield)
-
-
-@contextlib.contextmanager
-def turn(item: pytest.Item) -> Iterator[None]:
-    """Wait while a test of another worker must be alone, or until this one is, if it must be.
-
-    Who wants to be alone stands in the door, so that nobody else begins, until all others are out.
-    """
-    if not is_worker(item.config):
-        yield
-        return
-    folder = Path(item.config.workerinput["alone"])  # type: ignore[attr-defined]
-    alone = item.get_closest_marker("alone") is not None
-    with (folder / "door").open("w") as door, (folder / "room").open("w") as room:
-        fcntl.flock(door, fcntl.LOCK_EX)
-        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(door, fcntl.LOCK_UN)
-        yield
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    if _HALL not in node.config.stash:
-        hall = node.config.stash[_HALL] = tempfile.TemporaryDirectory(prefix="alone-")
-        node.config.add_cleanup(hall.cleanup)
-    node.workerinput["alone"] = node.config.stash[_HALL].name
 
 
 @pytest.fixture

@@ -265,6 +265,9 @@ def _is_strangers(name: str) -> bool:
     """Whether a process that is not ours works with what has this name in ``/dev/shm``."""
     path = f"/dev/shm/{name}"
     others = [pid for pid in processes() if pid != os.getpid() and not _is_ours(pid)]
+    # The map of a semaphore has another name; those of loky and joblib tell the process.
+    if {*map(int, re.findall(r"\d+", name))} & {*others}:
+        return True
     return any(path in _mentioned(pid) for pid in others)
 
 

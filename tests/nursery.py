@@ -359,8 +359,9 @@ def main() -> None:
     # What a run imports, at the latest when it tells its results.
     for name in ("torchvision", "sklearn.metrics", "pandas", "scipy.stats"):
         importlib.import_module(name)
-    rooms = "cli", "results.report.page", "training.worker.main", "training.dry_run.preflight"
-    for name in (*rooms, "training.worker.fork_server"):
+    rooms = "cli", "api.kfold", "api.fold_models", "results.report.page", "data.prepare"
+    workers = "training.worker.main", "training.dry_run.preflight", "training.worker.fork_server"
+    for name in (*rooms, *workers):
         importlib.import_module(f"asynckfold.{name}")
     sys.modules["asynckfold.training.worker.fork_server"]._warm_up()
     # The tests themselves may run where these are ignored, as SIGINT may be.

@@ -19,6 +19,7 @@ from pathlib import Path
 
 HOME = Path(__file__).parents[1]
 COPIED = ("asynckfold", "tests", "pyproject.toml")
+LONG = ("--timeout", "600", "-o", "faulthandler_timeout=590")
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ def is_noticed(fault: Fault) -> bool:
 def passes(copy: Path, test: str) -> bool:
     """Whether a test passes in a copy; skipped or left to the night, it gives no verdict."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test],
+        # A busy machine is no fault.
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *LONG, test],
         cwd=copy,
         capture_output=True,
         text=True,

@@ -102,13 +102,23 @@ def outside(tmp_path: Path) -> Path:
     return folder
 
 
-def planted(root: Path, name: str, plant: Callable[[Path, Path], None], outside: Path) -> Path:
-    place = root / name
-    if place.is_dir():
-        shutil.rmtree(place)
-    place.unlink(missing_ok=True)
-    plant(place, outside)
-    return place
+@pytest.fixture(params=PLANTS)
+def planted(
+    request: pytest.FixtureRequest, finished: Path, root: Path, outside: Path
+) -> Callable[[str], Path]:
+    """Put a plant in the place of a name, in a copy of the run."""
+    shutil.copytree(finished, root)
+
+    def put(name: str) -> Path:
+        place = root / name
+        place.parent.mkdir(exist_ok=True)
+        if place.is_dir():
+            shutil.rmtree(place)
+        place.unlink(missing_ok=True)
+        request.param(place, outside)
+        return place
+
+    return put
 
 
 def untouched(outside: Path) -> bool:
@@ -116,20 +126,17 @@ def untouched(outside: Path) -> bool:
 
 
 @pytest.mark.damages("what was planted stays where it is")
-@pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.parametrize(
     ("name", "act"), [(name, act) for name, acts in REFUSED.items() for act in acts]
 )
 def test_it_is_refused_by_its_name_in_one_line(
-    finished: Path,
+    planted: Callable[[str], Path],
     root: Path,
     outside: Path,
     name: str,
     act: Callable[[Path], None],
-    plant: Callable[[Path, Path], None],
 ) -> None:
-    shutil.copytree(finished, root)
-    place = planted(root, name, plant, outside)
+    place = planted(name)
     before = place.lstat()
     with pytest.raises(AsyncKFoldError) as caught:
         act(root)
@@ -141,21 +148,17 @@ def test_it_is_refused_by_its_name_in_one_line(
     assert (place.lstat().st_ino, place.lstat().st_mode) == (before.st_ino, before.st_mode)
 
 
-@pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.parametrize(
     ("name", "act"), [("report/index.html", report), ("oof/A-cosine.npz", out_of_fold)]
 )
 def test_where_a_file_is_replaced_the_plant_goes(
-    finished: Path,
+    planted: Callable[[str], Path],
     root: Path,
     outside: Path,
     name: str,
     act: Callable[[Path], None],
-    plant: Callable[[Path, Path], None],
 ) -> None:
-    shutil.copytree(finished, root)
-    (root / name).parent.mkdir()
-    place = planted(root, name, plant, outside)
+    place = planted(name)
     act(root)
     assert stat.S_ISREG(place.lstat().st_mode)
     assert untouched(outside)
@@ -186,7 +189,8 @@ def test_a_lock_that_is_no_file_says_that_nobody_holds_the_run(
     finished: Path, root: Path, outside: Path
 ) -> None:
     shutil.copytree(finished, root)
-    planted(root, "run.lock", fifo, outside)
+    (root / "run.lock").unlink(missing_ok=True)
+    fifo(root / "run.lock", outside)
     with RunStore.read(root) as store:
         assert store.holder() is None
 

@@ -154,7 +154,7 @@ def test_every_job_gets_its_turn(pending: list[Request], load: Load) -> None:
 
 @settings(max_examples=examples(500))
 @given(situations())
-def test_memory_is_kept_where_something_runs_beside(
+def test_only_a_single_job_may_exceed_the_free_memory_and_the_idle_cores(
     situation: tuple[list[Request], list[Placement], Load],
 ) -> None:
     pending, running, load = situation
@@ -162,16 +162,6 @@ def test_memory_is_kept_where_something_runs_beside(
     active = [*running, *placed]
     if placed and len(active) > 1:
         assert sum(placement.memory for placement in active) <= load.free_memory
-
-
-@given(situations())
-def test_more_cores_than_idle_ones_only_for_a_single_job(
-    situation: tuple[list[Request], list[Placement], Load],
-) -> None:
-    pending, running, load = situation
-    placed = place(pending, running, load)
-    active = [*running, *placed]
-    if placed and len(active) > 1:
         assert len(cores_of(active)) <= len(load.idle)
         assert set(cores_of(placed)) <= set(load.idle)
 

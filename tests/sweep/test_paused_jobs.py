@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InputError
 from asynckfold.engines import warm_pool
+from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import WorkerDiedError
@@ -72,6 +75,18 @@ def affinities(pid: int) -> set[frozenset[int]]:
     return {frozenset(os.sched_getaffinity(thread)) for thread in threads}
 
 
+@contextlib.contextmanager
+def paused(root: Path, pool: WorkerPool) -> Iterator[tuple[ProcessEngine, Future[Answer]]]:
+    """Yield the engine of a job that pauses, and what the job comes to."""
+    with toy_bundle(root, models={"Slow": Slow}, epochs=50) as (bundle, data):
+        job = bundle.plan.jobs[0]
+        engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
+        future = engine.submit(Placement((job.id,), ()), [task(job)])
+        engine.shift(future, ())
+        wait_for(lambda: any(worker.heartbeat.paused for worker in pool.workers))
+        yield engine, future
+
+
 def test_a_paused_job_hangs_not_and_comes_to_the_same_bits(root: Path, pool: WorkerPool) -> None:
     cores = sorted(os.sched_getaffinity(0))
     with toy_bundle(root, models={"Slow": Slow}, epochs=6) as (bundle, data):
@@ -121,12 +136,7 @@ def test_a_pause_is_no_training_that_a_limit_counts(root: Path, pool: WorkerPool
 def test_a_paused_job_saves_itself_when_the_run_is_interrupted(
     root: Path, pool: WorkerPool
 ) -> None:
-    with toy_bundle(root, models={"Slow": Slow}, epochs=50) as (bundle, data):
-        job = bundle.plan.jobs[0]
-        engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
-        future = engine.submit(Placement((job.id,), ()), [task(job)])
-        engine.shift(future, ())
-        wait_for(lambda: any(worker.heartbeat.paused for worker in pool.workers))
+    with paused(root, pool) as (engine, future):
         engine.close(30)
         assert future.result(1).results == [None]
         assert list((root / "Slow").rglob("checkpoint-*"))
@@ -134,12 +144,7 @@ def test_a_paused_job_saves_itself_when_the_run_is_interrupted(
 
 @pytest.mark.nightly
 def test_a_paused_worker_that_is_lost_is_reported(root: Path, pool: WorkerPool) -> None:
-    with toy_bundle(root, models={"Slow": Slow}, epochs=50) as (bundle, data):
-        job = bundle.plan.jobs[0]
-        engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
-        future = engine.submit(Placement((job.id,), ()), [task(job)])
-        engine.shift(future, ())
-        wait_for(lambda: any(worker.heartbeat.paused for worker in pool.workers))
+    with paused(root, pool) as (engine, future):
         os.kill(pool.workers[0].pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError, match="SIGKILL"):
             future.result(60)
@@ -170,17 +175,12 @@ with toy_bundle(Path(sys.argv[1]), models={"Slow": Slow}, epochs=500) as (bundle
 
 
 def test_a_paused_worker_dies_with_its_server(root: Path, pool: WorkerPool) -> None:
-    with toy_bundle(root, models={"Slow": Slow}, epochs=50) as (bundle, data):
-        job = bundle.plan.jobs[0]
-        engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
-        future = engine.submit(Placement((job.id,), ()), [task(job)])
-        engine.shift(future, ())
-        wait_for(lambda: any(worker.heartbeat.paused for worker in pool.workers))
-        paused = {worker.pid for worker in pool.workers}
+    with paused(root, pool) as (engine, future):
+        workers = {worker.pid for worker in pool.workers}
         os.kill(pool.server.pid, signal.SIGKILL)
         with pytest.raises(WorkerDiedError):
             future.result(60)
-        assert gone(paused)
+        assert gone(workers)
         engine.close()
 
 

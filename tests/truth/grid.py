@@ -13,7 +13,7 @@ import functools
 import itertools
 import random
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -126,28 +126,34 @@ def cells() -> tuple[Cell, ...]:
             if _possible(cell):
                 everything.append(cell)
     drawn.shuffle(everything)
-    missing = set().union(*map(_pairs, everything))
-    found: list[Cell] = []
-    while missing:
-        some = drawn.sample(everything, min(400, len(everything)))
-        best = max(some, key=lambda cell: len(_pairs(cell) & missing))
-        if _pairs(best) & missing:
-            missing -= _pairs(best)
-            found.append(best)
+    pairs = _pairs(everything)
+    missing = np.zeros(pairs.max() + 1, dtype=bool)
+    missing[pairs] = True
+    left, found = np.arange(len(everything)), list[Cell]()
+    while missing.any():
+        some = np.array(drawn.sample(range(len(left)), min(400, len(left))))
+        best = left[some[missing[pairs[left[some]]].sum(1).argmax()]]
+        if missing[pairs[best]].any():
+            missing[pairs[best]] = False
+            found.append(everything[best])
         else:
-            everything = [cell for cell in everything if _pairs(cell) & missing]
+            left = left[missing[pairs[left]].any(1)]
     return tuple(found)
 
 
-def _pairs(cell: Cell) -> set[tuple[tuple[str, str], ...]]:
-    """Pairs of (factor, value) that meet in a cell; a criterion belongs to its task."""
+def _pairs(cells: Sequence[Cell]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Number the pairs of values that meet in each cell; a criterion belongs to its task."""
     named = [
-        ("task", cell.task),
-        ("criterion", f"{cell.task} {cell.criterion}"),
-        ("coding", f"{cell.task} {cell.coding}"),
-        *((name, getattr(cell, name)) for name in FACTORS),
+        [cell.task, f"{cell.task} {cell.criterion}", f"{cell.task} {cell.coding}"]
+        + [getattr(cell, name) for name in FACTORS]
+        for cell in cells
     ]
-    return set(itertools.combinations(named, 2))
+    values = [np.unique(column, return_inverse=True)[1] for column in zip(*named, strict=True)]
+    columns, first = list[Any](), 0
+    for one, other in itertools.combinations(values, 2):
+        columns.append(first + one * (other.max() + 1) + other)
+        first = columns[-1].max() + 1
+    return np.stack(columns, 1)
 
 
 # What a user writes
