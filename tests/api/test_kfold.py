@@ -415,7 +415,7 @@ def test_another_plan_is_refused_naming_the_first_difference(
     opt_fn, params = change.pop("opt_fn", adam), change.pop("params", EPOCHS)
     with pytest.raises(PlanMismatchError) as caught:
         kfold(root, parallelize=False, **change)(models, ["step"], opt_fn, params)
-    assert "holds a run of another plan" in str(caught.value)
+    assert "holds a run with another plan" in str(caught.value)
     assert f"received {difference}" in str(caught.value)
     assert "se another folder" in str(caught.value)
     assert "resume='never'" in str(caught.value)

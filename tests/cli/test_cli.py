@@ -329,7 +329,7 @@ def test_plan_and_run_decide_the_same(root: Path, capsys: pytest.CaptureFixture[
         assert found["requests"]["mlp/constant/fold-0"]["seconds"] == expected
     assert again["spans"] == stored["spans"]
     assert main(["plan", *map(str, words), "--batch-size", "8"]) == 2
-    assert "a run of another plan" in capsys.readouterr().err
+    assert "a run with another plan" in capsys.readouterr().err
 
 
 def test_plan_and_run_train_the_same_jobs_as_one(
@@ -525,7 +525,7 @@ def test_another_plan_in_the_same_folder_is_refused(
     assert main(words) == 0
     assert main([*words, "--batch-size", "4"]) == 2
     err = capsys.readouterr().err
-    assert "holds a run of another plan" in err
+    assert "holds a run with another plan" in err
     assert "batch_size: 8 there, 4 here" in err
 
 

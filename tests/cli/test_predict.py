@@ -141,7 +141,7 @@ def test_json_tells_the_score_and_the_runs_own_samples_are_no_test(
     with RunStore.read(tabled) as store:
         scores = [result.scores["accuracy"] for result in store.results().values()]
     assert (
-        f"run's own samples are among these; out of fold, accuracy is {np.mean(scores):.4f}"
+        f"the run trained on these samples; out of fold, accuracy is {np.mean(scores):.4f}"
         in told.err
     )
 
@@ -188,7 +188,7 @@ def test_labels_that_the_run_does_not_know_have_no_score(
     path.write_text("width,colour,length,kind\n1,red,2,w\n2,red,1,x\n")
     assert len(predicted(tabled, f"csv:{path}")) == 2
     told = capsys.readouterr()
-    assert "no score: labels that the run does not know: w" in told.err
+    assert "no score: labels unknown to the run: w" in told.err
     assert "accuracy" not in told.out
 
 

@@ -178,7 +178,7 @@ def test_a_dataset_that_counts_its_reads_is_random_and_cannot_be_seeded() -> Non
     said = " ".join(prepared.notes)
     assert not prepared.held
     assert "cannot be seeded" in said
-    assert "not checked" in said
+    assert "are not detected" in said
 
 
 @pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState, random.Random])
