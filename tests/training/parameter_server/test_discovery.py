@@ -69,9 +69,7 @@ def test_a_replica_needs_no_address_and_the_servers_rank_ends_after_it(
         replica(timeout_s=0.1)
 
 
-def test_a_script_that_raises_counts_as_lost(
-    group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_that_raises_counts_as_lost(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     group(2)
     monkeypatch.setattr("sys.last_value", ValueError("in the script"), raising=False)
     with ThreadPoolExecutor() as pool, Server(nn.Linear(2, 1), timeout_s=20) as server:
