@@ -311,6 +311,16 @@ def test_plans_hold_the_words_where_they_are_used_only() -> None:
             {"processes": 1, "partition_size": {"cpu": 8, "gpu": 9}},
             r"computes on the GPU.*processes=1, partition_size=\{'cpu': 8, 'gpu': 9\}. Pass proc",
         ),
+        (
+            {"processes": {"cpu": 0, "gpu": 2}},
+            "processes of a kind must be a whole number of at least 1: received 0",
+        ),
+        ({"processes": {"gpu": 2}}, r"received processes=\{'gpu': 2\}. Pass one for each"),
+        ({"processes": 0}, "processes must be a whole number of at least 1: received 0"),
+        (
+            {"trainer": "hogwild", "processes": {"cpu": 1, "gpu": 2}},
+            r"for the trainer 'averaging': received trainer='hogwild', processes=\{'cpu': 1, 'gp",
+        ),
         ({"gpu_partition_size": 8}, "must use known keys: received 'gpu_partition_size'"),
         (
             {"trainer": "hogwild", "partition_size": {"cpu": 8, "gpu": 9}},
