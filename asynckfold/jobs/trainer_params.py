@@ -125,6 +125,9 @@ class TrainerParams(JobTrainer):
     epochs_per_round : int, dict or None
         Passes of each process over its part between two averages, in place of `steps_per_round`.
         One round is one epoch. Also by kind of process, as `partition_size`.
+    target_loss : float or None
+        Training loss at which a job ends: after the first epoch whose mean loss is not larger. LR
+        schedules are still fitted to all `epochs`. None trains all of them.
     gpu_partition_size, gpu_epochs_per_round : int or None
         The value for the kind "gpu" of the two parameters above.
     gpu_processes : int or None
@@ -167,6 +170,7 @@ class TrainerParams(JobTrainer):
         none="",
         trainers=("averaging",),
     )
+    target_loss: float | None = argument(None, group="advanced", none="", trainers=("averaging",))
     gpu_partition_size: int | None = None
     gpu_epochs_per_round: int | None = None
     gpu_processes: int | None = None
@@ -190,7 +194,7 @@ class TrainerParams(JobTrainer):
 Did you mean 'epochs'? Valid: accumulate, clip_grad_norm, compile, epochs, epochs_per_round, \
 eval_batch_size, inner_val, lr_step, memory_format, n_pull, n_push, partition_size, precision, \
 print_frequency, processes, save_checkpoint_frequency, shared_state, staleness_aware, \
-steps_per_round, trainer.
+steps_per_round, target_loss, trainer.
         """
         known = arguments(cls)
         values = {key: plain(value) for key, value in dict(words or {}).items()}

@@ -281,6 +281,9 @@ class AveragingTraining(SteppingTraining):
                 f"{self.rounds} rounds in {seconds:.1f} s; samples × epochs of each process: "
                 f"{', '.join(map(str, self.seen))}{self._told_gpu()}"
             )
+            if self.reached_target:
+                loss, count = self.epochs[-1].train_loss, len(self.epochs)
+                text += f"; reached a training loss of {loss:.4g} after {count} epochs"
             self.log.write(f"{text}\n")
             report(Noted(self.task.job.id, "averaging", text))
 
