@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asynckfold.api.export import export
     from asynckfold.api.fit import (
         Accuracy,
         DistributedTester,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from asynckfold.results.cv_results import CVResults
     from asynckfold.results.ensemble import FoldEnsemble
     from asynckfold.store import RunReader, RunStore
+    from asynckfold.training.lr_schedules import get_scheduler
     from asynckfold.training.parameter_server import Hogwild, Server
 
 __all__ = [
@@ -74,7 +76,9 @@ __all__ = [
     "StorageError",
     "StoreCorruptError",
     "TrainerParams",
+    "export",
     "fit",
+    "get_scheduler",
     "load_results",
 ]
 
@@ -96,6 +100,7 @@ _MODULES = {
         "StorageError",
         "StoreCorruptError",
     ),
+    "api.export": ("export",),
     "api.fit": ("Accuracy", "DistributedTester", "DistributedTrainer", "Fitted", "fit"),
     "jobs.folds": ("Fold",),
     "api.kfold": ("AsyncKFold", "JobsFailedWarning", "load_results"),
@@ -103,6 +108,7 @@ _MODULES = {
     "jobs.result": ("Baseline", "Epoch", "Result"),
     "store": ("RunReader", "RunStore"),
     "jobs.trainer_params": ("TrainerParams",),
+    "training.lr_schedules": ("get_scheduler",),
     "training.parameter_server": ("Hogwild", "Server"),
 }
 """Where each name is, imported on use: ``import asynckfold`` costs nothing.

@@ -59,8 +59,13 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 
 def shared_memory() -> set[str]:
-    """Return the names in ``/dev/shm``."""
-    return {entry.name for entry in Path("/dev/shm").iterdir()}
+    """Return the names in ``/dev/shm``, without those of loky in processes that are not ours."""
+    return {entry.name for entry in Path("/dev/shm").iterdir() if not _is_of_others(entry.name)}
+
+
+def _is_of_others(name: str) -> bool:
+    found = re.match(r"(?:sem\.loky-|joblib_memmapping_folder_)(\d+)", name)
+    return found is not None and int(found[1]) != os.getpid() and not _is_ours(int(found[1]))
 
 
 def gone(pids: set[int], seconds: float = 5.0) -> bool:

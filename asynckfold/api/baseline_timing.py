@@ -14,6 +14,7 @@ from asynckfold.errors import NoRoomError, WorkerDiedError
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.jobs.result import DONE, Baseline
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import Sample
 from asynckfold.sweep.single_task import Sampler, ask
 
@@ -27,9 +28,8 @@ def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
     done = tuple(job for job in bundle.plan.jobs if finished.get(job.id) == DONE)
     if wanted is None or not done or (known and _suffices(known, wanted, done)):
         return
-    if bundle.plan.params.has_partitions:
+    if why := _other_samples(bundle.plan.params):
         # A speedup compares equal samples only.
-        why = "the parts of averaging overlap or repeat, so it would train on other samples"
         store.event("baseline", f"there is no serial baseline: {why}")
         return
     import torch
@@ -69,6 +69,15 @@ def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
     store.set_baseline(baseline)
     if baseline.disturbance:
         store.event("baseline", baseline.disturbance)
+
+
+def _other_samples(params: TrainerParams) -> str:
+    """Return why the serial loop would train on other samples than the sweep; empty if not."""
+    if params.has_partitions:
+        return "the parts of averaging overlap or repeat, so it would train on other samples"
+    if params.target_loss is not None:
+        return "target_loss ends jobs early, and it would end them after other epochs"
+    return ""
 
 
 def _suffices(known: Baseline, wanted: str, done: Sequence[Job]) -> bool:

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.api.export import as_npy
 from asynckfold.api.kfold import AsyncKFold
 from asynckfold.api.refit import SEEN, SEEN_AGAIN
 from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.recipe import InitialState
 from asynckfold.jobs.result import Epoch, Result
+from asynckfold.results.confusion import class_accuracy
 from asynckfold.results.cv_results import CVResults
 from asynckfold.system.files import make_folder, write_whole
 
@@ -250,14 +252,18 @@ class Accuracy:
 
 
 class DistributedTester:
-    """Test a model on the samples of a loader, and write ``test.json`` into a folder.
+    """Test a model on the samples of a loader, on the model's device.
+
+    Writes ``test.json`` and ``confusion_matrix.npy``, a row per true class, into a folder.
 
     Parameters
     ----------
     data_loader : iterable of (inputs, targets)
         Batches; targets are class indices of shape (B,).
     root_dir : str or Path
-        Folder of ``test.json``; may be the folder of a run.
+        Folder of the two files; may be the folder of a run.
+    num_classes : int, optional
+        Classes to count; by default the model's outputs.
 
     Examples
     --------
@@ -268,9 +274,15 @@ class DistributedTester:
     Accuracy(samples=3, accuracy=0.6666666666666666, class_accuracy=(1.0, 0.5, nan))
     """
 
-    def __init__(self, data_loader: Iterable[Sequence[Any]], root_dir: str | Path) -> None:
+    def __init__(
+        self,
+        data_loader: Iterable[Sequence[Any]],
+        root_dir: str | Path,
+        num_classes: int | None = None,
+    ) -> None:
         self.data_loader = data_loader
         self.root_dir = Path(root_dir)
+        self.num_classes = num_classes
 
     def __call__(self, model: nn.Module) -> Accuracy:
         """Return the accuracy, overall and of each class; the model keeps its mode.
@@ -278,36 +290,37 @@ class DistributedTester:
         Raises
         ------
         InputError
-            There are no samples, or targets that are not class indices.
+            There are no samples, targets that are not class indices, or more outputs than classes.
         """
         import torch
 
-        before, right, seen = model.training, np.zeros(0, np.int64), np.zeros(0, np.int64)
+        device = next((item.device for item in model.parameters()), torch.device("cpu"))
+        before, confusion = model.training, np.zeros((0, 0), np.int64)
         model.eval()
         try:
             with torch.no_grad():
                 for inputs, targets in self.data_loader:
-                    outputs = model(inputs)
-                    refuse(_target_problems(outputs, targets))
-                    size = max(len(seen), outputs.shape[1])
-                    hits = targets[outputs.argmax(1) == targets]
-                    right, seen = (
-                        np.pad(counts, (0, size - len(counts)))
-                        + np.bincount(labels.numpy(), minlength=size)
-                        for counts, labels in ((right, hits), (seen, targets))
-                    )
+                    outputs = model(inputs.to(device)).cpu()
+                    targets = targets.cpu()
+                    refuse(_target_problems(outputs, targets, self.num_classes))
+                    size = max(len(confusion), outputs.shape[1], self.num_classes or 0)
+                    pairs = targets.numpy() * size + outputs.argmax(1).numpy()
+                    grown = size - len(confusion)
+                    confusion = np.pad(confusion, (0, grown)) + np.bincount(
+                        pairs, minlength=size * size
+                    ).reshape(size, size)
         finally:
             model.train(before)
-        if not seen.sum():
+        count = int(confusion.sum())
+        if not count:
             refuse([Problem("data_loader must give samples", "none", "Check its data set.")])
-        with np.errstate(invalid="ignore"):
-            found = Accuracy(
-                int(seen.sum()), float(right.sum() / seen.sum()), tuple((right / seen).tolist())
-            )
+        accuracy = float(confusion.trace() / count)
+        found = Accuracy(count, accuracy, class_accuracy(confusion, len(confusion)))
         make_folder(self.root_dir)
         shares = [None if share != share else share for share in found.class_accuracy]
         record = {**vars(found), "class_accuracy": shares}
         write_whole(self.root_dir / "test.json", json.dumps(record).encode())
+        write_whole(self.root_dir / "confusion_matrix.npy", as_npy(confusion))
         return found
 
 
@@ -412,8 +425,16 @@ def _mask_problems(mask: Any, count: int) -> Iterator[Problem]:
         )
 
 
-def _target_problems(outputs: Any, targets: Any) -> list[Problem]:
+def _target_problems(outputs: Any, targets: Any, num_classes: int | None) -> list[Problem]:
     classes = outputs.ndim == 2 and outputs.shape[1] > 1
+    if classes and num_classes is not None and num_classes < outputs.shape[1]:
+        return [
+            Problem(
+                f"num_classes must be at least the model's {outputs.shape[1]} outputs",
+                repr(num_classes),
+                "Leave num_classes out.",
+            )
+        ]
     if targets.ndim == 1 and not targets.is_floating_point() and classes:
         outside = targets[(targets < 0) | (targets >= outputs.shape[1])]
         if not len(outside):

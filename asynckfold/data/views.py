@@ -19,8 +19,13 @@ from asynckfold.data.transforms import (
 )
 from asynckfold.errors import InputError, Problem, refuse
 
-TRAIN, OWN, EVAL = "train", "own", "eval"
+TRAIN, OWN, EVAL, SCALED = "train", "own", "eval", "scaled"
 """Names of pipelines that are traced."""
+
+_SCALED = (
+    "the dataset has no transform: its images are taken as tensors scaled to [0, 1] (ToTensor); "
+    "pass train_transform= to choose it yourself"
+)
 
 Place = tuple[str, int]
 """A step: the name of its pipeline, and where it is in it."""
@@ -106,6 +111,12 @@ def _made(
     own, given_eval = source.steps, flatten(eval_transform)
     steps = train_steps(source, train_transform, eval_transform)
     train = traced(TRAIN, steps)
+    notes: tuple[str, ...] = ()
+    if not steps and train.final is not None and train.final.form == "image":
+        from torchvision.transforms import ToTensor
+
+        steps, notes = (ToTensor(),), (_SCALED,)
+        train = traced(SCALED, steps)
     if eval_transform is not None:
         evaluation = _given(traced(EVAL, given_eval))
     elif own and train_transform is not None:
@@ -119,7 +130,7 @@ def _made(
         divide(train),
         divide(evaluation.traced),
         evaluation.traced.final.shape if evaluation.traced.final else (),
-        evaluation.notes,
+        (*notes, *evaluation.notes),
         problems or _sample_problems("evaluation", evaluation.traced),
         (tuple((TRAIN, place) for place in range(len(steps))), evaluation.places),
     ), leaks

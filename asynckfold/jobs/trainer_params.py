@@ -54,8 +54,9 @@ class JobTrainer:
         and averages them every `steps_per_round` steps, and "parameter_server" trains replicas that
         push to a parameter server and pull from it (Dean et al. 2012). Hogwild and
         parameter-server runs differ in the last digits from run to run.
-    processes : int
-        Processes of a job, one core each. More than one needs a `trainer` other than "plain".
+    processes : int or dict
+        Processes of a job, one core each. More than one needs a `trainer` other than "plain". With
+        ``{"cpu": 6, "gpu": 2}`` averaging trains on the GPU by the last two of eight processes.
     shared_state : bool
         Share the optimizer's state (momentum, moments) among the processes of a job, too.
     precision : {"fp32", "bf16"}
@@ -65,7 +66,14 @@ class JobTrainer:
     """
 
     trainer: Trainer = argument("plain", group="training")
-    processes: int = argument(1, group="training", least=1)
+    processes: int = argument(
+        1,
+        group="training",
+        least=1,
+        reads=by_kind,
+        metavar="N|cpu=N,gpu=N",
+        has_own_check=True,
+    )
     shared_state: bool = argument(False, group="advanced", trainers=("hogwild",))
     precision: Literal["fp32", "bf16"] = argument("fp32", group="training")
 
@@ -111,12 +119,18 @@ class TrainerParams(JobTrainer):
     partition_size : int, dict or None
         Samples of the training fold that each process gets in an epoch. None divides the fold into
         equal parts. Larger parts overlap; smaller ones leave some samples to other epochs. With
-        ``{"cpu": 1000, "gpu": 8000}`` the last process of each job computes on a GPU.
+        ``{"cpu": 1000, "gpu": 8000}`` the last process of each job computes on a GPU, or as many
+        as `processes` says.
     epochs_per_round : int, dict or None
         Passes of each process over its part between two averages, in place of `steps_per_round`.
         One round is one epoch. Also by kind of process, as `partition_size`.
+    target_loss : float or None
+        Training loss at which a job ends: after the first epoch whose mean loss is not larger. LR
+        schedules are still fitted to all `epochs`. None trains all of them.
     gpu_partition_size, gpu_epochs_per_round : int or None
         The value for the kind "gpu" of the two parameters above.
+    gpu_processes : int or None
+        That of `processes`, which counts both kinds.
     """
 
     epochs: int = argument(5, group="training", least=1, is_common=True)
@@ -155,8 +169,10 @@ class TrainerParams(JobTrainer):
         none="",
         trainers=("averaging",),
     )
+    target_loss: float | None = argument(None, group="advanced", none="", trainers=("averaging",))
     gpu_partition_size: int | None = None
     gpu_epochs_per_round: int | None = None
+    gpu_processes: int | None = None
 
     @classmethod
     def from_mapping(cls, words: Mapping[str, Any] | None) -> TrainerParams:
@@ -177,7 +193,7 @@ class TrainerParams(JobTrainer):
 Did you mean 'epochs'? Valid: accumulate, clip_grad_norm, compile, epochs, epochs_per_round, \
 eval_batch_size, inner_val, lr_step, memory_format, n_pull, n_push, partition_size, precision, \
 print_frequency, processes, save_checkpoint_frequency, shared_state, staleness_aware, \
-steps_per_round, trainer.
+steps_per_round, target_loss, trainer.
         """
         known = arguments(cls)
         values = {key: plain(value) for key, value in dict(words or {}).items()}
@@ -198,6 +214,15 @@ steps_per_round, trainer.
             if isinstance(given, Mapping):
                 found += _kind_problems(name, given)
                 values[name], values[of_gpu] = (plain(given.get(kind)) for kind in KINDS)
+        given = values.get("processes")
+        if isinstance(given, Mapping):
+            found += _kind_problems("processes", given)
+            counts = [plain(given[kind]) for kind in KINDS if kind in given]
+            wrong = [_process_problem(count, " of a kind") for count in counts]
+            found += [problem for problem in wrong if problem is not None]
+            refuse(found)
+            values["processes"] = sum(counts)
+            values["gpu_processes"] = counts[1] if len(counts) > 1 else None
         params = cls(**values)
         refuse([*found, *params.problems()])
         return params
@@ -205,6 +230,8 @@ steps_per_round, trainer.
     def problems(self) -> Iterator[Problem]:
         """Yield all that is wrong with the parameters."""
         yield from problems(self)
+        if (problem := _process_problem(self.processes)) is not None:
+            yield problem
         for name, of_gpu in _OF_GPU.items():
             found = arguments(type(self))[name].problem(
                 getattr(self, of_gpu), f"{name} of the kind 'gpu'"
@@ -222,6 +249,12 @@ steps_per_round, trainer.
             )
         elif self.trainer in TRAINERS:
             yield from self._misplaced()
+        if self.gpu_processes is not None and self.trainer != "averaging":
+            yield Problem(
+                "processes of the kind 'gpu' are for the trainer 'averaging'",
+                f"trainer={self.trainer!r}, {self.by_kind}",
+                "Pass trainer='averaging', or one number of processes.",
+            )
         for name, value in (("compile", True), ("memory_format", "channels_last")):
             if getattr(self, name) == value and self.trainer != "plain":
                 yield Problem(
@@ -264,8 +297,26 @@ steps_per_round, trainer.
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the last process of each job computes on a GPU."""
-        return self.gpu_partition_size is not None or self.gpu_epochs_per_round is not None
+        """Whether the last processes of each job compute on a GPU."""
+        return self.on_cores < self.processes
+
+    @property
+    def on_cores(self) -> int:
+        """How many processes of a job compute on cores: the first ones.
+
+        Examples
+        --------
+        >>> TrainerParams(processes=3).on_cores
+        3
+        >>> TrainerParams(processes=3, partition_size=30, gpu_partition_size=80).on_cores
+        2
+        >>> TrainerParams(processes=8, gpu_processes=2).on_cores
+        6
+        """
+        if self.gpu_processes is not None:
+            return self.processes - self.gpu_processes
+        parts = (self.gpu_partition_size, self.gpu_epochs_per_round)
+        return self.processes - any(part is not None for part in parts)
 
     @property
     def by_kind(self) -> str:
@@ -275,6 +326,9 @@ steps_per_round, trainer.
             for name, of_gpu in _OF_GPU.items()
             if getattr(self, of_gpu) is not None
         }
+        if self.gpu_processes is not None:
+            counts = self.on_cores, self.gpu_processes
+            found = {"processes": dict(zip(KINDS, counts, strict=True)), **found}
         return ", ".join(f"{name}={kinds}" for name, kinds in found.items())
 
     def part_sizes(self, count: int) -> tuple[int, ...]:
@@ -300,7 +354,8 @@ steps_per_round, trainer.
         return self._by_rank(self.epochs_per_round or 1, self.gpu_epochs_per_round)
 
     def _by_rank(self, cpu: int, gpu: int | None) -> tuple[int, ...]:
-        return (cpu,) * (self.processes - 1) + (cpu if gpu is None else gpu,)
+        many = self.processes - self.on_cores
+        return (cpu,) * self.on_cores + (cpu if gpu is None else gpu,) * many
 
     def seen(self, count: int) -> int:
         """Return how many samples all processes train on in an epoch over `count` samples.
@@ -355,6 +410,10 @@ _OF_GPU = {
     "epochs_per_round": "gpu_epochs_per_round",
 }
 """Parameters that may be given by kind of process, and where that of the kind 'gpu' is kept."""
+
+
+def _process_problem(count: object, of: str = "") -> Problem | None:
+    return arguments(JobTrainer)["processes"].problem(count, f"processes{of}")
 
 
 def _kind_problems(name: str, given: Mapping[Any, Any]) -> Iterator[Problem]:

@@ -30,9 +30,9 @@ def process_problems(
         )
     elif draft.device != "cpu" and not draft.params.on_gpu:
         yield Problem(
-            "the processes of a job train on CPUs only, except the last one of averaging",
+            "the processes of a job train on CPUs only, except the last ones of averaging",
             f"processes={draft.params.processes}, and a GPU",
-            "Pass devices='cpu', or, for a process on the GPU, trainer='averaging' with a "
+            "Pass devices='cpu', or, for a process on the GPU, trainer='averaging' with processes, "
             "partition_size or epochs_per_round of the kinds 'cpu' and 'gpu'.",
         )
     if not held:

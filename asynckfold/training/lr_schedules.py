@@ -5,11 +5,13 @@ They come from `torch.optim.lr_scheduler`; a step is an epoch, or a batch on req
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
 
+from asynckfold.errors import Problem, refuse
+from asynckfold.jobs.recipe import named_lr_schedules
 from asynckfold.jobs.trainer_params import TrainerParams
 
 Schedule = lr_scheduler.LRScheduler
@@ -79,6 +81,45 @@ def make(schedule: str | Callable[[Any], Any], optimizer: Optimizer, steps: int)
     if isinstance(schedule, str):
         return BUILT_IN[schedule](optimizer, steps)
     return schedule(optimizer)
+
+
+def get_scheduler(name: str, optimizer: Optimizer, steps: int = 10) -> Any:
+    """Return a built-in LR schedule of an optimizer, for a training loop of your own.
+
+    Parameters
+    ----------
+    name : str
+        A name that `AsyncKFold` takes, such as ``"cosine"``.
+    optimizer : torch.optim.Optimizer
+        Its learning rates are the schedule's to set.
+    steps : int
+        Number of times that ``step`` will be called: the schedule is fitted to it.
+
+    Raises
+    ------
+    InputError
+        There is no schedule of this name.
+
+    Examples
+    --------
+    >>> from torch import nn, optim
+    >>> optimizer = optim.SGD(nn.Linear(2, 1).parameters(), 0.1)
+    >>> get_scheduler("cosine", optimizer, steps=30).T_max
+    30
+    """
+    refuse(_request_problems(name, steps))
+    return make(name, optimizer, steps)
+
+
+def _request_problems(name: object, steps: object) -> Iterator[Problem]:
+    if not isinstance(name, str):
+        yield Problem("an LR schedule must have a name", repr(name), "Pass 'cosine', for instance.")
+    else:
+        yield from named_lr_schedules(name)[1]
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        yield Problem(
+            "steps must be a whole number of at least 1", repr(steps), "Pass the number of epochs."
+        )
 
 
 def needs_metric(schedule: Any) -> bool:

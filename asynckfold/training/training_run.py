@@ -111,8 +111,14 @@ class Training:
 
     @property
     def ended(self) -> bool:
-        """Whether all epochs are finished."""
-        return self.epoch == self.params.epochs
+        """Whether all epochs are finished, or the training loss is small enough."""
+        return self.epoch == self.params.epochs or self.reached_target
+
+    @property
+    def reached_target(self) -> bool:
+        """Whether the last epoch's training loss is at most `target_loss`."""
+        target = self.params.target_loss
+        return target is not None and bool(self.epochs) and self.epochs[-1].train_loss <= target
 
     def begin_epoch(self) -> None:
         """Begin or continue an epoch: order the samples, seed or restore the generators."""

@@ -477,7 +477,7 @@ SHELL: dict[str, tuple[str, list[str]]] = {
     "no data": ("", ["a run needs data", "--data digits"]),
     "unknown data": ("--data digts", ["known source", "'digts'", "Did you mean 'digits'?"]),
     "data without its word": ("--data ok.csv", ["'ok.csv'", "Did you mean 'csv:ok.csv'?"]),
-    "missing folder": ("--data folder:photos", ["must name what exists", "photos", "Check"]),
+    "missing folder": ("--data folder:photos", ["must name an existing path", "photos", "Check"]),
     "missing file": ("--data csv:okay.csv", ["okay.csv", "Did you mean 'ok.csv'?"]),
     "missing collection": (
         "--data mnist --data-root nowhere",

@@ -195,6 +195,35 @@ def test_a_distributed_tester_tells_accuracy_in_all_and_of_each_class(tmp_path: 
     assert module.training
     told = json.loads((tmp_path / "new" / "test.json").read_text())
     assert told == {"samples": 4, "accuracy": 0.75, "class_accuracy": [0.5, 1.0, None, 1.0]}
+    confusion = np.load(tmp_path / "new" / "confusion_matrix.npy")
+    assert confusion.tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
+    wider = DistributedTester(loader, tmp_path / "new", 6)(module)
+    assert wider.accuracy == 0.75
+    assert np.load(tmp_path / "new" / "confusion_matrix.npy").shape == (6, 6)
+
+
+class OnDevice(nn.Module):
+    """Stands for a model on a GPU: it takes inputs of its own device only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, device="meta"))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert inputs.device == self.weight.device
+        return Outputs(torch.eye(3))
+
+
+class Outputs(torch.Tensor):
+    """Outputs on a device without numbers, whose copies on the CPU have some."""
+
+    def cpu(self, *_: object) -> torch.Tensor:  # type: ignore[override]
+        return self.as_subclass(torch.Tensor)
+
+
+def test_a_tester_sends_inputs_to_the_device_of_the_model(tmp_path: Path) -> None:
+    loader = [(torch.zeros(3, 2), torch.tensor([0, 1, 1]))]
+    assert DistributedTester(loader, tmp_path)(OnDevice()).accuracy == 2 / 3
 
 
 def test_a_tester_refuses_what_it_cannot_test(tmp_path: Path) -> None:
@@ -203,6 +232,8 @@ def test_a_tester_refuses_what_it_cannot_test(tmp_path: Path) -> None:
     numbers = [(torch.zeros(2, 1), torch.zeros(2))]
     with pytest.raises(InputError, match="needs class indices"):
         DistributedTester(numbers, tmp_path)(nn.Identity())
+    with pytest.raises(InputError, match="at least the model's 3 outputs: received 2"):
+        DistributedTester([(torch.eye(3), torch.arange(3))], tmp_path, 2)(nn.Identity())
 
 
 SCRIPT = """

@@ -556,7 +556,7 @@ class Triples(Images):
         ((np.zeros((3, 2)), np.zeros(4, int)), "lengths [3, 4]"),
         (Broken(v1.Compose([v1.Resize(5), *SCALE])), "OSError: bad sector"),
         (Triples(v1.ToTensor()), "tuple of length 3 at index 0"),
-        (Images(), "a PIL image. End the transform with torchvision's ToTensor()"),
+        (Images(v1.Resize(5)), "a PIL image. End the transform with torchvision's ToTensor()"),
         (Images(v1.ToTensor(), mixed=True), "must have one shape"),
         (Images(v1.Compose([v1.RandomCrop(6), v1.ToTensor()])), "Pass eval_transform="),
     ],
@@ -565,6 +565,16 @@ def test_datasets_that_are_refused(dataset: Any, text: str) -> None:
     with pytest.raises(InputError) as caught:
         prepare(dataset)
     assert text in str(caught.value)
+
+
+def test_images_without_a_transform_are_scaled_tensors() -> None:
+    bare, scaled = prepare(Images()), prepare(Images(v1.ToTensor()))
+    rows = np.arange(len(Images()))
+    found, expected = opened(bare), opened(scaled)
+    assert torch.equal(found.train(rows, 0, 1)[0], expected.train(rows, 0, 1)[0])
+    assert torch.equal(found.eval(rows)[0], expected.eval(rows)[0])
+    assert [note for note in bare.notes if "has no transform" in note]
+    assert not [note for note in scaled.notes if "has no transform" in note]
 
 
 def test_the_index_of_an_unreadable_sample_is_the_users() -> None:

@@ -11,10 +11,10 @@ once. With ``partition_size`` or ``epochs_per_round`` each rank has a part of th
 whole epoch instead (`partitions`): parts may overlap, and a round may be several passes over them,
 which are then the whole epoch.
 
-The last rank may compute on a GPU, with a part of another size and more passes over it. It is
-forked before the first step (`hide_gpus`) and keeps a copy of its clone there, which it fetches
-before a round or an evaluation and returns after a round; it sends its optimizer state when a
-checkpoint is written.
+The last ranks may compute on a GPU, which they share, with parts of another size and more passes
+over them. They are forked before the first step (`hide_gpus`) and keep a copy of their clone there,
+which they fetch before a round or an evaluation and return after a round; they send their optimizer
+state when a checkpoint is written.
 
 Parameters and running statistics are averaged; each rank has its own optimizer state. Within a
 round the learning rate stays, and nothing is saved, stopped or paused. The mean is summed in the
@@ -67,7 +67,7 @@ class _Round:
 class _Start:
     """Order on the GPU: load these states."""
 
-    optimizer: Any
+    optimizers: list[Any]  # by rank
     criterion: Any
 
 
@@ -83,7 +83,7 @@ class AveragingTraining(SteppingTraining):
     ``clones`` are parameters and buffers by rank, ``rounds`` counts their averages, and ``seen``
     the samples that each rank has trained on, over all epochs. ``parts`` assigns samples to ranks,
     where each has a part for an epoch. ``steps`` counts steps by rank, in shared memory;
-    ``clone_of_gpu`` is the clone of the rank on a GPU.
+    ``clones_of_gpu`` are the clones of the ranks on a GPU.
     """
 
     clones: list[list[torch.Tensor]] = field(default_factory=list)
@@ -92,7 +92,7 @@ class AveragingTraining(SteppingTraining):
     parts: EpochParts | None = None
     steps: torch.Tensor = field(init=False)
     reported_steps: int = 0
-    clone_of_gpu: list[torch.Tensor] = field(default_factory=list)
+    clones_of_gpu: list[list[torch.Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         (self.steps,) = shared([torch.zeros(self.params.processes, dtype=torch.int64)])
@@ -119,30 +119,43 @@ class AveragingTraining(SteppingTraining):
     @property
     def is_on_gpu(self) -> bool:
         """Whether this rank computes on a GPU."""
-        return self.gpu is not None and self.rank == self.params.processes - 1
+        return self.rank in self.ranks_on_gpu
+
+    @property
+    def ranks_on_gpu(self) -> range:
+        """The ranks that compute on a GPU."""
+        count = self.params.processes
+        return range(count if self.gpu is None else self.params.on_cores, count)
+
+    @property
+    def clone_of_gpu(self) -> list[torch.Tensor]:
+        """The clone of this rank, which computes on a GPU."""
+        return self.clones_of_gpu[self.rank - self.params.on_cores]
 
     def fork_ahead(self) -> None:
-        """Fork the rank that computes on a GPU."""
+        """Fork the ranks that compute on a GPU."""
         if self.gpu is not None:
-            self.clone_of_gpu = shared(tensors_of(self.model))
+            found = tensors_of(self.model)
+            self.clones_of_gpu = [shared(found) for _ in self.ranks_on_gpu]
             self.ahead = ProcessGroup(0, self._obey, self.cores)
-            self.ahead.fork([self.params.processes - 1])
+            self.ahead.fork(self.ranks_on_gpu)
 
     def share(self) -> None:
         """Make a clone for each rank."""
         super().share()
         found = tensors_of(self.model)
-        own = self.params.processes - (self.ahead is not None)
+        own = self.params.processes - len(self.clones_of_gpu)
         self.clones = [shared(found) for _ in range(own)]
         place(found, self.clones[0])
         if self.ahead is not None:
-            copy_each(self.clone_of_gpu, found)
-            self.clones.append(self.clone_of_gpu)
+            for clone in self.clones_of_gpu:
+                copy_each(clone, found)
+            self.clones += self.clones_of_gpu
             # A GPU takes seconds to initialise.
             self.heartbeat.begin_long_phase()
             criterion = self.criterion
             kept = criterion.state_dict() if isinstance(criterion, nn.Module) else {}
-            self.ahead.order(_Start(frozen(super().optimizer_state()["ranks"][-1]), frozen(kept)))
+            self.ahead.order(_Start(frozen(super().optimizer_state()["ranks"]), frozen(kept)))
             self.ahead.gather()
 
     def enter(self) -> None:
@@ -179,7 +192,7 @@ class AveragingTraining(SteppingTraining):
             return None
         if isinstance(order, _TellState):
             return frozen(self.optimizer.state_dict()["state"])
-        self.optimizer.load_state_dict(thawed(order.optimizer))
+        self.optimizer.load_state_dict(thawed(order.optimizers[self.rank]))
         follow_parameters(self.optimizer)
         if isinstance(self.criterion, nn.Module):
             self.criterion.load_state_dict(thawed(order.criterion))
@@ -196,9 +209,8 @@ class AveragingTraining(SteppingTraining):
         if self.gpu is not None and self.process_group is not None:
             self.process_group.order(_TellState())
             self.process_group.gather()
-            found["ranks"][-1]["state"] = thawed(
-                self.process_group.answers[self.params.processes - 1]
-            )
+            for rank in self.ranks_on_gpu:
+                found["ranks"][rank]["state"] = thawed(self.process_group.answers[rank])
         return found
 
     def step(self) -> None:
@@ -269,10 +281,17 @@ class AveragingTraining(SteppingTraining):
             seconds = sum(epoch.seconds for epoch in self.epochs)
             text = (
                 f"{self.rounds} rounds in {seconds:.1f} s; samples × epochs of each process: "
-                f"{', '.join(map(str, self.seen))}{' (GPU)' if self.params.on_gpu else ''}"
+                f"{', '.join(map(str, self.seen))}{self._told_gpu()}"
             )
+            if self.reached_target:
+                loss, count = self.epochs[-1].train_loss, len(self.epochs)
+                text += f"; reached a training loss of {loss:.4g} after {count} epochs"
             self.log.write(f"{text}\n")
             report(Noted(self.task.job.id, "averaging", text))
+
+    def _told_gpu(self) -> str:
+        count = self.params.processes - self.params.on_cores
+        return f" (the last {count} on the GPU)" if count > 1 else " (GPU)" * count
 
     def averaged(self) -> Averaged:
         """Return the rounds and samples so far."""

@@ -52,7 +52,7 @@ class _Outputs:
 class MultiprocessTraining(Training):
     """A job in progress on several processes, seen from one of them; rank 0 is the worker.
 
-    ``cores`` has one core per rank; ``gpu``, if any, is the last rank's. ``process_group`` are the
+    ``cores`` has one core per rank; ``gpu``, if any, is the last ranks'. ``process_group`` are the
     other ranks, and ``ahead`` those of them that are forked early.
     """
 

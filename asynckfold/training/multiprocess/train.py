@@ -48,7 +48,7 @@ def train(
     cores : sequence of int
         One for each process; empty for no pinning.
     gpu : GpuToTake, optional
-        The last rank's. Neither this process nor the model's pretraining may have run a backward
+        The last ranks'. Neither this process nor the model's pretraining may have run a backward
         pass before.
 
     Raises

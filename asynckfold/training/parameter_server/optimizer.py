@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from torch import nn
 
 from asynckfold.errors import PeerLostError, refuse
 from asynckfold.system.files import write_whole
-from asynckfold.training.parameter_server import wire
+from asynckfold.training.parameter_server import discovery, wire
 from asynckfold.training.parameter_server.checks import (
     count_problems,
     difference_problems,
@@ -32,7 +34,8 @@ class Hogwild(torch.optim.Optimizer):
 
     The constructor connects, and loads the server's parameters into the model; the training loop is
     an ordinary one. Leave with `close`, or use it in a ``with`` statement: a replica that just ends
-    counts as lost, with the steps that it has not pushed.
+    counts as lost, with the steps that it has not pushed. A rank of a torch process group finds the
+    server through the group, and leaves when its script has come to its end.
 
     Parameters
     ----------
@@ -47,8 +50,9 @@ class Hogwild(torch.optim.Optimizer):
     model : nn.Module
         Model to train; its parameters have the names, shapes and order of the server's.
     address : str or sequence of str, optional
-        ``"host:port"`` of the server, or of all servers that hold a part. By default
-        ``MASTER_ADDR`` and ``MASTER_PORT`` of the environment, else 127.0.0.1:29500.
+        ``"host:port"`` of the server, or of all servers that hold a part. By default that of the
+        rank of the torch process group that calls `Server.run`; without a group, ``MASTER_ADDR``
+        and ``MASTER_PORT`` of the environment, else 127.0.0.1:29500.
     accumulate : int
         Calls of `step` whose gradients are averaged into one step, as for a larger batch. `n_push`
         and `n_pull` count such steps.
@@ -64,6 +68,8 @@ class Hogwild(torch.optim.Optimizer):
         of one model.
     PeerLostError
         A server does not answer in time; also from `step`, `push`, `pull` and `close`.
+    SystemExit
+        Without an address, on the rank of a process group that has served it: such a script ends.
 
     Notes
     -----
@@ -104,7 +110,10 @@ class Hogwild(torch.optim.Optimizer):
         self._calls = self._steps = self._unpushed = 0
         self._layout = ParameterLayout.of(model)
         self._vector = self._layout.empty()
+        in_group = address is None and discovery.has_group()
         given = wire.default_address() if address is None else address
+        if in_group:
+            given = discovery.server_address(timeout_s)
         self._addresses = [given] if isinstance(given, str) else list(given)
         self._lines: list[socket.socket] = []
         try:
@@ -112,6 +121,8 @@ class Hogwild(torch.optim.Optimizer):
         except BaseException:
             self._hang_up()
             raise
+        if in_group:
+            atexit.register(self._end)
 
     def _trained(self) -> list[torch.Tensor]:
         return [item for group in self.param_groups for item in group["params"]]
@@ -275,7 +286,15 @@ class Hogwild(torch.optim.Optimizer):
                     wire.receive(line)
             self._hang_up()
 
+    def _end(self) -> None:
+        """Leave at the end of the process, unless an exception ended it."""
+        if hasattr(sys, "last_value"):
+            self._hang_up()
+        else:
+            self.close()
+
     def _hang_up(self) -> None:
+        atexit.unregister(self._end)
         for line in self._lines:
             line.close()
         self._lines = []

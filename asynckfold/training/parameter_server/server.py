@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from asynckfold.errors import PeerLostError, refuse
-from asynckfold.training.parameter_server import wire
+from asynckfold.training.parameter_server import discovery, wire
 from asynckfold.training.parameter_server.checks import (
     count_problems,
     shard_problems,
@@ -141,7 +141,8 @@ class Server:
         On the CPU; replicas must have parameters of the same names and shapes.
     address : str, optional
         ``"host:port"`` of this machine, port 0 for any that is free; by default ``MASTER_ADDR`` and
-        ``MASTER_PORT`` of the environment, else 127.0.0.1:29500.
+        ``MASTER_PORT`` of the environment, else 127.0.0.1:29500. In a torch process group, whose
+        store has that port, any free port of ``MASTER_ADDR``.
     shard : (int, int)
         Part of the parameters to hold: ``(1, 3)`` is the second of three servers.
     staleness_aware : bool
@@ -192,10 +193,30 @@ class Server:
         self._came = 0
         self._lost: list[str] = []
         self._refused: list[str] = []
-        self._listener = wire.listen(wire.default_address() if address is None else address)
+        self._listener = wire.listen(discovery.address_to_bind() if address is None else address)
         self._listener.settimeout(ACCEPT_SECONDS)
         host, port = self._listener.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def run(self) -> Served:
+        """Serve all other ranks of the torch process group until they have left or ended.
+
+        They find this server through the group: ``Hogwild`` needs no address there.
+
+        Returns
+        -------
+        Served
+            Summary of the run.
+
+        Raises
+        ------
+        InputError
+            There is no process group, no other rank, or another rank serves already.
+        PeerLostError
+            No replica joined.
+        """
+        with self, discovery.published(self.address) as replicas:
+            return self.serve(replicas)
 
     def serve(self, replicas: int = 1) -> Served:
         """Serve until this many replicas have joined and all have left; call it once.

@@ -1,9 +1,9 @@
-"""Hide GPUs from a forking worker; only the last rank of its job initialises CUDA.
+"""Hide GPUs from a forking worker; only the last ranks of its job initialise CUDA.
 
 ::
 
     worker   sees no GPU ── build ── fork ── train on a core, fork the other ranks …
-                                      └─ the last rank: takes the GPU, and computes on it
+                                      └─ the last ranks: take the GPU, and compute on it
 
 A forked process can use CUDA only if its parent did not. torch looks for GPUs at the first
 backward pass, and opens one for some optimizers' steps on a CPU; where it finds one, it starts

@@ -208,6 +208,33 @@ def test_a_round_may_be_some_passes_over_a_part(tmp_path: Path) -> None:
     assert [item.number for item in result.epochs] == [1, 2]
 
 
+def test_a_job_ends_after_the_epoch_that_reaches_the_target(tmp_path: Path) -> None:
+    def tiny(name: str, **given: Any) -> Tiny:
+        return parted(tmp_path / name, epochs=4, **given)
+
+    def losses(result: Result) -> list[float]:
+        return [item.train_loss for item in result.epochs]
+
+    whole = losses(train(tiny("whole")))
+    target = whole[1]
+    assert whole[0] > target
+    short, news = attempt(tiny("short", target_loss=target))
+    assert short is not None
+    assert losses(short) == whole[:2]
+    assert told(news).endswith(f"reached a training loss of {target:.4g} after 2 epochs")
+    # Stopped after every round, it ends there, too; out of reach, it changes no bit.
+    stopped, refs, result = tiny("stopped", target_loss=target), [], None
+    for number in range(1, 100):
+        result, events = attempt(stopped, number, refs, lambda: True)
+        if result is not None:
+            break
+        refs = checkpoints(events)
+    assert number > 1
+    assert result is not None
+    assert result.digest == short.digest
+    assert losses(train(tiny("never", target_loss=-1.0))) == whole
+
+
 @pytest.mark.nightly(but=["how2"])
 @pytest.mark.parametrize(
     "how",
@@ -310,6 +337,21 @@ def test_plans_hold_the_words_where_they_are_used_only() -> None:
         (
             {"processes": 1, "partition_size": {"cpu": 8, "gpu": 9}},
             r"computes on the GPU.*processes=1, partition_size=\{'cpu': 8, 'gpu': 9\}. Pass proc",
+        ),
+        (
+            {"processes": {"cpu": 0, "gpu": 2}},
+            "processes of a kind must be a whole number of at least 1: received 0",
+        ),
+        ({"processes": {"gpu": 2}}, r"received processes=\{'gpu': 2\}. Pass one for each"),
+        ({"target_loss": "low"}, "target_loss must be a number"),
+        (
+            {"trainer": "hogwild", "target_loss": 0.1},
+            "target_loss applies to the trainer 'averaging",
+        ),
+        ({"processes": 0}, "processes must be a whole number of at least 1: received 0"),
+        (
+            {"trainer": "hogwild", "processes": {"cpu": 1, "gpu": 2}},
+            r"for the trainer 'averaging': received trainer='hogwild', processes=\{'cpu': 1, 'gp",
         ),
         ({"gpu_partition_size": 8}, "must use known keys: received 'gpu_partition_size'"),
         (

@@ -52,7 +52,7 @@ class Fake:
         return torch.device("cpu")
 
 
-def tiny(root: Path, processes: int = 3, epochs: int = 3, **given: Any) -> Tiny:
+def tiny(root: Path, processes: Any = 3, epochs: int = 3, **given: Any) -> Tiny:
     """40 samples to train on, 20 to evaluate in batches of 4; a schedule that counts batches."""
     changes = {name: given.pop(name) for name in ("models", "opt_fn") if name in given}
     words = {"trainer": "averaging", "processes": processes, "epochs": epochs, **(given or KINDS)}
@@ -86,7 +86,7 @@ def trained(made: Tiny, gpu: GpuToTake | None) -> Result:
     return found
 
 
-@pytest.mark.nightly(but=["sizes and passes-momentum", "sizes-adam"])
+@pytest.mark.nightly(but=["sizes and passes-momentum", "sizes-adam", "two with parts-adam"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     "how",
@@ -94,8 +94,10 @@ def trained(made: Tiny, gpu: GpuToTake | None) -> Result:
         KINDS,
         {"partition_size": {"cpu": 10, "gpu": 30}, "steps_per_round": 2},
         {"epochs_per_round": {"cpu": 2, "gpu": 1}},
+        {"processes": {"cpu": 1, "gpu": 2}, **KINDS},
+        {"processes": {"cpu": 1, "gpu": 2}, "steps_per_round": 2},
     ],
-    ids=["sizes and passes", "sizes", "passes"],
+    ids=["sizes and passes", "sizes", "passes", "two with parts", "two"],
 )
 def test_where_it_computes_changes_no_bit(tmp_path: Path, optimizer: str, how: Any) -> None:
     def made(name: str) -> Tiny:
@@ -126,6 +128,16 @@ def test_the_last_process_alone_takes_the_gpu_and_trains_its_part(tmp_path: Path
 
 
 @pytest.mark.nightly
+def test_two_of_three_processes_take_the_gpu(tmp_path: Path) -> None:
+    made = tiny(tmp_path / "run", **KINDS, processes={"cpu": 1, "gpu": 2})
+    _, events = attempt(made, Fake(tmp_path / "taken"))
+    takers = (tmp_path / "taken").read_text().split()
+    assert len(set(takers)) == len(takers) == 2
+    (remark,) = [item.text for item in events if isinstance(item, Noted)]
+    assert remark.endswith("of each process: 30, 270, 270 (the last 2 on the GPU)")
+
+
+@pytest.mark.nightly
 def test_it_evaluates_its_share_with_the_model_of_all(tmp_path: Path) -> None:
     path = tmp_path / "noted"
     made = tiny(tmp_path / "run", models={"m": noting(path, Plain, training=False)})
@@ -139,7 +151,12 @@ def test_it_evaluates_its_share_with_the_model_of_all(tmp_path: Path) -> None:
 @pytest.mark.nightly(but=["how0-adam"])
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize(
-    "how", [KINDS, {"partition_size": {"cpu": 10, "gpu": 30}, "steps_per_round": 1}]
+    "how",
+    [
+        KINDS,
+        {"partition_size": {"cpu": 10, "gpu": 30}, "steps_per_round": 1},
+        {"processes": {"cpu": 1, "gpu": 2}, **KINDS},
+    ],
 )
 def test_stopped_after_every_round_the_bits_are_the_same(
     tmp_path: Path, optimizer: str, how: Any
