@@ -49,8 +49,7 @@ class Settings(Sharing, JobTrainer):
     batch_size : int
         Samples per training step.
     parallelize : bool
-        Train in worker processes. False trains one job after another in this process, which also
-        reads the samples: use it to debug.
+        False is ``engine="serial"``.
     cv, n_splits : optional
         Alias of `kfolds`, as in scikit-learn.
     n_repeats : int
@@ -99,6 +98,12 @@ class Settings(Sharing, JobTrainer):
     allow_different_software : bool
         Continue a run with another torch, kind of processor or number of threads. The results are
         then no longer reproducible bit by bit.
+    engine : {"process", "serial", "joblib"}
+        Where jobs are trained; the numbers are the same. "process" uses worker processes on idle
+        cores and GPUs. "serial" trains one job after another in this process, which also reads the
+        samples: use it to debug. "joblib" uses the processes of the backend that
+        ``joblib.parallel_config`` names, on this machine; it neither detects hung jobs nor moves
+        running ones.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
     fuse : bool, int or "auto"
@@ -167,6 +172,7 @@ class Settings(Sharing, JobTrainer):
         "estimate", group="output", none="none"
     )
     verbose: int = argument(1, group="output", spelled="", least=0)
+    engine: Literal["process", "serial", "joblib"] = argument("process", group="machine")
     allow_different_software: bool = argument(False, group="advanced")
     plan_from: str | Path | None = argument(None, group="advanced", metavar="DIR")
     about: Mapping[str, Any] = argument(factory=dict, group="output")
@@ -200,6 +206,8 @@ class Settings(Sharing, JobTrainer):
         for item in fields(self):
             object.__setattr__(self, item.name, plain(getattr(self, item.name)))
         object.__setattr__(self, "about", dict(self.about or {}))
+        if not self.parallelize and self.engine == "process":
+            object.__setattr__(self, "engine", "serial")
 
     @property
     def root(self) -> Path:
@@ -244,13 +252,7 @@ class Settings(Sharing, JobTrainer):
         yield from _preprocess_problems(self.preprocess)
         yield from root_problems(self.root, self.refit is True)
         yield from self.machine_problems()
-        for name, why in _OF_WORKERS.items():
-            if getattr(self, name) and not self.parallelize:
-                yield Problem(
-                    f"{name} {why}, and parallelize=False starts none",
-                    f"{name}={getattr(self, name)!r}",
-                    "Drop one of them.",
-                )
+        yield from self._engine_problems()
         transform: object = self.output_transform
         if transform is not None and not callable(transform):
             yield Problem(
@@ -259,6 +261,33 @@ class Settings(Sharing, JobTrainer):
                 "Pass for instance torch.sigmoid.",
             )
         yield from self._plan_from_problems()
+
+    @property
+    def asked_engine(self) -> str:
+        """The engine, in the words of the call."""
+        return f"engine={self.engine!r}" if self.parallelize else "parallelize=False"
+
+    def _engine_problems(self) -> Iterator[Problem]:
+        if not self.parallelize and self.engine != "serial":
+            yield Problem(
+                "parallelize=False is engine='serial'",
+                f"parallelize=False and engine={self.engine!r}",
+                "Drop one of them.",
+            )
+            return
+        for name, why in _OF_WORKERS.items():
+            if getattr(self, name) and self.engine != "process":
+                yield Problem(
+                    f"{name} {why}, and {self.asked_engine} starts none",
+                    f"{name}={getattr(self, name)!r}",
+                    "Drop one of them.",
+                )
+        if self.engine == "joblib" and isinstance(self.stall_timeout, (int, float)):
+            yield Problem(
+                "stall_timeout needs heartbeats, which no joblib backend has",
+                f"stall_timeout={self.stall_timeout!r} and engine='joblib'",
+                "Drop one of them; job_timeout_s works with every engine.",
+            )
 
     def _fold_problems(self) -> Iterator[Problem]:
         given = {name: getattr(self, name) for name in ("kfolds", "cv", "n_splits")}

@@ -132,6 +132,7 @@ def dry_run(session: Session, opened: Opened) -> Checked:
     bundle = _drafted(session, data, opened)
     software = software_of(session, bundle.plan)
     make = Engines(
+        settings.engine,
         opened.pool,
         data,
         session.machine,
@@ -142,12 +143,11 @@ def dry_run(session: Session, opened: Opened) -> Checked:
         settings.stall_timeout,
         settings.max_wait,
     )
-    if opened.pool is not None:
-        if not data.held:
-            refuse(sending_problems({"dataset": bundle.data}))
-        # Workers that are there already import what they lack.
-        if opened.is_fresh:
-            opened.pool.preload(preloads(bundle, streams=not data.held))
+    if settings.engine != "serial" and not data.held:
+        refuse(sending_problems({"dataset": bundle.data}))
+    # Workers that are there already import what they lack.
+    if opened.pool is not None and opened.is_fresh:
+        opened.pool.preload(preloads(bundle, streams=not data.held))
     why_no_gpu = session.machine.gpus().reason
     refuse(
         [
