@@ -410,7 +410,8 @@ def _run(pipe: Connection[Any, Any]) -> None:
         _, *described = pipe.recv()
         guest.take_bundle(*described)
         _, placement, tasks = pipe.recv()
-        pipe.send(guest.run(placement, tasks))
+        answer = guest.run(placement, tasks)
+    pipe.send(answer)
 
 
 @contextlib.contextmanager

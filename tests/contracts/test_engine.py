@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ from typing import Any
 import joblib
 import pytest
 import torch
+from joblib.parallel import ParallelBackendBase
 from torch import nn
 
+from asynckfold.engines import joblib_backend
 from asynckfold.engines.engine import Engine
 from asynckfold.engines.joblib_backend import joblib_engine
 from asynckfold.engines.pool import WorkerPool
@@ -38,8 +42,45 @@ def pool() -> Iterator[WorkerPool]:
     pool.close()
 
 
-ENGINES = ("serial", "process", "loky", "threading")
-"""The engines; the last two are backends of the engine "joblib"."""
+ENGINES = ("serial", "process", "lent", "threading")
+"""The engines; the last two are backends of the engine "joblib", see also
+`tests.engines.test_joblib_backend`."""
+
+
+class Lent(ParallelBackendBase):
+    """A joblib backend whose processes are threads that pass for processes."""
+
+    supports_retrieve_callback = True
+
+    def effective_n_jobs(self, n_jobs: int) -> int:
+        return 2
+
+    def submit(self, func: Callable[[], Any], callback: Callable[[Any], None]) -> Any:
+        future: Future[Any] = Future()
+        future.add_done_callback(callback)
+
+        def run() -> None:
+            try:
+                future.set_result(func())
+            except RuntimeError as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run).start()
+        return future
+
+    def retrieve_result_callback(self, out: Future[Any]) -> Any:
+        return out.result()
+
+
+joblib.register_parallel_backend("lent", Lent)
+
+NOBODY = 1 << 30
+"""Greater than any process number."""
+
+
+@pytest.fixture(autouse=True)
+def threads_pass_for_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joblib_backend, "_peer", lambda channel: (NOBODY, os.getuid()))
 
 
 @pytest.fixture(params=ENGINES)
