@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,8 +46,8 @@ class Settings(Sharing, JobTrainer):
         arguments, data or code is refused and names what changed.
     criterion : callable
         Loss function, (outputs, targets) → scalar.
-    batch_size : int
-        Samples per training step.
+    batch_size : int or "full"
+        Samples per training step. "full" takes all samples of the training fold in one step.
     parallelize : bool
         False is ``engine="serial"``.
     cv, n_splits : optional
@@ -143,7 +143,9 @@ class Settings(Sharing, JobTrainer):
     dataset: Any = argument(group="data")
     root_dir: str | Path = argument(group="output", spelled="root", metavar="DIR", is_common=True)
     criterion: Callable[..., Any] = argument(group="candidates")
-    batch_size: int = argument(group="training", least=1, fallback=32, is_common=True)
+    batch_size: int | Literal["full"] = argument(
+        group="training", least=1, fallback=32, is_common=True
+    )
     parallelize: bool = argument(True, group="advanced", spelled="")
     _: KW_ONLY
     cv: Any = argument(None, group="data")
@@ -213,6 +215,12 @@ class Settings(Sharing, JobTrainer):
     def root(self) -> Path:
         """Folder of the run."""
         return Path(self.root_dir)
+
+    def samples_per_step(self, folds: Sequence[Fold]) -> int:
+        """Return the samples of a step; smaller folds and parts of them make smaller steps."""
+        if self.batch_size == "full":
+            return max(len(fold.train) for fold in folds)
+        return self.batch_size
 
     @property
     def other_run(self) -> Path | None:

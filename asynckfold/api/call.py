@@ -103,6 +103,13 @@ def _process_problems(settings: Settings, params: TrainerParams) -> Iterator[Pro
             f"threads_per_job={settings.threads_per_job!r}",
             "Leave threads_per_job out.",
         )
+    if settings.batch_size == "full" and params.trainer != "allreduce":
+        yield Problem(
+            "batch_size='full' takes all samples of the training fold in one step, and each "
+            f"process of {params.trainer} has only some of them",
+            f"processes={count}",
+            "Pass trainer='allreduce', processes=1, or a number as batch_size.",
+        )
     if settings.engine != "process":
         name = "engine" if settings.parallelize else "parallelize"
         yield Problem(

@@ -222,7 +222,7 @@ def make_draft(call: Call, data: Prepared, folds: tuple[Fold, ...], machine: Mac
     return Plan(
         make_jobs(list(recipe.models), list(recipe.lr_schedules), folds, settings.random_state),
         call.params,
-        settings.batch_size,
+        settings.samples_per_step(folds),
         settings.threads or 1,
         settings.random_state,
         "cuda" if machine.gpus().gpus else "cpu",

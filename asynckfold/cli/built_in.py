@@ -49,7 +49,10 @@ def built_in_sweep(parsed: argparse.Namespace) -> SweepParts:
 
     parsed = filled(parsed)
     names, schedulers = words_of(parsed.models), words_of(parsed.schedulers)
-    problems = [*name_problems(parsed, names, schedulers), *optimizer_problems(parsed)]
+    problems = [
+        *name_problems(parsed, names, schedulers),
+        *optimizer_problems(parsed, parsed.batch_size),
+    ]
     imported: dict[str, Any] = {}
     for name in names:
         with gathered(problems):
@@ -199,9 +202,9 @@ def name_problems(
                 yield Problem(f"{flag} must name each once", f"{word!r} twice", "Drop one.")
 
 
-def optimizer_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
+def optimizer_problems(parsed: argparse.Namespace, batch_size: object) -> Iterator[Problem]:
     """Yield what is wrong with the optimizer and its numbers."""
-    from asynckfold.training.named_optimizers import MOMENTUM, OPTIMIZERS
+    from asynckfold.training.named_optimizers import FULL_BATCH, MOMENTUM, OPTIMIZERS
 
     if parsed.optimizer not in OPTIMIZERS:
         known = ", ".join(sorted(OPTIMIZERS))
@@ -214,6 +217,19 @@ def optimizer_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
         yield Problem(
             "--momentum applies to sgd and rmsprop", f"with {parsed.optimizer}", "Drop it."
         )
+    if parsed.optimizer in FULL_BATCH:
+        if batch_size != "full":
+            yield Problem(
+                f"--optimizer {parsed.optimizer} needs the gradients of all samples in each step",
+                f"batches of {batch_size}",
+                "Pass --batch-size full.",
+            )
+        if parsed.weight_decay:
+            yield Problem(
+                "--weight-decay does not apply to rprop, which takes only signs of gradients",
+                repr(parsed.weight_decay),
+                "Drop it.",
+            )
     for name in ("lr", "weight_decay", "momentum"):
         value, positive = getattr(parsed, name), name == "lr"
         if not 0 <= value < float("inf") or (positive and value == 0):
