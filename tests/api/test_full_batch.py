@@ -68,7 +68,7 @@ def test_it_is_the_loop_that_one_writes_by_hand(
     _, folds = sweep.plan(*train)
     assert {len(fold.train) for fold in folds} == {40, 41}
     for fold in folds:
-        found = results.state_dict("Net/decaying", fold=fold.fold)
+        found = results.state_dict("Net/decaying", fold=fold.index)
         for name, value in by_hand(fold.train, opt_fn).items():
             torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
 

@@ -165,6 +165,18 @@ def test_what_user_code_raises_is_a_result(make: Make) -> None:
     assert "in forward" in result.traceback
 
 
+def test_close_lets_a_running_job_save_itself(make: Make) -> None:
+    with make(epochs=10**6) as (engine, bundle, events):
+        if isinstance(engine, SerialEngine):
+            pytest.skip("nothing runs outside submit")
+        future = engine.submit(place(bundle), [task(bundle.plan.jobs[0])])
+        while not isinstance(events.get(timeout=60), EpochEnded):
+            pass
+        engine.close(60)
+        assert future.result(0).results == [None]
+        assert [item for item in heard(events) if isinstance(item, CheckpointWritten)]
+
+
 def test_load_answers_and_close_may_be_called_twice(make: Make) -> None:
     with make() as (engine, _, _):
         assert engine.load([]).cores == (0,)

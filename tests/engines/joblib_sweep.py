@@ -48,12 +48,14 @@ joblib.register_parallel_backend("own", Own)
 
 
 class Killed(Tiny):
-    """Kills its process in the middle of the first training, once."""
+    """Kills its process once, when there is a checkpoint."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self.training and (kill := Path(os.environ.get("KILL_ONCE", "")).absolute()).is_file():
-            kill.unlink()
+        kill = Path(os.environ.get("KILL_ONCE", "none"))
+        if kill.is_file() and [*Path(os.environ["KILL_IN"]).glob("net/*/*/*.pt")]:
+            kill.unlink(missing_ok=True)
             os.kill(os.getpid(), signal.SIGKILL)
+        print("a word for the log")
         time.sleep(float(os.environ.get("SLOW", "0")))
         return super().forward(inputs)
 
