@@ -49,7 +49,7 @@ class Settings(Sharing, JobTrainer):
     batch_size : int or "full"
         Samples per training step. "full" takes all samples of the training fold in one step.
     parallelize : bool
-        False is ``engine="serial"``.
+        False is ``engine="serial"``: one job after another in this process.
     cv, n_splits : optional
         Alias of `kfolds`, as in scikit-learn.
     n_repeats : int
