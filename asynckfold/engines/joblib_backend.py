@@ -112,9 +112,7 @@ def joblib_engine(
     import joblib
     from joblib.parallel import get_active_backend
 
-    if n_jobs is None and get_active_backend()[1] is None:
-        n_jobs = -1
-    with joblib.Parallel(n_jobs=n_jobs) as parallel:
+    with joblib.Parallel(n_jobs=n_jobs or get_active_backend()[1] or -1) as parallel:
         if getattr(parallel._backend, "uses_threads", False):
             yield SerialEngine(bundle, data.open(data.fds), look, tell, signals)
             return
@@ -293,7 +291,12 @@ class JoblibEngine:
                     self._hear(self._workers[ready])  # type: ignore[index]
 
     def _accept(self) -> None:
-        channel, _ = self._server.accept()
+        try:
+            channel, _ = self._server.accept()
+        except OSError:
+            # At the limit of open files: the process waits to be heard.
+            time.sleep(_WATCH_SECONDS)
+            return
         pid, user = _peer(channel)
         pipe: Connection[Any, Any] = Connection(channel.detach())
         with self._lock:
