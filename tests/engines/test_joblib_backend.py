@@ -165,7 +165,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def first_checkpoint(root: Path) -> None:
     deadline = time.monotonic() + 300
-    while not list(root.glob("net/*/*/*.pt")) and time.monotonic() < deadline:
+    while not list(root.glob("net/*/*/checkpoint*")) and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
