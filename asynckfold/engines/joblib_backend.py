@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, wait
 from dataclasses import replace
+from functools import cache
 from multiprocessing import Pipe, connection
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -375,13 +376,29 @@ def serve(address: str) -> None:
                 f"no sweep answers here ({error.strerror}): the processes of the backend must run "
                 "on the machine of the sweep, in its network namespace"
             ) from error
-        if _peer(channel)[0] == os.getpid():
+        sweep, _ = _peer(channel)
+        if sweep == os.getppid():
+            _end_with(sweep)
+        if sweep == os.getpid():
             raise RuntimeError(
                 "the backend runs jobs in threads of the calling process, where all share torch's "
                 "settings: use a backend of processes, or engine='serial'"
             )
         with Connection(channel.detach()) as pipe, contextlib.suppress(EOFError, OSError):
             _run(pipe)
+
+
+@cache
+def _end_with(parent: int) -> None:
+    """End this process with its parent: nobody else can use the parent's pool of processes."""
+    with contextlib.suppress(OSError):
+        watched = os.pidfd_open(parent)
+
+        def watch() -> None:
+            select.select([watched], [], [])
+            os._exit(1)
+
+        threading.Thread(target=watch, name="asynckfold-parent", daemon=True).start()
 
 
 def _run(pipe: Connection[Any, Any]) -> None:
