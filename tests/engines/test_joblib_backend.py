@@ -22,7 +22,7 @@ from asynckfold.errors import UnpackError
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.store import RunStore
 from asynckfold.system.machine import resolve_n_jobs
-from tests.leftovers import descendants, gone
+from tests.leftovers import descendants, gone, joblibs_memory
 from tests.toy import Tiny, adam, samples, toy_bundle
 
 SWEEP = Path(__file__).with_name("joblib_sweep.py")
@@ -205,4 +205,5 @@ def test_an_ended_sweep_leaves_no_process_and_is_continued(
     assert process.wait(60) != 0
     process.stdout.close()  # type: ignore[union-attr]
     assert gone(workers, 30)
+    assert process.pid not in {pid for pid, _ in joblibs_memory()}
     assert ended(started("loky", root)) == serial
