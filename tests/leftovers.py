@@ -59,13 +59,16 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 
 def shared_memory() -> set[str]:
-    """Return the names in ``/dev/shm``, without those of loky in processes that are not ours."""
-    return {entry.name for entry in Path("/dev/shm").iterdir() if not _is_of_others(entry.name)}
+    """Return the names in ``/dev/shm``, but for what joblib keeps there for other processes."""
+    names = {entry.name for entry in Path("/dev/shm").iterdir()}
+    return names - {name for pid, name in joblibs_memory() if pid != os.getpid()}
 
 
-def _is_of_others(name: str) -> bool:
-    found = re.match(r"(?:sem\.loky-|joblib_memmapping_folder_)(\d+)", name)
-    return found is not None and int(found[1]) != os.getpid() and not _is_ours(int(found[1]))
+def joblibs_memory() -> set[tuple[int, str]]:
+    """Return what joblib keeps in ``/dev/shm``: the process that it is for, and the name."""
+    names = [entry.name for entry in Path("/dev/shm").iterdir()]
+    found = (re.match(r"(?:sem\.loky-|joblib_memmapping_folder_)(\d+)", name) for name in names)
+    return {(int(match[1]), match.string) for match in found if match}
 
 
 def gone(pids: set[int], seconds: float = 5.0) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,11 +45,10 @@ class Settings(Sharing, JobTrainer):
         arguments, data or code is refused and names what changed.
     criterion : callable
         Loss function, (outputs, targets) → scalar.
-    batch_size : int
-        Samples per training step.
+    batch_size : int or "full"
+        Samples per training step. "full" takes all samples of the training fold in one step.
     parallelize : bool
-        Train in worker processes. False trains one job after another in this process, which also
-        reads the samples: use it to debug.
+        False is ``engine="serial"``: one job after another in this process.
     cv, n_splits : optional
         Alias of `kfolds`, as in scikit-learn.
     n_repeats : int
@@ -98,6 +97,12 @@ class Settings(Sharing, JobTrainer):
     allow_different_software : bool
         Continue a run with another torch, kind of processor or number of threads. The results are
         then no longer reproducible bit by bit.
+    engine : {"process", "serial", "joblib"}
+        Where jobs are trained; the numbers are the same. "process" uses worker processes on idle
+        cores and GPUs. "serial" trains one job after another in this process, which also reads the
+        samples: use it to debug. "joblib" uses the processes of the backend that
+        ``joblib.parallel_config`` names, on this machine; it neither detects hung jobs nor moves
+        running ones.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
     fuse : bool, int or "auto"
@@ -137,7 +142,9 @@ class Settings(Sharing, JobTrainer):
     dataset: Any = argument(group="data")
     root_dir: str | Path = argument(group="output", spelled="root", metavar="DIR", is_common=True)
     criterion: Callable[..., Any] = argument(group="candidates")
-    batch_size: int = argument(group="training", least=1, fallback=32, is_common=True)
+    batch_size: int | Literal["full"] = argument(
+        group="training", least=1, fallback=32, is_common=True
+    )
     parallelize: bool = argument(True, group="advanced", spelled="")
     _: KW_ONLY
     cv: Any = argument(None, group="data")
@@ -166,6 +173,7 @@ class Settings(Sharing, JobTrainer):
         "estimate", group="output", none="none"
     )
     verbose: int = argument(1, group="output", spelled="", least=0)
+    engine: Literal["process", "serial", "joblib"] = argument("process", group="machine")
     allow_different_software: bool = argument(False, group="advanced")
     plan_from: str | Path | None = argument(None, group="advanced", metavar="DIR")
     about: Mapping[str, Any] = argument(factory=dict, group="output")
@@ -199,11 +207,19 @@ class Settings(Sharing, JobTrainer):
         for item in fields(self):
             object.__setattr__(self, item.name, plain(getattr(self, item.name)))
         object.__setattr__(self, "about", dict(self.about or {}))
+        if not self.parallelize and self.engine == "process":
+            object.__setattr__(self, "engine", "serial")
 
     @property
     def root(self) -> Path:
         """Folder of the run."""
         return Path(self.root_dir)
+
+    def samples_per_step(self, folds: Sequence[Fold]) -> int:
+        """Return the samples of a step; smaller folds and parts of them make smaller steps."""
+        if self.batch_size == "full":
+            return max(len(fold.train) for fold in folds)
+        return self.batch_size
 
     @property
     def other_run(self) -> Path | None:
@@ -243,13 +259,7 @@ class Settings(Sharing, JobTrainer):
         yield from _preprocess_problems(self.preprocess)
         yield from root_problems(self.root, self.refit is True)
         yield from self.machine_problems()
-        for name, why in _OF_WORKERS.items():
-            if getattr(self, name) and not self.parallelize:
-                yield Problem(
-                    f"{name} {why}, and parallelize=False starts none",
-                    f"{name}={getattr(self, name)!r}",
-                    "Drop one of them.",
-                )
+        yield from self._engine_problems()
         transform: object = self.output_transform
         if transform is not None and not callable(transform):
             yield Problem(
@@ -258,6 +268,33 @@ class Settings(Sharing, JobTrainer):
                 "Pass for instance torch.sigmoid.",
             )
         yield from self._plan_from_problems()
+
+    @property
+    def asked_engine(self) -> str:
+        """The engine, in the words of the call."""
+        return f"engine={self.engine!r}" if self.parallelize else "parallelize=False"
+
+    def _engine_problems(self) -> Iterator[Problem]:
+        if not self.parallelize and self.engine != "serial":
+            yield Problem(
+                "parallelize=False is engine='serial'",
+                f"parallelize=False and engine={self.engine!r}",
+                "Drop one of them.",
+            )
+            return
+        for name, why in _OF_WORKERS.items():
+            if getattr(self, name) and self.engine != "process":
+                yield Problem(
+                    f"{name} {why}, and {self.asked_engine} starts none",
+                    f"{name}={getattr(self, name)!r}",
+                    "Drop one of them.",
+                )
+        if self.engine == "joblib" and isinstance(self.stall_timeout, (int, float)):
+            yield Problem(
+                "stall_timeout needs heartbeats, which no joblib backend has",
+                f"stall_timeout={self.stall_timeout!r} and engine='joblib'",
+                "Drop one of them; job_timeout_s works with every engine.",
+            )
 
     def _fold_problems(self) -> Iterator[Problem]:
         given = {name: getattr(self, name) for name in ("kfolds", "cv", "n_splits")}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asynckfold.api.arguments import Settings
+from asynckfold.engines import joblib_backend
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.recipe import (
@@ -61,6 +62,10 @@ def read_call(
             )
         except InputError as error:
             problems += error.problems
+    if settings.engine == "joblib":
+        found, told = joblib_backend.checked()
+        problems += found
+        notes = [*notes, *told]
     problems += _process_problems(settings, params)
     problems += _opt_fn_problems(opt_fn)
     parts = {
@@ -72,7 +77,7 @@ def read_call(
         "train_transform": settings.train_transform,
         "eval_transform": settings.eval_transform,
     }
-    if settings.parallelize:
+    if settings.engine != "serial":
         problems += sending_problems(parts)
     if problems:
         refuse([*problems, *_data_problems(settings)])
@@ -98,11 +103,19 @@ def _process_problems(settings: Settings, params: TrainerParams) -> Iterator[Pro
             f"threads_per_job={settings.threads_per_job!r}",
             "Leave threads_per_job out.",
         )
-    if not settings.parallelize:
+    if settings.batch_size == "full" and params.trainer != "allreduce":
+        yield Problem(
+            "batch_size='full' takes all samples of the training fold in one step, and each "
+            f"process of {params.trainer} has only some of them",
+            f"processes={count}",
+            "Pass trainer='allreduce', processes=1, or a number as batch_size.",
+        )
+    if settings.engine != "process":
+        name = "engine" if settings.parallelize else "parallelize"
         yield Problem(
             "processes > 1 requires worker processes",
-            "parallelize=False",
-            "Leave parallelize out, or pass processes=1.",
+            settings.asked_engine,
+            f"Leave {name} out, or pass processes=1.",
         )
 
 

@@ -79,7 +79,7 @@ def _log(session: Session, planned: Planned) -> None:
     plan, facts = planned.work.plan, planned.work.facts
     software = planned.checked.software
     slow = tuple(slow_notes(plan, software))
-    replaced = replaced_notes() if settings.parallelize else ()
+    replaced = replaced_notes() if settings.engine != "serial" else ()
     notes = (
         *(*network_notes(store.root), *planned.data.notes, *session.call.notes, *planned.notes),
         *(*facts.notes, *slow, *replaced),
@@ -218,7 +218,7 @@ def replaced_notes() -> Iterator[str]:
         yield (
             f"functions of torch are replaced in this process: {', '.join(found[:3])}{more}. "
             "Workers have torch's own, unless a module that the models import replaces them; "
-            "parallelize=False trains with those of this process"
+            "engine='serial' trains with those of this process"
         )
 
 

@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -78,7 +78,7 @@ def fit(
     optimizer: Any,
     criterion: Callable[..., Any],
     root_dir: str | Path,
-    batch_size: int = 32,
+    batch_size: int | Literal["full"] = 32,
     *,
     scheduler: Any = "constant",
     valid: Any = None,
@@ -102,7 +102,7 @@ def fit(
         (outputs, targets) → scalar loss.
     root_dir : str or Path
         Folder of the run: checkpoints, log, results.
-    batch_size : int
+    batch_size : int or "full"
         Samples per step.
     scheduler : str, callable, LR schedule or None
         A name as in `AsyncKFold`, optimizer → LR schedule, or an LR schedule of the optimizer.

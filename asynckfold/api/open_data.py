@@ -51,7 +51,11 @@ def open_data(session: Session) -> OpenedData:
     settings, keep = session.settings, session.stack.enter_context
     # First: the user's code may change what it refers to.
     digest = of_run(session.call.recipe, settings)
-    pool = keep(warm_pool.lent(settings.nice, digest.modules)) if settings.parallelize else None
+    pool = (
+        keep(warm_pool.lent(settings.nice, digest.modules))
+        if settings.engine == "process"
+        else None
+    )
     is_fresh = pool is not None and not pool.workers
     session.display.doing("reading the data")
     given = cast("WorkerPool", pool)
@@ -70,7 +74,7 @@ def readers_of(
     display: Display,
 ) -> WorkerReaders | None:
     """Return the workers that read the data; None if this process reads them."""
-    if not settings.parallelize:
+    if settings.engine != "process":
         return None
     most = len(machine.unreserved())
     root, stall = settings.root.absolute(), settings.stall_timeout

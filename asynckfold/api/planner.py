@@ -132,6 +132,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
     bundle = _drafted(session, data, opened)
     software = software_of(session, bundle.plan)
     make = Engines(
+        settings.engine,
         opened.pool,
         data,
         session.machine,
@@ -142,12 +143,11 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
         settings.stall_timeout,
         settings.max_wait,
     )
-    if opened.pool is not None:
-        if not data.held:
-            refuse(sending_problems({"dataset": bundle.data}))
-        # Workers that are there already import what they lack.
-        if opened.is_fresh:
-            opened.pool.preload(preloads(bundle, streams=not data.held))
+    if settings.engine != "serial" and not data.held:
+        refuse(sending_problems({"dataset": bundle.data}))
+    # Workers that are there already import what they lack.
+    if opened.pool is not None and opened.is_fresh:
+        opened.pool.preload(preloads(bundle, streams=not data.held))
     why_no_gpu = session.machine.gpus().reason
     refuse(
         [
@@ -224,7 +224,7 @@ def make_draft(call: Call, data: Prepared, folds: tuple[Fold, ...], machine: Mac
     return Plan(
         make_jobs(list(recipe.models), list(recipe.lr_schedules), folds, settings.random_state),
         call.params,
-        settings.batch_size,
+        settings.samples_per_step(folds),
         settings.threads or 1,
         settings.random_state,
         "cuda" if machine.gpus().gpus else "cpu",

@@ -22,8 +22,10 @@ class Sharing:
 
     Parameters
     ----------
-    n_jobs : int or "auto"
-        Number of jobs at a time: -1 for all cores, as in joblib; "auto" for what is idle now.
+    n_jobs : int, "auto" or None
+        Number of jobs at a time: -1 for all cores, as in joblib; "auto" for what is idle now. None
+        takes the number of ``joblib.parallel_config(n_jobs=...)`` around the call, and is "auto"
+        outside of one.
     threads_per_job : int or "auto"
         Threads of each job. They change bits and are part of the plan. "auto" decides for each
         model by a rule over its operations, the number of jobs and the allotted cores, whether
@@ -49,8 +51,8 @@ class Sharing:
         or pauses between two batches while another job goes on. One job always runs.
     """
 
-    n_jobs: int | Literal["auto"] = argument(
-        "auto", group="machine", is_common=True, has_own_check=True
+    n_jobs: int | Literal["auto"] | None = argument(
+        "auto", group="machine", is_common=True, has_own_check=True, none=""
     )
     threads_per_job: int | Literal["auto"] = argument("auto", group="machine", least=1)
     devices: Literal["auto", "cpu", "cuda"] | Sequence[int] = argument(

@@ -108,7 +108,7 @@ def software_of(session: Session, draft: Plan) -> dict[str, str]:
 
     settings, store = session.settings, session.store
     gpus = session.machine.gpus().names if draft.device == "cuda" else ()
-    found = software(draft.threads_per_job, gpus, in_workers=settings.parallelize)
+    found = software(draft.threads_per_job, gpus, in_workers=settings.engine != "serial")
     if settings.threads is None:
         # The threads that were decided are the run's own; of a new run they are told later.
         del found[THREADS]

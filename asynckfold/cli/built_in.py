@@ -52,7 +52,7 @@ def built_in_sweep(parsed: argparse.Namespace) -> SweepParts:
     problems = [
         *parsed.problems,
         *name_problems(parsed, names, schedulers),
-        *optimizer_problems(parsed),
+        *optimizer_problems(parsed, parsed.batch_size),
     ]
     imported: dict[str, Any] = {}
     for name in names:
@@ -207,9 +207,9 @@ def name_problems(
                 yield Problem(f"{flag} must name each once", f"{word!r} twice", "Drop one.")
 
 
-def optimizer_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
+def optimizer_problems(parsed: argparse.Namespace, batch_size: object) -> Iterator[Problem]:
     """Yield problems of the optimizer and its flags."""
-    from asynckfold.training.named_optimizers import MOMENTUM, OPTIMIZERS
+    from asynckfold.training.named_optimizers import FULL_BATCH, MOMENTUM, OPTIMIZERS
 
     if parsed.optimizer not in OPTIMIZERS:
         known = ", ".join(sorted(OPTIMIZERS))
@@ -222,6 +222,19 @@ def optimizer_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
         yield Problem(
             "--momentum applies to sgd and rmsprop", f"with {parsed.optimizer}", "Drop it."
         )
+    if parsed.optimizer in FULL_BATCH:
+        if batch_size != "full":
+            yield Problem(
+                f"--optimizer {parsed.optimizer} needs the gradients of all samples in each step",
+                f"batches of {batch_size}",
+                "Pass --batch-size full.",
+            )
+        if parsed.weight_decay:
+            yield Problem(
+                "--weight-decay does not apply to rprop, which takes only signs of gradients",
+                repr(parsed.weight_decay),
+                "Drop it.",
+            )
     for name in ("lr", "weight_decay", "momentum"):
         value, positive = getattr(parsed, name), name == "lr"
         if not 0 <= value < float("inf") or (positive and value == 0):

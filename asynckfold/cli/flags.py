@@ -57,7 +57,8 @@ class Named:
     schedulers : str
         LR schedules: constant, cosine, exponential, multistep, onecycle, reduce, step, warm.
     optimizer : str
-        Optimizer: adam, adamw, sgd, rmsprop, adagrad, adadelta, nadam, radam, adamax.
+        Optimizer: adam, adamw, sgd, rmsprop, adagrad, adadelta, nadam, radam, adamax, or rprop,
+        which needs ``--batch-size full``.
     lr : float
         Learning rate.
     momentum : float

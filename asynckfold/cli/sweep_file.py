@@ -76,7 +76,7 @@ def _from_file(parsed: argparse.Namespace) -> SweepParts:
     opt_fn = module.opt_fn
     if parsed.optimizer is not None:
         named = with_defaults(parsed)
-        refuse(optimizer_problems(named))
+        refuse(optimizer_problems(named, settings.get("batch_size", named.batch_size)))
         opt_fn = optimizer_of(named)
     return SweepParts(
         module.dataset,

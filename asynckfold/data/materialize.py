@@ -31,7 +31,7 @@ from asynckfold.data.range_reader import (
     SampleCheck,
     SampleFacts,
 )
-from asynckfold.data.shared_arrays import ArraySpec, SharedArray
+from asynckfold.data.shared_arrays import ArraySpec, SharedArray, mapped_file
 from asynckfold.data.transforms import Array, Kind, flatten, same_steps
 from asynckfold.data.views import Place, Traced, Views, make_views
 from asynckfold.errors import Problem, refuse
@@ -208,15 +208,19 @@ def _hold(
 ) -> Reading | _Found:
     """Fill shared arrays, or say why that cannot be."""
     source, stored = checked.source, _distinct_prefixes(checked.views)
+    whole = None if any(pipeline.steps for pipeline, _ in stored) else source.samples
+    mapped = None if whole is None or source.rows is not None else mapped_file(whole)
+    if mapped is not None and len(stored) == 1:
+        return Reading((mapped,), _slots((0, 0)), notes=tuple(_feature_notes([mapped])))
     specs = [ArraySpec((len(source), *kind.shape), kind.dtype) for _, kind in stored]
     arrays, where = _allocate(specs, memory_budget, folder)
     if not arrays:
         return _Found(where)
     notes = [where] if where else []
     slots = (0, len(arrays) - 1)
-    if source.samples is not None and not any(pipeline.steps for pipeline, _ in stored):
+    if whole is not None:
         for array in arrays:
-            array.writable()[...] = _rows(source.samples, source.rows)
+            array.writable()[...] = _rows(whole, source.rows)
         notes += _feature_notes(arrays)
         return Reading(tuple(arrays), _slots(slots), notes=tuple(notes))
     pipelines = tuple(pipeline for pipeline, _ in stored)
@@ -366,7 +370,7 @@ def _feature_notes(arrays: Sequence[SharedArray]) -> list[str]:
     for shared in arrays:
         if np.dtype(shared.spec.dtype).kind != "f":
             continue
-        flat = shared.writable().reshape(shared.spec.shape[0], -1)
+        flat = shared.readable().reshape(shared.spec.shape[0], -1)
         bad = sum(
             int((~np.isfinite(flat[start : start + 4096]).all(axis=1)).sum())
             for start in range(0, len(flat), 4096)

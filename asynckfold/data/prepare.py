@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -296,8 +295,7 @@ def _fingerprints(
     """Return `Prepared.fingerprint` and `Prepared.fingerprint_before`."""
     digest = hashlib.sha256(repr((handle.specs, labels.classes, handle.slots)).encode())
     for array in shared:
-        with memoryview(mmap.mmap(array.fd, 0, access=mmap.ACCESS_READ)) as memory:
-            digest.update(memory)
+        digest.update(array.readable().data if array.spec.nbytes else b"\0")
     with_steps = digest.copy()
     for view in (handle.train, handle.eval):
         with_steps.update(describe((view.steps, view.pipeline), depth=6).encode())

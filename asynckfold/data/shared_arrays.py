@@ -1,11 +1,11 @@
-"""Anonymous arrays that processes share by file descriptor."""
+"""Arrays that processes share by file descriptor: anonymous ones, and files of the user."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,12 @@ from asynckfold.data.transforms import Array
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Shape and type of a shared array."""
+    """Shape and type of a shared array, and where it begins in its file."""
 
     shape: tuple[int, ...]
     dtype: str
+    # Not shown: where an array is kept does not change the fingerprint of the data.
+    offset: int = field(default=0, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -33,29 +35,41 @@ class ArraySpec:
         A write changes this process's own copy of the page, so no worker can damage what others
         read.
         """
-        memory = mmap.mmap(fd, max(1, self.nbytes), access=mmap.ACCESS_COPY)
-        return torch.from_numpy(self.view(memory))
+        return torch.from_numpy(self._mapped(fd, mmap.ACCESS_COPY))
+
+    def map_readable(self, fd: int) -> Array:
+        """Map the array for reading."""
+        return self._mapped(fd, mmap.ACCESS_READ)
 
     def map_writable(self, fd: int) -> Array:
         """Map the array for filling."""
-        return self.view(mmap.mmap(fd, max(1, self.nbytes)))
+        return self._mapped(fd, mmap.ACCESS_WRITE)
 
-    def view(self, memory: mmap.mmap) -> Array:
-        """Return mapped memory as an array."""
+    def _mapped(self, fd: int, access: int) -> Array:
+        start = self.offset % mmap.ALLOCATIONGRANULARITY
+        size = start + max(1, self.nbytes)
+        memory = mmap.mmap(fd, size, access=access, offset=self.offset - start)
         count = int(np.prod(self.shape, dtype=np.int64))
-        return np.frombuffer(memory, np.dtype(self.dtype), count).reshape(self.shape)
+        return np.frombuffer(memory, np.dtype(self.dtype), count, start).reshape(self.shape)
 
 
 class SharedArray:
-    """An array in anonymous memory (``memfd_create``), or in an unnamed file in `folder`."""
+    """An array in anonymous memory (``memfd_create``), or in an unnamed file in `folder`.
 
-    def __init__(self, spec: ArraySpec, folder: Path | None = None) -> None:
+    With `fd`, an array in that file, which is only read.
+    """
+
+    def __init__(self, spec: ArraySpec, folder: Path | None = None, fd: int = -1) -> None:
         self.spec = spec
-        self.fd = _nameless(max(1, spec.nbytes), folder)
+        self.fd = _nameless(max(1, spec.nbytes), folder) if fd < 0 else fd
 
     def writable(self) -> Array:
         """Map the array for filling."""
         return self.spec.map_writable(self.fd)
+
+    def readable(self) -> Array:
+        """Map the array for reading."""
+        return self.spec.map_readable(self.fd)
 
     def close(self) -> None:
         """Close the descriptor; the memory is freed with the last mapping."""
@@ -65,6 +79,48 @@ class SharedArray:
 
     def __del__(self) -> None:
         self.close()
+
+
+def mapped_file(array: Array) -> SharedArray | None:
+    """Return an array that is a read-only mapping of a file; None for any other.
+
+    So is what ``joblib.load`` and ``numpy.load`` return with ``mmap_mode="r"``. The file is found
+    by address, so that views of it are, too. A copy-on-write mapping may hold other values than its
+    file, and one that may be written may change.
+    """
+    plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+    if not (plain and array.size) or array.flags.writeable:
+        return None
+    first = array.__array_interface__["data"][0]
+    for line in _mappings():
+        addresses, flags, offset, device, inode, *path = line.split(maxsplit=5)
+        low, high = (int(word, 16) for word in addresses.split("-"))
+        if low <= first and first + array.nbytes <= high and flags.startswith("r--s"):
+            fd = _opened("".join(path), device, int(inode))
+            spec = ArraySpec(array.shape, str(array.dtype), first - low + int(offset, 16))
+            return None if fd < 0 else SharedArray(spec, fd=fd)
+    return None
+
+
+def _mappings() -> list[str]:
+    try:
+        return Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _opened(path: str, device: str, inode: int) -> int:
+    """Open a mapped file; -1 if it was replaced or removed since."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    found = os.fstat(fd)
+    where = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    if (inode, device) == (found.st_ino, where):
+        return fd
+    os.close(fd)
+    return -1
 
 
 def _nameless(size: int, folder: Path | None) -> int:

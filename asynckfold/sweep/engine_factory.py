@@ -1,14 +1,15 @@
-"""Makes the engine that trains: worker processes, or this process."""
+"""Makes the engine that trains, by its name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
+from asynckfold.engines.joblib_backend import joblib_engine
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.jobs.placement import Load, Placement
@@ -22,14 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Engines:
-    """Makes the engine for a bundle: worker processes, or this process."""
+    """Makes the engine for a bundle; `pool` are the workers of the engine "process"."""
 
+    name: str
     pool: pools.WorkerPool | None
     data: Prepared
     machine: Machine
     inbox: Inbox
     signals: Interruption
-    n_jobs: int | str
+    n_jobs: int | str | None
     threads: int
     stall_timeout: float | str | None
     max_wait: float | None
@@ -38,24 +40,30 @@ class Engines:
     def __call__(self, bundle: Any) -> Iterator[Engine]:
         """Start an engine for a bundle; it is closed with the context."""
         handle = self.data.handle()
-        engine: Engine
-        if self.pool is None:
-            batches = handle.open(handle.fds)
-            engine = SerialEngine(bundle, batches, self.read_load, self.inbox.put, self.signals)
-        else:
-            engine = ProcessEngine(
-                bundle,
-                handle.fds,
-                self.read_load,
-                self.inbox.put,
-                self.pool,
-                self.stall_timeout,
-                self.signals,
+        opened: AbstractContextManager[Engine]
+        if self.pool is not None:
+            opened = closing(
+                ProcessEngine(
+                    bundle,
+                    handle.fds,
+                    self.read_load,
+                    self.inbox.put,
+                    self.pool,
+                    self.stall_timeout,
+                    self.signals,
+                )
             )
-        try:
+        elif self.name == "joblib":
+            count = resolve_n_jobs(self.n_jobs, self.machine.max_cores)
+            opened = joblib_engine(
+                bundle, handle, self.read_load, self.inbox.put, count, self.signals
+            )
+        else:
+            batches = handle.open(handle.fds)
+            serial = SerialEngine(bundle, batches, self.read_load, self.inbox.put, self.signals)
+            opened = nullcontext(serial)
+        with opened as engine:
             yield engine
-        finally:
-            engine.close()
 
     def read_load(self, running: Sequence[Placement], own: Mapping[int, tuple[int, ...]]) -> Load:
         """Read the load, for the number of jobs that the caller asked for."""

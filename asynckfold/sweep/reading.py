@@ -241,5 +241,5 @@ def _problem(found: _ReaderDiedError) -> Problem:
         f"{place} {rule}",
         received,
         "Repair the dataset, or leave the sample out with torch.utils.data.Subset; "
-        "parallelize=False reads in this process, for a debugger.",
+        "engine='serial' reads in this process, for a debugger.",
     )

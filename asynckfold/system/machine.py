@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
@@ -41,27 +42,38 @@ from asynckfold.system.readers import UNREADABLE, CounterReaders
 from asynckfold.system.units import gibibytes
 
 
-def resolve_n_jobs(n_jobs: int | str, cores: int) -> int | None:
+def resolve_n_jobs(n_jobs: int | str | None, cores: int) -> int | None:
     """Return the number of concurrent jobs, with joblib's meaning; None for ``"auto"``.
+
+    None asks ``joblib.parallel_config``, as `joblib.effective_n_jobs` does.
 
     Raises
     ------
     InputError
-        Neither ``"auto"`` nor a whole number other than 0.
+        Neither ``"auto"`` nor None nor a whole number other than 0.
 
     Examples
     --------
     >>> [resolve_n_jobs(value, 4) for value in (3, -1, -2, -9, "auto")]
     [3, 4, 3, 1, None]
     """
-    if n_jobs == "auto":
+    source = ""
+    if n_jobs is None:
+        n_jobs, source = _n_jobs_of_context(), " in joblib.parallel_config"
+    if n_jobs is None or n_jobs == "auto":
         return None
     if not isinstance(n_jobs, int) or isinstance(n_jobs, bool) or n_jobs == 0:
-        rule = "n_jobs must be 'auto' or a whole number other than 0"
+        rule = f"n_jobs{source} must be 'auto' or a whole number other than 0"
         remedy = "Pass n_jobs='auto' for what is idle, -1 for all cores, 1 for one job at a time."
         refuse([Problem(rule, repr(n_jobs), remedy)])
     count = int(n_jobs)
     return count if count > 0 else max(1, cores + 1 + count)
+
+
+def _n_jobs_of_context() -> Any:
+    # Whoever entered a context has imported joblib; nobody else waits for its import.
+    parallel = sys.modules.get("joblib.parallel")
+    return None if parallel is None else parallel.get_active_backend()[1]
 
 
 def total_memory() -> int:

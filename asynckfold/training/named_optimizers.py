@@ -18,6 +18,7 @@ OPTIMIZERS: dict[str, type[optim.Optimizer]] = {
         "NAdam",
         "RAdam",
         "RMSprop",
+        "Rprop",
         "SGD",
     )
 }
@@ -25,13 +26,16 @@ OPTIMIZERS: dict[str, type[optim.Optimizer]] = {
 
 MOMENTUM = ("rmsprop", "sgd")
 
+FULL_BATCH = ("rprop",)
+"""Those that follow the sign of each gradient, which must be that of all samples."""
+
 
 @dataclass(frozen=True)
 class NamedOptimizer:
     """An optimizer function: model → ``torch.optim.<name>`` over all its parameters.
 
     `momentum` is for SGD and RMSprop; `weight_decay` is decoupled in AdamW, an L2 penalty
-    elsewhere.
+    elsewhere, and not for Rprop.
     """
 
     name: str
@@ -41,7 +45,9 @@ class NamedOptimizer:
 
     def __call__(self, model: nn.Module) -> optim.Optimizer:
         """Return a new optimizer for the model."""
-        settings = {"lr": self.lr, "weight_decay": self.weight_decay}
+        settings = {"lr": self.lr}
+        if self.name not in FULL_BATCH:
+            settings["weight_decay"] = self.weight_decay
         if self.name in MOMENTUM:
             settings["momentum"] = self.momentum
         make: Callable[..., optim.Optimizer] = OPTIMIZERS[self.name]

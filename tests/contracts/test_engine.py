@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import joblib
 import pytest
 import torch
+from joblib.parallel import ParallelBackendBase
 from torch import nn
 
+from asynckfold.engines import joblib_backend
 from asynckfold.engines.engine import Engine
+from asynckfold.engines.joblib_backend import joblib_engine
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.engines.serial import SerialEngine
@@ -36,24 +42,74 @@ def pool() -> Iterator[WorkerPool]:
     pool.close()
 
 
-@pytest.fixture(params=["serial", "process"])
+ENGINES = ("serial", "process", "lent", "threading")
+"""The engines; the last two are backends of the engine "joblib", see also
+`tests.engines.test_joblib_backend`."""
+
+
+class Lent(ParallelBackendBase):
+    """A joblib backend whose processes are threads that pass for processes."""
+
+    supports_retrieve_callback = True
+
+    def effective_n_jobs(self, n_jobs: int) -> int:
+        return 2
+
+    def submit(self, func: Callable[[], Any], callback: Callable[[Any], None]) -> Any:
+        future: Future[Any] = Future()
+        future.add_done_callback(callback)
+
+        def run() -> None:
+            try:
+                future.set_result(func())
+            except RuntimeError as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run).start()
+        return future
+
+    def retrieve_result_callback(self, out: Future[Any]) -> Any:
+        return out.result()
+
+
+joblib.register_parallel_backend("lent", Lent)
+
+NOBODY = 1 << 30
+"""Greater than any process number."""
+
+
+@pytest.fixture(autouse=True)
+def threads_pass_for_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joblib_backend, "_peer", lambda channel: (NOBODY, os.getuid()))
+
+
+@pytest.fixture(params=ENGINES)
 def make(request: pytest.FixtureRequest, root: Path, pool: WorkerPool) -> Make:
     @contextmanager
     def engine(**changes: Any) -> Iterator[tuple[Engine, Any, queue.SimpleQueue[Any]]]:
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        with toy_bundle(root, **changes) as (bundle, data):
-            handle = data.handle()
-            made: Engine
-            if request.param == "serial":
-                made = SerialEngine(bundle, handle.open(handle.fds), look, events.put)
-            else:
-                made = ProcessEngine(bundle, handle.fds, look, events.put, pool)
-            try:
-                yield made, bundle, events
-            finally:
-                made.close()
+        with (
+            toy_bundle(root, **changes) as (bundle, data),
+            opened(request.param, bundle, data, events.put, pool) as made,
+        ):
+            yield made, bundle, events
 
     return engine
+
+
+@contextmanager
+def opened(name: str, bundle: Any, data: Any, tell: Any, pool: WorkerPool) -> Iterator[Engine]:
+    handle = data.handle()
+    context: Any = nullcontext()
+    if name == "serial":
+        made: Any = nullcontext(SerialEngine(bundle, handle.open(handle.fds), look, tell))
+    elif name == "process":
+        made = closing(ProcessEngine(bundle, handle.fds, look, tell, pool))
+    else:
+        context = joblib.parallel_config(name, n_jobs=2)
+        made = joblib_engine(bundle, handle, look, tell)
+    with context, made as engine:
+        yield engine
 
 
 def place(bundle: Any, index: int = 0) -> Placement:
@@ -81,21 +137,17 @@ def test_a_job_ends_with_a_result_and_its_news_come_first(make: Make) -> None:
     assert (bundle.root / saved.file).stat().st_size == saved.bytes
 
 
-def test_both_engines_give_the_same_bits(root: Path, pool: WorkerPool) -> None:
+def test_all_engines_give_the_same_bits(root: Path, pool: WorkerPool) -> None:
     digests = []
     with toy_bundle(root) as (bundle, data):
-        handle = data.handle()
-        for engine in (
-            SerialEngine(bundle, handle.open(handle.fds), look, lambda events: None),
-            ProcessEngine(bundle, handle.fds, look, lambda events: None, pool),
-        ):
-            futures = [
-                engine.submit(place(bundle, index), [task(job)])
-                for index, job in enumerate(bundle.plan.jobs)
-            ]
-            digests.append([future.result(60).results[0].digest for future in futures])
-            engine.close()
-    assert digests[0] == digests[1]
+        for name in ENGINES:
+            with opened(name, bundle, data, lambda event: None, pool) as engine:
+                futures = [
+                    engine.submit(place(bundle, index), [task(job)])
+                    for index, job in enumerate(bundle.plan.jobs)
+                ]
+                digests.append([future.result(60).results[0].digest for future in futures])
+    assert all(found == digests[0] for found in digests)
     assert len(set(digests[0])) == 3
 
 
@@ -111,6 +163,18 @@ def test_what_user_code_raises_is_a_result(make: Make) -> None:
     assert result.status == FAILED
     assert result.error == "ZeroDivisionError: on purpose (epoch 1, batch 1 of 4)"
     assert "in forward" in result.traceback
+
+
+def test_close_lets_a_running_job_save_itself(make: Make) -> None:
+    with make(epochs=10**6) as (engine, bundle, events):
+        if isinstance(engine, SerialEngine):
+            pytest.skip("nothing runs outside submit")
+        future = engine.submit(place(bundle), [task(bundle.plan.jobs[0])])
+        while not isinstance(events.get(timeout=60), EpochEnded):
+            pass
+        engine.close(60)
+        assert future.result(0).results == [None]
+        assert [item for item in heard(events) if isinstance(item, CheckpointWritten)]
 
 
 def test_load_answers_and_close_may_be_called_twice(make: Make) -> None:

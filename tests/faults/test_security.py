@@ -38,6 +38,10 @@ ALLOWED = {
     ): "the parameter server that the user starts; no pickle",
     ("training/parameter_server/server.py", "network"): "the same",
     (
+        "engines/joblib_backend.py",
+        "network",
+    ): "an abstract Unix socket of this machine; processes of other users are not heard",
+    (
         "training/process_group/ranks.py",
         "unpickling",
     ): "what a forked process of the job raised, through its pipe",

@@ -89,7 +89,7 @@ def main(descriptor: int, heartbeat: Heartbeat) -> None:
         spinning.look()
         return stopping
 
-    worker, spinning = _Worker(pipe, stop, heartbeat), Spinning()
+    worker, spinning = WorkerState(pipe, stop, heartbeat), Spinning()
     while True:
         try:
             command, *arguments = pipe.recv()
@@ -110,8 +110,8 @@ def main(descriptor: int, heartbeat: Heartbeat) -> None:
             return
 
 
-class _Worker:
-    """The bundle in hand, or why it could not be unpacked."""
+class WorkerState:
+    """A worker between two messages: the bundle in hand, or why it could not be unpacked."""
 
     def __init__(
         self, pipe: Connection[Any, Any], stop: Stop, heartbeat: Heartbeat | None = None
@@ -209,6 +209,7 @@ class _Worker:
         )
 
     def tell(self, event: RunEvent) -> None:
+        """Send an event to the sweep."""
         if isinstance(event, Left):
             # The next job gets a new process.
             self.spent, event = True, replace(event, goes_on=False)

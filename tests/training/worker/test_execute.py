@@ -195,8 +195,8 @@ class Pipe:
 
 
 @pytest.fixture
-def served(tiny: Tiny) -> main._Worker:
-    found = main._Worker(Pipe(), never)  # type: ignore[arg-type]
+def served(tiny: Tiny) -> main.WorkerState:
+    found = main.WorkerState(Pipe(), never)  # type: ignore[arg-type]
     found.bundle, found.data = tiny.bundle, tiny.batches
     return found
 
@@ -222,7 +222,7 @@ def placed(tiny: Tiny) -> tuple[Placement, list[Task]]:
 
 def test_prints_go_to_the_log_of_the_job(
     tiny: Tiny,
-    served: main._Worker,
+    served: main.WorkerState,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -239,7 +239,7 @@ def test_prints_go_to_the_log_of_the_job(
 
 def test_prints_of_a_dry_run_go_nowhere(
     tiny: Tiny,
-    served: main._Worker,
+    served: main.WorkerState,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -251,7 +251,7 @@ def test_prints_of_a_dry_run_go_nowhere(
 
 
 def test_events_and_storage_errors_go_up_the_pipe(
-    tiny: Tiny, served: main._Worker, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, served: main.WorkerState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_run, "EVENT_SECONDS", 0.0)
     served.run(*placed(tiny))
@@ -268,7 +268,7 @@ def test_events_and_storage_errors_go_up_the_pipe(
 
 
 def test_every_task_reports_a_bundle_that_could_not_be_unpacked(tiny: Tiny) -> None:
-    found = main._Worker(Pipe(), never)  # type: ignore[arg-type]
+    found = main.WorkerState(Pipe(), never)  # type: ignore[arg-type]
     found.broken = "Traceback\n  ...\nModuleNotFoundError: No module named 'mine'\n"
     assert found.run(*placed(tiny)) == (
         "error",
@@ -289,7 +289,7 @@ def test_out_of_memory_while_unpacking_is_retryable(
     with here, there:
         file_descriptors.send(there, "bundle", [packed])
         here.recv()
-        found = main._Worker(here, never)
+        found = main.WorkerState(here, never)
         found.take_bundle(sys.argv, sys.path, str(Path.cwd()), dict(os.environ), 1)
     os.close(packed)
     assert found.run(*placed(tiny)) == ("lost", "MemoryError: no room", "oom")
@@ -306,7 +306,7 @@ def test_workers_unpack_a_bundle_at_the_same_time(
     with here, there:
         file_descriptors.send(there, "bundle", [packed, *handle.fds])
         here.recv()
-        found = main._Worker(here, never)
+        found = main.WorkerState(here, never)
         found.take_bundle(
             sys.argv, sys.path, str(Path.cwd()), dict(os.environ), 1 + len(handle.fds)
         )
