@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -31,11 +31,9 @@ from asynckfold.errors import (
     Problem,
     RefitFailedError,
     StorageError,
-    nearest,
     refuse,
 )
-from asynckfold.store import RunReader, RunStore
-from asynckfold.store.layout import path_problems
+from asynckfold.store import RunReader, open_run
 from asynckfold.system import terminal
 from asynckfold.system.files import reading_error, write_whole
 from asynckfold.system.signals import ENDINGS, Interruption, listening
@@ -151,13 +149,15 @@ def run(parsed: argparse.Namespace, out: Output) -> int:
     with patience(parsed, "importing torch"):
         sweep = sweep_parts(parsed)
         kfold = make_kfold(parsed, sweep)
+    # Built here, after what is said first.
+    wanted, kfold.settings = kfold.settings.report, replace(kfold.settings, report=False)
     try:
         with warnings.catch_warnings():
             # The table and the exit code report failed jobs.
             warnings.simplefilter("ignore", category=UserWarning)
             results = kfold(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
     except (AllJobsFailedError, JobFailedError) as error:
-        tell_results(Path(parsed.root), out, not parsed.no_report)
+        tell_results(Path(parsed.root), out, wanted)
         if isinstance(error, RefitFailedError):
             out.error(str(error))
         return AllJobsFailedError.exit_code
@@ -165,9 +165,10 @@ def run(parsed: argparse.Namespace, out: Output) -> int:
         # First: whoever interrupted may not wait for a report.
         _tell_interruption(interrupt, parsed, out)
         with suppress(InterruptedRunError), listening() as signals, signals.anew():
-            partial_report(Path(parsed.root), out)
+            if wanted:
+                partial_report(Path(parsed.root), out)
         return interrupt.exit_code
-    code = tell_results(Path(parsed.root), out, not parsed.no_report)
+    code = tell_results(Path(parsed.root), out, wanted)
     is_refitted = not kfold.settings.refit or results.refitted or not results.has_best
     if not results.counts["pending"] and is_refitted:
         return code
@@ -372,25 +373,7 @@ def _level(parsed: argparse.Namespace) -> int:
 
 
 def _opened(directory: str) -> RunReader:
-    root = Path(directory)
-    refuse(path_problems(root))
-    try:
-        is_run = (root / "run.db").is_file()
-    except OSError as error:
-        raise reading_error(error, root) from error
-    if not is_run:
-        runs = [item.parent.name for item in root.parent.glob("*/run.db")]
-        rule = "DIR must be the folder of a run"
-        refuse(
-            [
-                Problem(
-                    rule,
-                    f"{root}, which holds no run.db",
-                    f"Check the path.{nearest(root.name, runs)}",
-                )
-            ]
-        )
-    return RunStore.read(root)
+    return open_run(directory, "DIR")
 
 
 def _by_flags(parsed: argparse.Namespace) -> bool:

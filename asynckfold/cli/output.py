@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asynckfold.api.display import shown
-from asynckfold.errors import AsyncKFoldError
+from asynckfold.api.report import written
 from asynckfold.results.candidates import folds_note
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.sanitize import plain_data
@@ -64,13 +64,13 @@ def patience(parsed: argparse.Namespace, text: str) -> AbstractContextManager[ob
 
 def tell_results(root: Path, out: Output, with_report: bool) -> int:
     """Print the table, the best, the speedup and the report's path; return the exit code."""
-    from asynckfold.api.kfold import load_results
+    from asynckfold.api.stored_results import load_results
     from asynckfold.results.read import refit_note
 
     with RunStore.read(root) as store:
         results, packing, refit = load_results(store), packing_of(store), refit_note(store)
         data = store.about.get("data")
-    page = results.report() if with_report else None
+    page, fault = written(root) if with_report else (None, "")
     out.data(
         {
             **_numbers(results),
@@ -91,6 +91,8 @@ def tell_results(root: Path, out: Output, with_report: bool) -> int:
         out.error(f"the first of them:\n{trace.strip()}")
     if page:
         out.say(f"report: {page}")
+    if fault:
+        out.error(fault)
     return 1 if results.counts["done"] < results.counts["planned"] else 0
 
 
@@ -191,13 +193,6 @@ def _verdict(results: CVResults) -> str:
 
 def partial_report(root: Path, out: Output) -> None:
     """Build the report of an interrupted run; its failure is told, and fails nothing."""
-    from asynckfold.results.report.page import write_report
-
-    if not (root / "run.db").exists():
-        return  # it was interrupted before there was anything to tell
-    try:
-        with RunStore.read(root) as store:
-            if store.has_plan:
-                out.error(f"partial report: {write_report(store)}")
-    except (AsyncKFoldError, OSError) as error:
-        out.error(f"no partial report: {error}")
+    page, fault = written(root)
+    if page or fault:
+        out.error(f"partial report: {page}" if page else fault)

@@ -170,9 +170,6 @@ def _run(verb: Verb, required: Collection[str] = ("root",), without: Collection[
     verb.add_argument(
         "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all flags"
     )
-    groups_of(verb)["output"].add_argument(
-        "--no-report", action="store_true", help="do not build the HTML report"
-    )
     _add_progress_flags(verb)
 
 

@@ -204,6 +204,21 @@ def speed(summary: Summary) -> str:
     return f"{found.ratio:.2f}× as fast: {packed} against {serial}"
 
 
+def ideal(summary: Summary) -> int | None:
+    """Return the speedup of one job on each allotted core; None if the cores are not known."""
+    cores = summary.packing.cores if summary.packing else None
+    cores = cores or max((use.cores for use in summary.use), default=0)
+    return min(cores, summary.counts["planned"]) if cores else None
+
+
+def times(row: CandidateRow) -> tuple[str, str, str]:
+    """Return serial seconds, packed seconds and speedup; an estimate is marked."""
+    known = math.isfinite(row.serial_seconds)
+    about = " (estimated)" * (known and row.baseline != "measured")
+    ratio = f"{row.speedup:.2f}×" if math.isfinite(row.speedup) else "n/a"
+    return f"{seconds(row.serial_seconds)}{about}", seconds(row.packed_seconds), ratio
+
+
 def unequal_work(summary: Summary) -> str:
     """Say which time includes jobs that did not succeed, if any; else ``""``."""
     lost = sum(summary.counts[state] for state in ("failed", "diverged", "cancelled"))
