@@ -15,7 +15,7 @@ from asynckfold.results.outcome import Outcome
 from asynckfold.results.trained_jobs import done_job, done_jobs, find_job
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CVResults(Outcome):
     """The results of a sweep, complete or not.
 

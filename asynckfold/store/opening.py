@@ -30,8 +30,16 @@ def open_run(directory: str | Path, name: str = "run") -> RunReader:
     except OSError as error:
         raise reading_error(error, root) from error
     if not is_run:
-        runs = [item.parent.name for item in root.parent.glob(f"*/{DATABASE}")]
-        received = f"{root}, which {'holds no ' + DATABASE if root.is_dir() else 'is no folder'}"
-        remedy = f"Check the path.{nearest(root.name, runs)}"
+        received = f"{root}, which {'is a file' if root.is_file() else f'holds no {DATABASE}'}"
+        inside, beside = (_runs(folder) for folder in (root, root.parent))
+        remedy = f"Check the path.{nearest(root.name, beside)}"
+        if inside:
+            remedy = (
+                f"Pass one of the runs in it: {', '.join(inside[:5])}{', …' * (len(inside) > 5)}."
+            )
         refuse([Problem(f"{name} must be the folder of a run", received, remedy)])
     return RunStore.read(root)
+
+
+def _runs(folder: Path) -> list[str]:
+    return sorted(item.parent.name for item in folder.glob(f"*/{DATABASE}"))

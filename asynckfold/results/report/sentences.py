@@ -43,7 +43,7 @@ def number(value: float | None) -> str:
         return "n/a"
     if value == 0 or 1e-3 <= abs(value) < 100:
         return f"{value:.4f}"
-    return f"{value:.5g}"
+    return f"{value:.5g}" if abs(value) >= 1 else f"{value:.2g}"
 
 
 def signed(value: float) -> str:

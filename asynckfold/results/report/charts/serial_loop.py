@@ -108,7 +108,7 @@ def _draw_ratios(axes: Axes, rows: Sequence[tuple[float, float]], ideal: float |
     if ideal is not None:
         look: Any = {"facecolor": "white", "edgecolor": style.FAINT, "linestyle": "--"}
         axes.barh([place + 0.19 for place in places], ideal, height=0.34, **look)
-    axes.axvline(1, color=style.FAINT, linewidth=0.8)
+    axes.axvline(1, color=style.FAINT, linewidth=0.8, zorder=0)
     axes.set_xlim(0, 1.25 * max([*ratios, ideal or 1.0]))
     axes.set_xlabel("speedup")
     axes.set_title("serial / packed seconds; longer is better", loc="left")
