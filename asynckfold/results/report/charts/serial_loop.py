@@ -71,7 +71,7 @@ def speedup_bars(
         axes.tick_params(axis="y", length=0)
     style.legend_below(figure, handles)
     alt = "; ".join(
-        f"{name}: serial {duration(serial)}, packed {duration(packed)}"
+        f"{name}: serial {duration(serial)} ({kind}), packed {duration(packed)}"
         + (f", {serial / packed:.2f} times as fast" if is_measured else "")
         for name, (serial, packed) in rows.items()
     )
@@ -93,7 +93,9 @@ def _draw_seconds(axes: Axes, rows: Sequence[tuple[float, float]], kind: str) ->
         if which == 0 and kind != "measured":
             for bar in bars:
                 bar.set(hatch="////", edgecolor="white")
-        axes.bar_label(bars, [duration(value) for value in values], padding=4, fontsize=8)
+        about = "≈ " * (which == 0 and kind != "measured")
+        labels = [f"{about}{duration(value)}" for value in values]
+        axes.bar_label(bars, labels, padding=4, fontsize=8)
     axes.set_xlim(0, 1.3 * longest / divisor)
     axes.set_xlabel(f"{unit} of wall time")
     axes.set_title("shorter is better", loc="left")
