@@ -43,7 +43,8 @@ class Slow(nn.Module):
         return self.layers(inputs)
 
 kfold = AsyncKFold(
-    3, (X, y), sys.argv[1], nn.CrossEntropyLoss(), 16, baseline=None, verbose=0, n_jobs=2, report=False,
+    3, (X, y), sys.argv[1], nn.CrossEntropyLoss(), 16, baseline=None, verbose=0, n_jobs=2,
+    report=False,
 )
 results = kfold(
     {"slow": Slow}, ["cosine", "step"], lambda model: torch.optim.Adam(model.parameters(), 1e-2),
