@@ -79,7 +79,7 @@ def against_serial(
     total = math.fsum(held.values())
     found = {}
     for name, jobs in by_candidate.items():
-        packed = packed_seconds * held[name] / total if held[name] else math.nan
+        packed = packed_seconds * (held[name] / total) if held[name] else math.nan
         serial = _serial_seconds(name, jobs, results, baseline)
         found[name] = AgainstSerial(
             baseline.kind if baseline else "",

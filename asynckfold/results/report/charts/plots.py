@@ -83,7 +83,8 @@ def cpu_usage(
     most = max(max(used) for _, used in given.values())
     allowed = math.ceil(most) if cores is None else cores
     uses = [
-        Use(name, times, used, used, allowed, float(np.mean(used)), float(np.mean(used)))
+        # Whose use it is, arrays do not say.
+        Use(name, times, used, used, allowed, float(np.mean(used)), math.nan)
         for name, (times, used) in given.items()
     ]
     return timeline.use_panels(uses).figure
@@ -244,10 +245,13 @@ def of_run(run: Run | None, kind: str) -> Figure:
         rule = f"kind must be one of {', '.join(FIGURES)}"
         raise InputError([Problem(rule, repr(kind), nearest(str(kind), FIGURES).strip())])
     with open_run(run.root_dir if isinstance(run, Outcome) else run or "") as store:
-        drawing = FIGURES[kind](summarize(store))
+        summary = summarize(store)
+    drawing = FIGURES[kind](summary)
     if drawing is None:
         needs, remedy = _NEEDS[kind]
-        raise InputError([Problem(f"{kind} needs {needs}", f"{store.root}, without any", remedy)])
+        why = summary.speedup.why_not if summary.speedup and kind == "speedup" else ""
+        received = f"{store.root}: {why or 'it has none'}"
+        raise InputError([Problem(f"{kind} needs {needs}", received, remedy)])
     return drawing.figure
 
 

@@ -42,6 +42,8 @@ def use_panels(uses: Sequence[Use]) -> style.Drawing:
 
 
 def _cpu_use(use: Use) -> str:
+    if math.isnan(use.mean_own):
+        return f"{use.mean_used:.2f} of {sentences.plural(use.cores, 'core')}"
     return sentences.cpu_use(use.mean_own, use.mean_used, use.cores)
 
 
@@ -60,7 +62,8 @@ def _draw_phase(axes: Axes, phase: str, use: Use | None, divisor: float, colour:
     axes.set_ylim(0, use.cores * 1.08)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, min_n_ticks=1))
     axes.grid(axis="y")
-    axes.set_title(f"{phase}: {_cpu_use(use)}; filled: this run, line: everyone", loc="left")
+    key = "" if math.isnan(use.mean_own) else "; filled: this run, line: everyone"
+    axes.set_title(f"{phase}: {_cpu_use(use)}{key}", loc="left")
 
 
 @style.applied
