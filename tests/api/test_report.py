@@ -153,6 +153,7 @@ kfold({{"linear": lambda: torch.nn.Linear(4, 3)}}, ["constant"],
     assert "0 of 3 jobs finished" in (root / "report" / "index.html").read_text()
 
 
+@pytest.mark.nightly
 def test_the_shell_leaves_out_the_report_by_flag_and_by_sweep_file(
     root: Path, tmp_path: Path
 ) -> None:
