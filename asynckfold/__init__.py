@@ -17,7 +17,8 @@ if TYPE_CHECKING:
         Fitted,
         fit,
     )
-    from asynckfold.api.kfold import AsyncKFold, JobsFailedWarning, load_results
+    from asynckfold.api.kfold import AsyncKFold, JobsFailedWarning
+    from asynckfold.api.stored_results import load_results
     from asynckfold.errors import (
         AllJobsFailedError,
         AsyncKFoldError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from asynckfold.jobs.trainer_params import TrainerParams
     from asynckfold.results.cv_results import CVResults
     from asynckfold.results.ensemble import FoldEnsemble
+    from asynckfold.results.report.charts import plots
     from asynckfold.store import RunReader, RunStore
     from asynckfold.training.lr_schedules import get_scheduler
     from asynckfold.training.parameter_server import Hogwild, Server
@@ -80,6 +82,7 @@ __all__ = [
     "fit",
     "get_scheduler",
     "load_results",
+    "plots",
 ]
 
 _MODULES = {
@@ -103,9 +106,11 @@ _MODULES = {
     "api.export": ("export",),
     "api.fit": ("Accuracy", "DistributedTester", "DistributedTrainer", "Fitted", "fit"),
     "jobs.folds": ("Fold",),
-    "api.kfold": ("AsyncKFold", "JobsFailedWarning", "load_results"),
+    "api.kfold": ("AsyncKFold", "JobsFailedWarning"),
+    "api.stored_results": ("load_results",),
     "jobs.plan": ("Job", "Plan"),
     "jobs.result": ("Baseline", "Epoch", "Result"),
+    "results.report.charts": ("plots",),
     "store": ("RunReader", "RunStore"),
     "jobs.trainer_params": ("TrainerParams",),
     "training.lr_schedules": ("get_scheduler",),

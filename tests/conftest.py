@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from asynckfold.api import kfold
 from asynckfold.engines import server_process, warm_pool
 from tests import accounts, leftovers, size, stacks
 from tests.nursery import Nursery, fresh_server, nursery
@@ -62,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # How long an example takes says how busy the machine is; no test asserts a speed.
     settings.register_profile("asynckfold", deadline=None, max_examples=size.examples(100))
     settings.load_profile("asynckfold")
+    config.addinivalue_line("markers", "reports: calls leave a report behind, as for users")
     config.addinivalue_line(
         "markers", "damages(reason): leaves runs whose accounts do not add up, on purpose"
     )
@@ -73,6 +75,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def is_worker(config: pytest.Config) -> bool:
     """Whether this process is one of several that pytest-xdist shares the tests among."""
     return hasattr(config, "workerinput")
+
+
+@pytest.fixture(autouse=True)
+def without_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the report that each call in this process would draw, but for `reports` tests."""
+    if request.node.get_closest_marker("reports") is None:
+        monkeypatch.setattr(kfold, "leave_report", lambda settings: contextlib.nullcontext())
 
 
 # What is left to the night

@@ -51,7 +51,7 @@ class Synthetic:
     others : float
         Cores that other programs used while the baseline was timed.
     processes : int
-        Of a job; with more than one, a measured baseline knows its epochs and classes.
+        Of a job.
     rounds : int
         Of averaging, by which jobs of several processes were trained; 0 for another trainer.
     software : Mapping
@@ -303,7 +303,7 @@ def _write_baseline(store: FakeClockStore, run: Synthetic, plan: Plan, makespan:
     accuracy = dict.fromkeys(seconds, 0.91) if run.baseline == "measured" else {}
     total = sum(seconds.values())
     by_job = {job.id: 0.91 for job in plan.jobs} if accuracy else {}
-    known = plan.jobs if run.processes > 1 and run.baseline == "measured" else ()
+    known = plan.jobs if run.baseline == "measured" else ()
     ends = [(0.9 * number, 0.05 + float(np.exp(-number))) for number in range(1, run.epochs + 1)]
     store.set_baseline(
         Baseline(

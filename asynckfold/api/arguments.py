@@ -90,6 +90,10 @@ class Settings(Sharing, JobTrainer):
     baseline : {"estimate", "measure", None}
         Serial loop to compare the run with. "estimate" times some batches of it, "measure" runs all
         of it, None leaves it out.
+    report : bool
+        Write the HTML report, its figures and tables at the end. They lie below ``report`` in the
+        run's folder, also when jobs failed or the call was interrupted. A fault in drawing is a
+        warning and a line in the log; the drawing is no part of the run's seconds.
     plan_from : str or Path, optional
         Folder of another run whose threads, memory formats and fusion groups are taken over.
     verbose : int
@@ -172,6 +176,7 @@ class Settings(Sharing, JobTrainer):
     baseline: Literal["measure", "estimate"] | None = argument(
         "estimate", group="output", none="none"
     )
+    report: bool = argument(True, group="output", spelled="no-report")
     verbose: int = argument(1, group="output", spelled="", least=0)
     engine: Literal["process", "serial", "joblib"] = argument("process", group="machine")
     allow_different_software: bool = argument(False, group="advanced")

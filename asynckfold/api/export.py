@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.api.kfold import load_results
+from asynckfold.api.stored_results import load_results
 from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.confusion import count_classes

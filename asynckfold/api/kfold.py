@@ -8,13 +8,10 @@ import inspect
 import io
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
-import numpy.typing as npt
 
 from asynckfold.api.arguments import Settings
 from asynckfold.api.call import read_call
@@ -23,7 +20,9 @@ from asynckfold.api.execution import train
 from asynckfold.api.open_data import folds_of, open_data, read_alone
 from asynckfold.api.planner import dry_run, look_ahead, make_draft, make_plan
 from asynckfold.api.refit import on_all_samples
+from asynckfold.api.report import leave_report
 from asynckfold.api.session import Session, hold_run, look_into
+from asynckfold.api.stored_results import load_results, with_models
 from asynckfold.errors import (
     OUT_OF_TIME,
     AllJobsFailedError,
@@ -36,18 +35,10 @@ from asynckfold.errors import (
 from asynckfold.jobs.argument import with_parameters
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.recipe import Recipe
-from asynckfold.jobs.result import DONE, Result, cause
+from asynckfold.jobs.result import DONE, cause
 from asynckfold.planning.forecast import Forecast
-from asynckfold.results.candidates import Candidate
 from asynckfold.results.cv_results import CVResults
-from asynckfold.results.read import read_results
-from asynckfold.store import RunReader, RunStore
-from asynckfold.store.layout import refit_folder
 from asynckfold.system.files import make_folders, slug, write_whole
-
-if TYPE_CHECKING:
-    from asynckfold.data.materialize import CheckedDataset
 
 
 class JobsFailedWarning(UserWarning):
@@ -150,7 +141,7 @@ class AsyncKFold:
             the main thread, or where the host handles SIGINT.
         """
         call = read_call(self.settings, models, schedulers, opt_fn, trainer_params)
-        with hold_run(call) as session:
+        with leave_report(self.settings), hold_run(call) as session:
             with session.until_out_of_time():
                 data = open_data(session)
                 checked = dry_run(session, data)
@@ -276,72 +267,6 @@ class AsyncKFold:
 
 
 AsyncKFold.__doc__ = with_parameters(AsyncKFold.__doc__, Settings)
-
-
-def load_results(store: RunReader, error_score: float = float("nan")) -> CVResults:
-    """Return the results of a run, complete or not."""
-    root = store.root
-
-    def build_report() -> Path:
-        from asynckfold.results.report.page import write_report
-
-        with RunStore.read(root) as reader:
-            return write_report(reader)
-
-    def load_weights(result: Result) -> dict[str, Any]:
-        from asynckfold.training.checkpoint import trained_weights
-
-        with RunStore.read(root) as reader:
-            refs = reader.checkpoints(result.job_id)
-        return trained_weights(root, refs, result.weights)
-
-    def load_refit(candidate: Candidate) -> CVResults | None:
-        folder = refit_folder(root, candidate.model, candidate.lr_schedule)
-        if not (folder / "run.db").is_file():
-            return None
-        with RunStore.read(folder) as reader:
-            return load_results(reader, error_score)
-
-    return replace(
-        read_results(store),
-        error_score=error_score,
-        _build_report=build_report,
-        _load_refit=load_refit,
-        _load_weights=load_weights,
-    )
-
-
-def with_models(
-    results: CVResults, settings: Settings, recipe: Recipe, checked: Sequence[CheckedDataset] = ()
-) -> CVResults:
-    """Return results that can rebuild their models and samples.
-
-    `checked` is the data set as this call has read it, if it did.
-    """
-    from asynckfold.api.fold_models import RunModels
-
-    def load_targets() -> npt.NDArray[Any]:
-        with RunStore.read(results.root_dir) as reader:
-            return reader.splits()[1]
-
-    from_disk, known = results._load_refit, dict[str, CVResults]()
-
-    def load_refit(candidate: Candidate) -> CVResults | None:
-        found = from_disk(candidate) if from_disk else None
-        if found is None or not found.counts["done"]:
-            return None
-        if candidate.name not in known:
-            # Once only, since its samples may be a copy.
-            alone = on_all_samples(settings, candidate, None)
-            known[candidate.name] = with_models(found, alone, recipe, checked)
-        return known[candidate.name]
-
-    views = settings.train_transform, settings.eval_transform
-    facts = next((item.facts for item in checked), None)
-    models = RunModels(
-        results, recipe, settings.dataset, *views, load_targets, facts, settings.transform
-    )
-    return replace(results, _models=models, _load_refit=load_refit)
 
 
 def failure_lines(results: CVResults) -> Iterator[str]:

@@ -63,4 +63,5 @@ def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | No
         fuse=False,
         time_budget_s=seconds,
         refit=False,
+        report=False,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from asynckfold.api.kfold import load_results
+from asynckfold.api.stored_results import load_results
 from asynckfold.cli.output import Output
 from asynckfold.cli.run_folder import open_run
 from asynckfold.errors import InputError, Problem

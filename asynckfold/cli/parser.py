@@ -176,9 +176,6 @@ def _run(verb: Verb, without: Collection[str] = ()) -> None:
     verb.add_argument(
         "--help-all", action=HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all flags"
     )
-    groups_of(verb)["output"].add_argument(
-        "--no-report", action="store_true", help="do not build the HTML report"
-    )
     _add_progress_flags(verb)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.api.arguments import Settings
-from asynckfold.api.kfold import load_results, with_models
+from asynckfold.api.stored_results import load_results, with_models
 from asynckfold.cli.export import best, new_file_problems
 from asynckfold.cli.flags import imports_user_code, value_of
 from asynckfold.cli.output import Output

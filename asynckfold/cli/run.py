@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from asynckfold.cli.output import Output, spinner_with
@@ -31,13 +32,15 @@ def run(parsed: argparse.Namespace, out: Output) -> int:
         sweep = sweep_parts(parsed)
         kfold = make_kfold(parsed, sweep)
     root = Path(parsed.root)
+    # Built here, after what is said first.
+    with_report, kfold.settings = kfold.settings.report, replace(kfold.settings, report=False)
     try:
         with warnings.catch_warnings():
             # The table and the exit code report failed jobs.
             warnings.simplefilter("ignore", category=UserWarning)
             results = kfold(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
     except (AllJobsFailedError, JobFailedError) as error:
-        print_results(root, out, with_report=not parsed.no_report)
+        print_results(root, out, with_report=with_report)
         if isinstance(error, RefitFailedError):
             out.error(str(error))
         return AllJobsFailedError.exit_code
@@ -46,9 +49,10 @@ def run(parsed: argparse.Namespace, out: Output) -> int:
         out.error(str(interrupt))
         out.error(continue_with(parsed.line))
         with suppress(InterruptedRunError), listening() as signals, signals.anew():
-            partial_report(root, out)
+            if with_report:
+                partial_report(root, out)
         return interrupt.exit_code
-    code = print_results(root, out, with_report=not parsed.no_report)
+    code = print_results(root, out, with_report=with_report)
     is_refitted = not kfold.settings.refit or results.refitted or not results.has_best
     if not results.counts["pending"] and is_refitted:
         return code

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asynckfold.errors import Problem, nearest, refuse
-from asynckfold.system.files import reading_error
-
 if TYPE_CHECKING:
+    from asynckfold.errors import Problem
     from asynckfold.store import RunReader
 
 REMOVED = ("--elastic",)
@@ -34,31 +31,9 @@ def open_run(directory: str, problems: Iterable[Problem] = ()) -> RunReader:
     StorageError
         The folder cannot be read.
     """
-    from asynckfold.store import RunStore
+    from asynckfold.store import open_run
 
-    root = Path(directory)
-    refuse([*problems, *_folder_problems(root)])
-    return RunStore.read(root)
-
-
-def _folder_problems(root: Path) -> Iterator[Problem]:
-    from asynckfold.store.layout import DATABASE, path_problems
-
-    too_long = list(path_problems(root))
-    if too_long:
-        yield from too_long
-        return
-    try:
-        is_run = (root / DATABASE).is_file()
-    except OSError as error:
-        raise reading_error(error, root) from error
-    if not is_run:
-        runs = [item.parent.name for item in root.parent.glob(f"*/{DATABASE}")]
-        yield Problem(
-            "DIR must be the folder of a run",
-            f"{root}, which holds no {DATABASE}",
-            f"Check the path.{nearest(root.name, runs)}",
-        )
+    return open_run(directory, "DIR", problems)
 
 
 def stored_words(about: Mapping[str, Any]) -> list[str]:

@@ -10,9 +10,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from asynckfold.api.report import written
 from asynckfold.cli.output import Output
 from asynckfold.cli.status import counts_line
-from asynckfold.errors import AsyncKFoldError
 from asynckfold.results.candidates import folds_note
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.utilization import Packing, packing_of
@@ -22,13 +22,13 @@ from asynckfold.system.plain_text import one_line
 
 def print_results(root: Path, out: Output, *, with_report: bool) -> int:
     """Print the results of a run and, if asked, build its report; return the exit code."""
-    from asynckfold.api.kfold import load_results
+    from asynckfold.api.stored_results import load_results
     from asynckfold.results.read import refit_note
 
     with RunStore.read(root) as store:
         results, packing, refit = load_results(store), packing_of(store), refit_note(store)
         data = store.about.get("data")
-    page = results.report() if with_report else None
+    page, fault = written(root) if with_report else (None, "")
     out.data(
         {
             **_numbers(results),
@@ -49,6 +49,8 @@ def print_results(root: Path, out: Output, *, with_report: bool) -> int:
         out.error(f"traceback of the first failed job:\n{trace.strip()}")
     if page:
         out.say(f"report: {page}")
+    if fault:
+        out.error(fault)
     return 1 if results.counts["done"] < results.counts["planned"] else 0
 
 
@@ -143,13 +145,6 @@ def _verdict(results: CVResults) -> str:
 
 def partial_report(root: Path, out: Output) -> None:
     """Build the report of an interrupted run; a failure is printed and changes no exit code."""
-    from asynckfold.results.report.page import write_report
-
-    if not (root / "run.db").exists():
-        return  # interrupted before anything was stored
-    try:
-        with RunStore.read(root) as store:
-            if store.has_plan:
-                out.error(f"partial report: {write_report(store)}")
-    except (AsyncKFoldError, OSError) as error:
-        out.error(f"no partial report: {error}")
+    page, fault = written(root)
+    if page or fault:
+        out.error(f"partial report: {page}" if page else fault)

@@ -209,10 +209,11 @@ class Baseline:
     by_job : Mapping of str to float
         Accuracy of each job in the baseline's own training, by its id; empty for an estimate.
     epochs : Mapping of str to tuple of (float, float)
-        Where jobs have several processes, by job: the seconds that had passed at the end of each
-        epoch, evaluation included, and its mean training loss.
+        By job: the seconds that had passed at the end of each epoch, evaluation included, and its
+        mean training loss. Empty for an estimate, and in runs of earlier versions, which recorded
+        it only for jobs of several processes; so is `class_counts`.
     class_counts : Mapping of str to tuple of (int, int)
-        There, by job: of each class, how many held-out samples were recognised, of how many.
+        By job: of each class, how many held-out samples were recognised, of how many.
     seconds_by_job : Mapping of str to float
         Seconds of each job that the loop trained, by its id; empty in runs of earlier versions.
     packed_others : float

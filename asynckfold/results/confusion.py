@@ -10,12 +10,12 @@ import numpy.typing as npt
 from asynckfold.jobs.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.jobs.objective import BINARY, MULTICLASS, Objective, predicted
 from asynckfold.jobs.result import DONE, Result
-from asynckfold.results.cv_results import CVResults
+from asynckfold.results.outcome import Outcome
 
 Counts = npt.NDArray[np.int64]
 
 
-def count_classes(found: CVResults, targets: npt.NDArray[Any]) -> dict[str, Counts]:
+def count_classes(found: Outcome, targets: npt.NDArray[Any]) -> dict[str, Counts]:
     """Return a confusion matrix for each candidate that has outputs.
 
     A row per true class, a column per predicted class; all of one size: the classes, or the outputs

@@ -7,9 +7,11 @@ measured in full on an otherwise idle machine. An estimate is labelled as one ev
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
+from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, Baseline, Result
 
 MEASURED, ESTIMATED = "measured", "estimated"
@@ -44,6 +46,96 @@ class Speedup:
         )
 
 
+@dataclass(frozen=True)
+class AgainstSerial:
+    """One candidate in the packed run and in the serial loop; NaN for what is not known.
+
+    Jobs of several candidates run at once, so no clock shows the packed seconds of one. They are
+    its share of the run's wall time, in proportion to the core-seconds of its jobs (seconds of
+    training × cores). The shares of all candidates add up to the wall time, start-up and idle cores
+    included, as their serial seconds add up to those of the serial loop.
+    """
+
+    baseline: str  # kind of the serial seconds: "measured", "estimated", or "" for none
+    serial_seconds: float  # of the jobs that are done
+    packed_seconds: float
+    speedup: float  # only where the whole run has a measured one, see `Speedup.ratio`
+    packed_accuracy: float  # mean over the jobs that the serial loop trained too, if it did
+    serial_accuracy: float
+
+
+def against_serial(
+    plan: Plan, results: Mapping[str, Result], packed_seconds: float, baseline: Baseline | None
+) -> dict[str, AgainstSerial]:
+    """Compare each candidate with the serial loop, by its name."""
+    by_candidate: dict[str, list[Job]] = {}
+    for job in plan.jobs:
+        by_candidate.setdefault(job.candidate, []).append(job)
+    whole = speedup_of([job.id for job in plan.jobs], results, packed_seconds, baseline)
+    held = {
+        name: math.fsum(_core_seconds(plan, results[job.id]) for job in jobs if job.id in results)
+        for name, jobs in by_candidate.items()
+    }
+    total = math.fsum(held.values())
+    found = {}
+    for name, jobs in by_candidate.items():
+        packed = packed_seconds * (held[name] / total) if held[name] else math.nan
+        serial = _serial_seconds(name, jobs, results, baseline)
+        found[name] = AgainstSerial(
+            baseline.kind if baseline else "",
+            serial,
+            packed,
+            math.nan if whole.ratio is None else serial / packed,
+            *_accuracies(name, jobs, results, baseline),
+        )
+    return found
+
+
+def _core_seconds(plan: Plan, result: Result) -> float:
+    # A job that is not pinned holds as many cores as it has threads.
+    cores = len(result.cores) or result.threads * plan.params.processes
+    return (result.fit_seconds + result.score_seconds) * cores
+
+
+def _serial_seconds(
+    name: str, jobs: Sequence[Job], results: Mapping[str, Result], baseline: Baseline | None
+) -> float:
+    done = [job.id for job in jobs if _is_done(results, job.id)]
+    if baseline is None or not done:
+        return math.nan
+    if not baseline.seconds_by_job:
+        # Runs of earlier versions recorded only the sum.
+        return baseline.by_candidate.get(name, math.nan) if len(done) == len(jobs) else math.nan
+    return math.fsum(baseline.seconds_by_job.get(job, math.nan) for job in done)
+
+
+def _accuracies(
+    name: str, jobs: Sequence[Job], results: Mapping[str, Result], baseline: Baseline | None
+) -> tuple[float, float]:
+    """Return the mean accuracy, packed and serial, over the same jobs."""
+    packed = {
+        job.id: accuracy
+        for job in jobs
+        if _is_done(results, job.id) and (accuracy := accuracy_of(results[job.id])) is not None
+    }
+    serial = baseline.by_job if baseline else {}
+    both = [job for job in packed if job in serial]
+    if both:
+        return fmean(packed[job] for job in both), fmean(serial[job] for job in both)
+    known = baseline.accuracy.get(name, math.nan) if baseline and not serial else math.nan
+    return fmean(packed.values()) if packed else math.nan, known
+
+
+def accuracy_of(result: Result) -> float | None:
+    """Return the share of held-out samples whose class is right; None for numbers."""
+    last = result.epochs[-1].accuracy if result.epochs else None
+    return result.scores.get("accuracy", last)
+
+
+def _is_done(results: Mapping[str, Result], name: str) -> bool:
+    return name in results and results[name].status == DONE
+
+
 def speedup_of(
     planned: Collection[str],
     results: Mapping[str, Result],
@@ -54,7 +146,7 @@ def speedup_of(
     if baseline is None:
         why = "no serial baseline was taken"
         return Speedup("", None, None, why, None, packed_seconds, 0)
-    done = [name for name in planned if name in results and results[name].status == DONE]
+    done = [name for name in planned if _is_done(results, name)]
     serial, why = _equal_work(planned, done, results, baseline)
     why = why or _bad_timing(serial, packed_seconds, baseline)
     ratio = None if why or serial is None else serial / packed_seconds

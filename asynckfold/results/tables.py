@@ -13,6 +13,7 @@ import numpy as np
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import Baseline, Epoch, Result
 from asynckfold.results.candidates import Candidate, folds_note, rank, score_of
+from asynckfold.results.speedup import AgainstSerial
 from asynckfold.system.plain_text import one_line
 
 Row = dict[str, Any]
@@ -40,7 +41,12 @@ def score_table(rows: Sequence[Candidate], metrics: Sequence[str]) -> dict[str, 
     return table
 
 
-def candidate_rows(rows: Sequence[Candidate], metrics: Sequence[str], ratio: float) -> list[Row]:
+def candidate_rows(
+    rows: Sequence[Candidate],
+    metrics: Sequence[str],
+    ratio: float,
+    times: Mapping[str, AgainstSerial],
+) -> list[Row]:
     """Return a row per candidate, best first; `ratio` is ``n_valid / n_train``."""
     first = metrics[0]
     table = []
@@ -58,6 +64,7 @@ def candidate_rows(rows: Sequence[Candidate], metrics: Sequence[str], ratio: flo
             "folds_done": row.done,
             "folds": row.planned,
             "status": row.status,
+            **vars(times[row.name]),
         }
         table.append((position, entry))
     return [entry for _, entry in sorted(table, key=lambda pair: pair[0])]

@@ -16,6 +16,7 @@ file that was changed or damaged is refused.
 
 ::
 
+    opening     what is wrong with a folder
     run_store   RunStore writes         reader      RunReader reads
     run_file    transactions            snapshot    one moment of run.db for readers
     database    opening run.db          splits      splits.npz
@@ -28,6 +29,7 @@ file that was changed or damaged is refused.
 from __future__ import annotations
 
 from asynckfold.store.layout import job_folder
+from asynckfold.store.opening import open_run
 from asynckfold.store.reader import RunReader
 from asynckfold.store.records import (
     Attempt,
@@ -48,5 +50,6 @@ __all__ = [
     "SessionTimes",
     "Waiting",
     "job_folder",
+    "open_run",
     "refuse_other",
 ]

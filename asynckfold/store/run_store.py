@@ -374,6 +374,14 @@ class RunStore(Closing):
         self.file.commit()
 
 
+def log_line(root: Path, kind: str, text: str) -> None:
+    """Add an event to a run after its last session; `RunHeldError` if another has begun."""
+    with RunStore.hold(root) as store:
+        store._offset = max((item.end for item in store.reader.sessions()), default=0.0)
+        store.event(kind, text)
+        store.flush()
+
+
 def _end_attempt(
     store: RunStore, job_id: str, attempt: int, outcome: str, pid: int, error: str
 ) -> None:

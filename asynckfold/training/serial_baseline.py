@@ -53,7 +53,7 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
     scores: dict[str, list[float]] = {name: [] for name in by_candidate}
     epochs: dict[str, list[tuple[float, float]]] = {}
     class_counts: dict[str, list[tuple[int, int]]] = {}
-    classes, several = len(bundle.plan.classes), bundle.plan.params.processes > 1
+    classes = len(bundle.plan.classes)
     seconds: dict[str, float] = {}
     for job in bundle.plan.jobs:
         started = time.perf_counter()
@@ -73,9 +73,8 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
         if objective.kind != REGRESSION and objective.scale not in (TRANSFORMED, UNKNOWN):
             by_job[job.id] = trained.accuracy
             scores[job.candidate].append(trained.accuracy)
-        if several:
-            epochs[job.id] = trained.epochs
             class_counts[job.id] = trained.class_counts(classes, objective)
+        epochs[job.id] = trained.epochs
     return Baseline(
         "measured",
         sum(by_candidate.values()),
@@ -224,13 +223,15 @@ class _Trained:
         return right / sum(len(targets) for targets, _ in self.judged)
 
     def class_counts(self, classes: int, objective: Objective) -> list[tuple[int, int]]:
-        """Return (right, all) held-out samples of each class."""
-        if not classes:
+        """Return (right, all) held-out samples of each class; empty unless each has one class."""
+        if not classes or not objective.is_classes:
             return []
         given, right = (
             torch.cat([part.cpu() for part in parts]) for parts in zip(*self.judged, strict=True)
         )
         targets = objective.codes(given.numpy())
+        if targets.ndim != 1:
+            return []
         hits = targets[right.numpy()]
         return [
             (int((hits == number).sum()), int((targets == number).sum()))

@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 def cross_validate(root):
     kfold = AsyncKFold(3, (X, y), root, lambda out, y: nn.functional.cross_entropy(out, y), 8,
-                       verbose=0, baseline=None, n_jobs=2)
+                       verbose=0, baseline=None, n_jobs=2, report=False)
     results = kfold([Net], [lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2)],
                     lambda model: torch.optim.Adam(model.parameters(), 3e-2), {"epochs": 4})
     assert "__main__" in Net.__module__, Net.__module__

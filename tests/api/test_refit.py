@@ -26,7 +26,7 @@ from asynckfold import (
     RunStore,
     fit,
 )
-from asynckfold.api.kfold import load_results
+from asynckfold.api.stored_results import load_results
 from asynckfold.cli import main
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import AsyncKFoldError, RefitFailedError

@@ -22,7 +22,7 @@ from asynckfold import (
     RunStore,
     StoreCorruptError,
 )
-from asynckfold.api.kfold import load_results
+from asynckfold.api.stored_results import load_results
 from asynckfold.cli import main
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.results.read import read_results

@@ -10,7 +10,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from asynckfold.api.kfold import load_results, write_out_of_fold
+from asynckfold.api.kfold import write_out_of_fold
+from asynckfold.api.stored_results import load_results
 from asynckfold.results.report import page
 from asynckfold.results.report.summary import summarize
 from asynckfold.store import RunStore

@@ -304,7 +304,8 @@ from tests.toy import Tiny, adam, samples
 limit = int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 kfold = AsyncKFold(
-    4, samples(), sys.argv[1], torch.nn.CrossEntropyLoss(), 10, baseline=None, verbose=0, n_jobs=4
+    4, samples(), sys.argv[1], torch.nn.CrossEntropyLoss(), 10, baseline=None, verbose=0, n_jobs=4,
+    report=False,
 )
 try:
     print(kfold({"Tiny": Tiny}, ["step"], adam, {"epochs": 2}).counts["done"])

@@ -207,7 +207,7 @@ SLOW = Path(sys.argv[1]).with_name("SLOW")
 
 kfold = AsyncKFold(
     2, samples(), sys.argv[1], torch.nn.CrossEntropyLoss(), 10,
-    baseline=None, verbose=0, n_jobs=2, stall_timeout=1.5,
+    baseline=None, verbose=0, n_jobs=2, stall_timeout=1.5, report=False,
 )
 print(kfold({"slow": Slow}, ["cosine", "step"], adam, {"epochs": 12}).counts["done"])
 """

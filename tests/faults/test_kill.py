@@ -44,6 +44,7 @@ class Slow(nn.Module):
 
 kfold = AsyncKFold(
     3, (X, y), sys.argv[1], nn.CrossEntropyLoss(), 16, baseline=None, verbose=0, n_jobs=2,
+    report=False,
 )
 results = kfold(
     {"slow": Slow}, ["cosine", "step"], lambda model: torch.optim.Adam(model.parameters(), 1e-2),

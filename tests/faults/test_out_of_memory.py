@@ -232,7 +232,9 @@ class Hungry(Tiny):
             torch.ones(1 << 30)
         return super().forward(inputs)
 
-kfold = AsyncKFold(3, samples(), root, nn.CrossEntropyLoss(), 10, baseline=None, verbose=0)
+kfold = AsyncKFold(
+    3, samples(), root, nn.CrossEntropyLoss(), 10, baseline=None, verbose=0, report=False
+)
 print(kfold({"Hungry": Hungry}, ["step"], adam, {"epochs": 1}).counts["done"])
 with RunStore.read(root) as store:
     for item in store.attempts():

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from asynckfold.api.kfold import load_results, write_out_of_fold
+from asynckfold.api.kfold import write_out_of_fold
+from asynckfold.api.stored_results import load_results
 from asynckfold.errors import AsyncKFoldError, InputError, StorageError
 from asynckfold.results.report.page import write_report
 from asynckfold.store import RunStore

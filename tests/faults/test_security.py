@@ -206,7 +206,7 @@ from asynckfold import AsyncKFold
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 kfold = AsyncKFold(
     2, (X, (X[:, 0] > 0).long()), sys.argv[1], torch.nn.CrossEntropyLoss(), 4,
-    baseline=None, verbose=0, n_jobs=2,
+    baseline=None, verbose=0, n_jobs=2, report=False,
 )
 class Slow(torch.nn.Linear):
     def forward(self, inputs):

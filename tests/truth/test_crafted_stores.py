@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 
 from asynckfold.api.arguments import root_problems
-from asynckfold.api.kfold import load_results
+from asynckfold.api.stored_results import load_results
 from asynckfold.cli import main
 from asynckfold.errors import AsyncKFoldError, StoreCorruptError
 from asynckfold.jobs.decoding import decoded, parsed

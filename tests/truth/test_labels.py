@@ -21,7 +21,7 @@ from asynckfold import (
     PlanMismatchError,
     fit,
 )
-from asynckfold.api.kfold import load_results
+from asynckfold.api.stored_results import load_results
 from asynckfold.cli import main
 from asynckfold.data.labels import resolve_labels
 from asynckfold.results.confusion import count_classes

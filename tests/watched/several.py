@@ -45,6 +45,7 @@ def main(root: str, trainer: str) -> None:
         nn.CrossEntropyLoss(),
         BATCH,
         baseline=None,
+        report=False,
         verbose=0,
         n_jobs=1,
         trainer=trainer,

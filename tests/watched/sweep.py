@@ -53,6 +53,7 @@ def main(root: str) -> None:
         nn.CrossEntropyLoss(),
         BATCH,
         baseline=None,
+        report=False,
         verbose=0,
         n_jobs=2,
     )

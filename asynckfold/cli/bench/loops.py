@@ -175,7 +175,8 @@ def sweep(
 ) -> CVResults:
     """Train all jobs by asynckfold, silently and without a baseline."""
     run, criterion = folder / "run", nn.CrossEntropyLoss()
-    kfold = AsyncKFold(folds, dataset, run, criterion, BATCH, baseline=None, verbose=0, **settings)
+    quiet: dict[str, Any] = {"baseline": None, "verbose": 0, "report": False}
+    kfold = AsyncKFold(folds, dataset, run, criterion, BATCH, **quiet, **settings)
     return kfold(models, schedules, opt_fn, params)
 
 

@@ -31,7 +31,8 @@ from asynckfold.store import RunReader
 from asynckfold.system.files import alone, make_folder, make_folders, storage_error, write_whole
 
 EMBEDDED_BYTES = 1 << 20
-BULKY = ["curves", "confusion", "bars", "use", "events", "races", "averaged", "class_accuracy"]
+BULKY = ["curves", "confusion", "bars", "use", "events", "loss_over_time", "averaged"]
+BULKY += ["class_accuracy", "serial_class_accuracy"]
 """Numbers that the page leaves out, in this order, until the rest fits."""
 CSV_FILES = {"results.csv": "candidate", "folds.csv": "fold", "epochs.csv": "epoch"}
 

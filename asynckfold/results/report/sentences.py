@@ -42,7 +42,7 @@ def number(value: float | None) -> str:
         return "n/a"
     if value == 0 or 1e-3 <= abs(value) < 100:
         return f"{value:.4f}"
-    return f"{value:.5g}"
+    return f"{value:.5g}" if abs(value) >= 1 else f"{value:.2g}"
 
 
 def signed(value: float) -> str:
@@ -201,6 +201,21 @@ def speed(summary: Summary) -> str:
     if found.ratio is None:
         return f"{packed} against {serial}, an estimated speedup of {found.estimate:.1f}"
     return f"{found.ratio:.2f}× as fast: {packed} against {serial}"
+
+
+def ideal(summary: Summary) -> int | None:
+    """Return the speedup of one job on each allotted core; None if the cores are not known."""
+    cores = summary.packing.cores if summary.packing else None
+    cores = cores or max((use.cores for use in summary.use), default=0)
+    return min(cores, summary.counts["planned"]) if cores else None
+
+
+def times(row: CandidateRow) -> tuple[str, str, str]:
+    """Return serial seconds, packed seconds and speedup; an estimate is marked."""
+    known = math.isfinite(row.serial_seconds)
+    about = " (estimated)" * (known and row.baseline != "measured")
+    ratio = f"{row.speedup:.2f}×" if math.isfinite(row.speedup) else "n/a"
+    return f"{seconds(row.serial_seconds)}{about}", seconds(row.packed_seconds), ratio
 
 
 def unequal_work(summary: Summary) -> str:

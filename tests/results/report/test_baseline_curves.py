@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import torch
 from sklearn.datasets import load_digits
 
@@ -34,13 +35,15 @@ def test_a_run_whose_baseline_was_measured_shows_both(root: Path) -> None:
         verbose=0,
     )
     page = found.results.report()
-    (race,) = json.loads((page.parent / "results.json").read_text())["races"]
-    assert (race["candidate"], race["processes"]) == ("MLP/constant", 2)
-    ends = [seconds for seconds, _ in race["several"]]
-    assert len(ends) == len(race["one"]) == 3
-    assert ends[-1] == sum(epoch.seconds for epoch in found.epochs)
-    assert race["several"][-1][1] == found.epochs[-1].train_loss
-    assert all(before[1] > after[1] for before, after in pairwise(race["one"]))
-    assert len(race["class_accuracy"]) == 10
-    assert (page.parent / "race.png").is_file()
-    assert 'id="figure-race"' in page.read_text()
+    data = json.loads((page.parent / "results.json").read_text())
+    (pair,), (row,) = data["loss_over_time"], data["candidates"]
+    assert pair["candidate"] == row["name"] == "MLP/constant"
+    assert len(pair["packed"]) == len(pair["serial"]) == 3
+    assert pair["packed"][-1] == [
+        pytest.approx(found.results.seconds),
+        found.epochs[-1].train_loss,
+    ]
+    assert all(before[1] > after[1] for before, after in pairwise(pair["serial"]))
+    assert len(row["serial_class_accuracy"]) == 10
+    assert (page.parent / "loss_vs_time.png").is_file()
+    assert 'id="figure-loss_vs_time"' in page.read_text()

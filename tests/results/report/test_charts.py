@@ -14,14 +14,25 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from asynckfold.results.report import sentences
-from asynckfold.results.report.charts import Chart, draw, draw_scores, plotted
-from asynckfold.results.report.charts.style import name_candidates
+from asynckfold.results.report.charts import Chart, draw, plotted, rendered
+from asynckfold.results.report.charts.scores import draw_scores
+from asynckfold.results.report.charts.serial_loop import draw_loss, draw_speedup
+from asynckfold.results.report.charts.style import colours_of, name_candidates
 from asynckfold.results.report.summary import summarize
 from asynckfold.store import RunStore
 from tests.results.report.conftest import Summarize
 from tests.synthetic import Synthetic
 
-ALL = ["scores", "curves", "classes", "confusion", "use", "gantt", "speedup"]
+ALL = [
+    "scores",
+    "curves",
+    "loss_vs_time",
+    "class_accuracy",
+    "confusion",
+    "cpu_usage",
+    "timeline",
+    "speedup",
+]
 
 
 def _pixels(chart: Chart) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -50,18 +61,19 @@ def test_titles_state_what_was_found(complete: Path, charts: tuple[Chart, ...]) 
     titles = {chart.name: chart.title for chart in charts}
     assert summary.best is not None
     assert titles["scores"] == sentences.winner(summary)
-    assert "Hardest class" in titles["classes"]
+    assert "Hardest class" in titles["class_accuracy"]
     assert "8 for 3" in titles["confusion"]
     assert "(measured)" in titles["speedup"]
-    assert "20 jobs on 2 cores" in titles["gantt"]
+    assert "20 jobs on 2 cores" in titles["timeline"]
 
 
 def test_a_legend_counts_what_is_drawn(summarized: Summarize) -> None:
     summary = summarized(Synthetic(models=tuple("ABCDEFGHIJKL"), lr_schedules=("x",), folds=2))
     names = [row.name for row in summary.candidates]
+    colours = colours_of(names)
     for drawn, last in ((names, "the other 4"), (names[:9], "the other 1"), (names[:2], names[1])):
         figure = Figure()
-        name_candidates(figure, summary, drawn, lines=True)
+        name_candidates(figure, colours, drawn, lines=True)
         assert figure.legends[0].get_texts()[-1].get_text() == last
 
 
@@ -70,11 +82,11 @@ def test_a_legend_counts_what_is_drawn(summarized: Summarize) -> None:
     [
         (
             Synthetic(classes=(), metrics=("r2",), baseline=None, cpu_samples=False, folds=2),
-            {"classes", "confusion", "use", "speedup"},
+            {"loss_vs_time", "class_accuracy", "confusion", "cpu_usage", "speedup"},
         ),
         (
             Synthetic(status=lambda job: "failed"),
-            {"scores", "curves", "classes", "confusion", "speedup"},
+            {"scores", "curves", "loss_vs_time", "class_accuracy", "confusion", "speedup"},
         ),
         (Synthetic(others=0.8, epochs=1, models=("A",)), {"speedup"}),
         (Synthetic(status=lambda job: "pending", baseline=None, cpu_samples=False), set(ALL)),
@@ -88,48 +100,80 @@ def test_figures_without_numbers_are_left_out(
     assert {chart.name for chart in draw(summarized(run))} == set(ALL) - absent
 
 
-def test_several_processes_are_compared_with_a_measured_baseline(
+def test_the_loss_over_time_of_the_packed_run_and_of_the_serial_loop(
     summarized: Summarize,
 ) -> None:
     summary = summarized(Synthetic(processes=2, models=("A",), lr_schedules=("c",), folds=2))
-    (race,) = summary.races
-    assert (race.candidate, race.processes, race.threads) == ("A/c", 2, 2)
-    assert [seconds for seconds, _ in race.several] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5])
-    assert race.one[-1] == pytest.approx((4.5, 0.05 + np.exp(-5)))
-    assert race.class_accuracy == (0.9,) * 10
+    (pair,) = summary.loss_over_time
+    (row,) = summary.candidates
+    # The only candidate has the whole wall time; epochs take equal parts of it.
+    assert row.packed_seconds == pytest.approx(summary.packed_seconds)
+    shares = [number / 5 * summary.packed_seconds for number in range(1, 6)]
+    assert [seconds for seconds, _ in pair.packed] == pytest.approx(shares)
+    # Two folds, one after another.
+    assert pair.serial[-1] == pytest.approx((9.0, 0.05 + np.exp(-5)))
+    assert row.serial_class_accuracy == (0.9,) * 10
     found = {chart.name: chart for chart in draw(summary)}
-    assert list(found) == ["scores", "curves", "race", *ALL[2:]]
-    assert found["race"].title.startswith(
-        "A/c: 2 processes reach the final training loss of one in "
-    )
-    assert found["race"].title.endswith("instead of 4.5 s")
-    alone = {chart.name: chart for chart in draw(replace(summary, races=()))}
-    assert found["classes"].height > alone["classes"].height
-    slow = replace(race, several=((9.0, 1.0),))
-    told = {chart.name: chart.title for chart in draw(replace(summary, races=(slow,)))}
-    assert "end at a training loss of 1.0000 in 9.0 s, one at" in told["race"]
+    title = found["loss_vs_time"].title
+    assert title.startswith("A/c: packed reaches the serial loop's final training loss in ")
+    assert title.endswith("instead of 9.0 s")
+    alone = replace(summary, candidates=(replace(row, serial_class_accuracy=None),))
+    without = {chart.name: chart for chart in draw(alone)}
+    assert found["class_accuracy"].height > without["class_accuracy"].height
+    slow = replace(summary, loss_over_time=(replace(pair, packed=((9.5, 1.0),)),))
+    told = {chart.name: chart.title for chart in draw(slow)}
+    assert "packed ends at a training loss of 1.0000 in 9.5 s, the serial" in told["loss_vs_time"]
 
 
 @pytest.mark.parametrize(
     "run",
     [
-        Synthetic(processes=2, baseline="estimated"),
-        Synthetic(processes=2, status=lambda job: "failed"),
-        Synthetic(processes=2, status=lambda job: "pending"),
-        Synthetic(),
+        Synthetic(baseline="estimated"),
+        Synthetic(baseline=None),
+        Synthetic(status=lambda job: "failed"),
+        Synthetic(status=lambda job: "pending"),
     ],
 )
-def test_no_race_without_both(summarized: Summarize, run: Synthetic) -> None:
-    assert summarized(run).races == ()
+def test_no_loss_over_time_without_both(summarized: Summarize, run: Synthetic) -> None:
+    assert draw_loss(summarized(run)) is None
+
+
+def test_seconds_and_speedups_of_models_add_up_to_those_of_the_run(complete: Path) -> None:
+    with RunStore.read(complete) as store:
+        summary = summarize(store)
+    drawing = draw_speedup(summary)
+    assert drawing is not None
+    assert summary.speedup is not None
+    seconds, ratios = drawing.figure.axes
+    assert [label.get_text() for label in seconds.get_yticklabels()] == [
+        *dict.fromkeys(row.model for row in summary.candidates),
+        "whole sweep",
+    ]
+    serial, packed = ([bar.get_width() for bar in bars] for bars in seconds.containers[:2])
+    assert sum(packed[:-1]) == pytest.approx(packed[-1])
+    assert sum(serial[:-1]) == pytest.approx(serial[-1])
+    own, ideal = ([bar.get_width() for bar in bars] for bars in ratios.containers[:2])
+    assert own == pytest.approx([a / b for a, b in zip(serial, packed, strict=True)])
+    assert own[-1] == pytest.approx(summary.speedup.ratio)
+    assert set(ideal) == {2}
+
+
+def test_an_estimate_has_seconds_and_no_ratios(summarized: Summarize) -> None:
+    drawing = draw_speedup(summarized(Synthetic(baseline="estimated")))
+    assert drawing is not None
+    assert len(drawing.figure.axes) == 1
+    (legend,) = drawing.figure.legends
+    assert "estimated" in legend.get_texts()[0].get_text()
+    assert "times as fast" not in drawing.alt
 
 
 def test_the_callers_matplotlib_style_is_neither_used_nor_changed(complete: Path) -> None:
     with RunStore.read(complete) as store:
         summary = summarize(store)
-    plain = draw_scores(summary)
+    plain = rendered("scores", draw_scores(summary))
     with matplotlib.rc_context({"figure.facecolor": "black", "font.size": 30}):
         before = dict(matplotlib.rcParams)
-        styled = draw_scores(summary)
+        styled = rendered("scores", draw_scores(summary))
         assert dict(matplotlib.rcParams) == before
     assert plain == styled
 

@@ -153,7 +153,7 @@ def test_the_first_screen_shows_best_lead_speedup_and_failures(folder: Path) -> 
 def test_the_page_is_self_contained_and_small(folder: Path) -> None:
     page = folder / "index.html"
     text = page.read_text("utf-8")
-    assert len(walk(page).images) == 7
+    assert len(walk(page).images) == 8
     assert page.stat().st_size < 5 << 20
     assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in text
     assert "http://" not in text
@@ -169,7 +169,7 @@ def test_embedded_and_written_numbers_equal_the_summary(complete: Path, folder: 
 
 
 def test_figures_lie_beside_the_page(folder: Path) -> None:
-    assert len(list(folder.glob("*.png"))) == 7
+    assert len(list(folder.glob("*.png"))) == 8
     assert not list(folder.glob("*.tmp"))
 
 

@@ -128,7 +128,7 @@ def test_speedup_is_serial_over_packed(complete: Path) -> None:
         assert baseline is not None
         assert found.ratio == baseline.seconds / store.sessions()[0].packed_seconds
     assert found.kind == "measured"
-    assert {pair.serial for pair in found.accuracy} == {0.91}
+    assert [pair.serial for pair in found.accuracy] == pytest.approx([0.91] * 4)
     for pair in found.accuracy:
         assert [item.fold for item in pair.folds] == ["0", "1", "2", "3", "4"]
         assert {item.serial for item in pair.folds} == {0.91}
@@ -136,10 +136,20 @@ def test_speedup_is_serial_over_packed(complete: Path) -> None:
         assert {item.together for item in pair.folds} == {1}
 
 
-def test_only_accuracy_is_compared_with_the_serial_loop(summarized: Summarize) -> None:
-    found = summarized(Synthetic(metrics=("f1_macro",))).speedup
-    assert found is not None
-    assert found.accuracy == ()
+def test_accuracies_are_compared_whatever_is_scored(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(metrics=("f1_macro",)))
+    assert summary.speedup is not None
+    pairs = {pair.candidate: pair for pair in summary.speedup.accuracy}
+    for row in summary.candidates:
+        accuracy = next(curve for curve in row.curves if curve.measure == "accuracy")
+        assert pairs[row.name].packed == row.packed_accuracy == pytest.approx(accuracy.mean[-1])
+        assert pairs[row.name].serial == row.serial_accuracy == pytest.approx(0.91)
+
+
+def test_a_regression_has_seconds_and_no_accuracy(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(metrics=("r2",), classes=()))
+    assert all(math.isfinite(row.packed_seconds) for row in summary.candidates)
+    assert all(math.isnan(row.packed_accuracy) for row in summary.candidates)
 
 
 @pytest.mark.parametrize("state", ["pending", "failed"])

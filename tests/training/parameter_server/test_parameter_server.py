@@ -330,7 +330,7 @@ def test_nothing_answers_and_something_else_does() -> None:
             hogwild(net(), address, timeout_s=0.3)
         with ThreadPoolExecutor() as pool:
             pool.submit(_speak_http, silent)
-            with pytest.raises(PeerLostError, match="is no message of a parameter server"):
+            with pytest.raises(PeerLostError, match="is not a message of a parameter server"):
                 hogwild(net(), address, timeout_s=5)
 
 

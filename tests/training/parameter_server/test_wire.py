@@ -65,12 +65,12 @@ def framed(magic: bytes, text: bytes, length: int | None = None) -> bytes:
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no message"),
-        (framed(b"AKF1", b"{}", wire.HEADER_LIMIT + 1), "is no message"),
-        (framed(b"AKF1", b"{"), "no JSON"),
-        (framed(b"AKF1", b"\xff"), "no JSON"),
-        (framed(b"AKF1", b"[" * 100_000), "no JSON"),
-        (framed(b"AKF1", b"[1]"), "no JSON object"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is not a message"),
+        (framed(b"AKF1", b"{}", wire.HEADER_LIMIT + 1), "is not a message"),
+        (framed(b"AKF1", b"{"), "not JSON"),
+        (framed(b"AKF1", b"\xff"), "not JSON"),
+        (framed(b"AKF1", b"[" * 100_000), "not JSON"),
+        (framed(b"AKF1", b"[1]"), "not a JSON object"),
         (framed(b"AKF1", b"{}", 9), "closed the connection"),
         (b"", "closed the connection"),
     ],

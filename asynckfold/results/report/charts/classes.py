@@ -2,59 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
+from matplotlib.ticker import PercentFormatter
 
 from asynckfold.results.report import sentences
-from asynckfold.results.report.baseline_curves import Race
 from asynckfold.results.report.charts import style
 from asynckfold.results.report.summary import CandidateRow, Summary
 
 
 @style.applied
-def draw_classes(summary: Summary) -> style.Chart | None:
-    """Draw the accuracy of each class under each candidate."""
-    rows = [row for row in summary.candidates if row.class_accuracy is not None][: style.SHOWN]
+def draw_classes(summary: Summary) -> style.Drawing | None:
+    """Draw the accuracy of each class under each candidate, and in the measured serial loop."""
+    rows = [row for row in summary.candidates if row.class_accuracy is not None]
     if not rows:
         return None
-    title = _classes_title(summary, rows[0])
-    named = _class_rows(rows, summary.races)
+    packed = {row.name: row.class_accuracy or () for row in rows}
+    serial = {row.name: row.serial_class_accuracy for row in rows if row.serial_class_accuracy}
+    return class_rows(packed, serial, summary.facts.classes, _classes_title(summary, rows[0]))
+
+
+@style.applied
+def class_rows(
+    packed: Mapping[str, Sequence[float]],
+    serial: Mapping[str, Sequence[float]],
+    classes: Sequence[str],
+    title: str,
+) -> style.Drawing:
+    """Draw a row of shares per candidate, and below it one of the serial loop where it is known."""
+    most = style.SHOWN // 2 if serial else style.SHOWN
+    named: list[tuple[str, Sequence[float]]] = []
+    for name, shares in list(packed.items())[:most]:
+        named.append((style.plotted(name), shares))
+        if name in serial:
+            named.append(("serial loop", serial[name]))
     table = np.array([shares for _, shares in named], dtype=float)
-    names = summary.facts.classes
     columns = _hardest_columns(table)
     figure = style.new_figure(1.5 + 0.28 * len(named), title)
     axes = figure.subplots()
-    note = (
-        f"the {style.SHOWN} hardest of {len(names)} classes; " if len(names) > style.SHOWN else ""
-    )
-    axes.set_title(f"{note}share of held-out samples recognised", loc="left")
+    hidden = [f"the {style.SHOWN} hardest of {len(classes)} classes"] * (
+        len(classes) > style.SHOWN
+    ) + [f"the first {most} of {len(packed)} candidates"] * (len(packed) > most)
+    what = "share of held-out samples recognised, in percent"
+    axes.set_title("; ".join([*hidden, what]), loc="left")
     low = float(np.nanmin(table)) if np.isfinite(table).any() else 0.0
     image = axes.imshow(table[:, columns], cmap="Blues", vmin=min(low, 0.9), vmax=1, aspect="auto")
-    figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03).outline.set_visible(False)
+    bar = figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03, format=PercentFormatter(1, 0))
+    bar.outline.set_visible(False)
     axes.set_yticks(range(len(named)), [name for name, _ in named])
-    _class_ticks(axes, [names[column] for column in columns])
+    for label, (name, _) in zip(axes.get_yticklabels(), named, strict=True):
+        label.set_color(style.FAINT if name == "serial loop" else style.INK)
+    _class_ticks(axes, [classes[column] for column in columns])
     if len(columns) <= 14:
         _write_cells(axes, table[:, columns], image, lambda value: f"{100 * value:.0f}")
     _no_frame(axes)
-    return style.chart_of("classes", title, "Numbers are in the tables of the page.", figure)
-
-
-def _class_rows(
-    rows: Sequence[CandidateRow], races: Sequence[Race]
-) -> list[tuple[str, Sequence[float]]]:
-    """Return a labelled row per candidate, and below it one per serial baseline of it."""
-    serial = {race.candidate: race.class_accuracy for race in races}
-    found: list[tuple[str, Sequence[float]]] = []
-    for row in rows:
-        found.append((style.plotted(row.name), row.class_accuracy or ()))
-        if row.name in serial:
-            found.append((f"{style.plotted(row.name, 16)}, one process", serial[row.name]))
-    return found
+    return style.Drawing(title, "Numbers are in the tables of the page.", figure)
 
 
 def _classes_title(summary: Summary, row: CandidateRow) -> str:
@@ -100,7 +107,7 @@ def _write_cells(
 
 
 @style.applied
-def draw_confusion(summary: Summary) -> style.Chart | None:
+def draw_confusion(summary: Summary) -> style.Drawing | None:
     """Draw the out-of-fold confusion matrix of the best candidate."""
     row = next((row for row in summary.candidates if row.confusion is not None), None)
     if row is None or row.confusion is None:
@@ -130,7 +137,7 @@ def draw_confusion(summary: Summary) -> style.Chart | None:
         f"Rows are true classes, columns what {row.name} predicts, counted over held-out samples"
         f"{', each once a repeat' if repeated else ''}."
     )
-    return style.chart_of("confusion", title, alt, figure)
+    return style.Drawing(title, alt, figure)
 
 
 def _confusion_title(

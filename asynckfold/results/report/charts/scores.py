@@ -14,7 +14,7 @@ from asynckfold.results.report.summary import CandidateRow, Summary
 
 
 @style.applied
-def draw_scores(summary: Summary) -> style.Chart | None:
+def draw_scores(summary: Summary) -> style.Drawing | None:
     """Draw one dot per fold, and mean ± std, for each candidate."""
     rows = [row for row in summary.candidates if math.isfinite(row.mean[summary.metric])]
     if not rows:
@@ -23,7 +23,7 @@ def draw_scores(summary: Summary) -> style.Chart | None:
     shown = rows[: style.SHOWN]
     figure = style.new_figure(1.35 + 0.3 * len(shown), title)
     axes = figure.subplots()
-    colours = style.colours_of(summary)
+    colours = style.colours_of(row.name for row in summary.candidates)
     for place, row in enumerate(shown):
         _draw_folds(axes, place, row.scores[summary.metric], colours[row.name])
         _draw_mean(axes, place, row, summary.metric, colours[row.name])
@@ -40,7 +40,7 @@ def draw_scores(summary: Summary) -> style.Chart | None:
         f"{row.name}: {sentences.mean_std(row, summary.metric)} ({sentences.folds_note(row)})"
         for row in shown[:10]
     )
-    return style.chart_of("scores", title, alt, figure)
+    return style.Drawing(title, alt, figure)
 
 
 def _draw_folds(axes: Axes, place: int, scores: Sequence[float], colour: str) -> None:

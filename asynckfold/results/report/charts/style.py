@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import io
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -20,7 +20,6 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from asynckfold.results.report import sentences
-from asynckfold.results.report.summary import Summary
 
 # Okabe and Ito (2008), "Color Universal Design": distinct with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5A00", "#000000")
@@ -48,10 +47,22 @@ _STYLE: Any = {
     "figure.dpi": 150,
 }
 
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, and what is said of it."""
+
+    title: str  # the finding, as written on the figure
+    alt: str  # description for readers who cannot see it
+    figure: Figure
+
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn figure."""
+    """A rendered figure."""
 
     name: str  # file name without ".png"
     title: str  # the finding, as written on the figure
@@ -61,15 +72,15 @@ class Chart:
     height: int
 
 
-def applied(make: Callable[[Summary], Chart | None]) -> Callable[[Summary], Chart | None]:
+def applied(make: Callable[Given, Made]) -> Callable[Given, Made]:
     """Draw under our style, and restore the caller's."""
 
     @functools.wraps(make)
-    def drawn(summary: Summary) -> Chart | None:
+    def drawn(*args: Given.args, **kwargs: Given.kwargs) -> Made:
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(_STYLE)
-            return make(summary)
+            return make(*args, **kwargs)
 
     return drawn
 
@@ -101,39 +112,49 @@ def new_figure(height_inches: float, title: str) -> Figure:
     return figure
 
 
-def chart_of(name: str, title: str, alt: str, figure: Figure) -> Chart:
-    """Render the figure as PNG."""
-    buffer = io.BytesIO()
+@applied
+def rendered(name: str, drawing: Drawing) -> Chart:
+    """Render a figure as PNG."""
+    figure, buffer = drawing.figure, io.BytesIO()
     figure.savefig(buffer, format="png")
     width, height = (round(inches * figure.dpi) for inches in figure.get_size_inches())
-    return Chart(name, title, f"{title}. {alt}", buffer.getvalue(), width, height)
+    alt = f"{drawing.title}. {drawing.alt}"
+    return Chart(name, drawing.title, alt, buffer.getvalue(), width, height)
 
 
-def colours_of(summary: Summary) -> dict[str, str]:
-    """Return a colour per candidate, the same in every figure; all but the first few share one."""
-    names = [row.name for row in summary.candidates]
-    own = dict(zip(names, COLOURS, strict=False))
-    return {name: own.get(name, OTHERS) for name in names}
+def colours_of(names: Iterable[str]) -> dict[str, str]:
+    """Return a colour per candidate, the best first; all but the first few share one."""
+    listed = list(names)
+    own = dict(zip(listed, COLOURS, strict=False))
+    return {name: own.get(name, OTHERS) for name in listed}
 
 
-def name_candidates(figure: Figure, summary: Summary, names: Iterable[str], *, lines: bool) -> None:
+def name_candidates(
+    figure: Figure, colours: Mapping[str, str], names: Iterable[str], *, lines: bool
+) -> None:
     """Add the legend: candidates that have their own colour by name, the others as one."""
-    colours = colours_of(summary)
     present = set(names)
     named = [name for name, own in colours.items() if own != OTHERS and name in present]
     labels = [(colours[name], plotted(name)) for name in named]
     others = len(present.difference(named))
     if others:
         labels.append((OTHERS, f"the other {others}"))
-    handles: list[Line2D | Patch] = [
-        Line2D([], [], color=colour, linewidth=2, label=label)
-        if lines
-        else Patch(color=colour, label=label)
-        for colour, label in labels
-    ]
-    longest = max((len(label) for _, label in labels), default=1)
+    legend_below(
+        figure,
+        [
+            Line2D([], [], color=colour, linewidth=2, label=label)
+            if lines
+            else Patch(color=colour, label=label)
+            for colour, label in labels
+        ],
+    )
+
+
+def legend_below(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
+    """Add the legend below the figure."""
+    longest = max((len(str(item.get_label())) for item in handles), default=1)
     columns = max(1, min(4, len(handles), 110 // (longest + 6)))
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=8)
+    figure.legend(handles=list(handles), loc="outside lower left", ncols=columns, fontsize=8)
 
 
 def time_unit(longest_seconds: float) -> tuple[float, str]:
@@ -141,6 +162,11 @@ def time_unit(longest_seconds: float) -> tuple[float, str]:
     if longest_seconds < 180:
         return 1.0, "seconds"
     return (60.0, "minutes") if longest_seconds < 3 * 3600 else (3600.0, "hours")
+
+
+def draw_line(axes: Axes, places: Sequence[float], values: Sequence[float], **look: Any) -> None:
+    """Draw a line, with a dot at each value if they are few."""
+    axes.plot(places, values, marker="o" if len(values) <= 12 else "", markersize=3.5, **look)
 
 
 def log_axis(axes: Axes, decades: float) -> None:

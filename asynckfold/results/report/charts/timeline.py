@@ -1,4 +1,4 @@
-"""Wall time: CPU use, jobs by core, and the speedup."""
+"""Wall time: CPU use, and jobs by core."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from asynckfold.results.report.summary import Bar, CpuUse, Summary
 
 
 @style.applied
-def draw_use(summary: Summary) -> style.Chart | None:
+def draw_use(summary: Summary) -> style.Drawing | None:
+    """Draw the cores in use over time, of the serial loop and of the packed run."""
+    return use_panels(summary.use) if summary.use else None
+
+
+@style.applied
+def use_panels(uses: Sequence[CpuUse]) -> style.Drawing:
     """Draw the cores in use over time, serial above packed, on one time axis."""
-    found = {use.phase: use for use in summary.use}
-    if not found:
-        return None
+    found = {use.phase: use for use in uses}
     phase = "packed" if "packed" in found else "serial"
     title = f"CPU use{'' if phase == 'packed' else ', serial'}: {_cpu_use(found[phase])}"
     figure = style.new_figure(4.3, title)
     panels = figure.subplots(2, 1, sharex=True)
-    longest = max(use.seconds[-1] for use in summary.use)
+    longest = max(use.seconds[-1] for use in uses)
     divisor, unit = style.time_unit(longest)
     for axes, phase, colour in zip(
         panels, ("serial", "packed"), (style.FAINT, style.COLOURS[0]), strict=True
@@ -33,11 +37,13 @@ def draw_use(summary: Summary) -> style.Chart | None:
         _draw_phase(axes, phase, found.get(phase), divisor, colour)
     panels[1].set_xlabel(f"{unit} since the phase began")
     panels[1].set_xlim(0, max(longest / divisor * 1.01, 1e-3))
-    alt = "; ".join(f"{use.phase}: {_cpu_use(use)}" for use in summary.use)
-    return style.chart_of("use", title, alt, figure)
+    alt = "; ".join(f"{use.phase}: {_cpu_use(use)}" for use in uses)
+    return style.Drawing(title, alt, figure)
 
 
 def _cpu_use(use: CpuUse) -> str:
+    if math.isnan(use.mean_own):
+        return f"{use.mean_used:.2f} of {sentences.plural(use.cores, 'core')}"
     return sentences.cpu_use(use.mean_own, use.mean_used, use.cores)
 
 
@@ -56,11 +62,12 @@ def _draw_phase(axes: Axes, phase: str, use: CpuUse | None, divisor: float, colo
     axes.set_ylim(0, use.cores * 1.08)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, min_n_ticks=1))
     axes.grid(axis="y")
-    axes.set_title(f"{phase}: {_cpu_use(use)}; filled: this run, line: everyone", loc="left")
+    key = "" if math.isnan(use.mean_own) else "; filled: this run, line: everyone"
+    axes.set_title(f"{phase}: {_cpu_use(use)}{key}", loc="left")
 
 
 @style.applied
-def draw_gantt(summary: Summary) -> style.Chart | None:
+def draw_gantt(summary: Summary) -> style.Drawing | None:
     """Draw which job ran on which core when."""
     if not summary.bars:
         return None
@@ -71,8 +78,9 @@ def draw_gantt(summary: Summary) -> style.Chart | None:
     figure = style.new_figure(1.7 + 0.3 * min(len(lanes), 24), title)
     axes = figure.subplots()
     divisor, unit = style.time_unit(longest)
+    colours = style.colours_of(row.name for row in summary.candidates)
     for place, (_, bars) in enumerate(lanes):
-        _draw_lane(axes, place, bars, style.colours_of(summary), first, divisor)
+        _draw_lane(axes, place, bars, colours, first, divisor)
     axes.set_yticks(range(len(lanes)), [label for label, _ in lanes])
     if len(lanes) > 48:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=24, integer=True))
@@ -83,8 +91,8 @@ def draw_gantt(summary: Summary) -> style.Chart | None:
     axes.grid(axis="x")
     ended_badly = any(bar.outcome not in ("ok", "running") for bar in summary.bars)
     axes.set_title("hatched: ended without a score" if ended_badly else "", loc="left")
-    style.name_candidates(figure, summary, [bar.candidate for bar in summary.bars], lines=False)
-    return style.chart_of("gantt", title, "A bar per attempt at a job, a row per core.", figure)
+    style.name_candidates(figure, colours, [bar.candidate for bar in summary.bars], lines=False)
+    return style.Drawing(title, "A bar per attempt at a job, a row per core.", figure)
 
 
 def _gantt_title(
@@ -160,28 +168,3 @@ def _draw_lane(
             alpha=1 if good else 0.6,
         )
         drawn.set_in_layout(False)
-
-
-@style.applied
-def draw_speedup(summary: Summary) -> style.Chart | None:
-    """Draw serial against packed seconds, if there is a speedup or an estimate."""
-    found = summary.speedup
-    if found is None or found.why_not or found.serial_seconds is None:
-        return None
-    title = sentences.speed(summary)
-    figure = style.new_figure(1.75, title)
-    axes = figure.subplots()
-    divisor, unit = style.time_unit(max(found.serial_seconds, found.packed_seconds))
-    values = [found.serial_seconds / divisor, found.packed_seconds / divisor]
-    bars = axes.barh([0, 1], values, height=0.62, color=[style.OTHERS, style.COLOURS[0]])
-    if found.kind != "measured":
-        bars[0].set_hatch("////")
-        bars[0].set_edgecolor("white")
-    labels = map(sentences.duration, (found.serial_seconds, found.packed_seconds))
-    axes.bar_label(bars, list(labels), padding=5)
-    axes.set_yticks([0, 1], [f"serial ({style.plotted(found.kind)})", "packed"])
-    axes.set_ylim(1.5, -0.5)
-    axes.set_xlim(0, 1.16 * max(values))
-    axes.set_xlabel(f"{unit} of wall time")
-    axes.tick_params(axis="y", length=0)
-    return style.chart_of("speedup", title, "Shorter is better.", figure)

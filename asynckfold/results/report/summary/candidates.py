@@ -13,8 +13,10 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Epoch
 from asynckfold.results.candidates import Candidate, rank
 from asynckfold.results.confusion import class_accuracy
-from asynckfold.results.cv_results import CVResults
+from asynckfold.results.outcome import Outcome, times_of
+from asynckfold.results.report.baseline_curves import serial_class_accuracy
 from asynckfold.results.report.sanitize import clean, shown
+from asynckfold.results.speedup import AgainstSerial
 from asynckfold.results.statistics import Lead, train_valid_ratio
 
 
@@ -47,6 +49,13 @@ class CandidateRow:
     curves: tuple[Curve, ...]
     confusion: tuple[tuple[int, ...], ...] | None  # a row per true, a column per predicted class
     class_accuracy: tuple[float, ...] | None  # recall; NaN for a class without held-out samples
+    serial_class_accuracy: tuple[float, ...] | None  # the same in the measured serial loop
+    baseline: str  # this and the following: see `AgainstSerial`
+    serial_seconds: float
+    packed_seconds: float
+    speedup: float
+    packed_accuracy: float
+    serial_accuracy: float
 
     @property
     def complete(self) -> bool:
@@ -55,12 +64,13 @@ class CandidateRow:
 
 
 def candidate_rows(
-    found: CVResults, confusions: Mapping[str, npt.NDArray[np.int64]], n_classes: int
+    found: Outcome, confusions: Mapping[str, npt.NDArray[np.int64]], n_classes: int
 ) -> tuple[CandidateRow, ...]:
     """Return a row for each candidate, best first, unranked ones last."""
     metric = found.plan.scoring[0]
     listed = found.candidates
     ratio = train_valid_ratio(found.folds)
+    times, serial = times_of(found), serial_class_accuracy(found)
     histories: dict[str, list[Sequence[Epoch]]] = {}
     for job in found.plan.jobs:
         result = found.results.get(job.id)
@@ -74,6 +84,8 @@ def candidate_rows(
             _curves(histories.get(candidate.name, [])),
             confusions.get(candidate.name),
             n_classes,
+            serial.get(candidate.name),
+            times[candidate.name],
         )
         for candidate, position in zip(listed, rank(listed, metric), strict=True)
     ]
@@ -88,6 +100,8 @@ def _row(
     curves: tuple[Curve, ...],
     confusion: npt.NDArray[np.int64] | None,
     n_classes: int,
+    serial: tuple[float, ...] | None,
+    times: AgainstSerial,
 ) -> CandidateRow:
     scores = candidate.scores
     model, lr_schedule = clean(candidate.model), clean(candidate.lr_schedule)
@@ -108,6 +122,8 @@ def _row(
         curves=curves,
         confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
         class_accuracy=None if confusion is None else class_accuracy(confusion, n_classes),
+        serial_class_accuracy=serial,
+        **{**vars(times), "baseline": clean(times.baseline)},
     )
 
 
@@ -136,7 +152,7 @@ def fold_names(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def shown_lead(found: CVResults) -> Lead | None:
+def shown_lead(found: Outcome) -> Lead | None:
     """Return the lead under names that are safe to show."""
     lead = found.lead
     names = {job.candidate: shown(job).candidate for job in found.plan.jobs}

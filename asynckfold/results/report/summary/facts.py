@@ -9,7 +9,7 @@ from typing import Any
 
 from asynckfold.jobs.objective import BINARY, MULTICLASS, MULTILABEL, REGRESSION
 from asynckfold.jobs.plan import Plan
-from asynckfold.results.cv_results import CVResults
+from asynckfold.results.outcome import Outcome
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, flat
 
 
@@ -37,7 +37,7 @@ class RunFacts:
     plan_fingerprint: str
 
 
-def facts(plan: Plan, found: CVResults) -> RunFacts:
+def facts(plan: Plan, found: Outcome) -> RunFacts:
     """Return what the plan says, in text that is safe to show."""
     keys = {fold.key for fold in found.folds}
     return RunFacts(

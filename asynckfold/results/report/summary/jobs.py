@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, Result, cause
-from asynckfold.results.cv_results import CVResults
+from asynckfold.results.outcome import Outcome
 from asynckfold.results.report.sanitize import ERROR_LIMIT, TEXT_LIMIT, clean, shown
 from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.store import RunReader
@@ -109,7 +109,7 @@ def bars(
     return tuple(found)
 
 
-def averaged(found: CVResults) -> tuple[AveragedJob, ...]:
+def averaged(found: Outcome) -> tuple[AveragedJob, ...]:
     """Return the jobs that were trained by averaging."""
     return tuple(
         AveragedJob(

@@ -9,9 +9,9 @@ from typing import Any
 from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import job_by_id
 from asynckfold.results.confusion import count_classes
-from asynckfold.results.cv_results import CVResults
+from asynckfold.results.outcome import Outcome, times_of
 from asynckfold.results.read import read_results, refit_note
-from asynckfold.results.report.baseline_curves import Race, races
+from asynckfold.results.report.baseline_curves import LossOverTime, loss_over_time
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, flat, plain_data
 from asynckfold.results.report.summary.candidates import (
     CandidateRow,
@@ -64,7 +64,7 @@ class Summary:
     about: Mapping[str, str]
     fingerprint: str
     bit_identity: Reproducibility
-    races: tuple[Race, ...]  # jobs of several processes against one
+    loss_over_time: tuple[LossOverTime, ...]
     averaged: tuple[AveragedJob, ...]
     refit: str  # how the refit on all samples ended; empty without one
 
@@ -87,7 +87,7 @@ _UNSHOWN = ("cli", "command", "folder", "decision")
 """Recorded facts that the report shows elsewhere, or that are private."""
 
 
-def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
+def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
     """Compute all numbers of a run's report, from its store alone.
 
     The run may be incomplete or still running; `results` are its own, if they were read already.
@@ -122,7 +122,7 @@ def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
         bit_identity=Reproducibility(
             tuple(clean(why, ERROR_LIMIT) for why in found.bit_identity.reasons)
         ),
-        races=races(found),
+        loss_over_time=loss_over_time(found, times_of(found)),
         averaged=averaged(found),
         refit=clean(refit_note(store), ERROR_LIMIT),
     )

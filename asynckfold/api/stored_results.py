@@ -1,0 +1,151 @@
+"""Results of a run on disk, and the models and samples that a call adds to them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from asynckfold.api.arguments import Settings
+from asynckfold.api.refit import on_all_samples
+from asynckfold.jobs.recipe import Recipe
+from asynckfold.jobs.result import Result
+from asynckfold.results.candidates import Candidate
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.read import read_results
+from asynckfold.store import RunReader, RunStore, open_run
+from asynckfold.store.layout import refit_folder
+
+if TYPE_CHECKING:
+    from asynckfold.data.materialize import CheckedDataset
+
+
+def load_results(run: str | Path | RunReader, error_score: float = float("nan")) -> CVResults:
+    """Return the results of a run on disk, complete or not.
+
+    Parameters
+    ----------
+    run : str, Path or RunReader
+        The run's folder, or a run that is open. Of a folder whose run is not complete, a warning
+        says how many jobs have no result yet, and whether a process works on them.
+    error_score : float
+        Score of a failed job.
+
+    Returns
+    -------
+    CVResults
+        Without the models, which a run's folder does not hold: make the same call again for them.
+
+    Raises
+    ------
+    InputError
+        The folder holds no run.
+    StoreCorruptError
+        Its ``run.db`` was not written by asynckfold, is damaged, or holds no plan yet.
+    StorageError
+        It cannot be read, such as the run of another user.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> from asynckfold import AsyncKFold, load_results
+    >>> X, y = torch.randn(60, 4), torch.arange(60) % 3
+    >>> root = tempfile.mkdtemp()
+    >>> kfold = AsyncKFold(2, (X, y), root, torch.nn.CrossEntropyLoss(), 8, verbose=0)
+    >>> _ = kfold({"linear": lambda: torch.nn.Linear(4, 3)}, ["constant"],
+    ...           lambda model: torch.optim.SGD(model.parameters(), 0.1), {"epochs": 1})
+    >>> load_results(root).counts["done"]
+    2
+    """
+    if not isinstance(run, RunReader):
+        with open_run(run) as store:
+            return load_results(_told_unfinished(store), error_score)
+    root = run.root
+
+    def build_report() -> Path:
+        from asynckfold.results.report.page import write_report
+
+        with RunStore.read(root) as reader:
+            return write_report(reader)
+
+    def draw(kind: str) -> Any:
+        from asynckfold.results.report.charts import plots
+
+        return plots.of_run(root, kind)
+
+    def load_weights(result: Result) -> dict[str, Any]:
+        from asynckfold.training.checkpoint import trained_weights
+
+        with RunStore.read(root) as reader:
+            refs = reader.checkpoints(result.job_id)
+        return trained_weights(root, refs, result.weights)
+
+    def load_refit(candidate: Candidate) -> CVResults | None:
+        folder = refit_folder(root, candidate.model, candidate.lr_schedule)
+        if not (folder / "run.db").is_file():
+            return None
+        with RunStore.read(folder) as reader:
+            return load_results(reader, error_score)
+
+    return replace(
+        read_results(run),
+        error_score=error_score,
+        _build_report=build_report,
+        _draw=draw,
+        _load_refit=load_refit,
+        _load_weights=load_weights,
+    )
+
+
+def _told_unfinished(store: RunReader) -> RunReader:
+    """Warn of jobs that have no result yet."""
+    counts = store.counts()
+    if counts["pending"]:
+        holder = store.holder()
+        state = "the call that began it continues it"
+        if holder:
+            state = f"process {holder['pid']} on {holder['host']} works on them"
+        warnings.warn(
+            f"{store.root} is unfinished: {counts['pending']} of {counts['planned']} jobs have no "
+            f"result yet; {state}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return store
+
+
+def with_models(
+    results: CVResults, settings: Settings, recipe: Recipe, checked: Sequence[CheckedDataset] = ()
+) -> CVResults:
+    """Return results that can rebuild their models and samples.
+
+    `checked` tells how the run took its data set apart, if it did so just now.
+    """
+    from asynckfold.api.fold_models import RunModels
+
+    def load_targets() -> npt.NDArray[Any]:
+        with RunStore.read(results.root_dir) as reader:
+            return reader.splits()[1]
+
+    from_disk, known = results._load_refit, dict[str, CVResults]()
+
+    def load_refit(candidate: Candidate) -> CVResults | None:
+        found = from_disk(candidate) if from_disk else None
+        if found is None or not found.counts["done"]:
+            return None
+        if candidate.name not in known:
+            # Once only, since its samples may be a copy.
+            alone = on_all_samples(settings, candidate, None)
+            known[candidate.name] = with_models(found, alone, recipe, checked)
+        return known[candidate.name]
+
+    views = settings.train_transform, settings.eval_transform
+    facts = next((item.facts for item in checked), None)
+    models = RunModels(
+        results, recipe, settings.dataset, *views, load_targets, facts, settings.transform
+    )
+    return replace(results, _models=models, _load_refit=load_refit)

@@ -1,0 +1,244 @@
+"""`Outcome`: what plan and results of a run say, without its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.reproducibility import Reproducibility
+from asynckfold.jobs.result import ENDED, Baseline, Result, fingerprint
+from asynckfold.results import tables
+from asynckfold.results.candidates import Candidate, candidates, rank
+from asynckfold.results.out_of_fold import layers_of, mean_of_layers, out_of_fold
+from asynckfold.results.speedup import AgainstSerial, Speedup, against_serial, speedup_of
+from asynckfold.results.statistics import Lead, paired_difference, train_valid_ratio
+from asynckfold.system.plain_text import one_line
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Scores, ranking and times of a sweep, complete or not.
+
+    Parameters
+    ----------
+    plan : Plan
+        All jobs of the sweep.
+    folds : tuple of Fold
+        Train and held-out samples of each fold.
+    n_samples : int
+        Samples of the dataset.
+    results : Mapping of str to Result
+        By job id; jobs without a result are pending.
+    seconds : float
+        Wall time of the packed run: data, worker start-up, checks and jobs, over all sessions.
+    baseline : Baseline or None
+        The serial loop to compare with.
+    root_dir : Path
+        The run on disk.
+    error_score : float
+        Score of a failed job.
+    bit_identity : Reproducibility
+        Whether the run is reproducible bit for bit, and if not, why.
+    """
+
+    plan: Plan
+    folds: tuple[Fold, ...]
+    n_samples: int
+    results: Mapping[str, Result]
+    seconds: float
+    baseline: Baseline | None
+    root_dir: Path
+    error_score: float = float("nan")
+    bit_identity: Reproducibility = field(default_factory=lambda: Reproducibility(()))
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """One `Candidate` per model × LR schedule, in the caller's order."""
+        return candidates(self.plan, self.results, self.error_score)
+
+    @property
+    def cv_results_(self) -> dict[str, Any]:
+        """Scores and times under scikit-learn's keys (``mean_test_accuracy``), by candidate."""
+        return tables.score_table(self.candidates, self.plan.scoring)
+
+    @property
+    def has_best(self) -> bool:
+        """Whether any candidate has a score on every fold."""
+        return any(row.ranks_by(self.plan.scoring[0]) for row in self.candidates)
+
+    @property
+    def best_index_(self) -> int:
+        """Position of the best complete candidate; `ValueError` if there is none."""
+        if not self.has_best:
+            counts = _counts_text(self.counts)
+            raise ValueError(f"no candidate has a score on every fold, so none is best; {counts}")
+        return int(np.argmin(rank(self.candidates, self.plan.scoring[0])))
+
+    @property
+    def best_params_(self) -> dict[str, str]:
+        """``{"model": …, "scheduler": …}`` of the best complete candidate."""
+        row = self.candidates[self.best_index_]
+        return {"model": row.model, "scheduler": row.lr_schedule}
+
+    @property
+    def best_score_(self) -> float:
+        """Mean score of the best complete candidate, by the first metric."""
+        return self.candidates[self.best_index_].mean(self.plan.scoring[0])
+
+    @property
+    def lead(self) -> Lead | None:
+        """Lead of the best candidate over the runner-up; None with fewer than two to rank."""
+        metric = self.plan.scoring[0]
+        rows = [row for row in self.candidates if row.ranks_by(metric)]
+        if len(rows) < 2:
+            return None
+        best, second = np.argsort(rank(rows, metric), kind="stable")[:2]
+        difference = paired_difference(
+            rows[best].scores[metric], rows[second].scores[metric], train_valid_ratio(self.folds)
+        )
+        return Lead(rows[best].name, rows[second].name, difference)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Jobs by state: planned = done + failed + diverged + cancelled + pending."""
+        found = [result.status for result in self.results.values()]
+        ended = {status: found.count(status) for status in ENDED}
+        planned = len(self.plan.jobs)
+        return {"planned": planned, **ended, "pending": planned - sum(ended.values())}
+
+    @property
+    def speedup(self) -> float | None:
+        """Serial seconds / packed seconds for equal work, both measured on an idle machine.
+
+        None if there is no such number; `speedup_note` says why.
+        """
+        return self.timing.ratio
+
+    @property
+    def speedup_note(self) -> str:
+        """The speedup with both times, an estimate of it, or why there is none."""
+        return self.timing.text
+
+    @property
+    def timing(self) -> Speedup:
+        """Serial against packed wall time: what `speedup`, the tables and the report show."""
+        jobs = [job.id for job in self.plan.jobs]
+        return speedup_of(jobs, self.results, self.seconds, self.baseline)
+
+    @property
+    def fingerprint(self) -> str:
+        """One hash over all jobs' canonical results: equal hashes, equal bits."""
+        return fingerprint({name: item.digest for name, item in self.results.items()})
+
+    @property
+    def classes_(self) -> npt.NDArray[Any] | None:
+        """Class labels of the data, in the order of the outputs' columns.
+
+        With one output for two classes, the labels of 0 and of 1. None for regression and for
+        several labels per sample.
+        """
+        objective = self.plan.objective_of("")
+        if not objective.is_classes:
+            return None
+        outputs = (item.outputs for item in self.results.values() if item.outputs is not None)
+        columns = max((found.shape[1] for found in outputs if found.ndim == 2), default=0)
+        return objective.all_labels(max(columns, len(self.plan.classes)))
+
+    @property
+    def oof(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Out-of-fold outputs by candidate: the outputs that the scores are computed from.
+
+        Shape (n_samples, ...), in the order of the dataset; columns are those of `classes_`. If
+        samples are held out more than once, as by repeats, (n_repeats, n_samples, ...), since each
+        score is that of a single model. Samples that no finished fold held out are NaN.
+        """
+        return out_of_fold(self.plan, self.folds, self.results, self.n_samples)
+
+    @property
+    def oof_mean(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Mean of `oof` over the repeats, by candidate, of shape (n_samples, ...).
+
+        With repeats these are the outputs of an ensemble of ``n_repeats`` models, which mostly
+        scores higher than this cross-validation says. Without repeats, the same as `oof`.
+        """
+        found = self.oof
+        several = max(layers_of(self.folds), default=0) > 0
+        return {name: mean_of_layers(item) for name, item in found.items()} if several else found
+
+    def to_frame(self, level: str = "candidate") -> pd.DataFrame:
+        """Return a pandas table: one row per candidate, per fold, or per epoch.
+
+        Parameters
+        ----------
+        level : {"candidate", "fold", "epoch"}
+            What a row is. Candidates are sorted by rank.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Seconds in ``*_seconds``, bytes in ``peak_memory``. Candidates have the seconds of the
+            serial loop, of the kind in ``baseline``, and their share of the packed run's wall time
+            (``packed_seconds``), in proportion to the core-seconds of their jobs; ``speedup`` only
+            from an undisturbed, measured baseline. Pretraining epochs precede those of the
+            training; ``stage`` names their phase, and each of their measures is a column. If
+            jobs were trained by averaging, folds have ``rounds`` and ``samples_epochs``, the
+            samples × epochs of each process.
+        """
+        import pandas as pd
+
+        rows: Iterable[tables.Row]
+        if level == "candidate":
+            rows = _candidate_rows(self)
+        elif level == "fold":
+            rows = tables.fold_rows(self.plan, self.results, self.baseline, self.error_score)
+        elif level == "epoch":
+            rows = tables.epoch_rows(self.plan, self.results)
+        else:
+            rule = "level must be 'candidate', 'fold' or 'epoch'"
+            raise ValueError(f"{rule}: received {level!r}. The default is 'candidate'.")
+        frame: pd.DataFrame = pd.DataFrame(list(rows))
+        return frame
+
+    def __repr__(self) -> str:
+        return tables.as_text(_summary(self), _text_cells(self))
+
+    def _repr_html_(self) -> str:
+        return tables.as_html(_summary(self), _text_cells(self))
+
+
+def _candidate_rows(found: Outcome) -> list[tables.Row]:
+    ratio = train_valid_ratio(found.folds)
+    times = times_of(found)
+    return tables.candidate_rows(found.candidates, found.plan.scoring, ratio, times)
+
+
+def times_of(found: Outcome) -> dict[str, AgainstSerial]:
+    """Compare each candidate with the serial loop, by its name."""
+    return against_serial(found.plan, found.results, found.seconds, found.baseline)
+
+
+def _text_cells(found: Outcome) -> list[tuple[str, ...]]:
+    return tables.text_cells(_candidate_rows(found), found.plan.scoring[0])
+
+
+def _summary(found: Outcome) -> str:
+    text = f"{_counts_text(found.counts)}; {found.seconds:.1f} s"
+    if found.baseline is not None:
+        text += f"; {found.speedup_note}"
+    return one_line(f"{text}; fingerprint {found.fingerprint[:12]}, {found.bit_identity}")
+
+
+def _counts_text(counts: Mapping[str, int]) -> str:
+    return ", ".join(
+        f"{number} {state}" for state, number in counts.items() if number or state == "done"
+    )

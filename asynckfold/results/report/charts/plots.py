@@ -1,0 +1,299 @@
+"""`asynckfold.plots`: the figures that compare the packed run with the serial loop.
+
+Each is drawn from a run, given by its folder or its results, or from arrays, and returned as a
+figure of matplotlib, which is neither shown nor known to pyplot: ``figure.savefig("speedup.pdf")``.
+`CVResults.plot` draws the other figures of the report.
+
+Examples
+--------
+>>> from asynckfold import plots
+>>> serial, packed = {"LeNet": 165.0, "MLP": 40.0}, {"LeNet": 80.0, "MLP": 25.0}
+>>> figure = plots.speedup(serial=serial, packed=packed)
+>>> figure.get_suptitle()
+'1.95× as fast: 1 min 45 s packed against 3 min 25 s serial'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from asynckfold.errors import InputError, Problem, nearest, refuse
+from asynckfold.results.outcome import Outcome
+from asynckfold.results.report.baseline_curves import Line, LossOverTime
+from asynckfold.results.report.charts import classes as class_charts
+from asynckfold.results.report.charts import serial_loop, timeline
+from asynckfold.results.report.charts.figures import FIGURES
+from asynckfold.results.report.sentences import duration
+from asynckfold.results.report.summary import CpuUse, summarize
+from asynckfold.store import open_run
+
+__all__ = ["class_accuracy", "cpu_usage", "loss_vs_time", "speedup"]
+
+Run = str | Path | Outcome
+"""The folder of a run, or its results."""
+Curve = tuple[ArrayLike, ArrayLike]
+"""Moments in seconds, and a value at each of them."""
+
+
+def cpu_usage(
+    run: Run | None = None,
+    *,
+    packed: Curve | None = None,
+    serial: Curve | None = None,
+    cores: int | None = None,
+) -> Figure:
+    """Draw the cores in use over time, of the serial loop and of the packed run.
+
+    Parameters
+    ----------
+    run : str, Path or CVResults, optional
+        The run to draw; or pass arrays.
+    packed, serial : tuple of (array, array), optional
+        Seconds since the beginning, and the cores in use then.
+    cores : int, optional
+        Allowed cores; by default the most that were in use.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The serial loop above the packed run, on one time axis.
+
+    Raises
+    ------
+    InputError
+        Nothing to draw, or arrays that do not fit; or the run has no CPU samples.
+
+    Examples
+    --------
+    >>> figure = cpu_usage(packed=([0, 1, 2], [1.9, 2.0, 1.2]), serial=([0, 3], [1, 1]))
+    >>> [axes.get_ylabel() for axes in figure.axes]
+    ['cores', 'cores']
+    """
+    arrays = {"packed": packed, "serial": serial}
+    if _reads_run(run, arrays):
+        return of_run(run, "cpu_usage")
+    given = {name: _curve(name, curve) for name, curve in arrays.items() if curve is not None}
+    most = max(max(used) for _, used in given.values())
+    allowed = math.ceil(most) if cores is None else cores
+    uses = [
+        # Whose use it is, arrays do not say.
+        CpuUse(name, times, used, used, allowed, float(np.mean(used)), math.nan)
+        for name, (times, used) in given.items()
+    ]
+    return timeline.use_panels(uses).figure
+
+
+def speedup(
+    run: Run | None = None,
+    *,
+    packed: Mapping[str, float] | None = None,
+    serial: Mapping[str, float] | None = None,
+    ideal: float | None = None,
+) -> Figure:
+    """Draw serial and packed seconds of each model, its speedup, and the ideal beside it.
+
+    Parameters
+    ----------
+    run : str, Path or CVResults, optional
+        The run to draw; or pass both mappings. Packed seconds of a model are its share of the run's
+        wall time, in proportion to the core-seconds of its jobs.
+    packed, serial : Mapping of str to float, optional
+        Seconds of each model, both measured.
+    ideal : float, optional
+        The speedup to compare with, such as the number of cores.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Seconds on the left; speedups on the right, unless the run's baseline is an estimate.
+
+    Raises
+    ------
+    InputError
+        Nothing to draw, or mappings of different models; or the run has no speedup.
+
+    Examples
+    --------
+    >>> figure = speedup(serial={"LeNet": 165.0}, packed={"LeNet": 80.0}, ideal=5)
+    >>> figure.axes[1].get_xlabel()
+    'speedup'
+    """
+    arrays = {"packed": packed, "serial": serial}
+    if _reads_run(run, arrays, needs_both=True):
+        return of_run(run, "speedup")
+    packed, serial = dict(packed or {}), dict(serial or {})
+    if packed.keys() != serial.keys() or not all(
+        0 < value < math.inf for value in (*packed.values(), *serial.values())
+    ):
+        rule = "packed and serial must give seconds above 0 for the same models"
+        raise InputError([Problem(rule, f"{packed} and {serial}", "Name every model in both.")])
+    whole = math.fsum(serial.values()), math.fsum(packed.values())
+    title = (
+        f"{whole[0] / whole[1]:.2f}× as fast: {duration(whole[1])} packed against "
+        f"{duration(whole[0])} serial"
+    )
+    pairs = {name: (serial[name], packed[name]) for name in serial}
+    return serial_loop.speedup_bars(pairs, whole, ideal, title).figure
+
+
+def class_accuracy(
+    run: Run | None = None,
+    *,
+    packed: Mapping[str, ArrayLike] | None = None,
+    serial: Mapping[str, ArrayLike] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Figure:
+    """Draw the accuracy of each class, of the packed run and of the serial loop.
+
+    Parameters
+    ----------
+    run : str, Path or CVResults, optional
+        The run to draw; or pass arrays.
+    packed, serial : Mapping of str to array of shape (n_classes,), optional
+        By candidate, the share of the samples of each class that was recognised.
+    classes : sequence of str, optional
+        Names of the classes; by default their numbers.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A row for each candidate, and below it one for the serial loop.
+
+    Raises
+    ------
+    InputError
+        Nothing to draw, or arrays of different lengths; or the run counted no classes.
+
+    Examples
+    --------
+    >>> figure = class_accuracy(packed={"LeNet": [0.9, 0.8]}, serial={"LeNet": [0.9, 0.7]})
+    >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    ['LeNet', 'serial loop']
+    """
+    if _reads_run(run, {"packed": packed, "serial": serial}):
+        return of_run(run, "class_accuracy")
+    ours, theirs = (
+        {name: np.asarray(shares, float).tolist() for name, shares in (given or {}).items()}
+        for given in (packed, serial)
+    )
+    if not ours:
+        ours, theirs = theirs, {}
+    lengths = {len(shares) for shares in (*ours.values(), *theirs.values())}
+    lengths |= {len(classes)} if classes is not None else set()
+    if len(lengths) != 1:
+        rule = "all candidates must have a share for each class"
+        raise InputError([Problem(rule, f"lengths {sorted(lengths)}", "Use NaN for none.")])
+    named = [str(number) for number in range(lengths.pop())] if classes is None else list(classes)
+    title = f"Accuracy of each class: {', '.join(ours)}"
+    return class_charts.class_rows(ours, theirs, named, title).figure
+
+
+def loss_vs_time(
+    run: Run | None = None,
+    *,
+    packed: Mapping[str, Curve] | None = None,
+    serial: Mapping[str, Curve] | None = None,
+) -> Figure:
+    """Draw the training loss against time, of the packed run and of the serial loop.
+
+    Parameters
+    ----------
+    run : str, Path or CVResults, optional
+        The run to draw; or pass arrays. Its seconds are those until all folds of a candidate have
+        finished the epoch: serial one after another, packed as its share of the wall time.
+    packed, serial : Mapping of str to tuple of (array, array), optional
+        By candidate, seconds and the training loss after them.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Solid lines for the packed run, dashed ones for the serial loop.
+
+    Raises
+    ------
+    InputError
+        Nothing to draw, or arrays that do not fit; or the serial loop of the run was not measured.
+
+    Examples
+    --------
+    >>> figure = loss_vs_time(packed={"LeNet": ([1, 2], [0.5, 0.2])})
+    >>> figure.get_suptitle()
+    'LeNet ends at a training loss of 0.2000 after 2.0 s'
+    """
+    arrays = {"packed": packed, "serial": serial}
+    if _reads_run(run, arrays):
+        return of_run(run, "loss_vs_time")
+    ours, theirs = (
+        {name: _line(f"{kind}[{name!r}]", curve) for name, curve in (given or {}).items()}
+        for kind, given in arrays.items()
+    )
+    names = list(dict.fromkeys([*ours, *theirs]))
+    pairs = [LossOverTime(name, ours.get(name, ()), theirs.get(name, ())) for name in names]
+    return serial_loop.loss_lines(pairs, names).figure
+
+
+def of_run(run: Run | None, kind: str) -> Figure:
+    """Draw a figure of a run on disk; see `CVResults.plot`."""
+    if kind not in FIGURES:
+        rule = f"kind must be one of {', '.join(FIGURES)}"
+        raise InputError([Problem(rule, repr(kind), nearest(str(kind), FIGURES).strip())])
+    with open_run(run.root_dir if isinstance(run, Outcome) else run or "") as store:
+        summary = summarize(store)
+    drawing = FIGURES[kind](summary)
+    if drawing is None:
+        needs, remedy = _NEEDS[kind]
+        why = summary.speedup.why_not if summary.speedup and kind == "speedup" else ""
+        received = f"{store.root}: {why or 'it has none'}"
+        raise InputError([Problem(f"{kind} needs {needs}", received, remedy)])
+    return drawing.figure
+
+
+_LATER = "Finish its jobs, or draw another figure."
+_CLASSES = "out-of-fold outputs for classes", "Draw another figure."
+_SERIAL = (
+    "a serial loop that was timed undisturbed",
+    "Run the sweep with baseline='measure' on an idle machine.",
+)
+_NEEDS = {
+    "scores": ("a candidate with a finite score", _LATER),
+    "curves": ("finished jobs with epochs", _LATER),
+    "loss_vs_time": _SERIAL,
+    "class_accuracy": _CLASSES,
+    "confusion": _CLASSES,
+    "cpu_usage": ("samples of the CPU use", "Draw another figure."),
+    "timeline": ("jobs that were started", _LATER),
+    "speedup": _SERIAL,
+}
+"""What each figure is drawn from, and how to get it."""
+
+
+def _reads_run(run: Run | None, arrays: Mapping[str, Any], *, needs_both: bool = False) -> bool:
+    """Whether the run is drawn, and not arrays; refuse both and neither."""
+    given = [name for name, value in arrays.items() if value]
+    is_enough = len(given) == len(arrays) if needs_both else bool(given)
+    if (run is None) == is_enough and not (run is not None and given):
+        return run is not None
+    wanted = (" and " if needs_both else ", ").join(arrays)
+    rule = f"a figure takes either a run, or {wanted}"
+    received = " and ".join([*(["a run"] if run is not None else []), *given]) or "nothing"
+    raise InputError([Problem(rule, received, "Pass the folder of a run, such as 'runs/x'.")])
+
+
+def _curve(name: str, curve: Curve) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    times, values = (np.atleast_1d(np.asarray(item, float)) for item in curve)
+    if times.shape != values.shape or times.ndim != 1 or not times.size:
+        rule = f"{name} must be seconds and as many values"
+        shapes = f"shapes {times.shape} and {values.shape}"
+        refuse([Problem(rule, shapes, "Pass two arrays of one length.")])
+    return tuple(times.tolist()), tuple(values.tolist())
+
+
+def _line(name: str, curve: Curve) -> Line:
+    return tuple(zip(*_curve(name, curve), strict=True))

@@ -1,0 +1,291 @@
+"""The report that a call leaves behind, results by their folder, and figures on request."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from asynckfold import (
+    AllJobsFailedError,
+    AsyncKFold,
+    CVResults,
+    InputError,
+    InterruptedRunError,
+    StoreCorruptError,
+    load_results,
+    plots,
+)
+from asynckfold.api.report import leave_report
+from asynckfold.cli import main
+from asynckfold.results.report import page
+from asynckfold.results.report.charts import FIGURES
+from asynckfold.store import RunStore
+from tests.synthetic import Synthetic, write_run
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(inputs)
+
+
+class Broken(Small):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            raise RuntimeError("broken")
+        return super().forward(inputs)
+
+
+def call(root: Path, model: type[nn.Module] = Small, **settings: Any) -> CVResults:
+    data = torch.randn(30, 4), torch.arange(30) % 3
+    words: dict[str, Any] = {"verbose": 0, "parallelize": False, "baseline": None, **settings}
+    kfold = AsyncKFold(2, data, root, nn.CrossEntropyLoss(), 8, **words)
+    return kfold([model], ["constant"], lambda it: torch.optim.SGD(it.parameters()), {"epochs": 1})
+
+
+def refuses(*_: Any) -> Path:
+    raise ValueError("no ink")
+
+
+def rows_of(report: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((report / "results.csv").read_text().splitlines()))
+
+
+# Of its own accord
+
+
+@pytest.mark.reports
+def test_a_call_leaves_a_report_that_costs_the_run_no_seconds(root: Path) -> None:
+    torch.manual_seed(0)
+    results = call(root, baseline="measure")
+    assert {path.name for path in (root / "report").iterdir()} > {
+        "index.html",
+        "results.json",
+        "scores.png",
+        "loss_vs_time.png",
+    }
+    (row,) = rows_of(root / "report")
+    (told,) = json.loads((root / "report" / "results.json").read_text())["candidates"]
+    assert results.baseline is not None
+    assert float(row["serial_seconds"]) == told["serial_seconds"]
+    assert told["serial_seconds"] == pytest.approx(results.baseline.seconds)
+    # The only candidate has all of the wall time, none of it spent on the report.
+    assert float(row["packed_seconds"]) == told["packed_seconds"]
+    assert told["packed_seconds"] == pytest.approx(results.seconds)
+    assert load_results(root).seconds == results.seconds
+    assert row["baseline"] == "measured"
+    known = results.baseline.accuracy["Small/constant"]
+    assert float(row["serial_accuracy"]) == told["serial_accuracy"] == pytest.approx(known)
+    assert float(row["packed_accuracy"]) == pytest.approx(results.best_score_)
+
+
+@pytest.mark.reports
+def test_report_false_leaves_none(root: Path) -> None:
+    call(root, report=False)
+    assert not (root / "report").exists()
+
+
+@pytest.mark.reports
+def test_a_call_whose_jobs_all_fail_leaves_a_report(root: Path) -> None:
+    with pytest.raises(AllJobsFailedError):
+        call(root, Broken)
+    assert "RuntimeError: broken" in (root / "report" / "index.html").read_text()
+
+
+@pytest.mark.reports
+def test_a_fault_in_drawing_is_a_warning_and_a_line_in_the_log(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "write_report", refuses)
+    with pytest.warns(RuntimeWarning, match=r"no ink.*asynckfold report .* tries again") as told:
+        results = call(root)
+    assert results.counts["done"] == 2
+    assert [item.filename for item in told] == [__file__]
+    with RunStore.read(root) as store:
+        (line,) = [event for event in store.events() if event.kind == "report"]
+        assert line.text == "there is no report: no ink"
+        assert line.at == pytest.approx(max(item.end for item in store.sessions()), abs=0.5)
+
+
+def test_an_interrupted_call_leaves_a_partial_report(root: Path) -> None:
+    run = Synthetic(("A",), ("x",), 2, status=lambda job: "pending" if job.fold else "done")
+    write_run(root, run)
+    settings = AsyncKFold(2, ([0], [0]), root, nn.CrossEntropyLoss(), 8).settings
+    with pytest.raises(InterruptedRunError), leave_report(settings):
+        raise InterruptedRunError("interrupted by SIGINT")
+    assert "1 of 2 jobs finished" in (root / "report" / "index.html").read_text()
+
+
+@pytest.mark.nightly
+def test_ctrl_c_leaves_a_partial_report(root: Path, tmp_path: Path) -> None:
+    script = tmp_path / "sweep.py"
+    script.write_text(
+        f"""
+import torch
+from asynckfold import AsyncKFold
+data = torch.randn(4000, 4), torch.arange(4000) % 3
+kfold = AsyncKFold(3, data, {str(root)!r}, torch.nn.CrossEntropyLoss(), 4, n_jobs=1, fuse=False)
+kfold({{"linear": lambda: torch.nn.Linear(4, 3)}}, ["constant"],
+      lambda model: torch.optim.SGD(model.parameters(), 0.1), {{"epochs": 1000}})
+"""
+    )
+    run = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list(root.glob("linear/*/*/log.txt")):
+        time.sleep(0.2)
+    run.send_signal(2)
+    _, said = run.communicate(timeout=120)
+    assert "InterruptedRunError" in said
+    assert "0 of 3 jobs finished" in (root / "report" / "index.html").read_text()
+
+
+@pytest.mark.nightly
+def test_the_shell_leaves_out_the_report_by_flag_and_by_sweep_file(
+    root: Path, tmp_path: Path
+) -> None:
+    sweep = tmp_path / "sweep.py"
+    sweep.write_text(
+        """
+import torch
+dataset = torch.arange(120.0).reshape(30, 4), torch.arange(30) % 3
+criterion = torch.nn.CrossEntropyLoss()
+models = {"linear": lambda: torch.nn.Linear(4, 3)}
+schedulers = ["constant"]
+opt_fn = lambda model: torch.optim.SGD(model.parameters(), 0.1)
+settings = {"parallelize": False, "kfolds": 2, "baseline": None, "report": False}
+trainer_params = {"epochs": 1}
+"""
+    )
+    words = ["run", str(sweep), "--root", str(root), "--quiet"]
+    assert main(words) == 0
+    assert not (root / "report").exists()
+    sweep.write_text(sweep.read_text().replace(', "report": False', ""))
+    assert main([*words, "--no-report"]) == 0
+    assert not (root / "report").exists()
+
+
+def test_a_fault_in_drawing_does_not_fail_the_shell(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from argparse import Namespace
+
+    from asynckfold.cli.output import Output
+from asynckfold.cli.summary import print_results
+
+    write_run(root, Synthetic(epochs=1))
+    monkeypatch.setattr(page, "write_report", refuses)
+    assert print_results(root, Output(Namespace()), with_report=True) == 0
+    assert "there is no report: no ink" in capsys.readouterr().err
+
+
+# Results by their folder
+
+
+def test_results_are_loaded_by_the_path_of_a_run(root: Path) -> None:
+    write_run(root, Synthetic(epochs=1))
+    assert load_results(str(root)).fingerprint == load_results(root).fingerprint
+    with RunStore.read(root) as store:
+        assert load_results(store).counts["done"] == 20
+
+
+def test_a_path_that_holds_no_run_is_refused(root: Path, tmp_path: Path) -> None:
+    write_run(root, Synthetic(epochs=1, folds=2))
+    with pytest.raises(InputError, match=r"holds no run.db\. Check the path\. Did you mean"):
+        load_results(root.with_name(f"{root.name}s"))
+    with pytest.raises(InputError, match=rf"Pass one of the runs in it: {root.name}\."):
+        load_results(root.parent)
+    (tmp_path / "page.txt").write_text("")
+    with pytest.raises(InputError, match="which is a file"):
+        load_results(tmp_path / "page.txt")
+
+
+@pytest.mark.damages("run.db is none of asynckfold's")
+def test_a_run_db_of_another_program_is_refused(tmp_path: Path) -> None:
+    database = sqlite3.connect(tmp_path / "run.db")
+    database.execute("CREATE TABLE plan (name TEXT)")
+    database.commit()
+    database.close()
+    with pytest.raises(StoreCorruptError, match=r"run.db"):
+        load_results(tmp_path)
+
+
+def test_a_run_without_a_plan_is_refused(root: Path) -> None:
+    with RunStore.hold(root), pytest.raises(StoreCorruptError, match="holds no plan yet"):
+        load_results(root)
+
+
+def test_an_unfinished_run_is_loaded_with_a_warning(root: Path) -> None:
+    write_run(root, Synthetic(status=lambda job: "done" if job.fold else "pending", epochs=1))
+    with pytest.warns(RuntimeWarning, match="4 of 20 jobs have no result yet; the call that"):
+        assert load_results(root).counts["pending"] == 4
+    with RunStore.hold(root), pytest.warns(RuntimeWarning, match="yet; process .* works on them"):
+        load_results(root)
+
+
+# Figures on request
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete run."""
+    return write_run(tmp_path_factory.mktemp("plots") / "run", Synthetic(folds=2, epochs=2))
+
+
+def test_every_figure_of_a_run_by_its_name(folder: Path) -> None:
+    results = load_results(folder)
+    for kind in FIGURES:
+        assert results.plot(kind).get_suptitle()
+    with pytest.raises(InputError, match=r"kind must be one of .*'speedups'.*Did you mean 'speed"):
+        results.plot("speedups")
+
+
+def test_a_figure_without_numbers_says_what_it_needs(root: Path) -> None:
+    write_run(root, Synthetic(folds=2, epochs=1, baseline=None))
+    with pytest.raises(InputError, match=r"speedup needs a serial loop .* baseline='measure'"):
+        load_results(root).plot("speedup")
+
+
+def test_the_ancestors_figures_take_a_folder_results_or_arrays(folder: Path) -> None:
+    results = load_results(folder)
+    for draw in (plots.cpu_usage, plots.speedup, plots.class_accuracy, plots.loss_vs_time):
+        assert draw(folder).get_suptitle() == draw(results).get_suptitle() != ""
+    line = [1.0, 2.0], [0.5, 0.2]
+    figures = [
+        plots.cpu_usage(packed=line, serial=(np.arange(3), np.ones(3))),
+        plots.speedup(packed={"a": 2.0, "b": 1.0}, serial={"a": 4.0, "b": 1.0}, ideal=2),
+        plots.class_accuracy(packed={"a": np.array([0.5, 1])}, classes=["x", "y"]),
+        plots.loss_vs_time(packed={"a": line}, serial={"a": line}),
+    ]
+    assert [len(figure.axes) for figure in figures] == [2, 2, 2, 1]
+    assert figures[0].get_suptitle() == "CPU use: 0.35 of 1 core"
+    assert figures[1].get_suptitle() == "1.67× as fast: 3.0 s packed against 5.0 s serial"
+
+
+@pytest.mark.parametrize(
+    ("draw", "told"),
+    [
+        (lambda: plots.cpu_usage(), "either a run, or packed, serial: received nothing"),
+        (lambda: plots.cpu_usage("runs/x", packed=([1], [1])), "received a run and packed"),
+        (lambda: plots.cpu_usage(packed=([1, 2], [1])), r"shapes \(2,\) and \(1,\)"),
+        (lambda: plots.speedup(packed={"a": 1}), "packed and serial: received packed"),
+        (lambda: plots.speedup(packed={"a": 1}, serial={"b": 1}), "for the same models"),
+        (lambda: plots.class_accuracy(packed={"a": [1.0]}, classes="xy"), r"lengths \[1, 2\]"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(draw: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        draw()
