@@ -93,7 +93,8 @@ class Settings(Sharing, JobTrainer):
         Serial loop to compare the run with. "estimate" times some batches of it, "measure" runs all
         of it, None leaves it out.
     plan_from : str or Path, optional
-        Folder of another run whose threads, memory formats and fusion groups are taken over.
+        Folder of another run whose devices, threads, memory formats and fusion groups are taken
+        over.
     verbose : int
         0 is silent, 1 a live table, 2 a line per job, 3 a line per epoch.
     allow_different_software : bool

@@ -32,7 +32,7 @@ def process_problems(
         yield Problem(
             "the processes of a job train on CPUs only, except the last one of averaging",
             f"processes={draft.params.processes}, and a GPU",
-            "Pass devices='cpu', or, for a process on the GPU, trainer='averaging' with a "
+            "Pass devices='auto', or, for a process on the GPU, trainer='averaging' with a "
             "partition_size or epochs_per_round of the kinds 'cpu' and 'gpu'.",
         )
     if not held:

@@ -49,6 +49,7 @@ def candidate_rows(rows: Sequence[Candidate], metrics: Sequence[str], ratio: flo
             "rank": position if row.ranks_by(first) else math.nan,
             "model": row.model,
             "scheduler": row.lr_schedule,
+            **({"device": row.device} if row.device else {}),
         }
         for metric in metrics:
             entry |= {f"mean_{metric}": row.mean(metric), f"std_{metric}": row.std(metric)}
@@ -136,8 +137,12 @@ def epoch_rows(plan: Plan, results: Mapping[str, Result]) -> Iterator[Row]:
 
 def text_cells(rows: Sequence[Row], metric: str) -> list[tuple[str, ...]]:
     """Return the header and the cells of the table that results print."""
+
+    def on(cell: str) -> tuple[str, ...]:
+        return (cell,) if any("device" in row for row in rows) else ()
+
     cells: list[tuple[str, ...]] = [
-        ("", "model", "scheduler", one_line(metric), "folds", "seconds")
+        ("", "model", "scheduler", *on("device"), one_line(metric), "folds", "seconds")
     ]
     for row in rows:
         mean, std = row[f"mean_{metric}"], row[f"std_{metric}"]
@@ -146,6 +151,7 @@ def text_cells(rows: Sequence[Row], metric: str) -> list[tuple[str, ...]]:
                 "-" if math.isnan(row["rank"]) else str(row["rank"]),
                 one_line(row["model"]),
                 one_line(row["scheduler"]),
+                *on(row.get("device", "")),
                 "n/a" if math.isnan(mean) else f"{mean:.4f} ± {std:.4f}",
                 folds_note(row["folds_done"], row["folds"]),
                 f"{row['fit_seconds']:.1f}",

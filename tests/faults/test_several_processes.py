@@ -91,6 +91,7 @@ from tests.faults.test_hogwild import kfold
 from tests.toy import adam
 
 machine.load_nvml = fake_gpu.load_nvml
+machine.gpu_trial.failures = lambda uuids: {}
 slow = Path(sys.argv[1]).with_name("SLOW")
 
 class Slow(fake_gpu.OnFakeGpu):
@@ -107,7 +108,7 @@ print(results.best_score_)
 
 @pytest.fixture
 def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asynckfold.system.machine.load_nvml", fake_gpu.load_nvml)
+    fake_gpu.install(monkeypatch)
 
 
 def on_gpu(root: Path, epochs: int, **settings: object) -> CVResults:

@@ -47,6 +47,7 @@ class CandidateRow:
     curves: tuple[Curve, ...]
     confusion: tuple[tuple[int, ...], ...] | None  # a row per true, a column per predicted class
     class_accuracy: tuple[float, ...] | None  # recall; NaN for a class without held-out samples
+    device: str = ""  # in a sweep on both kinds of device
 
     @property
     def complete(self) -> bool:
@@ -108,6 +109,7 @@ def _row(
         curves=curves,
         confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
         class_accuracy=None if confusion is None else class_accuracy(confusion, n_classes),
+        device=clean(candidate.device),
     )
 
 
