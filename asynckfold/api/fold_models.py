@@ -233,7 +233,7 @@ class Asked:
         """Yield that a model says something else of held-out samples than the run recorded."""
         plan, outputs = self.run.results.plan, self.run.results.results[job.id].outputs
         assert outputs is not None
-        exact = plan.params.precision == "fp32" and plan.device == "cpu"
+        exact = plan.params.precision == "fp32" and plan.device_of(job.candidate) == "cpu"
         some = np.unique(np.linspace(0, len(fold.valid) - 1, CHECKED).round().astype(np.int64))
         # What some models say of a sample depends on its batch: the run's first one, then.
         for places in (some, np.arange(min(len(fold.valid), self._batch_size))):

@@ -78,7 +78,7 @@ class Sharing:
         total = total_memory()
         most = self.max_memory
         return Machine(
-            self.devices,
+            "cpu" if self._lists_cores_only else self.devices,
             reserve_cores=self.reserve_cores,
             max_memory=None if most is None else in_bytes(most, total),
             min_free_memory=in_bytes(self.min_free_memory, total),
@@ -90,18 +90,22 @@ class Sharing:
         machine = self.machine()
         machine.try_gpus()
         found = machine.gpus()
-        is_list = not isinstance(self.devices, str)
-        if (is_list and found.reason) or (self.devices == "cuda" and not found.gpus):
+        needed = self.devices not in ("auto", "cpu") and not self._lists_cores_only
+        if needed and (not found.gpus or (self.devices != "cuda" and found.reason)):
             refuse(
                 [
                     Problem(
                         "devices must name GPUs that are there",
-                        f"{self.devices!r}: {found.reason}",
+                        f"{self.devices!r}: {found.reason or 'it names none'}",
                         "See `asynckfold doctor`, or pass devices='auto'.",
                     )
                 ]
             )
         return machine
+
+    @property
+    def _lists_cores_only(self) -> bool:
+        return {*self.devices} == {"cpu"}
 
     def kinds(self, machine: Machine, params: TrainerParams) -> tuple[str, ...]:
         """Return the kinds of device that the jobs may run on."""

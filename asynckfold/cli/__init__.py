@@ -286,6 +286,7 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
     sharing = Sharing(**given(parsed, Settings))
     refuse(sharing.problems())
     machine = watched(sharing.machine())
+    machine.try_gpus()
     n_jobs = resolve_n_jobs(sharing.n_jobs, machine.max_cores)
     found, load = machine.describe(n_jobs), machine.load(n_jobs)
     would = now(found["cpu"], load)

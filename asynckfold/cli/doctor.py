@@ -78,7 +78,8 @@ def lines(found: Mapping[str, Any], load: Load) -> Iterator[tuple[str, str]]:
     shares = [f"{core}: {share:.0%}" for core, share in cpu["foreign_load"].items()]
     yield "others use", ", ".join(shares).replace("%", " %")
     yield "memory", _memory(memory)
-    yield "GPUs", "; ".join(map(_gpu, found["gpus"])) or f"none: {found['gpu_reason']}"
+    gpus, missing = [_gpu(gpu) for gpu in found["gpus"]], found["gpu_reason"]
+    yield "GPUs", "; ".join([*gpus, missing] if missing and gpus else gpus) or f"none: {missing}"
     yield "versions", ", ".join(f"{name} {value}" for name, value in found["versions"].items())
     yield "platform", f"Python {found['python']}, {found['platform']}"
     if found.get("environment"):

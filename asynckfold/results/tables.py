@@ -42,14 +42,14 @@ def score_table(rows: Sequence[Candidate], metrics: Sequence[str]) -> dict[str, 
 
 def candidate_rows(rows: Sequence[Candidate], metrics: Sequence[str], ratio: float) -> list[Row]:
     """Return a row per candidate, best first; `ratio` is ``n_valid / n_train``."""
-    first = metrics[0]
+    first, kinds = metrics[0], {row.device for row in rows}
     table = []
     for position, row in zip(rank(rows, first), rows, strict=True):
         entry: Row = {
             "rank": position if row.ranks_by(first) else math.nan,
             "model": row.model,
             "scheduler": row.lr_schedule,
-            **({"device": row.device} if row.device else {}),
+            **({"device": row.device} if len(kinds) > 1 else {}),
         }
         for metric in metrics:
             entry |= {f"mean_{metric}": row.mean(metric), f"std_{metric}": row.std(metric)}

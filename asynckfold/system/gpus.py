@@ -96,7 +96,7 @@ def read_gpus(
     except errors as error:
         return GpuReading(reason=f"NVML cannot list the GPUs: {error}", failures=1)
     order = visible_order(visible, [item.uuid for item in found], [item.number for item in found])
-    asked = range(len(order)) if isinstance(devices, str) else devices
+    asked = range(len(order)) if isinstance(devices, str) else dict.fromkeys(devices)
     gpus, names, reasons, others, failures = [], [], [], {}, 0
     for index in asked:
         if isinstance(index, str):

@@ -94,6 +94,7 @@ def test_devices_may_leave_no_choice(root: Path) -> None:
     assert "device" not in on_gpu.to_frame()
     on_cores = sweep(root / "cpu", [Wide], devices="cpu")
     assert set(on_cores.to_frame("fold")["device"]) == {"cpu"}
+    assert set(sweep(root / "list", [Tiny], devices=["cpu"]).to_frame("fold")["device"]) == {"cpu"}
     # A run that was begun on cores goes on there.
     again = sweep(root / "cpu", [Wide, Again])
     assert set(again.to_frame("fold")["device"]) == {"cpu"}

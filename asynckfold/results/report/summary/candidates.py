@@ -47,7 +47,7 @@ class CandidateRow:
     curves: tuple[Curve, ...]
     confusion: tuple[tuple[int, ...], ...] | None  # a row per true, a column per predicted class
     class_accuracy: tuple[float, ...] | None  # recall; NaN for a class without held-out samples
-    device: str = ""  # in a sweep on both kinds of device
+    device: str  # "cpu" or "cuda"
 
     @property
     def complete(self) -> bool:
