@@ -228,10 +228,11 @@ class Argument:
         if text in words:
             return words[text]
         unit = f" of {self.unit}" if self.unit else ""
+        mixed = [f"{word},0" for word in self.listed]
         kinds: dict[Any, tuple[Callable[[str], Any], str]] = {
             int: (int, f"a whole number{unit}"),
             float: (float, f"a number{unit}"),
-            Sequence: (self._items, f"{self.unit} such as 0,1"),
+            Sequence: (self._items, " or ".join([f"{self.unit} such as 0,1", *mixed])),
             str: (str, ""),
         }
         types = [get_origin(item) or item for item in self.types]

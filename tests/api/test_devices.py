@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from asynckfold import AsyncKFold, CVResults
 from asynckfold.errors import InputError
 from asynckfold.store import RunStore
 from tests import fake_gpu
+from tests.system.test_gpus import FakeNvml, FakeNvmlError
 from tests.toy import Tiny, adam, samples
 
 
@@ -22,8 +24,8 @@ class Wide(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, 2048), nn.ReLU(), nn.Linear(2048, 2048))
-        self.last = nn.Linear(2048, 3)
+        self.layers = nn.Sequential(nn.Linear(8, 1024), nn.ReLU(), nn.Linear(1024, 1024))
+        self.last = nn.Linear(1024, 3)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.last(self.layers(inputs))
@@ -114,3 +116,41 @@ def test_a_gpu_that_torch_cannot_use_is_left_out_or_refused(
     for devices in ("cuda", [0], ["cpu", 0]):
         with pytest.raises(InputError, match="the driver is too old"):
             sweep(root / "asked", [Tiny], devices=devices)
+
+
+class Flickering(FakeNvml):
+    """A GPU that falls off the bus for a second, once a job on it has begun."""
+
+    log, lost_at = Path(), 0.0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        now = time.monotonic()
+        if not self.lost_at and self.log.exists():
+            self.lost_at = now
+        if self.lost_at and now < self.lost_at + 1:
+            raise FakeNvmlError("GPU is lost")
+        return super().nvmlDeviceGetMemoryInfo(handle)
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_a_gpu_lost_in_the_middle_is_waited_for_while_jobs_on_cores_go_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = Flickering((8 * fake_gpu.GIB, 8 * fake_gpu.GIB, 0))
+    nvml.log = root / "Wide" / "cosine" / "fold-0" / "log.txt"
+    monkeypatch.setattr("asynckfold.system.machine.load_nvml", lambda: (nvml, ""))
+    found = sweep(root)
+    assert nvml.lost_at
+    rows = found.to_frame("fold")
+    assert set(rows["status"]) == {"done"}
+    assert set(rows["device"][rows["model"] == "Wide"]) == {"cuda:0"}
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_a_forecast_tells_who_runs_where(root: Path) -> None:
+    kfold = AsyncKFold(3, samples(), root, fake_gpu.StandIn(), 10, verbose=0, fuse=False)
+    found = kfold.forecast([Tiny, Wide], ["cosine"], adam, {"epochs": 1})
+    assert found.plan.devices == {"Tiny/cosine": "cpu"}
+    assert {span.gpu for span in found.simulation.spans if "Wide" in span.job} == {0}
+    assert found.choice.devices.startswith("candidates: 1 on cores, 1 on GPUs")
+    assert not root.exists()
