@@ -61,7 +61,6 @@ def test_small_models_train_on_cores_beside_large_ones_on_the_gpu(
     assert (
         "GPU 0 is GPU-a00" in (root / "both" / "Wide" / "cosine" / "fold-0" / "log.txt").read_text()
     )
-    assert "<th>device</th>" in found.report().read_text()
     with RunStore.read(root / "both") as store:
         told = [event.text for event in store.events() if event.kind == "note"]
         software = next(iter(store.software()))
@@ -87,6 +86,16 @@ class Again(Wide):
 
 class Tinier(Tiny):
     """Another small one."""
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("_gpu")
+def test_the_report_and_the_refit_name_the_device(root: Path) -> None:
+    found = sweep(root, refit=True)
+    assert "<th>device</th>" in found.report().read_text()
+    kind = "cuda:0" if found.best_params_["model"] == "Wide" else "cpu"
+    assert found.refitted is not None
+    assert set(found.refitted.to_frame("fold")["device"]) == {kind}
 
 
 @pytest.mark.usefixtures("_gpu")

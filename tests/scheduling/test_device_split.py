@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from random import Random
 
 import pytest
 
+from asynckfold.cli import main
 from asynckfold.jobs.placement import Request
 from asynckfold.scheduling.device_split import OnEither, requests_on, split
 from asynckfold.scheduling.random_sweep import EitherSweep, draw_either
@@ -98,3 +100,16 @@ def test_the_bound_counts_only_the_time_that_others_leave_on_a_gpu() -> None:
     # A job that runs when others come goes on.
     among = simulate(jobs, machine, others=[OtherProcess(None, 5.0, 10.0, gpu=1)])
     assert (among.makespan, among.bounds.gpus) == (20.0, 20.0)
+
+
+def test_the_command_tells_of_a_sweep_on_cores_or_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "--jobs", "20", "--cores", "8", "--gpus", "2", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)["cores_or_gpus"]
+    assert found["jobs"] == 60
+    assert set(found["kinds"].values()) <= {"cpu", "cuda"}
+    assert 1.0 <= found["ratio"] <= MOST
+    assert main(words[:-1]) == 0
+    assert "60 jobs of 12 candidates" in " ".join(capsys.readouterr().out.split())
+    assert main(["simulate", "--jobs", "20", "--cores", "8", "--gpus", "0"]) == 0
+    assert "candidates" not in capsys.readouterr().out
