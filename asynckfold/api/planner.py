@@ -205,7 +205,7 @@ def make_plan(session: Session, checked: Checked) -> Planned:
         threads = device_choice.chosen(
             work, settings.threads, session.before, taken, probes, stored
         )
-    threads = replace(threads, devices=devices.why)
+    threads = replace(threads, devices=devices.why or threads.devices)
     bundle = replace(checked.bundle, plan=work.plan)
     groups = group(work, threads, stored or taken, settings.fuse, machine.max_memory)
     threads = foreseen(work, threads, groups)

@@ -31,10 +31,12 @@ class Wide(nn.Module):
         return self.last(self.layers(inputs))
 
 
-def sweep(root: Path, models: Sequence[Any] = (Tiny, Wide), **settings: Any) -> CVResults:
+def sweep(
+    root: Path, models: Sequence[Any] = (Tiny, Wide), epochs: int = 1, **settings: Any
+) -> CVResults:
     settings = {"baseline": None, "verbose": 0, "fuse": False, **settings}
     kfold = AsyncKFold(3, samples(), root, fake_gpu.StandIn(), 10, **settings)
-    return kfold([*models], ["cosine"], adam, {"epochs": 1})
+    return kfold([*models], ["cosine"], adam, {"epochs": epochs})
 
 
 @pytest.fixture
@@ -86,6 +88,18 @@ class Again(Wide):
 
 class Tinier(Tiny):
     """Another small one."""
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("_gpu")
+def test_a_run_on_both_that_was_interrupted_ends_with_the_same_bits(root: Path) -> None:
+    whole = sweep(root / "whole", epochs=100)
+    begun, sessions = sweep(root / "cut", epochs=100, time_budget_s=3.0), 1
+    while begun.counts["pending"]:
+        begun, sessions = sweep(root / "cut", epochs=100, time_budget_s=3.0), sessions + 1
+    assert sessions > 1
+    assert begun.plan.devices == whole.plan.devices == {"Tiny/cosine": "cpu"}
+    assert begun.fingerprint == whole.fingerprint
 
 
 @pytest.mark.nightly

@@ -72,6 +72,11 @@ def test_a_run_keeps_its_kinds_and_new_candidates_follow_them() -> None:
     # Begun on cores only, also by the code before: it goes on there.
     begun = both(tiny=SMALL).plan
     assert set(decide(more, KINDS, begun, Probes()).kinds.values()) == {"cpu"}
+    # Begun on GPUs only, as the code before did wherever there was one.
+    on_gpus = replace(begun, device="cuda")
+    kinds = decide(more, KINDS, on_gpus, Probes()).kinds
+    assert set(kinds.values()) == {"cuda"}
+    assert on_gpus.obstacle(more.plan.with_devices(kinds)) is None
 
 
 def test_a_model_on_both_kinds_has_one_thread_on_the_gpu() -> None:
