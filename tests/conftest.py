@@ -176,6 +176,8 @@ def fake_gpus_stay_in_their_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that takes a fake for the GPU does so in the process that makes it: here, too."""
     if (handoff := sys.modules.get("asynckfold.training.process_group.gpu_handoff")) is not None:
         monkeypatch.setattr(handoff.HiddenGpu, "take", handoff.HiddenGpu.take)
+    if (execute := sys.modules.get("asynckfold.training.worker.execute")) is not None:
+        monkeypatch.setattr(execute, "_device", execute._device)
 
 
 @pytest.fixture(autouse=True)

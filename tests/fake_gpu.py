@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 from asynckfold.training.process_group.gpu_handoff import HiddenGpu
+from asynckfold.training.worker import execute
 from tests.system.test_gpus import FakeNvml
 from tests.toy import Tiny
 
@@ -19,6 +23,28 @@ KINDS = {"partition_size": {"cpu": 40, "gpu": 100}, "epochs_per_round": {"cpu": 
 def load_nvml() -> tuple[Any, str]:
     """What `asynckfold.system.machine` loads."""
     return FakeNvml((8 * GIB, 8 * GIB, 0)), ""
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process see the fake, and take it for one that torch can use."""
+    monkeypatch.setattr("asynckfold.system.machine.load_nvml", load_nvml)
+    monkeypatch.setattr("asynckfold.system.gpu_trial.failures", lambda uuids: {})
+
+
+@contextmanager
+def on_stand_in(gpu: int | None, uuid: str = "") -> Iterator[torch.device]:
+    """What `execute._device` does, on a core; says so in the log of the job."""
+    if gpu is not None:
+        print(f"GPU {gpu} is {uuid}", flush=True)
+    yield torch.device("cpu")
+
+
+class StandIn(torch.nn.CrossEntropyLoss):
+    """A criterion that makes the process in which it is unpacked compute on a stand-in."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        execute._device = on_stand_in
 
 
 def take(gpu: HiddenGpu) -> torch.device:

@@ -95,7 +95,8 @@ class Settings(Sharing, JobTrainer):
         run's folder, also when jobs failed or the call was interrupted. A fault in drawing is a
         warning and a line in the log; the drawing is no part of the run's seconds.
     plan_from : str or Path, optional
-        Folder of another run whose threads, memory formats and fusion groups are taken over.
+        Folder of another run whose devices, threads, memory formats and fusion groups are taken
+        over.
     verbose : int
         0 is silent, 1 a live table, 2 a line per job, 3 a line per epoch.
     allow_different_software : bool

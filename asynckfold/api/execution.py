@@ -81,6 +81,7 @@ def _log(session: Session, planned: Planned) -> None:
     slow = tuple(slow_notes(plan, software))
     replaced = replaced_notes() if settings.engine != "serial" else ()
     notes = (
+        *filter(None, [session.machine.gpu_note, threads.devices]),
         *(*network_notes(store.root), *planned.data.notes, *session.call.notes, *planned.notes),
         *(*facts.notes, *slow, *replaced),
     )

@@ -26,7 +26,7 @@ from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import sending_problems
-from asynckfold.planning import cost_cache, fusion_groups, memory_format, thread_choice
+from asynckfold.planning import cost_cache, device_choice, fusion_groups, memory_format
 from asynckfold.planning.feasibility import (
     part_problems,
     process_problems,
@@ -181,33 +181,42 @@ def make_plan(session: Session, checked: Checked) -> Planned:
     stored, folder = session.stored, settings.other_run
     taken = None if folder is None else _plan_of(folder)
     last = memory_format.chosen(checked.bundle.plan, checked.facts.formats, stored or taken)
-    bundle = replace(checked.bundle, plan=replace(checked.bundle.plan, channels_last=last))
+    draft = replace(checked.bundle.plan, channels_last=last)
     work = Workload(
-        bundle.plan,
+        draft,
         checked.folds,
         checked.facts,
         make.allotted,
         _identity(machine),
         len(machine.gpus().gpus),
     )
-    with make(bundle) as engine:
+    allowed = settings.kinds(machine, draft.params)
+    with make(replace(checked.bundle, plan=draft)) as engine:
         facts, limit = checked.facts.memory, make.max_wait
-        probes = make.pool is not None
-        prober = Prober(engine, bundle.plan, facts, session.signals, limit, make.inbox)
-        session.display.doing("deciding the threads of each model")
-        threads = thread_choice.chosen(
-            work,
-            settings.threads,
-            session.before,
-            taken,
-            prober if probes else None,
-            cost_cache.folder(),
+        probers = {
+            kind: Prober(
+                engine, replace(draft, device=kind), facts, session.signals, limit, make.inbox
+            )
+            for kind in allowed
+            if make.pool is not None
+        }
+        probes = device_choice.Probes(probers, cost_cache.folder())
+        session.display.doing("deciding devices and threads")
+        devices = device_choice.decide(work, allowed, stored or taken, probes)
+        work = replace(work, plan=draft.with_devices(devices.kinds))
+        threads = device_choice.chosen(
+            work, settings.threads, session.before, taken, probes, stored
         )
+    threads = replace(threads, devices=devices.why or threads.devices)
+    bundle = replace(checked.bundle, plan=work.plan)
     groups = group(work, threads, stored or taken, settings.fuse, machine.max_memory)
     threads = foreseen(work, threads, groups)
     expected = {name: cost.memory for name, cost in threads.costs.items()}
     refuse(room_problems(expected, machine.max_memory, groups.widths))
-    return Planned(replace(checked, bundle=bundle), work, threads, groups, stored)
+    checked = replace(checked, bundle=bundle)
+    if stored is None and work.plan.device != draft.device:
+        checked = replace(checked, software=software_of(session, work.plan))
+    return Planned(checked, work, threads, groups, stored)
 
 
 def look_ahead(session: Session, planned: Planned) -> Forecast:
@@ -227,7 +236,8 @@ def make_draft(call: Call, data: Prepared, folds: tuple[Fold, ...], machine: Mac
         settings.samples_per_step(folds),
         settings.threads or 1,
         settings.random_state,
-        "cuda" if machine.gpus().gpus else "cpu",
+        # Kept open until the models are known: then on cores, as in the dry run.
+        "cuda" if settings.kinds(machine, call.params) == ("cuda",) else "cpu",
         tuple(resolve(settings.scoring, data.labels.objective)),
         data.fingerprint,
         folds_fingerprint(folds),

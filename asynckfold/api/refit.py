@@ -12,6 +12,7 @@ on others is what the folds say.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -64,4 +65,12 @@ def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | No
         time_budget_s=seconds,
         refit=False,
         report=False,
+        devices=_devices(settings.devices, candidate.device),
     )
+
+
+def _devices(given: Any, kind: str) -> Any:
+    """Return the part of the `devices` that are of the candidate's kind."""
+    if kind == "cpu":
+        return "cpu"
+    return "cuda" if isinstance(given, str) else [item for item in given if item != "cpu"]

@@ -11,6 +11,7 @@ from asynckfold.jobs.argument import argument, problems
 from asynckfold.system.units import gibibytes, in_bytes
 
 if TYPE_CHECKING:
+    from asynckfold.jobs.trainer_params import TrainerParams
     from asynckfold.system.machine import Machine
 
 NICEST = 19
@@ -31,8 +32,11 @@ class Sharing:
         model by a rule over its operations, the number of jobs and the allotted cores, whether
         these are idle or busy, and gives the last jobs the cores that would be idle. 1 gives the
         same bits on any number of cores.
-    devices : {"auto", "cpu", "cuda"} or list of int
-        GPUs to use: "auto" for the visible ones, "cpu" for none, "cuda" to require one, or a list.
+    devices : {"auto", "cpu", "cuda"} or list
+        Devices to use: "auto" for cores and visible GPUs, "cpu", "cuda" for GPUs alone, or a list.
+        A list names GPUs by their numbers, and cores by "cpu": ``["cpu", 0]``. On both kinds, a
+        simulation of the sweep decides which candidates run where; all folds of a candidate run on
+        one kind, which is part of the plan.
     reserve_cores : int
         Number of cores to leave free. The threads of the models are decided without them.
     max_memory : float, str or None
@@ -55,7 +59,7 @@ class Sharing:
         "auto", group="machine", is_common=True, has_own_check=True, none=""
     )
     threads_per_job: int | Literal["auto"] = argument("auto", group="machine", least=1)
-    devices: Literal["auto", "cpu", "cuda"] | Sequence[int] = argument(
+    devices: Literal["auto", "cpu", "cuda"] | Sequence[int | Literal["cpu"]] = argument(
         "auto", group="machine", unit="GPU numbers"
     )
     reserve_cores: int = argument(
@@ -76,7 +80,7 @@ class Sharing:
         total = total_memory()
         most = self.max_memory
         return Machine(
-            self.devices,
+            "cpu" if self._lists_cores_only else self.devices,
             reserve_cores=self.reserve_cores,
             max_memory=None if most is None else in_bytes(most, total),
             min_free_memory=in_bytes(self.min_free_memory, total),
@@ -86,19 +90,34 @@ class Sharing:
     def present_machine(self) -> Machine:
         """Return the machine; refuse GPUs that were asked for and are not there."""
         machine = self.machine()
-        asked = self.devices == "cuda" or not isinstance(self.devices, str)
+        machine.try_gpus()
         found = machine.gpus()
-        if asked and (found.reason or not found.gpus):
+        needed = self.devices not in ("auto", "cpu") and not self._lists_cores_only
+        if needed and (not found.gpus or (self.devices != "cuda" and found.reason)):
             refuse(
                 [
                     Problem(
                         "devices must name GPUs that are there",
-                        f"{self.devices!r}: {found.reason}",
+                        f"{self.devices!r}: {found.reason or 'it names none'}",
                         "See `asynckfold doctor`, or pass devices='auto'.",
                     )
                 ]
             )
         return machine
+
+    @property
+    def _lists_cores_only(self) -> bool:
+        return {*self.devices} == {"cpu"}
+
+    def kinds(self, machine: Machine, params: TrainerParams) -> tuple[str, ...]:
+        """Return the kinds of device that the jobs may run on."""
+        if not machine.gpus().gpus:
+            return ("cpu",)
+        if params.on_gpu:
+            return ("cuda",)
+        if self.devices == "auto" or (not isinstance(self.devices, str) and "cpu" in self.devices):
+            return ("cpu", "cuda") if params.processes == 1 else ("cpu",)
+        return ("cuda",)
 
     @property
     def threads(self) -> int | None:

@@ -107,7 +107,8 @@ def software_of(session: Session, draft: Plan) -> dict[str, str]:
     from asynckfold.training.software import software
 
     settings, store = session.settings, session.store
-    gpus = session.machine.gpus().names if draft.device == "cuda" else ()
+    plan = session.stored or draft
+    gpus = session.machine.gpus().names if plan.device == "cuda" else ()
     found = software(draft.threads_per_job, gpus, in_workers=settings.engine != "serial")
     if settings.threads is None:
         # The threads that were decided are the run's own; of a new run they are told later.

@@ -25,6 +25,7 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
     sharing = Sharing(**flag_values(parsed, Settings))
     refuse([*parsed.problems, *sharing.problems()])
     machine = watched(sharing.machine())
+    machine.try_gpus()
     n_jobs = resolve_n_jobs(sharing.n_jobs, machine.max_cores)
     found, load = machine.describe(n_jobs), machine.load(n_jobs)
     would = now(found["cpu"], load)
@@ -104,7 +105,8 @@ def lines(found: Mapping[str, Any], load: Load) -> Iterator[tuple[str, str]]:
     shares = [f"{core}: {share:.0%}" for core, share in cpu["foreign_load"].items()]
     yield "others use", ", ".join(shares).replace("%", " %")
     yield "memory", _memory(memory)
-    yield "GPUs", "; ".join(map(_gpu, found["gpus"])) or f"none: {found['gpu_reason']}"
+    gpus, missing = [_gpu(gpu) for gpu in found["gpus"]], found["gpu_reason"]
+    yield "GPUs", "; ".join([*gpus, missing] if missing and gpus else gpus) or f"none: {missing}"
     yield "versions", ", ".join(f"{name} {value}" for name, value in found["versions"].items())
     yield "platform", f"Python {found['python']}, {found['platform']}"
     if found.get("environment"):

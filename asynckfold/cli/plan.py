@@ -84,7 +84,9 @@ def _numbers(found: Forecast) -> dict[str, Any]:
         "batch_size": plan.batch_size,
         "options": plan.params.options,
         "channels_last": _channels_last(plan),
-        "device": plan.device,
+        "device": plan.device_text,
+        "devices": {name: plan.device_of(name) for name in map("/".join, plan.candidates)},
+        "why_devices": choice.devices,
         "threads": dict(choice.threads),
         "last_threads": dict(choice.last_threads),
         "why": dict(choice.why),
@@ -124,8 +126,10 @@ def _say(found: Forecast, out: Output) -> None:
 def _table(found: Forecast) -> Table:
     """Return one row a candidate."""
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("model", "scheduler", "folds", "train", "valid", "threads", "s per job", "memory"):
-        table.add_column(name, justify="left" if name in ("model", "scheduler") else "right")
+    both = ("device",) if found.plan.devices else ()
+    words = ("model", "scheduler", *both)
+    for name in (*words, "folds", "train", "valid", "threads", "s per job", "memory"):
+        table.add_column(name, justify="left" if name in words else "right")
     trains = [len(fold.train) for fold in found.folds]
     valids = [len(fold.valid) for fold in found.folds]
     for model, lr_schedule in found.plan.candidates:
@@ -137,6 +141,7 @@ def _table(found: Forecast) -> Table:
         table.add_row(
             Text(model),
             Text(lr_schedule),
+            *(found.plan.device_of(f"{model}/{lr_schedule}") for _ in both),
             str(len(asked)),
             _range(trains),
             _range(valids),
@@ -154,6 +159,8 @@ def _range(values: Sequence[int]) -> str:
 
 def _lines(found: Forecast) -> Iterator[str]:
     plan, choice = found.plan, found.choice
+    if choice.devices:
+        yield choice.devices
     source = "measured here" if choice.overturned else "step times from the built-in cost model"
     yield f"threads per job ({source}):"
     for model in dict.fromkeys(job.model for job in plan.jobs):
@@ -169,7 +176,7 @@ def _lines(found: Forecast) -> Iterator[str]:
     prediction, cores = choice.prediction, choice.cores
     options = "".join(f", {name}={value}" for name, value in plan.params.options.items())
     yield (
-        f"{len(plan.jobs)} jobs on {plan.device}, {plan.params.epochs} epochs in batches of "
+        f"{len(plan.jobs)} jobs on {plan.device_text}, {plan.params.epochs} epochs in batches of "
         f"{plan.batch_size}{options}"
     )
     yield (

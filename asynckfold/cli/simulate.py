@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from rich.table import Table
@@ -13,20 +14,32 @@ from asynckfold.api.display import clock
 from asynckfold.cli.output import Output
 from asynckfold.cli.text_charts import spark
 from asynckfold.errors import refuse
-from asynckfold.scheduling.random_sweep import FAILURES, OTHERS_SHARE, draw_scenario
+from asynckfold.scheduling.random_sweep import (
+    FAILURES,
+    OTHERS_SHARE,
+    EitherSweep,
+    draw_either,
+    draw_scenario,
+)
 from asynckfold.scheduling.simulate import DONE, Bounds, Simulation
 
 PARTS = 60
 """Intervals of the makespan in the line of CPU use."""
+
+EITHER_JOBS = 60
+"""Jobs of the second sweep, whose candidates may run on cores or on GPUs."""
 
 
 def simulate(parsed: argparse.Namespace, out: Output) -> int:
     """Place a random sweep on a virtual machine; print makespan and lower bound."""
     refuse(parsed.problems)
     found = draw_scenario(parsed.jobs, parsed.cores, parsed.gpus, parsed.seed).simulate()
-    out.data(_numbers(parsed, found))
+    either = None
+    if parsed.gpus:
+        either = draw_either(EITHER_JOBS, parsed.cores, parsed.gpus, parsed.seed)
+    out.data({**_numbers(parsed, found), **_either_numbers(either)})
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for subject, sentence in _lines(parsed, found):
+    for subject, sentence in (*_lines(parsed, found), *_either_lines(parsed, either)):
         table.add_row(Text(subject, style="dim"), Text(sentence))
     out.say(table)
     return 0
@@ -76,6 +89,36 @@ def _lines(parsed: argparse.Namespace, found: Simulation) -> list[tuple[str, str
             f"{_rate(found):,.0f} a second",
         ),
     ]
+
+
+def _either_numbers(either: EitherSweep | None) -> dict[str, Any]:
+    if either is None:
+        return {}
+    return {
+        "cores_or_gpus": {
+            "jobs": len(either.jobs),
+            "kinds": dict(either.kinds),
+            "makespan": either.simulation.makespan,
+            "lower_bound": either.simulation.lower_bound,
+            "ratio": either.simulation.ratio,
+            "all_on_one_kind": dict(either.alone),
+        }
+    }
+
+
+def _either_lines(
+    parsed: argparse.Namespace, either: EitherSweep | None
+) -> Iterator[tuple[str, str]]:
+    if either is None:
+        return
+    found, on_gpus = either.simulation, [*either.kinds.values()].count("cuda")
+    yield (
+        "cores or GPUs",
+        f"{len(either.jobs)} jobs of {len(either.kinds)} candidates, {on_gpus} of them on GPUs, "
+        f"one of the {parsed.gpus:,} GPUs busy with others' work: {clock(found.makespan)}, "
+        f"{found.ratio:.4f} × the lower bound; without others {clock(either.alone['cpu'])} with "
+        f"all on cores, {clock(either.alone['cuda'])} with all on GPUs",
+    )
 
 
 def _why(bounds: Bounds) -> str:

@@ -95,8 +95,10 @@ def _best(results: CVResults) -> dict[str, str] | None:
 def _results_table(results: CVResults) -> Table:
     metric = results.plan.scoring[0]
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("rank", "model", "scheduler", metric, "95 % interval", "folds", "seconds"):
-        table.add_column(name, justify="left" if name in ("model", "scheduler") else "right")
+    device = ("device",) if results.plan.devices else ()
+    words = ("model", "scheduler", *device)
+    for name in ("rank", *words, metric, "95 % interval", "folds", "seconds"):
+        table.add_column(name, justify="left" if name in words else "right")
     for row in results.to_frame().to_dict("records"):
         known = row[f"mean_{metric}"] == row[f"mean_{metric}"]
         complete = row["folds_done"] == row["folds"]
@@ -104,6 +106,7 @@ def _results_table(results: CVResults) -> Table:
             "-" if row["rank"] != row["rank"] else str(int(row["rank"])),
             Text(one_line(row["model"])),
             Text(one_line(row["scheduler"])),
+            *(row[name] for name in device),
             f"{row[f'mean_{metric}']:.4f} ± {row[f'std_{metric}']:.4f}" if known else "n/a",
             f"{row['ci_low']:.4f} … {row['ci_high']:.4f}" if complete else "",
             folds_note(row["folds_done"], row["folds"]),

@@ -99,13 +99,18 @@ class WorkerPool:
             self.server.command("import", None, wanted)
 
     def idle_worker(self, bundle: str, placement: Placement) -> Worker | None:
-        """Return an idle worker, preferably one that has the bundle."""
+        """Return an idle worker, preferably one that has the bundle.
+
+        A worker opens one GPU in its life, or none.
+        """
         with self._lock:
             free = [worker for worker in self.workers if worker.alive and not worker.busy]
         if placement.wants_new_worker(process.has_gpu()):
             free = [worker for worker in free if not worker.used]
-        known = [worker for worker in free if worker.bundle == bundle]
-        return next(iter(known or free), None)
+        gpu = placement.gpu_uuid
+        free = [worker for worker in free if not gpu or worker.gpu in ("", gpu)]
+        free.sort(key=lambda worker: (worker.gpu != gpu, worker.bundle != bundle))
+        return free[0] if free else None
 
     def run(self, work: Submission, bundle: str, files: Sequence[int]) -> Worker | None:
         """Send work to an idle worker, or a new one, which completes its future.

@@ -126,14 +126,17 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a server and its workers.
 
     Libraries import with one thread: an existing thread pool would make a fork unsafe. Asking torch
-    whether there is a GPU must not initialise CUDA before a fork.
+    whether there is a GPU must not initialise CUDA before a fork. CUDA counts GPUs as NVML does,
+    unless the user says otherwise.
     """
-    return {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **given, **_ONE_THREAD}
+    own = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {**own, **given, **_ONE_THREAD}
 
 
 def library_variables() -> dict[str, str]:
-    """Return the variables that libraries read once, on import: a server keeps them for life."""
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    """Return the variables that libraries read once: a server keeps them for life."""
+    names = (*VARIABLES, "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def start_failure(number: int) -> str:

@@ -49,6 +49,7 @@ class Worker:
         self.heartbeat = heartbeat
         self.pid = 0
         self.used = False
+        self.gpu = ""
         self.work: Submission | None = None
         self.open = True
         self.status: int | None = None
@@ -75,6 +76,7 @@ class Worker:
         self.heartbeat.ask(False)
         self.heartbeat.begin_long_phase()
         self.used = True
+        self.gpu = work.placement.gpu_uuid or self.gpu
         with self._lock:
             self.work = work
             self._oom_kills = oom_kills()

@@ -131,6 +131,7 @@ class Argument:
     def rule(self) -> str:
         """Which values are right: ``"a whole number of at least 1, or 'auto'"``."""
         several = [f"a list of {self.unit}"] if self.takes_lists else []
+        several = [f"{text} and {word!r}" for text in several for word in self.listed] or several
         first = [self._number] if self._number else several
         words = [repr(word) for word in self.words]
         words = ["True", "False"] * (bool in self.types) + words
@@ -162,6 +163,13 @@ class Argument:
         """Whether a list of numbers is right."""
         return any(get_origin(item) is Sequence for item in self.types)
 
+    @cached_property
+    def listed(self) -> tuple[str, ...]:
+        """The words that a list may hold beside numbers."""
+        lists = (item for item in self.types if get_origin(item) is Sequence)
+        inner = (part for item in lists for kind in get_args(item) for part in _alternatives(kind))
+        return tuple(word for part in inner for word in get_args(part))
+
     def problem(self, value: object, name: str = "") -> Problem | None:
         """Return what is wrong with a value, or None."""
         if self._accepts(value):
@@ -175,7 +183,9 @@ class Argument:
         if isinstance(value, str):
             return value in self.words
         if isinstance(value, Sequence):
-            return self.takes_lists and all(type(item) is int for item in value)
+            return self.takes_lists and all(
+                type(item) is int or item in self.listed for item in value
+            )
         is_number = isinstance(value, float) and float in self.types
         if not is_number and not (isinstance(value, int) and {int, float} & {*self.types}):
             return False
@@ -196,6 +206,9 @@ class Argument:
         default = "" if self.default is MISSING else f" for its default, {self.default!r}"
         return f"Leave {self.name} out{default}."
 
+    def _items(self, text: str) -> list[int | str]:
+        return [word if word in self.listed else int(word) for word in text.split(",")]
+
     def read(self, text: str) -> Any:
         """Return what the text of a flag means; the word for None stays a word.
 
@@ -214,13 +227,15 @@ class Argument:
         if text in words:
             return words[text]
         unit = f" of {self.unit}" if self.unit else ""
+        mixed = [f"{word},0" for word in self.listed]
         kinds: dict[Any, tuple[Callable[[str], Any], str]] = {
             int: (int, f"a whole number{unit}"),
             float: (float, f"a number{unit}"),
-            Sequence[int]: (_numbers, f"{self.unit} such as 0,1"),
+            Sequence: (self._items, " or ".join([f"{self.unit} such as 0,1", *mixed])),
             str: (str, ""),
         }
-        accepted = [what for kind, what in kinds.items() if kind in self.types]
+        types = [get_origin(item) or item for item in self.types]
+        accepted = [what for kind, what in kinds.items() if kind in types]
         for reads, _ in accepted:
             try:
                 return reads(text)
@@ -324,7 +339,3 @@ def whole(text: str) -> int:
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]

@@ -18,6 +18,8 @@ class Gpu:
     total: int
     use: float = 0.0  # busy share of time, 0 to 1
     own: int = 0  # held by jobs of this run and so missing in `free`; 0: unknown, counted twice
+    uuid: str = ""  # names the device for the worker, also a slice (MIG); empty: by its index
+    busy: bool = False  # others keep it busy
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,13 @@ class Placement:
     jobs: tuple[str, ...]  # job ids; several: a fusion group, or a batch of short jobs done in turn
     cores: tuple[int, ...]  # to pin the worker to; empty: no pinning
     threads: int = 1  # inside the worker
-    gpu: int | None = None  # index
+    gpu: int | None = None  # index, for people
     memory: int = 0  # bytes reserved
     trainer: str = "plain"
     alone: bool = False  # nothing else may run meanwhile
     gpu_memory: int = 0  # bytes reserved
     jobs_per_gpu: int = 1  # limit on the GPU, this one included
+    gpu_uuid: str = ""  # which GPU; empty: the one of that index
 
     @property
     def is_job_batch(self) -> bool:

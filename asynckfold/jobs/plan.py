@@ -72,7 +72,7 @@ class Plan:
     batch_size, threads_per_job, random_state : int
         Samples per step, threads inside a job, root seed.
     device : {"cpu", "cuda"}
-        The kind of device every job runs on.
+        The kind of device that jobs run on: "cuda" if any candidate runs on a GPU.
     scoring : tuple of str
         Names of the scores; the first ranks.
     dataset : str
@@ -92,10 +92,12 @@ class Plan:
     channels_last : tuple of str
         Models whose jobs keep images channels last in memory, where they are trained by themselves.
     last_threads : Mapping of str to int
-        Threads by job, of those jobs only that have more than their model: the last ones, for which
-        cores would be idle.
+        Threads by job, of those jobs only that have others than their model: the last ones, for
+        which cores would be idle, and jobs on a GPU whose model is also trained on cores.
     objective : Objective or None
         What targets and outputs mean; None: classes by logits, or numbers, with labels as they are.
+    devices : Mapping of str to str
+        Kind of device by candidate, of those candidates only that have another than `device`.
     """
 
     jobs: tuple[Job, ...]
@@ -114,6 +116,39 @@ class Plan:
     channels_last: tuple[str, ...] = ()
     last_threads: Mapping[str, int] = field(default_factory=dict)
     objective: Objective | None = None
+    devices: Mapping[str, str] = field(default_factory=dict)
+
+    def device_of(self, candidate: str) -> str:
+        """Return the kind of device of a candidate's jobs."""
+        return self.devices.get(candidate, self.device)
+
+    def with_devices(self, kinds: Mapping[str, str]) -> Plan:
+        """Return this plan with the kind of device of each candidate.
+
+        One form for equal kinds.
+
+        Examples
+        --------
+        >>> plan = Plan((), TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+        >>> found = plan.with_devices({"A/step": "cuda", "B/step": "cpu"})
+        >>> found.device, found.devices, found.device_of("A/step")
+        ('cuda', {'B/step': 'cpu'}, 'cuda')
+        """
+        if not kinds:
+            return self
+        device = "cuda" if "cuda" in kinds.values() else "cpu"
+        others = {name: kind for name, kind in sorted(kinds.items()) if kind != device}
+        return replace(self, device=device, devices=others)
+
+    @property
+    def device_text(self) -> str:
+        """``"cpu"``, ``"cuda"``, or ``"cpu and cuda"``."""
+        return "cpu and cuda" if self.devices else self.device
+
+    def on(self, device: str) -> Plan:
+        """Return this plan with only the jobs on one kind of device."""
+        jobs = (job for job in self.jobs if self.device_of(job.candidate) == device)
+        return replace(self, jobs=tuple(jobs), device=device, devices={})
 
     def objective_of(self, model: str) -> Objective:
         """Return the objective of a model."""
@@ -130,6 +165,9 @@ class Plan:
 
     def is_channels_last(self, job: Job) -> bool:
         """Whether a job keeps images channels last in memory."""
+        by_rule = self.params.memory_format == "auto"
+        if by_rule and self.devices and self.device_of(job.candidate) == "cuda":
+            return False  # the rule was measured on CPUs only
         return job.model in self.channels_last and len(self.group_of(job.id)) == 1
 
     def threads_of(self, model: str) -> int:
@@ -184,7 +222,7 @@ class Plan:
     def to_json(self) -> str:
         """Return the plan as canonical JSON."""
         found = {**asdict(self), "params": self.params.named}
-        for name in ("channels_last", "last_threads", "objective"):
+        for name in ("channels_last", "last_threads", "objective", "devices"):
             if not found[name]:
                 # Runs that were begun before there was a choice keep their fingerprint.
                 del found[name]
@@ -274,6 +312,8 @@ class Plan:
             {job.model: other.threads_of(job.model) for job in self.jobs},
             {name: count for name, count in other.last_threads.items() if name in mine},
         )
+        kinds = {job.candidate: other.device_of(job.candidate) for job in self.jobs}
+        common = common.with_devices(kinds)
         if common.objective is not None:
             known = {job.model for job in self.jobs}
             common = common.with_objective(common.objective.of_models(known))
@@ -299,6 +339,11 @@ def _check(plan: Plan) -> None:
     grouped = [name for group in plan.groups for name in group]
     if len(set(grouped)) < len(grouped) or not known.issuperset([*grouped, *plan.last_threads]):
         raise ValueError("the plan groups jobs that it does not have, or has twice")
+    candidates = {job.candidate for job in plan.jobs}
+    if not candidates.issuperset(plan.devices) or not {"cpu", "cuda"}.issuperset(
+        (plan.device, *plan.devices.values())
+    ):
+        raise ValueError("the plan names a device that there is none of, or a candidate's twice")
     counts = {
         "batch_size": plan.batch_size,
         "threads_per_job": plan.threads_per_job,

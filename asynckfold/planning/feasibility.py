@@ -32,8 +32,8 @@ def process_problems(
         yield Problem(
             "the processes of a job train on CPUs only, except the last ones of averaging",
             f"processes={draft.params.processes}, and a GPU",
-            "Pass devices='cpu', or, for a process on the GPU, trainer='averaging' with processes, "
-            "partition_size or epochs_per_round of the kinds 'cpu' and 'gpu'.",
+            "Pass devices='auto', or, for processes on the GPU, trainer='averaging' with "
+            "processes, partition_size or epochs_per_round of the kinds 'cpu' and 'gpu'.",
         )
     if not held:
         yield Problem(

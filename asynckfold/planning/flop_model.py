@@ -94,6 +94,29 @@ def rule_cost(flops: int, cores: int, eval_ratio: float = 1.0, products: int | N
     )
 
 
+LAUNCH_SECONDS = 90e-6
+"""Assumed seconds of a GPU step per product: a dozen kernels and what Python does for them."""
+
+GPU_FLOPS = 1e13
+"""Assumed operations per second of a GPU, float32. Neither number was measured: they only divide a
+sweep that is too short for probes between cores and GPUs."""
+
+
+def gpu_rule_cost(flops: int, eval_ratio: float = 1.0, products: int | None = None) -> Cost:
+    """Return the cost of a model on a GPU by the rule: launches or operations, the longer.
+
+    >>> found = gpu_rule_cost(29_200_000_000, products=27)
+    >>> round(1000 * found.step_seconds[1], 2), round(1000 * found.eval_seconds[1], 2)
+    (2.92, 0.97)
+    """
+    count = POINTS[2].products if products is None else max(1, products)
+    return Cost(
+        {1: max(count * LAUNCH_SECONDS, flops / GPU_FLOPS)},
+        {1: max(count * LAUNCH_SECONDS, flops * eval_ratio / GPU_FLOPS) / 3},
+        flops,
+    )
+
+
 def _seconds(flops: float, threads: int, each: float | None) -> float:
     """Seconds by Amdahl's law, interpolated between the points.
 

@@ -73,7 +73,7 @@ def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -
 
 
 def foreseen(work: Workload, choice: Choice, grouping: Grouping) -> Choice:
-    """Return the choice with a prediction that includes fusion groups and last jobs."""
-    if not grouping.groups and not choice.last_threads:
+    """Return the choice with a prediction that includes groups, last jobs and both devices."""
+    if not (grouping.groups or choice.last_threads or work.plan.devices):
         return choice
     return replace(choice, prediction=Prediction.of(forecast(work, choice, grouping).simulation))

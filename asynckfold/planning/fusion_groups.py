@@ -73,6 +73,8 @@ similar operations their geometric mean."""
 GAINING_JOBS = 5
 """Group size beyond which the gain per job hardly grows."""
 
+ON_CPUS = "only jobs on CPUs are fused"
+
 Fuse = bool | int | str
 """``"auto"``, True for every model that can be fused, False, or the number of jobs per group."""
 
@@ -101,7 +103,7 @@ def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, fl
     if fuse is False:
         return "fuse is False"
     if plan.device != "cpu":
-        return "only jobs on CPUs are fused"
+        return ON_CPUS
     if plan.params.trainer != "plain":
         return f"its jobs use the trainer {plan.params.trainer!r}"
     if plan.params.compile:
@@ -247,14 +249,15 @@ def grouped(
     kept = () if before is None else tuple(group for group in before.groups if ids >= set(group))
     known = set() if before is None else {job.id for job in before.jobs}
     for model in dict.fromkeys(job.model for job in plan.jobs):
-        names = [job.id for job in plan.jobs if job.model == model]
+        jobs = [job for job in plan.jobs if job.model == model]
+        if plan.devices:
+            jobs = [job for job in jobs if plan.device_of(job.candidate) == "cpu"]
+        names = [job.id for job in jobs]
         mine = [group for group in kept if group[0] in names]
-        fresh = [
-            job.id
-            for job in plan.jobs
-            if job.model == model and job.id not in known and job.candidate not in failing
-        ]
+        fresh = [job.id for job in jobs if job.id not in known and job.candidate not in failing]
         reason = why_not.get(model, "it could not be checked")
+        if not names:
+            reason = ON_CPUS
         if not fresh and not known.issuperset(names):
             reason = reason or "its dry run failed"
         fitting = (most or {}).get(model, len(names))
@@ -266,7 +269,8 @@ def grouped(
             reason = f"{len(fresh)} jobs are too few for {cores} cores"
         mine += made
         groups += mine
-        why[model] = _group_sentence(mine, len(names), reason, taken_over=known.issuperset(names))
+        taken_over = bool(names) and known.issuperset(names)
+        why[model] = _group_sentence(mine, len(names), reason, taken_over=taken_over)
         if made and made != _divided(fresh, fuse, places, len(names)):
             why[model] += f", since no more than {fitting} at once fit into the memory"
         if made and found and found.get(model):

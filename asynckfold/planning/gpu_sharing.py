@@ -36,13 +36,13 @@ def with_gpu_sharing(
     models = [model for model in workload.models() if model.name not in choice.per_gpu]
     if not models:
         return choice
-    measured, failures = _measured(workload, models, probe, place)
+    found, failures = measured(workload, models, probe, place)
     per_gpu, why = dict(choice.per_gpu), dict(choice.why)
     for name in (model.name for model in models):
         text = "1 job on a GPU: " + ("its probe failed" if name in failures else "not probed")
-        per_gpu[name], text = jobs_per_gpu(measured[name]) if name in measured else (1, text)
+        per_gpu[name], text = jobs_per_gpu(found[name]) if name in found else (1, text)
         why[name] += f"; {text}"
-    costs = {**choice.costs, **measured}
+    costs = {**choice.costs, **found}
     return replace(
         choice,
         why=why,
@@ -53,9 +53,10 @@ def with_gpu_sharing(
     )
 
 
-def _measured(
+def measured(
     workload: Workload, models: Sequence[Model], probe: Probe | None, place: Path | None
 ) -> tuple[dict[str, Cost], dict[str, str]]:
+    """Return measured costs by model, and tracebacks of failed probes."""
     if workload.plan.params.processes > 1:
         # A probe is one process on the GPU; it tells nothing about a job with ranks on cores.
         return {}, {}

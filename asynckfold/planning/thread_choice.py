@@ -20,7 +20,6 @@ from statistics import median_low
 
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.cost import Cost
-from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning import fusion_groups
 from asynckfold.planning.gpu_sharing import with_gpu_sharing
@@ -106,8 +105,8 @@ def _with_threads(
         return replace(found, last_threads=kept)
     if workload.plan.device == "cuda":
         return _fixed(workload, models, dict.fromkeys(names, 1), BY_GPU)
-    measured, failures = _measured(workload, models, probe, place)
-    return _choice(workload, models, decide(models, workload.cores, measured), measured, failures)
+    timed, failures = measured(workload, models, probe, place)
+    return _choice(workload, models, decide(models, workload.cores, timed), timed, failures)
 
 
 def _extended(
@@ -121,17 +120,17 @@ def _extended(
     added = [model for model in models if model.name not in before.threads]
     if not added:
         return before
-    measured: dict[str, Cost] = {}
+    timed: dict[str, Cost] = {}
     failures: dict[str, str] = {}
     if workload.plan.device == "cuda":
         more = _given(dict.fromkeys((model.name for model in added), 1), BY_GPU)
     else:
-        measured, failures = _measured(workload, added, probe, place)
-        more = decide(added, workload.cores, measured)
+        timed, failures = measured(workload, added, probe, place)
+        more = decide(added, workload.cores, timed)
     decision = Decision(
         {**before.threads, **more.threads}, {**before.why, **more.why}, more.overturned, more.last
     )
-    found = _choice(workload, models, decision, {**before.costs, **measured}, failures)
+    found = _choice(workload, models, decision, {**before.costs, **timed}, failures)
     return replace(found, last_threads={**before.last_threads, **found.last_threads})
 
 
@@ -152,7 +151,7 @@ def _problems(other: Plan, names: Sequence[str], cores: int) -> Iterator[Problem
             )
 
 
-def _measured(
+def measured(
     workload: Workload, models: Sequence[Model], probe: Probe | None, place: Path | None
 ) -> tuple[dict[str, Cost], dict[str, str]]:
     """Return measured costs by model, and tracebacks of failed probes.
@@ -226,8 +225,7 @@ def _choice(
 ) -> Choice:
     """Complete a decision by the costs that order the jobs."""
     costs = {
-        model.name: measured.get(model.name) or _estimated(model, workload.facts)
-        for model in models
+        model.name: measured.get(model.name) or _estimated(model, workload) for model in models
     }
     return Choice(
         decision.threads,
@@ -241,7 +239,9 @@ def _choice(
     )
 
 
-def _estimated(model: Model, facts: Facts) -> Cost:
-    """Return the rule's cost, scaled to the step of the dry run, with its memory."""
-    cost = model.cost.scaled(facts.step_seconds.get(model.name, 0.0))
+def _estimated(model: Model, workload: Workload) -> Cost:
+    """Return the rule's cost, scaled to the step of the dry run on a core, with its memory."""
+    cost, facts = model.cost, workload.facts
+    if workload.plan.device == "cpu" or workload.plan.params.processes > 1:
+        cost = cost.scaled(facts.step_seconds.get(model.name, 0.0))
     return replace(cost, memory=facts.memory.get(model.name, 0))

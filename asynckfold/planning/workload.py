@@ -14,7 +14,7 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import Request
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning import cost_cache, fusion_groups
-from asynckfold.planning.flop_model import rule_cost
+from asynckfold.planning.flop_model import gpu_rule_cost, rule_cost
 from asynckfold.planning.thread_search import LastJobs, Model, Prediction, predict, size_of
 
 PROBE_SHARE = 0.05
@@ -64,7 +64,12 @@ class Choice:
     per_gpu : Mapping of str to int
         Jobs that share a GPU, by model; empty without GPUs.
     last_threads : Mapping of str to int
-        Threads by job, for the last jobs, which have more than their model.
+        Threads by job, for the jobs that have others than their model: see `Plan.last_threads`.
+    gpu_costs : Mapping of str to Cost
+        By model that is trained on GPUs while others are trained on cores; then `costs` are those
+        on cores, where it is trained there, too.
+    devices : str
+        Why candidates are on cores or on GPUs; empty where there was no choice.
     """
 
     threads: Mapping[str, int]
@@ -76,6 +81,8 @@ class Choice:
     failures: Mapping[str, str] = field(default_factory=dict)
     per_gpu: Mapping[str, int] = field(default_factory=dict)
     last_threads: Mapping[str, int] = field(default_factory=dict)
+    gpu_costs: Mapping[str, Cost] = field(default_factory=dict)
+    devices: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON."""
@@ -93,8 +100,11 @@ class Choice:
         found = decoded(cls, raw, "decision")
         finite({f"prediction.{name}": value for name, value in asdict(found.prediction).items()})
         within(found.cores, 1, 1 << 20, "cores")
-        costs = {name: Cost.from_dict(cost.to_dict()) for name, cost in found.costs.items()}
-        return replace(found, costs=costs)
+        costs, gpu_costs = (
+            {name: Cost.from_dict(cost.to_dict()) for name, cost in named.items()}
+            for named in (found.costs, found.gpu_costs)
+        )
+        return replace(found, costs=costs, gpu_costs=gpu_costs)
 
 
 @dataclass(frozen=True)
@@ -114,7 +124,7 @@ class Workload:
     machine : Mapping
         What else seconds depend on: processor, versions.
     gpus : int
-        Allotted GPUs; if there are any, each job needs one.
+        Allotted GPUs, used by other processes or not.
     """
 
     plan: Plan
@@ -126,17 +136,28 @@ class Workload:
 
     def models(self) -> list[Model]:
         """Return each model with its jobs' work and its cost by the rule."""
-        ratio = self.plan.params.eval_batch_size / self.plan.batch_size
-        works, facts = self.works(), self.facts
+        works = self.works()
         return [
             Model(
                 name,
                 tuple(works[job.id] for job in self.plan.jobs if job.model == name),
-                rule_cost(facts.flops.get(name, 0), self.cores, ratio, facts.products.get(name)),
+                self.rule_cost(name),
                 last_apart=not self.may_fuse(name),
             )
             for name in dict.fromkeys(job.model for job in self.plan.jobs)
         ]
+
+    def rule_cost(self, name: str) -> Cost:
+        """Return the cost of a model by the rule."""
+        ratio = self.plan.params.eval_batch_size / self.plan.batch_size
+        flops, products = self.facts.flops.get(name, 0), self.facts.products.get(name)
+        if self.plan.device == "cuda" and self.plan.params.processes == 1:
+            return gpu_rule_cost(flops, ratio, products)
+        return rule_cost(flops, self.cores, ratio, products)
+
+    def on(self, device: str) -> Workload:
+        """Return the part of the sweep on one kind of device."""
+        return replace(self, plan=self.plan.on(device), gpus=self.gpus * (device == "cuda"))
 
     def works(self) -> dict[str, Work]:
         """Return the work of each job, by its id."""
@@ -236,13 +257,15 @@ def requests(
     evaluate separately.
     """
     together = {name: len(group) for group in groups for name in group}
-    works, params, gpu = workload.works(), workload.plan.params, workload.plan.device == "cuda"
+    works, plan, params = workload.works(), workload.plan, workload.plan.params
     found = {}
-    for job in workload.plan.jobs:
-        cost = choice.costs[job.model].shared_by(params.processes)
+    for job in plan.jobs:
+        gpu = plan.device_of(job.candidate) == "cuda"
+        costs = choice.gpu_costs if gpu and job.model in choice.gpu_costs else choice.costs
+        cost = costs[job.model].shared_by(params.processes)
         threads = choice.last_threads.get(job.id, choice.threads[job.model])
         cores = threads * params.processes
-        per_gpu = choice.per_gpu.get(job.model, 1)
+        per_gpu = choice.per_gpu.get(job.model, 1) if gpu else 1
         gain = fusion_groups.gain(cost.flops, together.get(job.id, 1), cost.fused_gain)
         found[job.id] = Request(
             job.id,

@@ -28,6 +28,7 @@ class Candidate:
     done: int  # folds
     planned: int
     status: str  # "done" if complete, else the worst: failed, diverged, cancelled, pending
+    device: str = "cpu"  # the kind that its jobs are planned for, or "cuda"
 
     @property
     def name(self) -> str:
@@ -88,6 +89,7 @@ def candidates(
                 sum(item is not None and item.status == DONE for item in found),
                 len(jobs),
                 _worst(found),
+                plan.device_of(f"{model}/{lr_schedule}"),
             )
         )
     return rows

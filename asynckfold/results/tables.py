@@ -48,13 +48,14 @@ def candidate_rows(
     times: Mapping[str, AgainstSerial],
 ) -> list[Row]:
     """Return a row per candidate, best first; `ratio` is ``n_valid / n_train``."""
-    first = metrics[0]
+    first, kinds = metrics[0], {row.device for row in rows}
     table = []
     for position, row in zip(rank(rows, first), rows, strict=True):
         entry: Row = {
             "rank": position if row.ranks_by(first) else math.nan,
             "model": row.model,
             "scheduler": row.lr_schedule,
+            **({"device": row.device} if len(kinds) > 1 else {}),
         }
         for metric in metrics:
             entry |= {f"mean_{metric}": row.mean(metric), f"std_{metric}": row.std(metric)}
@@ -143,8 +144,12 @@ def epoch_rows(plan: Plan, results: Mapping[str, Result]) -> Iterator[Row]:
 
 def text_cells(rows: Sequence[Row], metric: str) -> list[tuple[str, ...]]:
     """Return the header and the cells of the table that results print."""
+
+    def on(cell: str) -> tuple[str, ...]:
+        return (cell,) if any("device" in row for row in rows) else ()
+
     cells: list[tuple[str, ...]] = [
-        ("", "model", "scheduler", one_line(metric), "folds", "seconds")
+        ("", "model", "scheduler", *on("device"), one_line(metric), "folds", "seconds")
     ]
     for row in rows:
         mean, std = row[f"mean_{metric}"], row[f"std_{metric}"]
@@ -153,6 +158,7 @@ def text_cells(rows: Sequence[Row], metric: str) -> list[tuple[str, ...]]:
                 "-" if math.isnan(row["rank"]) else str(row["rank"]),
                 one_line(row["model"]),
                 one_line(row["scheduler"]),
+                *on(row.get("device", "")),
                 "n/a" if math.isnan(mean) else f"{mean:.4f} ± {std:.4f}",
                 folds_note(row["folds_done"], row["folds"]),
                 f"{row['fit_seconds']:.1f}",

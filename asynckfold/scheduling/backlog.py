@@ -27,8 +27,8 @@ _shape: Callable[[Request], _Shape] = attrgetter(
 )
 """The resources of a request: two requests of one shape fit in the same places."""
 
-_Rank = tuple[float, str]
-"""(-seconds, job id)."""
+_Rank = tuple[bool, float, str]
+"""(not on a GPU, -seconds, job id): a GPU must not idle because jobs on cores took all of them."""
 
 
 class _Queue:
@@ -51,7 +51,7 @@ class _Queue:
         return self._heap[0]
 
     def add(self, rank: _Rank) -> None:
-        self._alive[rank[1]] = rank
+        self._alive[rank[-1]] = rank
         heapq.heappush(self._heap, rank)
 
     def remove(self, job_id: str) -> None:
@@ -73,7 +73,7 @@ class _Queue:
 
     def _is_alive(self, rank: _Rank) -> bool:
         # By identity: a job that was removed and added again has two equal ranks in the heap.
-        return self._alive.get(rank[1]) is rank
+        return self._alive.get(rank[-1]) is rank
 
 
 class Backlog:
@@ -128,7 +128,7 @@ class Backlog:
         queue = self._queues.get(shape)
         if queue is None:
             queue = self._queues[shape] = _Queue(request)
-        queue.add((-request.seconds, request.job_id))
+        queue.add((not request.gpu, -request.seconds, request.job_id))
         self._jobs[shape] += request.width
 
     def remove(self, job_id: str) -> Request:
@@ -175,7 +175,7 @@ class Backlog:
         for queue in self._queues.values():
             if not _can_follow(queue.like, first):
                 continue
-            for _, name in chain([queue.head], queue.followers()):
+            for *_, name in chain([queue.head], queue.followers()):
                 request = self._requests[name]
                 if len(names) == count or request.seconds > left:
                     break
@@ -191,7 +191,7 @@ class Backlog:
         return ((queue.like, self._jobs[shape]) for shape, queue in self._queues.items())
 
     def in_turn(self, capacity: Capacity) -> Iterator[Request]:
-        """Yield requests that fit, the longest first.
+        """Yield requests that fit, those on a GPU and then the longest first.
 
         The caller reduces the capacity; a shape that no longer fits is skipped from then on.
         """
@@ -202,7 +202,7 @@ class Backlog:
         ]
         heapq.heapify(turn)
         while turn and capacity.cores:
-            (_, job_id), like, followers = turn[0]
+            (*_, job_id), like, followers = turn[0]
             following = None
             if capacity.fits(like):
                 yield self._requests[job_id]
@@ -213,13 +213,13 @@ class Backlog:
                 heapq.heapreplace(turn, (following, like, followers))
 
     def first(self, gpus: bool) -> Request | None:
-        """Return the longest request whose device exists; those that must run alone come last."""
+        """Return the first request whose device exists; those that must run alone come last."""
         heads = [
             (queue.like.alone, queue.head)
             for queue in self._queues.values()
             if gpus or not queue.like.gpu
         ]
-        return self._requests[min(heads)[1][1]] if heads else None
+        return self._requests[min(heads)[1][-1]] if heads else None
 
 
 def _is_single(request: Request) -> bool:

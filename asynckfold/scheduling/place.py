@@ -3,7 +3,7 @@
 ::
 
     Backlog: pending jobs         Reservations: running jobs    Load: the machine right now
-      longest expected first        cores, memory, GPUs           cores that nobody else uses,
+      GPUs, then longest first      cores, memory, GPUs           cores that nobody else uses,
          │                             │                          free memory, GPUs
          │                             └──────────┬───────────────────┘
          │                                        ▼
@@ -29,7 +29,7 @@ from collections.abc import Sequence
 
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.reservations import Reservations, placed, usable
+from asynckfold.scheduling.reservations import Reservations, emptiest, placed
 
 
 def place(
@@ -45,8 +45,10 @@ def place(
     A job that must run alone starts when nothing runs and no other job can start; nothing starts
     beside it.
 
-    A GPU job takes its cores and the GPU with the fewest jobs, then the one with the most memory
-    left. A GPU is shared by at most the smallest `jobs_per_gpu` of its jobs.
+    GPU jobs come first, since a GPU must not wait for a core. A GPU job takes its cores and the GPU
+    with the fewest own jobs, then the least used, then the one with the most memory left; a GPU
+    that others keep busy is left alone. A GPU is shared by at most the smallest `jobs_per_gpu` of
+    its jobs.
 
     Parameters
     ----------
@@ -86,9 +88,10 @@ def _backlog(pending: Sequence[Request] | Backlog) -> Backlog:
 
 
 def _force(backlog: Backlog, load: Load) -> list[Placement]:
-    request = backlog.first(gpus=bool(load.gpus))
+    idle = [gpu for gpu in load.gpus if not gpu.busy]
+    request = backlog.first(gpus=bool(idle)) or backlog.first(gpus=bool(load.gpus))
     if request is None:
         return []
     order = (*load.idle, *(core for core in load.cores if core not in load.idle))
-    gpu = min(load.gpus, key=lambda gpu: (-usable(gpu), gpu.index)) if request.gpu else None
+    gpu = min(idle or load.gpus, key=emptiest) if request.gpu else None
     return [placed(request, order, gpu)]

@@ -9,6 +9,7 @@ from random import Random
 
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.placement import Request
+from asynckfold.scheduling.device_split import OnEither, requests_on, split
 from asynckfold.scheduling.simulate import (
     Failure,
     OtherProcess,
@@ -38,6 +39,13 @@ OTHERS_SHARE, STAY_SECONDS = 0.05, 600.0
 
 FAILURES, OOM_SHARE = 0.02, 0.001
 """Share of the jobs whose first attempt dies, and the share of these that runs out of memory."""
+
+
+FOLDS = 5
+"""Jobs of a candidate, in a sweep on both kinds of device."""
+
+GPU_GAIN, GPU_SKEW = 4.0, 1.5
+"""Lognormal seconds on a core / seconds on a GPU: small models gain nothing there."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +96,58 @@ def draw_scenario(jobs: int, cores: int, gpus: int, seed: int) -> Scenario:
     return Scenario(requests, machine, seconds, tuple(_others(random, cores, horizon)), failures)
 
 
-def _problems(jobs: int, cores: int, gpus: int) -> Iterator[Problem]:
-    for name, number, least in (("jobs", jobs, 1), ("cores", cores, 1), ("gpus", gpus, 0)):
+@dataclass(frozen=True)
+class EitherSweep:
+    """A sweep whose candidates may run on cores or on GPUs: their kinds, and what came of it.
+
+    `alone` are the seconds with all candidates on one kind, where nobody else uses the GPUs.
+    """
+
+    jobs: tuple[OnEither, ...]
+    kinds: Mapping[str, str]
+    simulation: Simulation
+    alone: Mapping[str, float]
+
+
+def draw_either(
+    jobs: int, cores: int, gpus: int, seed: int, busy_share: float = 1.0
+) -> EitherSweep:
+    """Draw and simulate a sweep whose candidates may run on cores or on GPUs.
+
+    Others use the last GPU from the start, for `busy_share` of the makespan without them.
+
+    Raises
+    ------
+    InputError
+        No job, no core, or no GPU.
+    """
+    refuse(_problems(jobs, cores, gpus, least_gpus=1))
+    random, machine = Random(seed), VirtualMachine(cores, gpus)
+    drawn = []
+    for number in range(jobs):
+        if number % FOLDS == 0:
+            seconds = random.lognormvariate(math.log(MEDIAN_SECONDS), SKEW)
+            on_gpu = seconds / random.lognormvariate(math.log(GPU_GAIN), GPU_SKEW)
+        name = f"candidate-{number // FOLDS}"
+        request = Request(f"{name}/{number}", seconds)
+        drawn.append(OnEither(name, {1: request}, Request(request.job_id, on_gpu, gpu=True)))
+    kinds = split(drawn, machine)
+
+    def seconds_with(kinds: Mapping[str, str]) -> float:
+        return simulate(requests_on(drawn, kinds, machine), machine).makespan
+
+    others = OtherProcess(None, 0.0, busy_share * seconds_with(kinds), gpu=gpus - 1)
+    return EitherSweep(
+        tuple(drawn),
+        kinds,
+        simulate(requests_on(drawn, kinds, machine), machine, others=[others]),
+        {kind: seconds_with(dict.fromkeys(kinds, kind)) for kind in ("cpu", "cuda")},
+    )
+
+
+def _problems(jobs: int, cores: int, gpus: int, least_gpus: int = 0) -> Iterator[Problem]:
+    counts = (("jobs", jobs, 1), ("cores", cores, 1), ("gpus", gpus, least_gpus))
+    for name, number, least in counts:
         if number < least:
             yield Problem(f"{name} must be at least {least}", str(number), f"Pass {least} or more.")
 

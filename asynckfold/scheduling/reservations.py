@@ -123,7 +123,7 @@ class Reservations:
         return Capacity(
             self.free_cores(load),
             load.free_memory - self.memory,
-            [gpu for gpu in load.gpus if gpu.index not in self._full],
+            [gpu for gpu in load.gpus if gpu.index not in self._full and not gpu.busy],
             dict(self._gpus),
         )
 
@@ -182,10 +182,20 @@ class Capacity:
         most = min((request.jobs_per_gpu, *on_gpu.allowed))
         return len(on_gpu.allowed) < most and request.gpu_memory <= usable(gpu) - on_gpu.memory
 
-    def _crowd(self, gpu: Gpu) -> tuple[int, int, int]:
-        """Order GPUs by their number of jobs, then by the memory that is left."""
+    def _crowd(self, gpu: Gpu) -> tuple[int, float, int, int]:
+        """Order GPUs by their number of own jobs, by use, and by the memory that is left."""
         on_gpu = self.on_gpu.get(gpu.index, _EMPTY)
-        return len(on_gpu.allowed), on_gpu.memory - usable(gpu), gpu.index
+        return len(on_gpu.allowed), *emptiest(gpu, on_gpu.memory)
+
+
+def emptiest(gpu: Gpu, held: int = 0) -> tuple[float, int, int]:
+    """Return the sort key of GPUs, the emptiest first: use in tenths, memory left, index.
+
+    >>> gpus = Gpu(0, 30, 80, use=0.5), Gpu(1, 10, 80, use=0.02), Gpu(2, 20, 80, use=0.04)
+    >>> [gpu.index for gpu in sorted(gpus, key=emptiest)]
+    [2, 1, 0]
+    """
+    return round(gpu.use, 1), held - usable(gpu), gpu.index
 
 
 def usable(gpu: Gpu) -> int:
@@ -205,4 +215,5 @@ def placed(request: Request, cores: Sequence[int], gpu: Gpu | None) -> Placement
         alone=request.alone,
         gpu_memory=request.gpu_memory,
         jobs_per_gpu=request.jobs_per_gpu,
+        gpu_uuid="" if gpu is None else gpu.uuid,
     )

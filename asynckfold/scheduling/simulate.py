@@ -40,22 +40,26 @@ class VirtualMachine:
     memory: int = sys.maxsize
     gpu_memory: int = sys.maxsize
 
-    def load(self, others: Collection[int] = ()) -> Load:
-        """Return the load while others use some cores."""
+    def load(self, others: Collection[int] = (), on_gpus: Collection[int] = ()) -> Load:
+        """Return the load while others use some cores and GPUs."""
         cores = tuple(range(self.cores))
         # Jobs use no more GPU memory than they reserved, so the free memory never changes.
-        gpus = (Gpu(index, self.gpu_memory, self.gpu_memory) for index in range(self.gpus))
+        gpus = (
+            Gpu(index, self.gpu_memory, self.gpu_memory, busy=index in on_gpus)
+            for index in range(self.gpus)
+        )
         idle = tuple(core for core in cores if core not in others)
         return Load(cores, idle, self.memory, tuple(gpus))
 
 
 @dataclass(frozen=True)
 class OtherProcess:
-    """A foreign process that uses a core from `start` to `end`, in seconds."""
+    """A foreign process that uses a core, or a GPU, from `start` to `end`, in seconds."""
 
-    core: int
+    core: int | None
     start: float
     end: float
+    gpu: int | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class Bounds:
     cores : float
         Core-seconds / cores. A job that must run alone counts with all cores.
     gpus : float
-        GPU-seconds / GPUs. A job that may share a GPU with n - 1 others counts with 1 / n.
+        The end of the GPU-seconds on all GPUs, less what others take of them. A job that may share
+        a GPU with n - 1 others counts with 1 / n.
     longest : float
         The longest job, including failed attempts and pauses.
     """
@@ -165,7 +170,7 @@ def simulate(
     seconds : Mapping of str to float, optional
         Actual seconds by job id; as expected where missing.
     others : iterable of OtherProcess
-        Foreign processes. No job starts on their cores; a running job goes on.
+        Foreign processes. No job starts on their cores and GPUs; a running job goes on.
     failures : Mapping of str to sequence of Failure, optional
         By job id: the attempts that fail before one succeeds.
 
@@ -220,6 +225,8 @@ class _Run:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._others: Counter[int] = Counter()
+        self._on_gpus: Counter[int] = Counter()
+        self._present: list[OtherProcess] = []
         self._load: Load | None = None
         self._core_seconds: list[float] = []
         self._gpu_seconds: list[float] = []
@@ -227,9 +234,13 @@ class _Run:
 
     def drive(self, others: Iterable[OtherProcess]) -> None:
         """Process events until every job has ended."""
-        for item in others:
-            self._at(item.start, partial(self._change_others, item.core, 1))
-            self._at(item.end, partial(self._change_others, item.core, -1))
+        self._present = [*others]
+        for item in self._present:
+            for when, change in ((item.start, 1), (item.end, -1)):
+                if item.core is not None:
+                    self._at(when, partial(self._change, self._others, item.core, change))
+                if item.gpu is not None:
+                    self._at(when, partial(self._change, self._on_gpus, item.gpu, change))
         self._happen()
         while self._unfinished:
             self._start()
@@ -239,7 +250,7 @@ class _Run:
     def bounds(self) -> Bounds:
         return Bounds(
             math.fsum(self._core_seconds) / self._machine.cores,
-            math.fsum(self._gpu_seconds) / max(1, self._machine.gpus),
+            self._end_on_gpus(math.fsum(self._gpu_seconds)),
             max(self._job_seconds.values(), default=0.0),
         )
 
@@ -251,13 +262,29 @@ class _Run:
         while self._events and self._events[0][0] <= self._now:
             heapq.heappop(self._events)[2]()
 
-    def _change_others(self, core: int, change: int) -> None:
-        self._others[core] += change
+    def _change(self, others: Counter[int], number: int, change: int) -> None:
+        others[number] += change
         self._load = None
+
+    def _end_on_gpus(self, work: float) -> float:
+        """Return when all GPUs could have done some GPU-seconds, if others leave none unused."""
+        taken = [
+            part
+            for item in self._present
+            if item.gpu is not None
+            for part in _left_of(item, [span for span in self.spans if span.gpu == item.gpu])
+        ]
+        now, gpus = 0.0, self._machine.gpus
+        for until in sorted({edge for part in taken for edge in part}):
+            free = gpus - sum(start <= now and now < end for start, end in taken)
+            if work <= free * (until - now):
+                return now + work / free if work else now
+            work, now = work - free * (until - now), until
+        return now + work / max(1, gpus) if work else now
 
     def _start(self) -> None:
         if self._load is None:
-            self._load = self._machine.load(+self._others)
+            self._load = self._machine.load(+self._others, +self._on_gpus)
         began = time.perf_counter()
         placed = place(self._backlog, self._reservations, self._load)
         self.place_seconds += time.perf_counter() - began
@@ -294,6 +321,19 @@ class _Run:
         request = self._requests[job] = replace(self._requests[job], alone=retry.alone)
         self._at(self._now + retry.after_s, partial(self._backlog.add, request))
         self._job_seconds[job] += retry.after_s
+
+
+def _left_of(item: OtherProcess, own: Sequence[Span]) -> Iterator[tuple[float, float]]:
+    """Yield the parts of a foreign process's time in which no own job runs on its GPU."""
+    now = item.start
+    for span in sorted(own, key=lambda span: span.start):
+        if span.start >= item.end:
+            break
+        if now < span.start:
+            yield now, span.start
+        now = max(now, span.end)
+    if now < item.end:
+        yield now, item.end
 
 
 def _problems(

@@ -75,6 +75,8 @@ def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
 def _gpu_text(request: Request, load: Load) -> str:
     if not load.gpus:
         return "a GPU: none is available"
+    if busy := [str(gpu.index) for gpu in load.gpus if gpu.busy]:
+        return f"a GPU: other processes keep GPU {', '.join(busy)} busy"
     room = f" with {gibibytes(request.gpu_memory)} free" if request.gpu_memory else ""
     return f"a GPU{room}: none of {len(load.gpus)} has room for another job"
 

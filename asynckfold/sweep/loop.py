@@ -195,7 +195,8 @@ class Sweep:
         """Record what the pending jobs wait for, if that has changed."""
         obstacles, jobs = self._pending.obstacles(self._running.reservations, load)
         others = tuple(core for core in load.cores if core not in load.idle)
-        waiting = Waiting(load.cores, others, tuple(gpu.index for gpu in load.gpus), jobs)
+        gpus = tuple(gpu.index for gpu in load.gpus if not gpu.busy)
+        waiting = Waiting(load.cores, others, gpus, jobs)
         if waiting != self._waiting:
             self._waiting = waiting
             self._store.set_waiting(waiting)

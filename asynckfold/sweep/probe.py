@@ -18,6 +18,7 @@ from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.messages import Started
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.plan import Plan
+from asynckfold.scheduling.reservations import emptiest
 from asynckfold.sweep.loop import Inbox
 from asynckfold.sweep.single_task import TICK_SECONDS, room
 from asynckfold.system.signals import Interruption
@@ -54,9 +55,16 @@ class Prober:
         order = (*load.idle, *(core for core in load.cores if core not in load.idle))
         fitting = load.free_memory // max(1, together * self.memory.get(model, 0))
         count = max(1, min(copies, len(order) // threads, fitting))
-        gpu = max(load.gpus, key=lambda gpu: gpu.free + gpu.own).index if on_gpu else None
+        gpu = min(load.gpus, key=lambda gpu: (gpu.busy, *emptiest(gpu))) if on_gpu else None
         placements = [
-            Placement(tuple(jobs), order[start : start + threads], threads, gpu, trainer="probe")
+            Placement(
+                tuple(jobs),
+                order[start : start + threads],
+                threads,
+                None if gpu is None else gpu.index,
+                trainer="probe",
+                gpu_uuid="" if gpu is None else gpu.uuid,
+            )
             for start in range(0, count * threads, threads)
         ]
         futures = [self.engine.submit(placement, []) for placement in placements]

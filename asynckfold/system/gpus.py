@@ -1,11 +1,15 @@
-"""The GPUs that this run may use. NVML is used only here."""
+"""The GPUs that this run may use, slices (MIG) among them. NVML is used only here.
+
+A device is known by its UUID, and has the index of its place in ``CUDA_VISIBLE_DEVICES``, or in the
+order of the PCI bus; the slices of a GPU follow one another.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from asynckfold.jobs.placement import Gpu
 from asynckfold.system.readers import UNREADABLE
@@ -16,7 +20,7 @@ def load_nvml() -> tuple[Any, str]:
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
-        return None, "nvidia-ml-py is not installed: pip install 'asynckfold[gpu]'"
+        return None, "nvidia-ml-py is not installed: pip install nvidia-ml-py"
     try:
         nvml.nvmlInit()
     except (nvml.NVMLError, *UNREADABLE) as error:
@@ -26,68 +30,166 @@ def load_nvml() -> tuple[Any, str]:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """The GPUs that this run may use, their names, and why others are missing."""
+    """The GPUs that this run may use, their names, and why others are missing.
+
+    `others` is the share of time that other processes use, by index, of GPUs on which NVML tells
+    own processes from others; `failures` counts the visible GPUs that cannot be used.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     names: tuple[str, ...] = ()
     reason: str = ""
+    others: Mapping[int, float] = field(default_factory=dict)
+    failures: int = 0
+
+    def without(self, failed: Mapping[str, str]) -> GpuReading:
+        """Return the reading without GPUs that torch cannot use, by UUID and with the reason."""
+        if not failed:
+            return self
+        both = zip(self.gpus, self.names, strict=True)
+        kept = [(gpu, name) for gpu, name in both if gpu.uuid not in failed]
+        reasons = [self.reason] if self.reason else []
+        for gpu in self.gpus:
+            if failure := failed.get(gpu.uuid):
+                reasons.append(f"torch cannot use GPU {gpu.index}: {failure}")
+        return replace(
+            self,
+            gpus=tuple(gpu for gpu, _ in kept),
+            names=tuple(name for _, name in kept),
+            reason="; ".join(reasons),
+            failures=self.failures + len(self.gpus) - len(kept),
+        )
+
+
+class _Device(NamedTuple):
+    """A GPU or a slice: its handle, None where it cannot be read, and the number of its GPU."""
+
+    handle: Any
+    number: int
+    uuid: str = ""
+    failure: str = ""
 
 
 def read_gpus(
-    nvml: Any, devices: str | Sequence[int], visible: str | None, own: Collection[int] = ()
+    nvml: Any, devices: str | Sequence[int | str], visible: str | None, own: Collection[int] = ()
 ) -> GpuReading:
     """Read each GPU that torch would see, without a CUDA context.
 
     A GPU that fails does not hide the others.
 
-    Torch's index is the position in ``CUDA_VISIBLE_DEVICES`` (`visible`), in NVML's order, which is
-    CUDA's for GPUs of one kind. The memory of `own` processes becomes ``Gpu.own``.
+    Parameters
+    ----------
+    nvml : module
+        An initialised NVML.
+    devices : str, or sequence of int and "cpu"
+        What the user chose.
+    visible : str or None
+        ``CUDA_VISIBLE_DEVICES``; numbers count in the order of the PCI bus.
+    own : collection of int
+        Own processes, whose memory becomes ``Gpu.own``.
     """
     if devices == "cpu":
         return GpuReading(reason="devices is 'cpu'")
+    errors = (nvml.NVMLError, *UNREADABLE)
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
-        uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    except (nvml.NVMLError, *UNREADABLE) as error:
-        return GpuReading(reason=f"NVML cannot list the GPUs: {error}")
-    order = visible_order(visible, uuids)
-    asked = range(len(order)) if isinstance(devices, str) else devices
-    found, names, reasons = [], [], []
+        found = [item for n in range(nvml.nvmlDeviceGetCount()) for item in _devices(nvml, n)]
+    except errors as error:
+        return GpuReading(reason=f"NVML cannot list the GPUs: {error}", failures=1)
+    order = visible_order(visible, [item.uuid for item in found], [item.number for item in found])
+    asked = range(len(order)) if isinstance(devices, str) else dict.fromkeys(devices)
+    gpus, names, reasons, others, failures = [], [], [], {}, 0
     for index in asked:
+        if isinstance(index, str):
+            continue
         if not 0 <= index < len(order):
             reasons.append(f"GPU {index} is not there: {len(order)} visible")
             continue
+        device = found[order[index]]
         try:
-            found.append(_read_gpu(nvml, handles[order[index]], index, own))
-            names.append(_text(nvml.nvmlDeviceGetName(handles[order[index]])))
-        except (nvml.NVMLError, *UNREADABLE) as error:
+            if device.failure:
+                raise ValueError(device.failure)
+            gpu, use = _read_gpu(nvml, device, index, own)
+            names.append(_text(nvml.nvmlDeviceGetName(device.handle)))
+            gpus.append(gpu)
+            if use is not None:
+                others[index] = use
+        except errors as error:
             reasons.append(f"GPU {index} cannot be read: {error}")
+            failures += 1
     if not order:
-        reasons.append(_none_visible(len(uuids), visible))
-    return GpuReading(tuple(found), tuple(names), "; ".join(reasons))
+        reasons.append(_none_visible(len(found), visible))
+    return GpuReading(tuple(gpus), tuple(names), "; ".join(reasons), others, failures)
 
 
-def _read_gpu(nvml: Any, handle: Any, index: int, own: Collection[int]) -> Gpu:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+def _devices(nvml: Any, number: int) -> Iterator[_Device]:
+    """Yield a GPU, or the slices that it is divided into."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(number)
+        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+    except (nvml.NVMLError, *UNREADABLE) as error:
+        yield _Device(None, number, failure=str(error))
+        return
+    try:
+        is_divided = bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+        most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if is_divided else 0
+    except (nvml.NVMLError, *UNREADABLE):
+        is_divided, most = False, 0
+    if not is_divided:
+        yield _Device(handle, number, uuid)
+    for part in range(most):
+        try:
+            piece = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, part)
+            yield _Device(piece, number, _text(nvml.nvmlDeviceGetUUID(piece)))
+        except (nvml.NVMLError, *UNREADABLE):
+            continue  # no slice has this number
+
+
+def _read_gpu(
+    nvml: Any, device: _Device, index: int, own: Collection[int]
+) -> tuple[Gpu, float | None]:
+    memory = nvml.nvmlDeviceGetMemoryInfo(device.handle)
     free, total = int(memory.free), int(memory.total)
     if not 0 <= free <= total:
         raise ValueError(f"{free} of {total} bytes are free")
     try:
-        use = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        use = nvml.nvmlDeviceGetUtilizationRates(device.handle).gpu / 100
     except (nvml.NVMLError, *UNREADABLE):
-        use = 0.0  # not reported by some GPUs; memory decides
-    held = min(_held_by(nvml, handle, own), total - free) if own else 0
-    return Gpu(index, free, total, use if 0 <= use <= 1 else 0.0, held)
+        use = 0.0  # not reported by some GPUs, nor by slices; memory decides
+    use = use if 0 <= use <= 1 else 0.0
+    holders = _holders(nvml, device.handle, own)
+    held = min(sum(holders.values()), total - free)
+    others = _used_by_others(nvml, device.handle, own) if holders else None
+    return Gpu(index, free, total, use, held, device.uuid), others
 
 
-def _held_by(nvml: Any, handle: Any, own: Collection[int]) -> int:
-    """Return the bytes that own processes hold; 0 if NVML does not know, as in a container."""
+def _holders(nvml: Any, handle: Any, own: Collection[int]) -> dict[int, int]:
+    """Return the bytes by own process; nothing if NVML does not know, as in a container."""
     try:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        sizes = [int(item.usedGpuMemory or 0) for item in running if item.pid in own]
+        sizes = {item.pid: int(item.usedGpuMemory or 0) for item in running if item.pid in own}
     except (nvml.NVMLError, *UNREADABLE):
-        return 0
-    return sum(size for size in sizes if size > 0)
+        return {}
+    return {pid: max(0, size) for pid, size in sizes.items()}
+
+
+def _used_by_others(nvml: Any, handle: Any, own: Collection[int]) -> float | None:
+    """Return the share of time that other processes use; None if unknown."""
+    try:
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, 0)
+        latest = {item.pid: (item.timeStamp, item.smUtil) for item in samples}
+        newest = max((at for at, _ in latest.values()), default=0)
+        shares = [
+            share
+            for pid, (at, share) in latest.items()
+            if pid not in own and newest - at < RECENT_MICROSECONDS
+        ]
+    except (nvml.NVMLError, *UNREADABLE):
+        return None
+    return min(1.0, float(sum(shares)) / 100)
+
+
+RECENT_MICROSECONDS = 2_000_000
+"""An older sample is of a process that has paused or ended."""
 
 
 def _none_visible(count: int, visible: str | None) -> str:
@@ -100,30 +202,34 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def visible_order(visible: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
-    """Return NVML's index of each GPU that CUDA shows, in CUDA's order.
+def visible_order(
+    visible: str | None, uuids: Sequence[str], numbers: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Return NVML's index of each device that CUDA shows, in CUDA's order.
 
     Like CUDA: entries are numbers or prefixes of UUIDs; the first invalid entry ends the list; a
-    duplicate hides all GPUs.
+    duplicate hides all GPUs. A number stands for all slices of that GPU (`numbers`, by device).
 
     Examples
     --------
     >>> visible_order("1,GPU-a", ["GPU-abc", "GPU-def"]), visible_order("0,-1,1", ["x", "y"])
     ((1, 0), (0,))
+    >>> visible_order("1", ["GPU-abc", "MIG-1", "MIG-2"], [0, 1, 1])
+    (1, 2)
     """
     if visible is None:
         return tuple(range(len(uuids)))
     order: list[int] = []
     for entry in visible.split(","):
-        found = _by_entry(entry.strip(), uuids)
-        if found is None:
+        found = _by_entry(entry.strip(), uuids, numbers or range(len(uuids)))
+        if not found:
             break
-        order.append(found)
+        order += found
     return tuple(order) if len(set(order)) == len(order) else ()
 
 
-def _by_entry(entry: str, uuids: Sequence[str]) -> int | None:
+def _by_entry(entry: str, uuids: Sequence[str], numbers: Sequence[int]) -> list[int]:
     if entry.isdecimal():
-        return int(entry) if int(entry) < len(uuids) else None
-    matches = [number for number, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
-    return matches[0] if len(matches) == 1 else None
+        return [at for at, number in enumerate(numbers) if number == int(entry)]
+    matches = [at for at, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+    return matches if len(matches) == 1 else []

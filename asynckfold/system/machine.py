@@ -27,7 +27,9 @@ from typing import Any
 
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.placement import Load, Placement
+from asynckfold.system import gpu_trial
 from asynckfold.system.cpu_load import WINDOW_SECONDS, LoadSampler
+from asynckfold.system.gpu_load import GpuLoad
 from asynckfold.system.gpus import GpuReading, load_nvml, read_gpus
 from asynckfold.system.hysteresis import BusyCores, with_hysteresis
 from asynckfold.system.limits import (
@@ -38,6 +40,7 @@ from asynckfold.system.limits import (
     group_memory,
     limits,
 )
+from asynckfold.system.process import has_gpu
 from asynckfold.system.readers import UNREADABLE, CounterReaders
 from asynckfold.system.units import gibibytes
 
@@ -91,8 +94,8 @@ class Machine:
 
     Parameters
     ----------
-    devices : "auto", "cpu", "cuda", or sequence of int
-        GPUs that may be used, by torch's index.
+    devices : "auto", "cpu", "cuda", or sequence of int and "cpu"
+        GPUs that may be used, by their index among the visible ones.
     host, readers, clock
         Sources of limits, counters and time.
     nvml : module, optional
@@ -112,11 +115,13 @@ class Machine:
         The cores of the affinity mask at construction.
     max_cores : int
         How many of them may be used at once: the smallest limit, less the reserved ones.
+    gpu_note : str
+        Why GPUs that are there are not used, or not watched; empty before `try_gpus`.
     """
 
     def __init__(
         self,
-        devices: str | Sequence[int] = "auto",
+        devices: str | Sequence[int | str] = "auto",
         *,
         host: Host | None = None,
         readers: CounterReaders | None = None,
@@ -141,6 +146,10 @@ class Machine:
         self.max_cores = max(1, len(allowed_cores(self._host)) - reserve_cores)
         self._clock = clock
         self._sampler = LoadSampler(self.cores, self._readers, clock)
+        self._gpu_load = GpuLoad(clock)
+        self.gpu_note = ""
+        self._unusable: dict[str, str] = {}
+        self._seen_by_torch: GpuReading | None = None
         self._busy: BusyCores | None = None
 
     def sample(self, own: Mapping[int, tuple[int, ...]] | None = None) -> None:
@@ -191,7 +200,8 @@ class Machine:
         busy = others if n_jobs is None or self._yields else frozenset[int]()
         chosen = self._choose(count, running, busy)
         idle = tuple(core for core in self._sampler.idlest if core in chosen and core not in busy)
-        gpus = self.gpus(own or {}).gpus
+        held = {placement.gpu for placement in running if placement.gpu is not None}
+        gpus = self._gpu_load.marked(self.gpus(own or {}), held)
         available = self._available_memory()
         memory = self._free_memory(available, own or {})
         if self.max_memory is not None:
@@ -256,9 +266,39 @@ class Machine:
     def gpus(self, own: Collection[int] = ()) -> GpuReading:
         """Return the GPUs that may be used, or why there are none; `own` are own processes."""
         if self._nvml is None:
-            return GpuReading(reason=self._nvml_reason or "devices is 'cpu'")
+            return self._seen_by_torch or GpuReading(reason=self._nvml_reason or "devices is 'cpu'")
         visible = self._host.environ.get("CUDA_VISIBLE_DEVICES")
-        return read_gpus(self._nvml, self._devices, visible, own)
+        found = read_gpus(self._nvml, self._devices, visible, {os.getpid(), *own})
+        return found.without(self._unusable)
+
+    def try_gpus(self) -> None:
+        """Leave out GPUs that torch cannot use; say in `gpu_note` what a user should know.
+
+        Without NVML, torch tells of the GPUs; their free memory is then that of this moment.
+        """
+        if self._nvml is not None:
+            self._unusable |= gpu_trial.failures([gpu.uuid for gpu in self.gpus().gpus])
+            found = self.gpus()
+            self.gpu_note = found.reason if found.failures else ""
+        elif self._devices != "cpu" and has_gpu():
+            self._ask_torch()
+
+    def _ask_torch(self) -> None:
+        seen, reason = gpu_trial.seen_by_torch()
+        listed = [item for item in self._devices if isinstance(item, int)]
+        kept = [pair for pair in seen if isinstance(self._devices, str) or pair[0].index in listed]
+        missing = {*listed} - {gpu.index for gpu, _ in kept}
+        if missing:
+            reason = f"GPU {min(missing)} is not there: torch sees {len(seen)}"
+        reasons = "; ".join(filter(None, [self._nvml_reason, reason]))
+        gpus, names = tuple(gpu for gpu, _ in kept), tuple(name for _, name in kept)
+        self._seen_by_torch = GpuReading(gpus, names, reasons if missing or not kept else "")
+        self.gpu_note = f"no GPU is used: {reasons}"
+        if kept:
+            self.gpu_note = (
+                f"{self._nvml_reason}; so it is unknown how much others use the GPUs, and their "
+                "free memory is that of the start"
+            )
 
     def limits(self, n_jobs: int | None = None) -> tuple[Limit, ...]:
         """Return every limit on the cores, including the user's."""
@@ -309,7 +349,14 @@ class Machine:
     def _describe_gpus(self) -> list[dict[str, Any]]:
         reading = self.gpus()
         return [
-            {"index": gpu.index, "name": name, "free": gpu.free, "total": gpu.total, "use": gpu.use}
+            {
+                "index": gpu.index,
+                "name": name,
+                "uuid": gpu.uuid,
+                "free": gpu.free,
+                "total": gpu.total,
+                "use": gpu.use,
+            }
             for gpu, name in zip(reading.gpus, reading.names, strict=True)
         ]
 

@@ -94,20 +94,21 @@ def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baselin
     Extrapolates the median: other processes delay some batches, and must not make the baseline look
     slower than it is.
     """
-    by_model: dict[str, tuple[float, float] | None] = {}
+    by_model: dict[tuple[str, str], tuple[float, float] | None] = {}
     seconds: dict[str, float] = {}
     by_candidate = dict.fromkeys((job.candidate for job in bundle.plan.jobs), 0.0)
     for job in bundle.plan.jobs:
         if stop():
             return None
-        if job.model not in by_model:
+        where = job.model, bundle.plan.device_of(job.candidate)
+        if where not in by_model:
             try:
                 with isolated(patches=True):
-                    by_model[job.model] = _batch_seconds(bundle, job, data, stop)
+                    by_model[where] = _batch_seconds(bundle, job, data, stop)
             except (Exception, SystemExit):  # noqa: BLE001
                 # As above.
-                by_model[job.model] = None
-        batch_seconds = by_model[job.model]
+                by_model[where] = None
+        batch_seconds = by_model[where]
         if batch_seconds is None:
             continue
         train, valid = batch_seconds
@@ -127,14 +128,14 @@ def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baselin
 
 
 class _Loop:
-    """An ordinary training of one job, on the kind of device that the sweep uses."""
+    """An ordinary training of one job, on the kind of device that the sweep uses for it."""
 
     def __init__(self, bundle: Bundle, job: Job, data: Batches, *, pretrains: bool = False) -> None:
         plan, recipe = bundle.plan, bundle.recipe
         self.plan, self.params = plan, plan.params
         self.job, self.fold = job, bundle.fold_of(job)
         self.objective = plan.objective_of(job.model)
-        self.device = torch.device(plan.device)
+        self.device = torch.device(plan.device_of(job.candidate))
         seeding.seed_all(job.seed)
         self.model = recipe.models[job.model]().to(self.device)
         if pretrains and has_pretraining(self.model):

@@ -290,6 +290,8 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"devices": "gpu"},
         ["devices must be one of 'auto', 'cpu', 'cuda'", "'gpu'", "Did you mean"],
     ),
+    "devices in words": ({"devices": [0, "gpu"]}, ["list of GPU numbers and 'cpu'", "[0, 'gpu']"]),
+    "no device": ({"devices": []}, ["devices must name GPUs that are there", "[]"]),
     "devices of another kind": ({"devices": 3.5}, ["list of GPU numbers", "3.5", "'auto'"]),
     "resume without a run": (
         {"resume": "must"},

@@ -184,7 +184,7 @@ def test_a_fault_in_drawing_does_not_fail_the_shell(
     from argparse import Namespace
 
     from asynckfold.cli.output import Output
-from asynckfold.cli.summary import print_results
+    from asynckfold.cli.summary import print_results
 
     write_run(root, Synthetic(epochs=1))
     monkeypatch.setattr(page, "write_report", refuses)

@@ -91,6 +91,7 @@ from tests.faults.test_hogwild import kfold
 from tests.toy import adam
 
 machine.load_nvml = fake_gpu.load_nvml
+machine.gpu_trial.failures = lambda uuids: {}
 slow = Path(sys.argv[1]).with_name("SLOW")
 
 class Slow(fake_gpu.OnFakeGpu):
@@ -107,7 +108,7 @@ print(results.best_score_)
 
 @pytest.fixture
 def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asynckfold.system.machine.load_nvml", fake_gpu.load_nvml)
+    fake_gpu.install(monkeypatch)
 
 
 def on_gpu(root: Path, epochs: int, **settings: object) -> CVResults:
@@ -177,8 +178,16 @@ def test_with_its_gpu_process_killed_it_ends_with_the_same_bits(root: Path, warm
 @pytest.mark.parametrize(
     ("settings", "params", "told"),
     [
-        ({}, {}, "processes=2, and a GPU. Pass devices='cpu', or, for a process on the GPU, train"),
-        ({"trainer": "hogwild"}, {}, "the processes of a job train on CPUs only, except the last"),
+        (
+            {"devices": "cuda"},
+            {},
+            "processes=2, and a GPU. Pass devices='auto', or, for a process on the GPU, train",
+        ),
+        (
+            {"trainer": "hogwild", "devices": [0]},
+            {},
+            "the processes of a job train on CPUs only, except the last",
+        ),
         (
             {"devices": "cpu"},
             {"epochs_per_round": {"cpu": 1, "gpu": 3}},
@@ -201,6 +210,12 @@ def test_what_cannot_be_done_on_a_machine_with_a_gpu_is_refused(
     with pytest.raises(InputError, match=told):
         kfold(root, **{"trainer": "averaging", **settings})({"t": Tiny}, ["cosine"], adam, params)
     assert not root.exists()
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_a_trainer_of_several_processes_goes_to_cores_beside_a_gpu(root: Path) -> None:
+    found = kfold(root, trainer="hogwild")({"t": Tiny}, ["cosine"], adam, {"epochs": 1})
+    assert set(found.to_frame("fold")["device"]) == {"cpu"}
 
 
 def test_without_a_gpu_all_that_is_wrong_is_told_at_once(root: Path) -> None:

@@ -18,7 +18,7 @@ from tests.toy import Tiny, adam, samples
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use"),
-    pytest.mark.skipif(not Machine().gpus().gpus, reason="needs NVML: asynckfold[gpu]"),
+    pytest.mark.skipif(not Machine().gpus().gpus, reason="needs NVML"),
 ]
 
 

@@ -12,7 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.jobs.placement import Gpu
+from asynckfold.jobs.placement import Gpu, Placement, Request
+from asynckfold.scheduling.place import place
+from asynckfold.scheduling.reservations import Reservations
+from asynckfold.scheduling.wait_reasons import obstacle
+from asynckfold.system import gpu_trial
 from asynckfold.system.gpus import load_nvml, visible_order
 from asynckfold.system.machine import Machine
 from tests.system.fakes import FakeMachine, fake_host
@@ -65,7 +69,11 @@ THREE = FakeNvml((1, 10, 0), (2, 10, 50), (3, 10, -1))
 
 
 def test_gpus_have_free_memory_and_use(tmp_path: Path) -> None:
-    expected = (Gpu(0, 1, 10, 0.0), Gpu(1, 2, 10, 0.5), Gpu(2, 3, 10, 0.0))
+    expected = (
+        Gpu(0, 1, 10, 0.0, uuid="GPU-a00"),
+        Gpu(1, 2, 10, 0.5, uuid="GPU-b00", busy=True),
+        Gpu(2, 3, 10, 0.0, uuid="GPU-c00"),
+    )
     assert gpu_machine(tmp_path, THREE).load().gpus == expected
 
 
@@ -154,7 +162,7 @@ def test_missing_nvml_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert load_nvml() == (
         None,
-        "nvidia-ml-py is not installed: pip install 'asynckfold[gpu]'",
+        "nvidia-ml-py is not installed: pip install nvidia-ml-py",
     )
 
 
@@ -199,3 +207,256 @@ def test_nvml_that_disappears_is_no_gpu_with_a_reason(
     setattr(found._nvml, call, broken)
     assert found.load().gpus == ()
     assert str(error) in found.gpus().reason
+
+
+# Which GPU is which
+
+
+class Divided(FakeNvml):
+    """Three GPUs, of which the second is divided into two slices (MIG)."""
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
+        if handle == 0:
+            raise FakeNvmlError("Not Supported")
+        return (int(handle == 1), 0)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, part: int) -> int:
+        if part not in (0, 3):
+            raise FakeNvmlError("Not Found")
+        return 10 + part
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"MIG-{handle}" if handle >= 10 else super().nvmlDeviceGetUUID(handle)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        if handle >= 10:
+            return SimpleNamespace(free=handle, total=20)
+        return super().nvmlDeviceGetMemoryInfo(handle)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        if handle >= 10:
+            raise FakeNvmlError("Not Supported")
+        return super().nvmlDeviceGetUtilizationRates(handle)
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        (None, ["GPU-a00", "MIG-10", "MIG-13", "GPU-c00"]),
+        ("1", ["MIG-10", "MIG-13"]),
+        ("MIG-13,0", ["MIG-13", "GPU-a00"]),
+        ("MIG-1", []),
+    ],
+)
+def test_slices_of_a_gpu_are_devices(tmp_path: Path, visible: str | None, uuids: list[str]) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    nvml = Divided((1, 20, 0), (2, 20, 0), (3, 20, 0))
+    found = gpu_machine(tmp_path, nvml, **environ).gpus()
+    assert [gpu.uuid for gpu in found.gpus] == uuids
+    assert [gpu.index for gpu in found.gpus] == list(range(len(uuids)))
+    assert [gpu.free for gpu in found.gpus if gpu.uuid.startswith("MIG")] == [
+        int(uuid[4:]) for uuid in uuids if uuid.startswith("MIG")
+    ]
+
+
+def test_a_gpu_without_permission_hides_no_other_and_keeps_its_number(tmp_path: Path) -> None:
+    class Guarded(FakeNvml):
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+            if index == 0:
+                raise FakeNvmlError("Insufficient Permissions")
+            return index
+
+    nvml = Guarded((1, 10, 0), (2, 10, 0))
+    found = gpu_machine(tmp_path, nvml).gpus()
+    assert [(gpu.index, gpu.uuid) for gpu in found.gpus] == [(1, "GPU-b00")]
+    assert found.reason == "GPU 0 cannot be read: Insufficient Permissions"
+    assert found.failures == 1
+    # Nothing is missing of what was asked for.
+    assert gpu_machine(tmp_path, nvml, [1]).gpus().reason == ""
+    assert gpu_machine(tmp_path, nvml, ["cpu", 1]).gpus().reason == ""
+
+
+def test_a_gpu_that_is_lost_in_the_middle_comes_back(tmp_path: Path) -> None:
+    nvml = FakeNvml((1, 10, 0), (2, 10, 0))
+    machine = gpu_machine(tmp_path, nvml)
+    assert [gpu.index for gpu in machine.load().gpus] == [0, 1]
+    nvml.gpus = (None, (2, 10, 0))
+    assert [gpu.index for gpu in machine.load().gpus] == [1]
+    nvml.gpus = ((1, 10, 0), (2, 10, 0))
+    assert [gpu.index for gpu in machine.load().gpus] == [0, 1]
+
+
+# GPUs that others use
+
+
+class Watched(FakeNvml):
+    """Tells which process uses how much; `seen` is pid → (share in percent, microseconds)."""
+
+    seen: ClassVar[dict[int, tuple[int, int]]] = {}
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=1) for pid in self.seen]
+
+    def nvmlDeviceGetProcessUtilization(self, handle: int, since: int) -> list[SimpleNamespace]:
+        return [
+            SimpleNamespace(pid=pid, smUtil=share, timeStamp=at)
+            for pid, (share, at) in self.seen.items()
+        ]
+
+
+def watch(tmp_path: Path, nvml: FakeNvml) -> tuple[Machine, FakeMachine]:
+    fake = FakeMachine()
+    host = fake_host(tmp_path, (0, 1))
+    return Machine(host=host, readers=fake.readers(), clock=fake.clock, nvml=nvml), fake
+
+
+def busy(machine: Machine, *running: Placement) -> list[int]:
+    own: dict[int, tuple[int, ...]] = {7: ()}
+    return [gpu.index for gpu in machine.load(None, running, own).gpus if gpu.busy]
+
+
+def test_a_gpu_that_others_keep_busy_is_left_alone_until_it_is_idle(tmp_path: Path) -> None:
+    nvml = FakeNvml((9, 10, 0), (9, 10, 0))
+    machine, fake = watch(tmp_path, nvml)
+    assert busy(machine) == []
+    nvml.gpus = ((9, 10, 0), (9, 10, 95))
+    fake.now += 0.1
+    assert busy(machine) == []  # a burst
+    fake.now += 5
+    assert busy(machine) == [1]
+    load = machine.load()
+    asked = [Request(name, 1.0, gpu=True) for name in "ab"]
+    assert [(item.gpu, item.gpu_uuid) for item in place(asked, [], load)] == [(0, "GPU-a00")]
+    first = Placement(("a",), (0,), gpu=0)
+    assert place(asked[1:], [first], load) == []
+    assert obstacle(asked[1], Reservations([first]), load).text == (
+        "a GPU: other processes keep GPU 1 busy"
+    )
+    nvml.gpus = ((9, 10, 0), (9, 10, 0))
+    fake.now += 60
+    assert busy(machine) == []
+
+
+def test_one_gpu_job_runs_where_all_gpus_are_busy(tmp_path: Path) -> None:
+    machine, _ = watch(tmp_path, FakeNvml((9, 10, 90), (5, 10, 40)))
+    load, asked = machine.load(), [Request("a", 1.0, gpu=True), Request("b", 1.0, gpu=True)]
+    assert [item.gpu for item in place(asked, [], load)] == [1]  # the least used
+    cpu = Request("c", 1.0)
+    assert [item.jobs for item in place([*asked, cpu], [], load)] == [("c",)]
+
+
+def test_own_use_is_not_that_of_others(tmp_path: Path) -> None:
+    nvml, job = Watched((5, 10, 99)), Placement(("a",), (0,), gpu=0)
+    machine, fake = watch(tmp_path, nvml)
+    Watched.seen = {7: (99, 10_000_000)}
+    for _ in range(3):
+        fake.now += 5
+        assert busy(machine, job) == []
+    # A sample that is long over, then another process at work.
+    Watched.seen = {7: (50, 10_000_000), 8: (80, 1_000)}
+    fake.now += 5
+    assert busy(machine, job) == []
+    Watched.seen = {7: (50, 10_000_000), 8: (45, 10_000_000)}
+    fake.now += 5
+    assert busy(machine, job) == [0]
+
+
+def test_where_nobody_says_whose_use_it_is_own_jobs_are_not_taken_for_others(
+    tmp_path: Path,
+) -> None:
+    nvml, job = FakeNvml((5, 10, 99)), Placement(("a",), (0,), gpu=0)
+    machine, fake = watch(tmp_path, FakeNvml((9, 10, 0)))
+    machine._nvml = nvml
+    for _ in range(3):
+        fake.now += 5
+        assert busy(machine, job) == []
+    fake.now += 1  # it has ended; the driver still reports its use
+    assert busy(machine) == []
+    fake.now += 5
+    assert busy(machine) == [0]
+
+
+# GPUs that torch cannot use
+
+
+class Torch:
+    """Answers in the child's stead."""
+
+    def __init__(self, **found: Any) -> None:
+        self.found, self.asked = found, 0
+
+    def ask(self, uuids: list[str]) -> tuple[dict[str, dict[str, Any]], str]:
+        self.asked += 1
+        return self.found, ""
+
+
+GOOD = {"free": 5, "total": 10, "name": "Seen", "uuid": "GPU-x"}
+
+
+def test_a_gpu_whose_trial_fails_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_trial, "_SOUND", set())
+    torch = Torch(**{"GPU-a00": {"failure": "RuntimeError: no kernel image"}, "GPU-b00": GOOD})
+    monkeypatch.setattr(gpu_trial, "_ask", torch.ask)
+    machine = gpu_machine(tmp_path, FakeNvml((1, 10, 0), (2, 10, 0), (3, 10, 0)))
+    machine.try_gpus()
+    assert [gpu.index for gpu in machine.load().gpus] == [1]
+    assert machine.gpu_note == (
+        "torch cannot use GPU 0: RuntimeError: no kernel image; torch cannot use GPU 2: its trial "
+        "ended without an answer"
+    )
+    good = Torch(**{"GPU-a00": GOOD})
+    monkeypatch.setattr(gpu_trial, "_ask", good.ask)
+    for _ in range(2):
+        machine = gpu_machine(tmp_path, FakeNvml((1, 10, 0)))
+        machine.try_gpus()
+        assert (len(machine.gpus().gpus), machine.gpu_note) == (1, "")
+    assert good.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("devices", "indices", "note"),
+    [
+        ("auto", [0, 1], "so it is unknown how much others use the GPUs"),
+        ([1], [1], "so it is unknown"),
+        (["cpu", 1], [1], "so it is unknown"),
+        ([5], [], "no GPU is used: nvidia-ml-py is not installed: pip install nvidia-ml-py; GPU 5"),
+        ("cpu", [], ""),
+    ],
+)
+def test_without_nvml_torch_tells_of_the_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: Any, indices: list[int], note: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr("asynckfold.system.machine.has_gpu", lambda: True)
+    monkeypatch.setattr(gpu_trial, "_ask", Torch(**{"0": GOOD, "1": GOOD}).ask)
+    machine = Machine(devices, host=fake_host(tmp_path, (0, 1)))
+    machine.try_gpus()
+    found = machine.gpus()
+    assert [(gpu.index, gpu.free) for gpu in found.gpus] == [(index, 5) for index in indices]
+    assert note in machine.gpu_note
+    assert bool(found.reason) == (not indices)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import sys; sys.exit('no driver')", "its trial ended with exit code 1: no driver"),
+        ("import time; time.sleep(60)", "no answer within 0.5 s"),
+        ("print('nothing')", "its trial ended with exit code 0: no error message"),
+    ],
+)
+def test_a_trial_that_does_not_answer_is_a_failure_of_its_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, reason: str
+) -> None:
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}"\n')
+    script.chmod(0o700)
+    monkeypatch.setattr(gpu_trial, "TRIAL_SECONDS", 0.5 if "sleep" in program else 60.0)
+    monkeypatch.setattr(gpu_trial.sys, "executable", str(script))
+    assert gpu_trial.failures(["GPU-q"]) == {"GPU-q": reason}
+    assert gpu_trial.seen_by_torch() == ([], reason)

@@ -59,8 +59,53 @@ class HiddenGpu:
         return torch.device("cuda", self.index)
 
 
+_opened: list[str] = []
+"""The UUID of the only GPU that this process sees, if it was narrowed to one."""
+
+
+def open_gpu(index: int, uuid: str, *, narrow: bool) -> int:
+    """Initialise CUDA; return torch's index of a GPU.
+
+    Parameters
+    ----------
+    index : int
+        Its index, for a GPU without a UUID.
+    uuid : str
+        Which GPU it is, in whatever order CUDA counts.
+    narrow : bool
+        Whether this process shall see no other GPU from now on: a worker opens one only, and a
+        process sees a slice (MIG) in no other way.
+
+    Raises
+    ------
+    RuntimeError
+        CUDA does not show a GPU with this UUID.
+    """
+    fresh = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if uuid and fresh and narrow:
+        before = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES")}
+        _set({"CUDA_VISIBLE_DEVICES": uuid})
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            torch.cuda.device_count()  # torch caches it now
+        finally:
+            _set(before)
+        _opened[:] = [uuid]
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    if not uuid:
+        return index
+    if _opened:
+        seen = _opened
+    else:
+        count = torch.cuda.device_count()
+        seen = [f"GPU-{torch.cuda.get_device_properties(at).uuid}" for at in range(count)]
+    if uuid not in seen:
+        raise RuntimeError(f"CUDA shows no GPU {uuid}, only {', '.join(seen) or 'none'}")
+    return seen.index(uuid)
+
+
 @contextmanager
-def hide_gpus(gpu: int | None) -> Iterator[HiddenGpu | None]:
+def hide_gpus(gpu: int | None, uuid: str = "") -> Iterator[HiddenGpu | None]:
     """Hide all GPUs from this process; yield the one for a process forked inside the block.
 
     Examples
@@ -72,7 +117,10 @@ def hide_gpus(gpu: int | None) -> Iterator[HiddenGpu | None]:
     before = {name: os.environ.get(name) for name in _HIDDEN}
     _set(_HIDDEN)
     try:
-        yield None if gpu is None else HiddenGpu(gpu, before)
+        if gpu is not None and uuid:
+            yield HiddenGpu(0, {**before, "CUDA_VISIBLE_DEVICES": uuid})
+        else:
+            yield None if gpu is None else HiddenGpu(gpu, before)
     finally:
         _set(before)
 

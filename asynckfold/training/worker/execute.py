@@ -37,7 +37,7 @@ from asynckfold.training.isolation import denormals, torch_settings
 from asynckfold.training.isolation.guard import LIMITS, WITHOUT_NUMBERS, isolated, leave_contexts
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.multiprocess import train
-from asynckfold.training.process_group.gpu_handoff import hide_gpus
+from asynckfold.training.process_group.gpu_handoff import hide_gpus, open_gpu
 from asynckfold.training.training_run import Report
 from asynckfold.training.worker.failure_kinds import outcome_of
 from asynckfold.training.worker.gpu_count import counted_once
@@ -112,13 +112,13 @@ def _execute(
             return [serial_baseline.estimate(bundle, data, stop)]
         if on_several:
             (task,), cores = tasks, placement.cores
-            with hide_gpus(placement.gpu) as gpu:
+            with hide_gpus(placement.gpu, placement.gpu_uuid) as gpu:
                 return _attempt(
                     bundle,
                     tasks,
                     lambda: [train.train(bundle, task, data, cores, report, stop, heartbeat, gpu)],
                 )
-        with _device(placement.gpu) as device:
+        with _device(placement.gpu, placement.gpu_uuid) as device:
             if placement.trainer == "probe":
                 jobs = [job for job in bundle.plan.jobs if job.id in placement.jobs]
                 with isolated(patches=True):
@@ -154,15 +154,15 @@ def in_turn(
 
 
 @contextmanager
-def _device(gpu: int | None) -> Iterator[torch.device]:
+def _device(gpu: int | None, uuid: str = "") -> Iterator[torch.device]:
     """Make a GPU the current device: its generator is the one in checkpoints."""
     if gpu is None:
         yield torch.device("cpu")
         return
-    torch.cuda.init()  # type: ignore[no-untyped-call]
-    with torch.cuda.device(gpu):
+    index = open_gpu(gpu, uuid, narrow=_ignores_interrupts())
+    with torch.cuda.device(index):
         try:
-            yield torch.device("cuda", gpu)
+            yield torch.device("cuda", index)
         finally:
             # Other processes cannot use what this one caches.
             torch.cuda.empty_cache()

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import pretraining
 from asynckfold.training.multiprocess import train
 from asynckfold.training.multiprocess.base import frozen, thawed
-from asynckfold.training.process_group.gpu_handoff import GpuToTake, HiddenGpu, hide_gpus
+from asynckfold.training.process_group import gpu_handoff
+from asynckfold.training.process_group.gpu_handoff import GpuToTake, HiddenGpu, hide_gpus, open_gpu
 from tests.leftovers import descendants
 from tests.training.multiprocess.attempts import OPTIMIZERS, noted, noting
 from tests.training.tiny import (
@@ -338,3 +340,62 @@ def test_gpus_of_amd_are_hidden_by_the_variables_that_count_there(
         gpu.take()
         assert {name: os.environ[name] for name in names if name in os.environ} == given
     assert {name: os.environ[name] for name in names if name in os.environ} == given
+
+
+class FakeCuda:
+    """CUDA with these GPUs, in its own order; it shows those that the variable names."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *uuids: str) -> None:
+        self.uuids, self.shown, self.ready = uuids, list(uuids), False
+        monkeypatch.setattr(gpu_handoff, "_opened", [])
+        for name in ("init", "is_initialized", "device_count", "get_device_properties"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def is_initialized(self) -> bool:
+        return self.ready
+
+    def init(self) -> None:
+        asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if not self.ready and asked is not None:
+            self.shown = [uuid for uuid in self.uuids if uuid == asked]
+        self.ready = True
+
+    def device_count(self) -> int:
+        return len(self.shown)
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(uuid=self.shown[index].removeprefix("GPU-"))
+
+
+@pytest.mark.parametrize("uuid", ["GPU-b", "MIG-c"])
+def test_a_worker_sees_the_gpu_of_its_jobs_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, uuid: str
+) -> None:
+    cuda = FakeCuda(monkeypatch, "GPU-a", "GPU-b", "MIG-c")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert open_gpu(1, uuid, narrow=True) == 0
+    assert (cuda.shown, os.environ["CUDA_VISIBLE_DEVICES"]) == ([uuid], "0,1")
+    assert open_gpu(1, uuid, narrow=True) == 0
+    with pytest.raises(RuntimeError, match=f"CUDA shows no GPU GPU-a, only {uuid}"):
+        open_gpu(0, "GPU-a", narrow=True)
+
+
+def test_the_users_own_process_finds_a_gpu_in_whatever_order_cuda_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = FakeCuda(monkeypatch, "GPU-fast", "GPU-slow")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert open_gpu(0, "GPU-slow", narrow=False) == 1
+    assert open_gpu(1, "GPU-fast", narrow=False) == 0
+    assert len(cuda.shown) == 2
+    assert open_gpu(1, "", narrow=False) == 1  # as before, without NVML
+
+
+def test_a_hidden_gpu_is_taken_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch, "GPU-a", "GPU-b")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with hide_gpus(1, "GPU-b") as gpu:
+        assert gpu is not None
+        assert gpu.take() == torch.device("cuda", 0)
+    assert cuda.shown == ["GPU-b"]

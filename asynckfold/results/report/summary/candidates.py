@@ -56,6 +56,7 @@ class CandidateRow:
     speedup: float
     packed_accuracy: float
     serial_accuracy: float
+    device: str  # "cpu" or "cuda"
 
     @property
     def complete(self) -> bool:
@@ -124,6 +125,7 @@ def _row(
         class_accuracy=None if confusion is None else class_accuracy(confusion, n_classes),
         serial_class_accuracy=serial,
         **{**vars(times), "baseline": clean(times.baseline)},
+        device=clean(candidate.device),
     )
 
 

@@ -53,7 +53,7 @@ def facts(plan: Plan, found: Outcome) -> RunFacts:
         epochs=plan.params.epochs,
         random_state=plan.random_state,
         threads_per_job=plan.threads_text,
-        device=clean(plan.device),
+        device=clean(plan.device_text),
         params={
             **{item.name: getattr(plan.params, item.name) for item in fields(plan.params)},
             "channels_last": ", ".join(map(clean, plan.channels_last)) or "no model",

@@ -69,6 +69,11 @@ class Summary:
     refit: str  # how the refit on all samples ended; empty without one
 
     @property
+    def on_both(self) -> bool:
+        """Whether candidates are on both kinds of device."""
+        return len({row.device for row in self.candidates}) > 1
+
+    @property
     def ranked(self) -> tuple[CandidateRow, ...]:
         """Complete candidates, best first."""
         return tuple(row for row in self.candidates if row.rank is not None)

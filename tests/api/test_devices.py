@@ -1,0 +1,179 @@
+"""One sweep on cores and on a GPU at once; the GPU is a stand-in, which computes on a core."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from asynckfold import AsyncKFold, CVResults
+from asynckfold.errors import InputError
+from asynckfold.store import RunStore
+from tests import fake_gpu
+from tests.system.test_gpus import FakeNvml, FakeNvmlError
+from tests.toy import Tiny, adam, samples
+
+
+class Wide(nn.Module):
+    """Enough operations for a GPU, by the rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 1024), nn.ReLU(), nn.Linear(1024, 1024))
+        self.last = nn.Linear(1024, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.last(self.layers(inputs))
+
+
+def sweep(
+    root: Path, models: Sequence[Any] = (Tiny, Wide), epochs: int = 1, **settings: Any
+) -> CVResults:
+    settings = {"baseline": None, "verbose": 0, "fuse": False, **settings}
+    kfold = AsyncKFold(3, samples(), root, fake_gpu.StandIn(), 10, **settings)
+    return kfold([*models], ["cosine"], adam, {"epochs": epochs})
+
+
+@pytest.fixture
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu.install(monkeypatch)
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_small_models_train_on_cores_beside_large_ones_on_the_gpu(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sweep(root / "both")
+    rows = found.to_frame("fold")
+    assert set(zip(rows["model"], rows["device"], strict=True)) == {
+        ("Tiny", "cpu"),
+        ("Wide", "cuda:0"),
+    }
+    ranking = found.to_frame()
+    assert dict(zip(ranking["model"], ranking["device"], strict=True)) == {
+        "Tiny": "cpu",
+        "Wide": "cuda",
+    }
+    assert "device" in str(found)
+    assert (
+        "GPU 0 is GPU-a00" in (root / "both" / "Wide" / "cosine" / "fold-0" / "log.txt").read_text()
+    )
+    with RunStore.read(root / "both") as store:
+        told = [event.text for event in store.events() if event.kind == "note"]
+        software = next(iter(store.software()))
+    assert any(text.startswith("candidates: 1 on cores, 1 on GPUs, by the rule") for text in told)
+    assert software["GPU"] == "Fake"
+    # One job at a time and in this process: the same numbers.
+    alone = sweep(root / "alone", n_jobs=1, parallelize=False, devices=["cpu", 0])
+    assert alone.fingerprint == found.fingerprint
+    # A candidate more follows; the others keep their kinds and their results.
+    more = sweep(root / "both", [Tiny, Wide, Again])
+    assert {name: more.results[name].started for name in found.results} == {
+        name: result.started for name, result in found.results.items()
+    }
+    # Without the GPU it is not continued: other bits.
+    monkeypatch.setattr("asynckfold.system.machine.load_nvml", lambda: (None, "no GPU today"))
+    with pytest.raises(InputError, match="GPU: Fake there, none here"):
+        sweep(root / "both", [Tiny, Wide, Again, Tinier])
+
+
+class Again(Wide):
+    """Another large one."""
+
+
+class Tinier(Tiny):
+    """Another small one."""
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("_gpu")
+def test_a_run_on_both_that_was_interrupted_ends_with_the_same_bits(root: Path) -> None:
+    whole = sweep(root / "whole", epochs=100)
+    begun, sessions = sweep(root / "cut", epochs=100, time_budget_s=3.0), 1
+    while begun.counts["pending"]:
+        begun, sessions = sweep(root / "cut", epochs=100, time_budget_s=3.0), sessions + 1
+    assert sessions > 1
+    assert begun.plan.devices == whole.plan.devices == {"Tiny/cosine": "cpu"}
+    assert begun.fingerprint == whole.fingerprint
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("_gpu")
+def test_the_report_and_the_refit_name_the_device(root: Path) -> None:
+    found = sweep(root, refit=True)
+    assert "<th>device</th>" in found.report().read_text()
+    kind = "cuda:0" if found.best_params_["model"] == "Wide" else "cpu"
+    assert found.refitted is not None
+    assert set(found.refitted.to_frame("fold")["device"]) == {kind}
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_devices_may_leave_no_choice(root: Path) -> None:
+    on_gpu = sweep(root / "gpu", [Tiny], devices="cuda")
+    assert set(on_gpu.to_frame("fold")["device"]) == {"cuda:0"}
+    assert "device" not in on_gpu.to_frame()
+    on_cores = sweep(root / "cpu", [Wide], devices="cpu")
+    assert set(on_cores.to_frame("fold")["device"]) == {"cpu"}
+    assert set(sweep(root / "list", [Tiny], devices=["cpu"]).to_frame("fold")["device"]) == {"cpu"}
+    # A run that was begun on cores goes on there.
+    again = sweep(root / "cpu", [Wide, Again])
+    assert set(again.to_frame("fold")["device"]) == {"cpu"}
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_a_gpu_that_torch_cannot_use_is_left_out_or_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "RuntimeError: the driver is too old"
+    monkeypatch.setattr("asynckfold.system.gpu_trial.failures", lambda uuids: {"GPU-a00": why})
+    found = sweep(root / "auto", [Tiny])
+    assert set(found.to_frame("fold")["device"]) == {"cpu"}
+    with RunStore.read(root / "auto") as store:
+        told = [event.text for event in store.events() if event.kind == "note"]
+    assert f"torch cannot use GPU 0: {why}" in told
+    for devices in ("cuda", [0], ["cpu", 0]):
+        with pytest.raises(InputError, match="the driver is too old"):
+            sweep(root / "asked", [Tiny], devices=devices)
+
+
+class Flickering(FakeNvml):
+    """A GPU that falls off the bus for a second, once a job on it has begun."""
+
+    log, lost_at = Path(), 0.0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        now = time.monotonic()
+        if not self.lost_at and self.log.exists():
+            self.lost_at = now
+        if self.lost_at and now < self.lost_at + 1:
+            raise FakeNvmlError("GPU is lost")
+        return super().nvmlDeviceGetMemoryInfo(handle)
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_a_gpu_lost_in_the_middle_is_waited_for_while_jobs_on_cores_go_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = Flickering((8 * fake_gpu.GIB, 8 * fake_gpu.GIB, 0))
+    nvml.log = root / "Wide" / "cosine" / "fold-0" / "log.txt"
+    monkeypatch.setattr("asynckfold.system.machine.load_nvml", lambda: (nvml, ""))
+    found = sweep(root)
+    assert nvml.lost_at
+    rows = found.to_frame("fold")
+    assert set(rows["status"]) == {"done"}
+    assert set(rows["device"][rows["model"] == "Wide"]) == {"cuda:0"}
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_a_forecast_tells_who_runs_where(root: Path) -> None:
+    kfold = AsyncKFold(3, samples(), root, fake_gpu.StandIn(), 10, verbose=0, fuse=False)
+    found = kfold.forecast([Tiny, Wide], ["cosine"], adam, {"epochs": 1})
+    assert found.plan.devices == {"Tiny/cosine": "cpu"}
+    assert {span.gpu for span in found.simulation.spans if "Wide" in span.job} == {0}
+    assert found.choice.devices.startswith("candidates: 1 on cores, 1 on GPUs")
+    assert not root.exists()
