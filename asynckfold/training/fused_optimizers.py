@@ -43,6 +43,8 @@ def with_fused_kernel(opt_fn: Callable[[nn.Module], Any], model: nn.Module) -> A
     if _is_open(optimizer, model):
         for group in (optimizer.defaults, *optimizer.param_groups):
             group["fused"] = True
+        # As their constructors set it: the kernels scale gradients back without asking the host.
+        optimizer._step_supports_amp_scaling = True
     return optimizer
 
 

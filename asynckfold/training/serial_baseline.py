@@ -33,7 +33,7 @@ from asynckfold.training.evaluation import right
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.job_log import NoLog
 from asynckfold.training.losses import factor_and_count
-from asynckfold.training.precision import outputs_of
+from asynckfold.training.precision import outputs_of, scaler_of, step
 from asynckfold.training.preprocessing import fit_on, fit_transform, transform
 from asynckfold.training.pretraining import has_pretraining, pretrain
 from asynckfold.training.setup import build_lr_schedule
@@ -144,6 +144,7 @@ class _Loop:
             with NoLog() as log:
                 pretrain(self.model, seen, self.fold.train, job.seed, log, Heartbeat(), size)
         self.optimizer = recipe.opt_fn(self.model)
+        self.scaler = scaler_of(self.params.precision, self.device, self.optimizer)
         self.criterion = copy.deepcopy(recipe.criterion)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
@@ -166,15 +167,18 @@ class _Loop:
         def backward() -> torch.Tensor:
             self.optimizer.zero_grad()
             loss: torch.Tensor = self.criterion(self.outputs_of(inputs), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+            scaled = loss if self.scaler is None else self.scaler.scale(loss)
+            scaled.backward()  # type: ignore[no-untyped-call]
             if self.params.clip_grad_norm is not None:
+                if self.scaler is not None:
+                    self.scaler.unscale_(self.optimizer)
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.params.clip_grad_norm)
             return loss
 
         if isinstance(self.optimizer, torch.optim.LBFGS):
             return float(self.optimizer.step(backward))  # type: ignore[no-untyped-call]
         loss = backward()
-        self.optimizer.step()
+        step(self.optimizer, self.scaler)
         return loss.item()
 
     def outputs_of(self, inputs: torch.Tensor) -> Any:

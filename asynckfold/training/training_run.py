@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from asynckfold.data.batches import Batches
 from asynckfold.jobs.folds import Indices
@@ -32,7 +33,7 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.fused_optimizers import follow_parameters
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import adds_up, mean_loss
-from asynckfold.training.precision import outputs_of
+from asynckfold.training.precision import outputs_of, step
 from asynckfold.training.stopwatch import Stopwatch
 
 EVENT_SECONDS = 0.2
@@ -68,6 +69,8 @@ class Training:
         Time of the last progress event; lines logged about batches of the epoch.
     pretrained, pretraining : str, tuple of StageEpoch
         Summary and metrics of the pretraining; the summary only in the attempt that ran it.
+    scaler : GradScaler or None
+        Scales the loss in float16.
     """
 
     task: Task
@@ -98,6 +101,7 @@ class Training:
     pretraining: tuple[StageEpoch, ...] = ()
     logged: int = 0
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    scaler: GradScaler | None = None
 
     @property
     def params(self) -> TrainerParams:
@@ -250,6 +254,8 @@ class Training:
         # Checkpoints of jobs without pretraining keep the format of earlier versions.
         if self.pretraining:
             found["pretraining"] = [vars(item) for item in self.pretraining]
+        if self.scaler is not None:
+            found["scaler"] = self.scaler.state_dict()
         return found
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
@@ -269,6 +275,8 @@ class Training:
         self.score_seconds = tree.get("score_seconds", 0.0)
         self.stopwatch.continue_from(tree.get("seconds", 0.0))
         self.pretraining = tuple(StageEpoch(**item) for item in tree.get("pretraining", ()))
+        if self.scaler is not None:
+            self.scaler.load_state_dict(tree["scaler"])
 
     def averaged(self) -> Averaged | None:
         """Return what parameter averaging has done so far; None for other trainers."""
@@ -301,7 +309,7 @@ def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tenso
         # The only optimizer of torch.optim that evaluates the loss several times a step.
         return torch.as_tensor(training.optimizer.step(backward)).detach()  # type: ignore[no-untyped-call]
     loss = backward()
-    training.optimizer.step()
+    step(training.optimizer, training.scaler)
     return loss
 
 
@@ -314,13 +322,17 @@ def add_gradient(
     """
     outputs = outputs_of(training.model, inputs, training.params.precision)
     loss: torch.Tensor = training.criterion(outputs, targets)
-    (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+    weighted = loss if weight == 1.0 else loss * weight
+    scaled = weighted if training.scaler is None else training.scaler.scale(weighted)
+    scaled.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
 
 def clip(training: Training) -> None:
     """Clip the norm of the gradient, if the plan says so."""
     if training.params.clip_grad_norm is not None:
+        if training.scaler is not None:
+            training.scaler.unscale_(training.optimizer)
         nn.utils.clip_grad_norm_(training.model.parameters(), training.params.clip_grad_norm)
 
 

@@ -79,6 +79,8 @@ def execute(
     with isolated() as traces:
         leave_contexts()
         torch_settings.apply(bundle.numerics)
+        if bundle.plan.params.precision == "tf32":
+            torch_settings.allow_tf32()
         found = _execute(bundle, data, placement, tasks, report, stop, heartbeat or Heartbeat())
     if traces.left:
         job = placement.jobs[0] if placement.jobs else None
