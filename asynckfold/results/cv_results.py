@@ -295,10 +295,10 @@ class CVResults:
         Returns
         -------
         pandas.DataFrame
-            Seconds in ``*_seconds``, bytes in ``peak_memory``. Pretraining epochs precede those of
-            the training; ``stage`` names their phase, and each of their measures is a column. If
-            jobs were trained by averaging, folds have ``rounds`` and ``samples_epochs``, the
-            samples × epochs of each process.
+            Seconds in ``*_seconds``, bytes in ``peak_memory`` and, of jobs on GPUs,
+            ``peak_gpu_memory``. Pretraining epochs precede those of the training; ``stage`` names
+            their phase, and each of their measures is a column. If jobs were trained by averaging,
+            folds have ``rounds`` and ``samples_epochs``, the samples × epochs of each process.
         """
         import pandas as pd
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.engines import pool as pools
@@ -12,6 +12,7 @@ from asynckfold.engines.engine import Engine
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.jobs.placement import Load, Placement
+from asynckfold.scheduling.reservations import usable
 from asynckfold.sweep.loop import Inbox
 from asynckfold.system.machine import Machine, resolve_n_jobs, watched
 from asynckfold.system.signals import Interruption
@@ -73,8 +74,12 @@ class Engines:
         """Return a placement on all unreserved cores."""
         return _on(self.machine.unreserved(), trainer, threads)
 
-    def undisturbed(self, trainer: str, threads: int, engine: Engine) -> Placement:
+    def undisturbed(
+        self, trainer: str, threads: int, engine: Engine, *, on_gpu: bool = False
+    ) -> Placement:
         """Return a placement on the unreserved cores that other processes leave idle, at least one.
+
+        With `on_gpu`, also on the GPU with the most free memory, if there is one.
 
         One thread on a busy core delays all threads of its job: up to 80 times slower was measured.
         """
@@ -84,7 +89,9 @@ class Engines:
             load = engine.load([])
         cores = self.machine.unreserved()
         others = load.others if self.machine.known else ()
-        return _on([core for core in cores if core not in others] or cores[:1], trainer, threads)
+        free = [core for core in cores if core not in others] or cores[:1]
+        gpu = max(load.gpus, key=usable).index if on_gpu and load.gpus else None
+        return replace(_on(free, trainer, threads), gpu=gpu)
 
 
 def _on(cores: Sequence[int], trainer: str, threads: int) -> Placement:

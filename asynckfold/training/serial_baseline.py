@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -42,15 +42,18 @@ ESTIMATE_SECONDS = 0.3
 """How long an estimate times a model's batches, in training and in evaluation."""
 
 
+_CPU = torch.device("cpu")
+
 Judged = tuple[torch.Tensor, torch.Tensor]
 """Targets of a batch, and which of them are predicted right."""
 
 
-def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline | None:
+def measure(
+    bundle: Bundle, data: Batches, stop: Callable[[], bool], device: torch.device = _CPU
+) -> Baseline | None:
     """Run the loop over all jobs of the plan; None if `stop` asked to leave."""
-    by_candidate = dict.fromkeys((job.candidate for job in bundle.plan.jobs), 0.0)
     by_job: dict[str, float] = {}
-    scores: dict[str, list[float]] = {name: [] for name in by_candidate}
+    scores: dict[str, list[float]] = {job.candidate: [] for job in bundle.plan.jobs}
     epochs: dict[str, list[tuple[float, float]]] = {}
     class_counts: dict[str, list[tuple[int, int]]] = {}
     classes, several = len(bundle.plan.classes), bundle.plan.params.processes > 1
@@ -59,7 +62,7 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
         started = time.perf_counter()
         try:
             with isolated(patches=True):
-                trained = _train(bundle, job, data, stop)
+                trained = _train(bundle, job, data, stop, device)
         except (Exception, SystemExit):  # noqa: BLE001
             # It fails in the sweep, too, which records the traceback.
             trained = None
@@ -68,7 +71,6 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
         if trained is None:
             continue
         seconds[job.id] = time.perf_counter() - started
-        by_candidate[job.candidate] += seconds[job.id]
         asked = bundle.plan.objective_of(job.model)
         if asked.kind != REGRESSION and asked.scale not in (TRANSFORMED, UNKNOWN):
             by_job[job.id] = trained.accuracy
@@ -78,9 +80,9 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
             class_counts[job.id] = trained.class_counts(classes, asked)
     return Baseline(
         "measured",
-        sum(by_candidate.values()),
+        math.fsum(seconds.values()),
         torch.get_num_threads(),
-        by_candidate,
+        _by_candidate(bundle.plan.jobs, seconds),
         {name: sum(found) / len(found) for name, found in scores.items() if found},
         by_job=by_job,
         epochs=epochs,
@@ -89,7 +91,9 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
     )
 
 
-def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline | None:
+def estimate(
+    bundle: Bundle, data: Batches, stop: Callable[[], bool], device: torch.device = _CPU
+) -> Baseline | None:
     """Time some batches of each model and extrapolate; None if `stop` asked to leave.
 
     Extrapolates the median: other processes delay some batches, and must not make the baseline look
@@ -97,14 +101,13 @@ def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baselin
     """
     by_model: dict[str, tuple[float, float] | None] = {}
     seconds: dict[str, float] = {}
-    by_candidate = dict.fromkeys((job.candidate for job in bundle.plan.jobs), 0.0)
     for job in bundle.plan.jobs:
         if stop():
             return None
         if job.model not in by_model:
             try:
                 with isolated(patches=True):
-                    by_model[job.model] = _batch_seconds(bundle, job, data, stop)
+                    by_model[job.model] = _batch_seconds(bundle, job, data, stop, device)
             except (Exception, SystemExit):  # noqa: BLE001
                 # As above.
                 by_model[job.model] = None
@@ -117,25 +120,41 @@ def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baselin
             len(fold.valid) / size
         )
         seconds[job.id] = epoch * bundle.plan.params.epochs
-        by_candidate[job.candidate] += seconds[job.id]
     return Baseline(
         "estimated",
-        sum(by_candidate.values()),
+        math.fsum(seconds.values()),
         torch.get_num_threads(),
-        by_candidate,
+        _by_candidate(bundle.plan.jobs, seconds),
         seconds_by_job=seconds,
     )
 
 
-class _Loop:
-    """An ordinary training of one job, on the kind of device that the sweep uses."""
+def _by_candidate(jobs: Sequence[Job], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each candidate whose jobs were all timed."""
+    found: dict[str, list[float]] = {job.candidate: [] for job in jobs}
+    for job in jobs:
+        found[job.candidate].append(seconds.get(job.id, math.nan))
+    sums = {name: sum(each) for name, each in found.items()}
+    return {name: total for name, total in sums.items() if not math.isnan(total)}
 
-    def __init__(self, bundle: Bundle, job: Job, data: Batches, *, pretrains: bool = False) -> None:
+
+class _Loop:
+    """An ordinary training of one job."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        job: Job,
+        data: Batches,
+        device: torch.device,
+        *,
+        pretrains: bool = False,
+    ) -> None:
         plan, recipe = bundle.plan, bundle.recipe
         self.plan, self.params = plan, plan.params
         self.job, self.fold = job, bundle.fold_of(job)
         self.asked = plan.objective_of(job.model)
-        self.device = torch.device(plan.device)
+        self.device = device
         seeding.seed_all(job.seed)
         self.model = recipe.models[job.model]().to(self.device)
         if pretrains and has_pretraining(self.model):
@@ -240,8 +259,10 @@ class _Trained:
         ]
 
 
-def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) -> _Trained | None:
-    loop = _Loop(bundle, job, data, pretrains=True)
+def _train(
+    bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool], device: torch.device
+) -> _Trained | None:
+    loop = _Loop(bundle, job, data, device, pretrains=True)
     epochs: list[tuple[float, float]] = []
     judged: list[Judged] = []
     began = time.perf_counter()
@@ -266,10 +287,10 @@ def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) ->
 
 
 def _batch_seconds(
-    bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]
+    bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool], device: torch.device
 ) -> tuple[float, float]:
     """Seconds of a batch in training and in evaluation."""
-    loop = _Loop(bundle, job, data)
+    loop = _Loop(bundle, job, data, device)
     loop.model.train()
     train = _per_batch(loop.train_loader, lambda batch: loop.step(*batch), stop)
     loop.model.eval()
