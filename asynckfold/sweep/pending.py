@@ -111,7 +111,7 @@ class PendingJobs:
         for unit in sorted(changed):
             if unit in self._backlog:
                 self._backlog.remove(unit)
-                self._backlog.add(self._request(unit))
+                self._add(unit, *self._waits.start(unit, self._clock()))
 
     def end_pauses(self) -> None:
         """Return the jobs whose retry is due to the backlog."""

@@ -37,6 +37,10 @@ RESIDENT_SHARE = 0.5
 """Largest share of a GPU's free memory for keeping the inputs on it: the rest is for the model, its
 gradients and activations, and for another job. Where the inputs are changes no bit."""
 
+KEPT_SHARE = 0.02
+"""Largest share of a GPU's memory for data that a worker keeps on it between jobs: eight workers
+may do so, and no reservation counts it while they are idle."""
+
 
 def build(
     bundle: Bundle,
@@ -148,8 +152,16 @@ def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
 
 
 def to_device(data: Batches, device: torch.device) -> Batches:
-    """Return the data on the device, the inputs only if they fit (`RESIDENT_SHARE`)."""
+    """Return the data on the device, the inputs only if they fit (`RESIDENT_SHARE`).
+
+    Small ones stay there for the worker's next job.
+    """
     if device.type != "cuda":
         return data.to(device)
-    free, _ = torch.cuda.mem_get_info(device)
-    return data.to(device, int(RESIDENT_SHARE * free))
+    if device not in data.moved:
+        free, total = torch.cuda.mem_get_info(device)
+        found = data.to(device, int(RESIDENT_SHARE * free))
+        if found.bytes_on(device) > KEPT_SHARE * total:
+            return found
+        data.moved = {device: found}
+    return data.moved[device]
