@@ -17,7 +17,7 @@
          │                        least crowded GPU          │
          └── a shorter job may pass ◄────────────────────────┘
 
-    nothing running, nothing placed ──► the longest job whose device exists starts anyway
+    nothing running, nothing placed ──► the longest job whose device has room starts anyway
     Load.blocked (too little free memory) ──► nothing starts
 
 A pure function: the sweep calls it at every tick, the simulator in virtual time.
@@ -29,7 +29,7 @@ from collections.abc import Sequence
 
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.reservations import Reservations, placed, usable
+from asynckfold.scheduling.reservations import Reservations, may_hold, placed, usable
 
 
 def place(
@@ -40,7 +40,8 @@ def place(
     Longest expected job first (Graham 1969), ties by job id, so that the order of `pending` does
     not matter. Cores of running jobs are reserved; of the others only idle ones are taken. A job
     that does not fit lets shorter ones pass. At least one job runs: if nothing runs and nothing
-    fits, the longest job whose device exists starts anyway, unless `load.blocked`.
+    fits, the longest job whose device exists starts anyway, unless `load.blocked`, but never on a
+    GPU whose memory others hold.
 
     A job that must run alone starts when nothing runs and no other job can start; nothing starts
     beside it.
@@ -87,8 +88,11 @@ def _backlog(pending: Sequence[Request] | Backlog) -> Backlog:
 
 def _force(backlog: Backlog, load: Load) -> list[Placement]:
     request = backlog.first(gpus=bool(load.gpus))
+    gpus = [gpu for gpu in load.gpus if request is not None and may_hold(gpu, request)]
+    if request is not None and request.gpu and not gpus:
+        request = backlog.first(gpus=False)
     if request is None:
         return []
     order = (*load.idle, *(core for core in load.cores if core not in load.idle))
-    gpu = min(load.gpus, key=lambda gpu: (-usable(gpu), gpu.index)) if request.gpu else None
+    gpu = min(gpus, key=lambda gpu: (-usable(gpu), gpu.index)) if request.gpu else None
     return [placed(request, order, gpu)]
