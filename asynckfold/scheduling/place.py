@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.reservations import Reservations, may_hold, placed, usable
 
@@ -87,12 +87,12 @@ def _backlog(pending: Sequence[Request] | Backlog) -> Backlog:
 
 
 def _force(backlog: Backlog, load: Load) -> list[Placement]:
-    request = backlog.first(gpus=bool(load.gpus))
-    gpus = [gpu for gpu in load.gpus if request is not None and may_hold(gpu, request)]
-    if request is not None and request.gpu and not gpus:
-        request = backlog.first(gpus=False)
+    def roomy(request: Request) -> list[Gpu]:
+        return [gpu for gpu in load.gpus if may_hold(gpu, request)]
+
+    request = backlog.first(lambda like: not like.gpu or bool(roomy(like)))
     if request is None:
         return []
     order = (*load.idle, *(core for core in load.cores if core not in load.idle))
-    gpu = min(gpus, key=lambda gpu: (-usable(gpu), gpu.index)) if request.gpu else None
+    gpu = min(roomy(request), key=lambda gpu: (-usable(gpu), gpu.index)) if request.gpu else None
     return [placed(request, order, gpu)]

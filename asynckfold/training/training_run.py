@@ -49,8 +49,9 @@ class Diverged(Exception):  # noqa: N818
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """The loss of a batch on its way to the host, for the log or an event."""
+    """The loss of a batch on its way to the host, for the log or an event; both from 1."""
 
+    epoch: int
     batch: int
     loss: torch.Tensor
     arrived: Callable[[], bool]
@@ -182,7 +183,9 @@ class Training:
         if self.logged > before or reports:
             self.reported_at = now if reports else self.reported_at
             value, arrived = fetched(self.losses[-1])
-            reading = _Reading(self.batch, value, arrived, self.logged > before, reports)
+            reading = _Reading(
+                self.epoch + 1, self.batch, value, arrived, self.logged > before, reports
+            )
             self.readings.append(reading)
         self._tell_arrived(report)
 
@@ -191,8 +194,8 @@ class Training:
             self._tell(self.readings.pop(0), report)
 
     def _tell(self, reading: _Reading, report: Report) -> None:
-        number, epochs = self.epoch + 1, self.params.epochs
-        batch, batches, loss = reading.batch, self.batches, float(reading.loss)
+        number, epochs, loss = reading.epoch, self.params.epochs, float(reading.loss)
+        batch, batches = reading.batch, self.batches
         if adds_up(self.criterion, self.bundle.plan):
             low, high = self.bounds[batch - 1]
             loss /= high - low

@@ -45,6 +45,7 @@ from tests.planning import test_thread_choice as test_choice
 from tests.results.test_utilization import FOLDS, PLAN, TARGETS
 from tests.sweep.test_paused_jobs import look
 from tests.toy import samples, toy_bundle
+from tests.training.tiny import Tiny, never
 
 GIB = 1 << 30
 
@@ -466,6 +467,19 @@ def test_a_worker_keeps_nothing_of_a_gpu_after_a_job(fake_cuda: list[str]) -> No
     assert fake_cuda == [*shared, *whole, "1 of 0", "empty"]
 
 
+@pytest.mark.parametrize("trainer", ["measure", "estimate"])
+def test_the_serial_baseline_runs_on_the_gpu_of_its_placement_and_frees_it(
+    tmp_path: Path, fake_cuda: list[str], monkeypatch: pytest.MonkeyPatch, trainer: str
+) -> None:
+    monkeypatch.setattr(execute.serial_baseline, trainer, lambda bundle, data, stop, device: device)
+    tiny = Tiny(tmp_path)
+    placement = Placement((), (0,), gpu=1, trainer=trainer)
+    told: list[Any] = []
+    found = execute.execute(tiny.bundle, tiny.batches, placement, [], told.append, never)
+    assert found == [torch.device("cuda", 1)]
+    assert fake_cuda == ["init", "use 1", "1 of 1", "empty", "leave 1"]
+
+
 def batches_of(count: int = 60) -> Any:
     return prepare(samples(count), criterion_wants_classes=True)
 
@@ -503,6 +517,12 @@ def test_half_of_the_free_memory_is_for_inputs(monkeypatch: pytest.MonkeyPatch) 
     seen: list[tuple[Any, int | None]] = []
 
     class Data:
+        def __init__(self) -> None:
+            self.moved: dict[Any, Any] = {}
+
+        def bytes_on(self, device: Any) -> int:
+            return 0
+
         def to(self, device: Any, room: int | None = None) -> Data:
             seen.append((device, room))
             return self

@@ -17,7 +17,9 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn, optim
 from torch.utils.data import Dataset
 
+from asynckfold import AsyncKFold
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.store import RunStore
 from asynckfold.training import serial_baseline
 from tests.training.tiny import (
     FEATURES,
@@ -285,3 +287,18 @@ def test_any_optimizer_and_numbers_as_targets(tmp_path: Path, make: Any) -> None
     assert measured is not None
     assert measured.accuracy == {}
     assert all(value > 0.001 for value in measured.by_candidate.values())
+
+
+def test_an_estimate_that_fails_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> tuple[float, float]:
+        raise ValueError
+
+    monkeypatch.setattr(serial_baseline, "_batch_seconds", fail)
+    results = AsyncKFold(
+        2, samples(), tmp_path / "run", nn.CrossEntropyLoss(), 10, parallelize=False, verbose=0
+    )([Plain], ["constant"], adam, {"epochs": 1})
+    assert results.baseline is None
+    assert results.timing.serial_seconds is None
+    with RunStore.read(tmp_path / "run") as store:
+        (told,) = [event.text for event in store.events() if event.kind == "baseline"]
+    assert told.endswith("none of its jobs could be timed")
